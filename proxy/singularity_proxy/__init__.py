@@ -1,0 +1,7 @@
+"""The data plane: a device proxy that executes a worker's device calls, and everything it needs.
+
+Imports nothing else of this project and, outside `device` and `worker`, nothing but the standard
+library, so that it can be installed next to a user's own PyTorch.
+"""
+
+__version__ = "0.1.0"

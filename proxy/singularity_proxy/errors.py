@@ -1,0 +1,121 @@
+"""The typed errors of the project: one sentence for people, fields for programs.
+
+Every error that crosses a process boundary (worker, device proxy, node agent, scheduler service)
+is one of these. Over a socket it travels as ``{"type": class name, "message": ..., "fields": {...}}``
+(see `wire.rpc`) and is raised again under its own type on the other side.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class SingularityError(Exception):
+    """Base class. `message` is one sentence: what happened, what was kept, what to do.
+
+    `fields` holds the machine-readable facts (ids, limits, sizes in bytes) behind the sentence.
+    """
+
+    reason: ClassVar[str] = "error"
+    """Short stable code, used as a metrics label and in REST problem documents."""
+
+    http_status: ClassVar[int] = 500
+    """What the REST API answers when a handler raises this."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+
+class BadRequest(SingularityError):
+    """The caller asked for something that cannot be: unknown tier, 0 devices, a wrong type."""
+
+    reason = "bad_request"
+    http_status = 400
+
+
+class Forbidden(SingularityError):
+    """The caller may not do this: another user's session, a missing scope, a foreign process."""
+
+    reason = "forbidden"
+    http_status = 403
+
+
+class NotFound(SingularityError):
+    """No such session, device or checkpoint."""
+
+    reason = "not_found"
+    http_status = 404
+
+
+class Conflict(SingularityError):
+    """The session's state does not allow it now (park of a parked session, ended session)."""
+
+    reason = "conflict"
+    http_status = 409
+
+
+class StaleEpoch(Conflict):
+    """A command or attach carries an epoch lower than the newest one granted."""
+
+    reason = "stale_epoch"
+
+
+class NoSpace(SingularityError):
+    """A state file could not be written; whatever was there before is still there."""
+
+    reason = "no_space"
+    http_status = 507
+
+
+class ProxyFailed(SingularityError):
+    """A device proxy ended and its state could not be rebuilt."""
+
+    reason = "proxy_failed"
+
+
+class Unavailable(SingularityError):
+    """The other process (service, agent, proxy) does not answer."""
+
+    reason = "unavailable"
+    http_status = 503
+
+
+class Unsupported(SingularityError):
+    """Not possible on this machine or in this version; the sentence says what to do instead."""
+
+    reason = "unsupported"
+    http_status = 501
+
+
+def _types(base: type[SingularityError]) -> dict[str, type[SingularityError]]:
+    found = {base.__name__: base}
+    for sub in base.__subclasses__():
+        found.update(_types(sub))
+    return found
+
+
+def to_wire(error: BaseException) -> dict[str, Any]:
+    """`error` as the JSON object that `from_wire` turns back; called by `wire.rpc` and the REST API."""
+    if isinstance(error, SingularityError):
+        return {
+            "type": type(error).__name__,
+            "message": error.message,
+            "fields": error.fields,
+        }
+    return {
+        "type": "SingularityError",
+        "message": f"{type(error).__name__}: {error}",
+        "fields": {},
+    }
+
+
+def from_wire(data: dict[str, Any]) -> SingularityError:
+    """The error behind `to_wire`'s object; an unknown type becomes a plain `SingularityError`."""
+    cls = _types(SingularityError).get(str(data.get("type")), SingularityError)
+    fields = data.get("fields")
+    return cls(
+        str(data.get("message", "unknown error")),
+        **(fields if isinstance(fields, dict) else {}),
+    )
