@@ -1,0 +1,174 @@
+// What the two queues of a ring carry.
+//
+// A request record = RecordHeader, then a *key* (padded to 8 bytes), then *values*. For an operator
+// the key holds everything that its output metadata depends on (tags, dtypes, sizes, strides, ints)
+// and is the lookup key of the worker's metadata cache; the values (storage ids, offsets, scalars)
+// stay outside, so that a changed learning rate or slice offset is still a cache hit. Storage ids are
+// given by the worker, so a cached operator needs no reply.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace singularity {
+
+constexpr size_t kMaxRecordBytes = 2u << 20;    // a longer record is refused by the worker
+constexpr size_t kMaxPayloadBytes = 1u << 20;   // one WRITE or READ; larger copies are several records
+
+enum class Kind : uint16_t {
+  op = 1,        // op: index, base: first new storage id; body: key, values
+  define_op,     // op: index; body: u32 name bytes, u32 overload bytes, name, overload
+  free_storages, // base: count; body: u64 ids
+  allocate,      // base: id; body: u64 bytes
+  resize,        // base: id; body: u64 bytes (contents kept up to the smaller size)
+  write,         // host to device. base: id; body: u64 byte offset, u64 bytes, then the bytes
+  read,          // device to host, replies. base: id; body: u64 byte offset, u64 bytes. Reply: the bytes
+  seed,          // base: generator id (0 = default); body: u64 seed
+  get_rng,       // base: generator id. Replies u64 current seed, then the state bytes
+  set_rng,       // base: generator id; body: u64 bytes, state bytes
+  sync,          // replies when everything before it is executed. Reply: u64 records, u64 storages
+  event_record,  // base: event id; the proxy notes its clock
+  event_time,    // base: first event id; body: u64 second id. Replies f64 milliseconds
+};
+
+enum Flag : uint16_t {
+  kReply = 1,      // the worker waits for a reply (also of an error); without it errors are asynchronous
+  kAllNew = 2,     // op: no output shares storage with an input (known from the cache)
+  kNoOutputs = 4,  // op: all results are arguments, nothing to register or describe
+};
+
+struct RecordHeader {
+  uint32_t length;     // whole record, multiple of 8
+  uint16_t kind;       // Kind
+  uint16_t flags;
+  uint64_t seq;        // 1, 2, 3, ... per ring, never reused
+  uint32_t op;
+  uint32_t key_bytes;  // unpadded
+  uint64_t base;
+};
+static_assert(sizeof(RecordHeader) == 32);
+
+enum class Status : uint32_t {
+  ok = 0,
+  runtime_error = 1,
+  index_error = 2,
+  value_error = 3,
+  type_error = 4,
+  not_implemented = 5,
+  out_of_memory = 6,
+  linalg_error = 7,
+};
+
+// A reply = ReplyHeader, then the payload: of an error its text; of Kind::op
+//   u32 new storages, u32 results, then per result one char and its value:
+//   't' TensorMeta | 'l' u32 n, n x TensorMeta | 'i' i64 | 'd' f64 | 'b' i64 | 'c' f64 f64 | 'n'
+// (new storages comes first so that a worker can give back those of a reply nobody waits for).
+struct ReplyHeader {
+  uint32_t length;  // header and payload, multiple of 8
+  uint32_t payload_bytes;
+  uint64_t seq;     // of the request
+  uint32_t status;  // Status
+  uint32_t reserved;
+};
+static_assert(sizeof(ReplyHeader) == 24);
+
+// TensorMeta: u8 kind, and unless undefined: u8 dtype, u8 dim, u8 flags, u32 index, i64 offset,
+// u64 storage bytes, i64 sizes[dim], i64 strides[dim]. `index` is the n-th new storage (id = base +
+// index) or the n-th input tensor whose storage it shares.
+enum class MetaKind : uint8_t { undefined = 0, new_storage = 1, input_storage = 2 };
+
+enum class Tag : uint8_t {
+  none = 0,
+  tensor,           // key: u8 dtype, u8 dim, u8 TensorFlag, i64 sizes[dim], strides[dim] unless contiguous; values: u64 id, i64 offset
+  undefined_tensor,
+  host_scalar,      // 0-dim host tensor by value. key: u8 dtype, u8 TensorFlag; values: 16 bytes
+  host_tensor,      // small host tensor by value. key: u8 dtype, u8 dim, i64 sizes[dim]; values: u64 bytes, bytes
+  integer,          // in the key: i64
+  real,             // in the key: f64
+  boolean,          // in the key: u8
+  complex,          // in the key: f64, f64
+  value_integer,    // outside of the key: i64
+  value_real,       // f64
+  value_boolean,    // i64
+  value_complex,    // f64, f64
+  integer_list,     // key: u32 n, i64[n]
+  real_list,        // key: u32 n, f64[n]
+  boolean_list,     // key: u32 n, u8[n]
+  tensor_list,      // key: u32 n, n tensors
+  optional_tensor_list,
+  scalar_list,      // key: u32 n, n scalars (value_* tags)
+  string,           // key: u32 n, bytes
+  device,           // key: u8 1 = host, 0 = the proxy's device
+  generator,        // values: u64 id
+};
+
+enum TensorFlag : uint8_t { kContiguous = 1, kConjugate = 2, kNegative = 4, kWrappedNumber = 8, kHostResult = 16 };
+
+constexpr size_t padded(size_t n) { return (n + 7) & ~size_t{7}; }
+
+// A growable byte buffer for building records.
+class Buffer {
+ public:
+  explicit Buffer(size_t capacity = 4096) : data_(static_cast<char*>(std::malloc(capacity))), capacity_(capacity) {
+    if (!data_) throw std::bad_alloc();
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { std::free(data_); }
+  // Room for `n` more bytes; returns where to write them (then call `advance`).
+  char* room(size_t n) {
+    if (__builtin_expect(size_ + n > capacity_, 0)) grow(n);
+    return data_ + size_;
+  }
+  void advance(size_t n) { size_ += n; }
+  template <class T>
+  void put(T value) {
+    std::memcpy(room(sizeof(T)), &value, sizeof(T));
+    size_ += sizeof(T);
+  }
+  void put_bytes(const void* source, size_t n) {
+    if (n) std::memcpy(room(n), source, n);
+    size_ += n;
+  }
+  void clear() { size_ = 0; }
+  const char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  void grow(size_t n) {
+    size_t wanted = capacity_;
+    while (size_ + n > wanted) wanted *= 2;
+    auto* larger = static_cast<char*>(std::realloc(data_, wanted));
+    if (!larger) throw std::bad_alloc();
+    data_ = larger;
+    capacity_ = wanted;
+  }
+  char* data_;
+  size_t size_ = 0, capacity_;
+};
+
+// Reads what a Buffer wrote, from memory the other side cannot change any more.
+class Cursor {
+ public:
+  explicit Cursor(const char* at) : at_(at) {}
+  template <class T>
+  T get() {
+    T value;
+    std::memcpy(&value, at_, sizeof(T));
+    at_ += sizeof(T);
+    return value;
+  }
+  const char* bytes(size_t n) {
+    const char* p = at_;
+    at_ += n;
+    return p;
+  }
+  const char* at() const { return at_; }
+
+ private:
+  const char* at_;
+};
+
+}  // namespace singularity
