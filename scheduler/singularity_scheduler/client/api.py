@@ -1,0 +1,204 @@
+"""`ServiceClient`: the REST API of the scheduler service as async methods with typed errors.
+
+Who uses it: the kernel provisioner and `jupyter singularity run` (sessions), the spawner
+(identity, cluster), the JupyterLab extension's server part (everything, plus the event stream).
+Every method raises the service's own error (`BadRequest`, `NotFound`, `Conflict`, ...) with its
+sentence, or `Unavailable` when the service cannot be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from singularity_proxy.errors import SingularityError, Unavailable, from_wire
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
+
+from .stream import event_stream
+
+Json = dict[str, Any]
+
+
+class ServiceClient:
+    """Calls the service at `url` (its base, ending in ``/services/singularity/``) with `token`.
+
+    One per process is enough; it holds no connection between calls. Use it on a running loop.
+    """
+
+    def __init__(self, url: str, token: str, *, timeout: float = 60.0) -> None:
+        """`timeout`: seconds for one call; starting and ending sessions get at least 120."""
+        self.url = url.rstrip("/") + "/"
+        self._token = token
+        self._timeout = timeout
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> ServiceClient:
+        """The client a single-user server's processes use: SINGULARITY_API_URL and
+        JUPYTERHUB_API_TOKEN, set by the spawner. Raises `Unavailable` when one is missing."""
+        env = os.environ if environ is None else environ
+        missing = [n for n in ("SINGULARITY_API_URL", "JUPYTERHUB_API_TOKEN") if not env.get(n)]
+        if missing:
+            raise Unavailable(
+                f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set, so the "
+                "scheduler cannot be reached: start this from a server that the Singularity "
+                "spawner started",
+                missing=missing,
+            )
+        return cls(env["SINGULARITY_API_URL"], env["JUPYTERHUB_API_TOKEN"])
+
+    # -- sessions ---------------------------------------------------------------------------
+
+    async def create_session(
+        self,
+        *,
+        kind: str,
+        launch: Json,
+        tier: str | None = None,
+        devices: int | None = None,
+        name: str = "",
+        key: str | None = None,
+    ) -> Json:
+        """Start a session; returns its JSON plus ``"launch": {"pid", "connection", "env"}``.
+
+        `kind` is "interactive" or "batch"; `tier` and `devices` (virtual devices) default to
+        what the service is configured with (standard, 1). `launch` is ``{"mode": "capsule" |
+        "joined", "argv", "env", "cwd", "connection", "owner_pid"}`` and is passed to the node
+        agent, never stored. A repeated call with the same `key` answers with the same session
+        instead of starting another.
+        """
+        body: Json = {"kind": kind, "name": name, "launch": launch}
+        if tier is not None:
+            body["tier"] = tier
+        if devices is not None:
+            body["devices"] = devices
+        return await self._json("POST", "sessions", body, key=key, timeout=120.0)
+
+    async def get_session(self, session: str) -> Json:
+        """One session. `NotFound` for an unknown one and for another user's."""
+        return await self._json("GET", f"sessions/{quote(session, safe='')}")
+
+    async def list_sessions(self, state: str | None = None) -> list[Json]:
+        """Own sessions (an admin: all), newest first; `state` keeps those with that word, or
+        "active" for those that have not ended."""
+        query = f"?{urlencode({'state': state})}" if state else ""
+        answer = await self._json("GET", f"sessions{query}")
+        sessions: list[Json] = answer["sessions"]
+        return sessions
+
+    async def end_session(self, session: str, reason: str = "", grace_s: float = 5.0) -> Json:
+        """End it (idempotent) and return its last JSON: the process gets `grace_s` seconds after
+        SIGTERM. An ended session is answered as it is."""
+        query = urlencode({"grace_s": grace_s, **({"reason": reason} if reason else {})})
+        path = f"sessions/{quote(session, safe='')}?{query}"
+        return await self._json("DELETE", path, timeout=120.0)
+
+    async def signal(self, session: str, signum: int) -> Json:
+        """Send a signal to the session's main process (2 interrupts a kernel)."""
+        return await self._verb(session, "signal", {"signum": signum})
+
+    async def park(self, session: str) -> Json:
+        """Free its devices, keep its process; the next device call brings it back."""
+        return await self._verb(session, "park", {})
+
+    async def resume(self, session: str) -> Json:
+        """Ask for its devices now instead of at the next device call."""
+        return await self._verb(session, "resume", {})
+
+    async def migrate(self, session: str, device: str | int | list[str] | None = None) -> Json:
+        """Move it to `device` ("cpu:1" or 1; one per virtual device), None: to any other."""
+        return await self._verb(session, "migrate", {"device": device})
+
+    async def checkpoint(self, session: str, name: str | None = None) -> Json:
+        """Store its device state; returns its JSON with `last_checkpoint`."""
+        return await self._verb(session, "checkpoint", {"name": name})
+
+    async def why(self, session: str) -> Json:
+        """``{"sentence", "facts"}``: why it is in its state."""
+        return await self._json("GET", f"sessions/{quote(session, safe='')}/why")
+
+    async def history(self, session: str, limit: int = 100) -> list[Json]:
+        """Its newest `limit` changes, oldest first."""
+        path = f"sessions/{quote(session, safe='')}/history?{urlencode({'limit': limit})}"
+        entries: list[Json] = (await self._json("GET", path))["history"]
+        return entries
+
+    # -- the cluster ------------------------------------------------------------------------
+
+    async def cluster(self) -> Json:
+        """``{"nodes", "devices", "tiers", "waiting"}``."""
+        return await self._json("GET", "cluster")
+
+    async def identity(self, user: str) -> Json:
+        """The uid and gid that `user`'s processes get: ``{"uid", "gid", "mapped", "sentence"}``.
+        For the user and for services and admins with our admin scope."""
+        return await self._json("PUT", f"users/{quote(user, safe='')}", {})
+
+    def events(self) -> AsyncIterator[Json]:
+        """The live stream: ``{"event": "session", "data": Session}`` for each change of a session
+        one may see; "snapshot" with all of them first. Ends with `Unavailable` when the service
+        goes away; call again to go on."""
+        return event_stream(f"{self.url}api/v1/events", self._headers())
+
+    # -- plumbing ---------------------------------------------------------------------------
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"token {self._token}", "Accept": "application/json"}
+
+    async def _verb(self, session: str, verb: str, body: Json) -> Json:
+        return await self._json("POST", f"sessions/{quote(session, safe='')}/{verb}", body)
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        key: str | None = None,
+        timeout: float = 0.0,
+    ) -> Json:
+        headers = self._headers()
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        if key:
+            headers["Idempotency-Key"] = key
+        request = HTTPRequest(
+            f"{self.url}api/v1/{path}",
+            method=method,
+            headers=headers,
+            body=None if body is None else json.dumps(body),
+            connect_timeout=10.0,
+            request_timeout=max(self._timeout, timeout),
+            follow_redirects=False,
+        )
+        try:
+            response = await AsyncHTTPClient().fetch(request, raise_error=False)
+        except (OSError, HTTPClientError) as error:
+            raise Unavailable(
+                f"the scheduler service does not answer ({error}); nothing was changed that it "
+                "did not confirm: try again in a moment",
+                url=self.url,
+            ) from None
+        if response.code >= 300:
+            raise problem_to_error(response)
+        answer: Json = json.loads(response.body)
+        return answer
+
+
+def problem_to_error(response: HTTPResponse) -> SingularityError:
+    """The typed error behind an ``application/problem+json`` answer; an answer of something else
+    (a proxy in between) becomes `Unavailable` with its status."""
+    try:
+        problem = json.loads(response.body or b"")
+        error_type, sentence = problem["error"], problem["detail"]
+    except (ValueError, KeyError, TypeError):
+        return Unavailable(
+            f"the scheduler service is not reachable: something in between answered "
+            f"{response.code} {response.reason}",
+            status=response.code,
+        )
+    known = {"type", "title", "status", "detail", "reason", "error"}
+    fields = {k: v for k, v in problem.items() if k not in known}
+    return from_wire({"type": error_type, "message": sentence, "fields": fields})

@@ -1,0 +1,111 @@
+"""What the service needs from the outside world, as protocols: the fleet of node agents.
+
+`LocalFleet` (the embedded default) and later `RayFleet` implement `Fleet`; the controller is the
+only caller. The service finds the class by the trait `SchedulerApp.fleet_class` and creates it as
+`fleet_class(parent=app)`, so its own settings are traits on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypedDict
+
+
+class AgentDevice(TypedDict):
+    """One physical device of a node, as its agent reports it in `hello`."""
+
+    id: str
+    """Unique on its node: "cpu:0", "cuda:1"."""
+    type: str
+    """"cpu" or "cuda"."""
+    capacity_bytes: int
+    name: str
+
+
+class _AgentSessionBase(TypedDict):
+    session: str
+    user: str
+    kind: str
+    tier: str
+    virtual_devices: int
+    alive: bool
+    """False: the process tree has ended (then `exit_code` says how, None when nobody could tell)."""
+    pid: int | None
+    exit_code: int | None
+    epoch: int
+    """The newest lease epoch the agent has obeyed for this session; 0 before the first attach."""
+    devices: list[str]
+    """Physical devices its proxies hold now, one per virtual device; empty when parked."""
+    saved: bool
+    """True: device state of this session exists (in a proxy, a snapshot or a journal)."""
+    waiting: bool
+    """True: a worker of the session waits for a device now."""
+    busy: bool | None
+    """Last `activity` report of the kernel extension; None when it never reported."""
+
+
+class AgentSession(_AgentSessionBase, total=False):
+    """One session a node agent knows; part of `hello`, the truth after a reconnect."""
+
+    name: str
+    """Name for people, when the start command carried one."""
+    reason: str
+    """Why it ended or was parked by the agent itself."""
+
+
+class Hello(TypedDict):
+    """Answer of the agent's `hello`."""
+
+    node: str
+    instance: str
+    """Changes whenever the agent process was started anew."""
+    devices: list[AgentDevice]
+    capabilities: dict[str, Any]
+    sessions: list[AgentSession]
+
+
+EventCallback = Callable[[str, str, str, dict[str, Any]], None]
+"""`callback(node, session, type, data)`: a notification of an agent, in the order it was sent.
+
+Types: device.need, device.withdrawn, activity, process.live, process.exited, proxy.recovered,
+proxy.failed, lease.lapsed. Called on the event loop; must not block."""
+
+CommandCallback = Callable[[str, str, str, dict[str, Any], str], Awaitable[Any]]
+"""`await callback(node, session, verb, args, by)`: an agent's `session.command`; the answer or the
+typed error goes back through the agent to the magics. `node` is the node the connection belongs to,
+so a node can only speak for its own sessions."""
+
+ConnectionCallback = Callable[[str, bool], None]
+"""`callback(node, connected)`: called on the loop after a connection to an agent was made (then
+`call(node, ...)` works) and when it broke. The fleet reconnects by itself."""
+
+
+class Fleet(Protocol):
+    """How node agents are reached. The callbacks are set once, before `start`."""
+
+    def on_event(self, callback: EventCallback) -> None: ...
+
+    def on_command(self, callback: CommandCallback) -> None: ...
+
+    def on_connection(self, callback: ConnectionCallback) -> None: ...
+
+    async def start(self) -> None:
+        """Connect to every node's agent; an embedded fleet starts its agent when none answers
+        (an agent that already runs is adopted, its sessions go on). Raises `Unavailable`."""
+        ...
+
+    async def stop(self) -> None:
+        """Close the connections. Agents and their sessions go on: the service can be restarted at
+        any time. Idempotent; ends within 2 s. (`call(node, "shutdown")` is what ends sessions.)"""
+        ...
+
+    async def hello(self) -> list[Hello]:
+        """Ask every connected agent `hello {}`; a node that does not answer is left out."""
+        ...
+
+    async def call(
+        self, node: str, method: str, timeout: float | None = 60.0, **params: Any
+    ) -> Any:
+        """One call to the agent of `node`; raises its typed error, or `Unavailable` when the node
+        is not connected or does not answer within `timeout` seconds (None: no limit)."""
+        ...
