@@ -1,0 +1,83 @@
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "device.h"
+#include "ship.h"
+#include "storage.h"
+
+namespace singularity {
+namespace {
+
+namespace py = pybind11;
+
+std::map<std::string, double> stats(int index) {
+  Channel& c = channel(index);
+  std::map<std::string, double> s{{"open", c.is_open()},
+                                  {"async_records", static_cast<double>(c.async_records)},
+                                  {"sync_records", static_cast<double>(c.sync_records)},
+                                  {"sync_wait_ms", static_cast<double>(c.sync_wait_ns) / 1e6},
+                                  {"records", static_cast<double>(c.seq)}};
+  if (c.is_open()) {
+    RingHeader* h = c.header();
+    s["memory_current"] = static_cast<double>(h->memory_current.load());
+    s["memory_peak"] = static_cast<double>(h->memory_peak.load());
+    s["memory_capacity"] = static_cast<double>(h->memory_capacity.load());
+    s["generation"] = h->generation.load();
+  }
+  return s;
+}
+
+// Mean nanoseconds of a synchronous round trip over `n` calls; used by the benchmark.
+std::vector<double> time_round_trips(int64_t n) {
+  std::vector<double> ns;
+  ns.reserve(n);
+  for (int64_t i = 0; i < n; i++) {
+    const uint64_t start = monotonic_ns();
+    synchronize(current_device());
+    ns.push_back(static_cast<double>(monotonic_ns() - start));
+  }
+  return ns;
+}
+
+// C++ errors as the Python types that torch's own functions raise.
+void translate(std::exception_ptr error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const py::builtin_exception&) {
+    throw;
+  } catch (py::error_already_set&) {
+    throw;
+  } catch (...) {
+    torch::translate_exception_to_python(std::current_exception());
+  }
+}
+
+}  // namespace
+
+void bind_worker(py::module_& m) {
+  py::register_local_exception_translator(&translate);
+  m.def("set_open_ring", [](py::object callable, uint64_t main_thread) { set_open_ring(callable.ptr(), main_thread); });
+  m.def("set_launch_blocking", &set_launch_blocking);
+  m.def("install", &install);
+  m.def("ship_namespace", &ship_namespace);
+  m.def("device_count", &device_count);
+  m.def("current_device", &current_device);
+  m.def("exchange_device", &exchange_device);
+  m.def("in_bad_fork", &in_bad_fork);
+  m.def("synchronize", &synchronize);
+  m.def("stats", &stats);
+  m.def("time_round_trips", &time_round_trips);
+  m.def("is_open", [](int index) { return channel(index).is_open(); });
+  m.def("default_generator", [](int index) {
+    return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(default_generator(index)));
+  });
+  py::class_<Event>(m, "Event")
+      .def(py::init<>())
+      .def_readonly("id", &Event::id)
+      .def("record", &record_event)
+      .def("done", &event_done)
+      .def("elapsed_ms", [](const Event& a, const Event& b) { return elapsed_ms(a, b); });
+}
+
+}  // namespace singularity

@@ -1,0 +1,333 @@
+#include "channel.h"
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <cstdlib>
+
+namespace singularity {
+namespace {
+
+PyObject* open_ring_callable = nullptr;
+bool blocking = false;
+std::atomic<bool> any_open{false};
+std::atomic<bool> forked{false};
+thread_local int this_device = 0;
+std::atomic<pthread_t> main_thread{};
+
+int env_int(const char* name, int otherwise) {
+  const char* text = std::getenv(name);
+  return text && *text ? std::atoi(text) : otherwise;
+}
+
+[[noreturn]] void throw_python_error() {  // with the GIL, and an error set
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
+// Runs Python's signal handlers when this is the main thread; throws what they raise.
+void check_signals() {
+  if (!pthread_equal(pthread_self(), main_thread.load()) || !Py_IsInitialized()) return;
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const bool raised = PyErr_CheckSignals() != 0;
+  if (raised) {
+    python_error error;
+    error.persist();
+    PyGILState_Release(state);
+    throw std::move(error);
+  }
+  PyGILState_Release(state);
+}
+
+[[noreturn]] void raise_status(Status status, const std::string& what) {
+  switch (status) {
+    case Status::index_error: TORCH_CHECK_INDEX(false, what);
+    case Status::value_error: TORCH_CHECK_VALUE(false, what);
+    case Status::type_error: TORCH_CHECK_TYPE(false, what);
+    case Status::not_implemented: TORCH_CHECK_NOT_IMPLEMENTED(false, what);
+    case Status::out_of_memory: TORCH_CHECK_WITH(OutOfMemoryError, false, what);
+    case Status::linalg_error: TORCH_CHECK_LINALG(false, what);
+    default: TORCH_CHECK(false, what);
+  }
+  std::abort();  // every branch above throws
+}
+
+}  // namespace
+
+int device_count() {
+  static const int count = std::min(std::max(env_int("SINGULARITY_DEVICES", 1), 1), kMaxDevices);
+  return count;
+}
+
+bool proxy_is_cpu() {
+  static const bool cpu = [] {
+    const char* type = std::getenv("SINGULARITY_DEVICE_TYPE");
+    return !type || std::string(type) != "cuda";
+  }();
+  return cpu;
+}
+
+Channel& channel(int index) {
+  static std::array<std::unique_ptr<Channel>, kMaxDevices>& all = *[] {
+    auto* made = new std::array<std::unique_ptr<Channel>, kMaxDevices>();  // never destroyed: tensors may outlive main
+    for (int i = 0; i < device_count(); i++) (*made)[i] = std::make_unique<Channel>(i);
+    pthread_atfork(nullptr, nullptr, [] {
+      if (any_open.load()) forked.store(true);
+    });
+    return made;
+  }();
+  TORCH_CHECK(index >= 0 && index < device_count(), "CUDA error: invalid device ordinal (cuda:", index,
+              " of ", device_count(), ")");
+  return *all[index];
+}
+
+int current_device() { return this_device; }
+
+int exchange_device(int index) {
+  const int old = this_device;
+  if (index >= 0) {
+    channel(index);
+    this_device = index;
+  }
+  return old;
+}
+
+bool in_bad_fork() { return forked.load(); }
+
+void set_open_ring(PyObject* callable, uint64_t main) {
+  main_thread.store(static_cast<pthread_t>(main));
+  Py_INCREF(callable);
+  open_ring_callable = callable;
+}
+void set_launch_blocking(bool on) { blocking = on; }
+bool launch_blocking() { return blocking; }
+
+// ---- waiting
+
+void Channel::ring_doorbell() {
+  const uint64_t now = monotonic_ns();
+  if (now - last_doorbell_ns_ < 1000000000ull) return;
+  last_doorbell_ns_ = now;
+  const char* path = std::getenv("SINGULARITY_DOORBELL");
+  if (!path) return;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path, sizeof(address.sun_path) - 1);
+  const int fd = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return;
+  const std::string text = "need " + ring_id_;
+  // Lost datagrams do not matter (no agent now, full queue): it rings again every second.
+  (void)::sendto(fd, text.data(), text.size(), MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&address),
+                 sizeof(address));
+  ::close(fd);
+}
+
+bool Channel::poll() {
+  RingHeader* h = header();
+  switch (static_cast<RingState>(h->state.load())) {
+    case RingState::attached: break;
+    case RingState::failed: TORCH_CHECK(false, std::string(h->failure, strnlen(h->failure, kFailureBytes)));
+    case RingState::closed: TORCH_CHECK(false, "This session has ended, so its device is gone; Python variables are kept.");
+    default:
+      h->worker_waiting.store(1);
+      ring_doorbell();
+  }
+  check_signals();
+  return true;
+}
+
+WaitPolicy Channel::policy() {
+  WaitPolicy p;
+  p.poll = [](void* self) { return static_cast<Channel*>(self)->poll(); };
+  p.context = this;
+  return p;
+}
+
+void Channel::wait_for_device() {
+  RingHeader* h = header();
+  last_doorbell_ns_ = 0;  // a new wait asks at once
+  struct Clear {
+    RingHeader* h;
+    ~Clear() { h->worker_waiting.store(0); }
+  } clear{h};
+  for (;;) {
+    const uint32_t state = h->state.load();
+    if (state == static_cast<uint32_t>(RingState::attached)) return;
+    poll();
+    futex_wait(h->state, state, 50);
+  }
+}
+
+void Channel::open() {
+  TORCH_CHECK(open_ring_callable, "the device proxy is not set up in this process");
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  PyObject* answer = PyObject_CallFunction(open_ring_callable, "i", index);
+  const char *id = nullptr, *path = nullptr;
+  if (answer && PyArg_ParseTuple(answer, "ss", &id, &path)) {
+    std::string id_copy(id), path_copy(path);
+    Py_DECREF(answer);
+    PyGILState_Release(gil);
+    ring_id_ = id_copy;
+    file.open(path_copy);
+    requests.bind(file.request_words(), file.request_base(), header()->request_bytes);
+    replies.bind(file.reply_words(), file.reply_base(), header()->reply_bytes);
+    any_open.store(true);
+    open_.store(true, std::memory_order_release);
+    return;
+  }
+  Py_XDECREF(answer);
+  try {
+    throw_python_error();
+  } catch (...) {
+    PyGILState_Release(gil);
+    throw;
+  }
+}
+
+// ---- the lock
+
+Locked::Locked(Channel& channel, bool needs_device) : channel_(channel) {
+  TORCH_CHECK(!forked.load(std::memory_order_relaxed),
+              "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you "
+              "must use the 'spawn' start method");
+  TORCH_CHECK(!pthread_equal(channel.owner.load(std::memory_order_relaxed), pthread_self()),
+              "a signal handler made a device call while another one was under way in the same thread");
+  if (PyGILState_Check()) saved_ = PyEval_SaveThread();
+  try {
+    for (;;) {
+      channel_.mutex.lock();
+      locked_ = true;
+      channel_.owner.store(pthread_self(), std::memory_order_relaxed);
+      if (!channel_.is_open()) channel_.open();
+      if (!needs_device) return;
+      if (__builtin_expect(channel_.attached(), 1)) {
+        if (__builtin_expect(channel_.seq == 0, 0)) flush_default_seed(channel_);
+        return;
+      }
+      channel_.owner.store(pthread_t{}, std::memory_order_relaxed);
+      channel_.mutex.unlock();
+      locked_ = false;
+      channel_.wait_for_device();
+    }
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+void Locked::release() {
+  if (locked_) {
+    channel_.owner.store(pthread_t{}, std::memory_order_relaxed);
+    channel_.mutex.unlock();
+    locked_ = false;
+  }
+  if (saved_) PyEval_RestoreThread(saved_);
+  saved_ = nullptr;
+}
+
+Locked::~Locked() { release(); }
+
+// ---- records
+
+RecordHeader* Channel::begin(Kind kind, uint16_t flags, size_t body) {
+  const size_t length = padded(sizeof(RecordHeader) + body);
+  TORCH_CHECK(length <= kMaxRecordBytes, "this call does not fit one record of the device proxy (",
+              length, " of at most ", kMaxRecordBytes, " bytes): split it");
+  char* place = requests.reserve(length, policy());
+  auto* record = reinterpret_cast<RecordHeader*>(place);
+  *record = RecordHeader{static_cast<uint32_t>(length), static_cast<uint16_t>(kind), flags, ++seq, 0, 0, 0};
+  return record;
+}
+
+void Channel::send(RecordHeader* record) {
+  requests.advance(record->length);
+  requests.publish();
+}
+
+void Channel::flush_frees() {
+  if (!have_free_.load(std::memory_order_relaxed)) return;
+  std::vector<uint64_t> ids;
+  {
+    std::lock_guard<std::mutex> guard(free_mutex_);
+    ids.swap(free_);
+    have_free_.store(false);
+  }
+  for (size_t i = 0; i < ids.size();) {
+    const size_t n = std::min<size_t>(ids.size() - i, 1024);
+    RecordHeader* record = begin(Kind::free_storages, 0, n * 8);
+    record->base = n;
+    std::memcpy(record + 1, ids.data() + i, n * 8);
+    requests.advance(record->length);  // travels with the record that follows
+    i += n;
+  }
+}
+
+void Channel::free_storage(uint64_t id, uint64_t bytes) {
+  promised_bytes.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+  std::lock_guard<std::mutex> guard(free_mutex_);
+  free_.push_back(id);
+  have_free_.store(true);
+}
+
+bool Channel::near_capacity(uint64_t more) const {
+  const uint64_t capacity = header()->memory_capacity.load(std::memory_order_relaxed);
+  if (!capacity) return false;
+  const uint64_t held = header()->memory_current.load(std::memory_order_relaxed);
+  const uint64_t promised = static_cast<uint64_t>(std::max<int64_t>(promised_bytes.load(std::memory_order_relaxed), 0));
+  return std::max(held, promised) + more > capacity / 4 * 3;
+}
+
+void Channel::raise_async_error() {
+  RingHeader* h = header();
+  if (__builtin_expect(h->error_seq.load(std::memory_order_relaxed) == 0, 1)) return;
+  const std::string text(h->failure, strnlen(h->failure, kFailureBytes));
+  const uint64_t at = h->error_seq.exchange(0);
+  TORCH_CHECK(false, text, "\nThe call that failed was made earlier (record ", at, " of ", seq,
+              "); set CUDA_LAUNCH_BLOCKING=1 to get its exact line.");
+}
+
+Reply Channel::receive(uint64_t first_storage) {
+  const uint64_t expected = seq;
+  const uint64_t start = monotonic_ns();
+  const WaitPolicy wait = policy();
+  try {
+    for (;;) {
+      const char* at = replies.peek(sizeof(ReplyHeader), wait);
+      ReplyHeader head;
+      std::memcpy(&head, at, sizeof(head));
+      at = replies.peek(head.length, wait) + sizeof(head);
+      if (head.seq < expected) {  // of a call that was interrupted while it waited
+        auto gone = abandoned_.find(head.seq);
+        if (gone != abandoned_.end()) {
+          if (gone->second && head.status == 0 && head.payload_bytes >= 4) {
+            const uint32_t made = Cursor(at).get<uint32_t>();
+            for (uint32_t i = 0; i < made; i++) free_storage(gone->second + i, 0);
+          }
+          abandoned_.erase(gone);
+        }
+        replies.release(head.length);
+        continue;
+      }
+      sync_wait_ns += monotonic_ns() - start;
+      sync_records++;
+      if (header()->worker_waiting.load(std::memory_order_relaxed)) header()->worker_waiting.store(0);
+      if (head.status) {
+        const std::string what(at, head.payload_bytes);
+        replies.release(head.length);
+        raise_status(static_cast<Status>(head.status), what);
+      }
+      return Reply{Cursor(at), head.payload_bytes, head.length};
+    }
+  } catch (python_error&) {
+    header()->worker_waiting.store(0);
+    abandoned_[expected] = first_storage;
+    if (first_storage) next_storage += 1024;  // the ids its results may take
+    throw;
+  }
+}
+
+}  // namespace singularity

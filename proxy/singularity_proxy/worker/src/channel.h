@@ -1,0 +1,127 @@
+// The worker's end of one virtual device: its ring, its record numbers, and what to do while the
+// device is away.
+//
+// A `Channel` is opened at the first device call (the node agent makes the ring file) and lives until
+// the process ends. Whether a device is behind it changes all the time: before a record is written
+// `Locked` waits until a proxy is attached; a reply that is awaited while the session is parked simply
+// arrives later.
+#pragma once
+
+#include <Python.h>
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../../wire/records.h"
+#include "../../wire/ring.h"
+
+namespace singularity {
+
+constexpr int kMaxDevices = 64;
+
+struct Reply {
+  Cursor body;
+  uint32_t bytes;    // of the payload
+  uint32_t length;   // of the record
+};
+
+class Channel {
+ public:
+  explicit Channel(int index) : index(index) {}
+
+  // ---- sending; only under `Locked`
+  // A record with `body` bytes behind its header, numbered and zero-initialised. Waits while the
+  // queue is full. Throws when the record would be longer than kMaxRecordBytes.
+  RecordHeader* begin(Kind kind, uint16_t flags, size_t body);
+  void send(RecordHeader* record);
+  // Tells the proxy about storages that died since the last record.
+  void flush_frees();
+  // Raises the pending asynchronous error, if there is one.
+  void raise_async_error();
+  // Waits for the reply of the newest record. Throws the error that the reply carries. When the wait
+  // is interrupted (KeyboardInterrupt) the reply is dropped later, and the storages that it announces
+  // (an operator's, numbered from `first_storage`; 0: none) are given back.
+  Reply receive(uint64_t first_storage = 0);
+  void finish(const Reply& reply) { replies.release(reply.length); }
+
+  // ---- from any thread, without the lock
+  void free_storage(uint64_t id, uint64_t bytes);
+  bool is_open() const { return open_.load(std::memory_order_acquire); }
+  bool attached() const {
+    return file.header()->state.load(std::memory_order_relaxed) ==
+           static_cast<uint32_t>(RingState::attached);
+  }
+  RingHeader* header() const { return file.header(); }
+  // True when so much memory is promised that an allocation may fail: calls then wait for their
+  // result, so that OutOfMemoryError is raised where it happens.
+  bool near_capacity(uint64_t more = 0) const;
+
+  void open();             // under the mutex; asks the agent for the ring
+  void wait_for_device();  // without the mutex
+  bool poll();             // while any wait lasts; throws on interrupt, failure
+
+  const int index;
+  std::mutex mutex;
+  RingFile file;
+  Producer requests;
+  Consumer replies;
+  uint64_t seq = 0;
+  uint64_t next_storage = 1;
+  std::atomic<int64_t> promised_bytes{0};  // of live storages, as the worker counts them
+  Buffer key, values;                      // scratch of the record being built
+  std::vector<bool> defined;               // by operator index: the proxy knows it
+  // figures for people and benchmarks
+  uint64_t async_records = 0, sync_records = 0, sync_wait_ns = 0;
+  std::atomic<pthread_t> owner{};          // the thread that holds `mutex`
+
+ private:
+  void ring_doorbell();
+  WaitPolicy policy();
+  std::atomic<bool> open_{false};
+  std::string ring_id_;
+  std::mutex free_mutex_;
+  std::vector<uint64_t> free_;
+  std::atomic<bool> have_free_{false};
+  std::map<uint64_t, uint64_t> abandoned_;  // seq of an interrupted call -> its first storage id
+  uint64_t last_doorbell_ns_ = 0;
+};
+
+// Holds a channel for one call: releases the GIL when the caller has it (another thread may hold the
+// channel and need the GIL to look for signals), takes the mutex, opens the ring at the first call
+// and waits until a device is attached.
+class Locked {
+ public:
+  explicit Locked(Channel& channel, bool needs_device = true);
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+  ~Locked();
+
+ private:
+  void release();
+  Channel& channel_;
+  PyThreadState* saved_ = nullptr;
+  bool locked_ = false;
+};
+
+// What was seeded before the ring existed (device.cpp); called when the ring has just been opened.
+void flush_default_seed(Channel& channel);
+
+Channel& channel(int index);      // checks the index: "invalid device ordinal"
+int device_count();               // V, from SINGULARITY_DEVICES
+int current_device();             // of this thread
+int exchange_device(int index);   // sets it, returns the old one; a negative index changes nothing
+bool proxy_is_cpu();              // what the session's physical devices are (SINGULARITY_DEVICE_TYPE)
+bool in_bad_fork();               // forked after the first device call
+
+// Called once at import by the hook. `open_ring(index)` returns (ring id, path); `main_thread` is
+// threading.main_thread().ident, the one thread that may run signal handlers.
+void set_open_ring(PyObject* callable, uint64_t main_thread);
+void set_launch_blocking(bool on);
+bool launch_blocking();
+
+}  // namespace singularity

@@ -1,0 +1,25 @@
+// What PyTorch asks of a device besides operators: guard, streams, events, generators, hooks.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/Generator.h>
+
+#include "channel.h"
+
+namespace singularity {
+
+void install_device();  // guard, allocator and hooks of the CUDA device type
+const at::Generator& default_generator(int index);
+void synchronize(int index);
+
+// Events: markers in the one in-order queue of a virtual device.
+struct Event {
+  uint64_t id = 0;
+  uint64_t seq = 0;
+  Channel* channel = nullptr;
+};
+void record_event(Event& event, int index);
+bool event_done(const Event& event);
+double elapsed_ms(const Event& first, const Event& second);
+
+}  // namespace singularity

@@ -1,0 +1,375 @@
+// Operators that the worker does itself: storage and metadata, copies to and from the host, and the
+// composites whose decomposition depends on the physical device.
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/DispatchStub.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/util/Exception.h>
+
+#include <set>
+
+#include "device.h"
+#include "ship.h"
+#include "storage.h"
+
+namespace singularity {
+namespace {
+
+using at::Tensor;
+
+const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
+Operator* copy_operator = nullptr;
+
+struct OnDevice {  // the device that a factory was asked for
+  explicit OnDevice(const std::optional<c10::Device>& device)
+      : old(exchange_device(device && device->has_index() ? device->index() : -1)) {}
+  ~OnDevice() { exchange_device(old); }
+  int old;
+};
+
+Tensor empty_memory_format(at::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
+                           std::optional<c10::Device> device, std::optional<bool> pin,
+                           std::optional<c10::MemoryFormat> format) {
+  TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
+  OnDevice on(device);
+  return at::detail::empty_generic(size, device_allocator(), kKeys, c10::dtype_or_default(dtype), format);
+}
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
+                     std::optional<c10::Layout>, std::optional<c10::Device> device, std::optional<bool>) {
+  OnDevice on(device);
+  return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype));
+}
+const Tensor& resize(const Tensor& self, at::IntArrayRef size, std::optional<c10::MemoryFormat> format) {
+  auto* impl = self.unsafeGetTensorImpl();
+  if (self.sizes() == size && !format) return self;
+  impl->set_sizes_contiguous(size);
+  if (format && *format != at::MemoryFormat::Preserve) impl->empty_tensor_restride(*format);
+  const uint64_t need =
+      at::detail::computeStorageNbytes(size, impl->strides(), self.element_size(), impl->storage_offset());
+  if (need > self.storage().nbytes()) resize_storage(self.storage().unsafeGetStorageImpl(), need);
+  return self;
+}
+Tensor& set_storage_offset(Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
+                           at::IntArrayRef stride) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(source);
+  if (stride.data() && stride.size() == size.size()) {
+    impl->set_sizes_and_strides(size, stride, offset);
+  } else {
+    impl->set_sizes_contiguous(size);
+    impl->set_storage_offset(offset);
+  }
+  return self;
+}
+Tensor& set_storage(Tensor& self, at::Storage source) {
+  const int64_t n = static_cast<int64_t>(source.nbytes() / self.element_size());
+  return set_storage_offset(self, source, 0, {n}, {});
+}
+Tensor& set_tensor(Tensor& self, const Tensor& source) {
+  return set_storage_offset(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+Tensor& set_empty(Tensor& self) {
+  const Tensor empty = at::empty({0}, self.options());
+  return set_tensor(self, empty);
+}
+void record_stream(Tensor&, at::Stream) {}  // one in-order queue: memory is never reused too early
+bool is_set_to(const Tensor& a, const Tensor& b) {
+  return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
+         a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+// ---- copies
+
+// `bytes` of host memory into the storage of contiguous `target`, in records that are complete in
+// themselves: the proxy can stop between any two of them.
+void write_bytes(const Tensor& target, const char* from, uint64_t bytes) {
+  StorageRecord* storage = record_of(target);
+  Channel& c = *storage->channel;
+  uint64_t at = static_cast<uint64_t>(target.storage_offset()) * target.element_size();
+  Locked lock(c);
+  c.raise_async_error();
+  c.flush_frees();
+  while (bytes) {
+    const uint64_t n = std::min<uint64_t>(bytes, kMaxPayloadBytes / 4);
+    RecordHeader* r = c.begin(Kind::write, 0, 16 + n);
+    r->base = storage->id;
+    char* body = reinterpret_cast<char*>(r + 1);
+    std::memcpy(body, &at, 8);
+    std::memcpy(body + 8, &n, 8);
+    std::memcpy(body + 16, from, n);
+    c.send(r);
+    c.async_records++;
+    at += n;
+    from += n;
+    bytes -= n;
+  }
+}
+
+// The bytes of contiguous `source` into host memory.
+void read_bytes(const Tensor& source, char* to, uint64_t bytes) {
+  StorageRecord* storage = record_of(source);
+  Channel& c = *storage->channel;
+  uint64_t at = static_cast<uint64_t>(source.storage_offset()) * source.element_size();
+  Locked lock(c);
+  c.raise_async_error();
+  c.flush_frees();
+  while (bytes) {
+    const uint64_t n = std::min<uint64_t>(bytes, kMaxPayloadBytes);
+    RecordHeader* r = c.begin(Kind::read, kReply, 16);
+    r->base = storage->id;
+    char* body = reinterpret_cast<char*>(r + 1);
+    std::memcpy(body, &at, 8);
+    std::memcpy(body + 8, &n, 8);
+    c.send(r);
+    const Reply reply = c.receive();
+    std::memcpy(to, reply.body.at(), n);
+    c.finish(reply);
+    at += n;
+    to += n;
+    bytes -= n;
+  }
+  c.raise_async_error();
+}
+
+void host_to_device(Tensor& self, const Tensor& source) {
+  Tensor host = source.to(self.scalar_type());
+  if (host.sizes() != self.sizes()) host = host.expand(self.sizes());
+  host = host.resolve_conj().resolve_neg().contiguous();
+  if (self.is_contiguous() && !self.is_conj() && !self.is_neg())
+    return write_bytes(self, static_cast<const char*>(host.const_data_ptr()), host.nbytes());
+  const Tensor staged = at::empty(self.sizes(), self.options());
+  write_bytes(staged, static_cast<const char*>(host.const_data_ptr()), host.nbytes());
+  self.copy_(staged);
+}
+
+void device_to_host(Tensor& self, const Tensor& source) {
+  const Tensor plain = source.resolve_conj().resolve_neg().contiguous();
+  if (self.is_contiguous() && self.scalar_type() == plain.scalar_type() && self.sizes() == plain.sizes() &&
+      !self.is_conj() && !self.is_neg())
+    return read_bytes(plain, static_cast<char*>(self.mutable_data_ptr()), plain.nbytes());
+  Tensor host = at::empty(plain.sizes(), plain.options().device(at::kCPU));
+  read_bytes(plain, static_cast<char*>(host.mutable_data_ptr()), plain.nbytes());
+  self.copy_(host);
+}
+
+Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
+  if (self.is_same(source) || self.numel() == 0) return self;
+  const bool to_device = self.is_cuda(), from_device = source.is_cuda();
+  if (to_device && from_device) {
+    if (self.get_device() == source.get_device()) {
+      torch::jit::Stack stack{self, source, non_blocking};
+      ship(*copy_operator, &stack);
+    } else {  // between two virtual devices: through the worker
+      const Tensor host = source.to(at::kCPU);
+      host_to_device(self, host);
+    }
+  } else if (to_device) {
+    TORCH_CHECK(source.is_cpu(), "cannot copy from ", source.device(), " to ", self.device());
+    host_to_device(self, source);
+  } else {
+    device_to_host(self, source);
+  }
+  return self;
+}
+Tensor copy_from(const Tensor& self, const Tensor& target, bool non_blocking) {
+  Tensor out = target;
+  copy(out, self, non_blocking);
+  return target;
+}
+Tensor copy_from_and_resize(const Tensor& self, const Tensor& target) {
+  if (self.sizes() != target.sizes()) target.resize_(self.sizes());
+  Tensor out = target;
+  copy(out, self, false);
+  return target;
+}
+at::Scalar local_scalar(const Tensor& self) {
+  Tensor host = at::empty({}, at::TensorOptions().dtype(self.scalar_type()));
+  const Tensor scalar = self.dim() ? self.view({}) : self;
+  copy(host, scalar, false);
+  return host.item();
+}
+
+// ---- composites that look at the device: follow the proxy's physical device, not the word "cuda"
+
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask_in,
+                 double dropout, bool causal, std::optional<double> scale, bool gqa) {
+  const int64_t choice = at::_fused_sdp_choice(query, key, value, mask_in, dropout, causal, scale, gqa);
+  std::optional<Tensor> mask = mask_in;
+  if (mask && mask->scalar_type() == at::kBool) {
+    Tensor additive = at::zeros_like(*mask, query.options());
+    additive.masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
+    mask = additive;
+  }
+  constexpr int64_t kFlash = 1;  // sdp::SDPBackend::flash_attention
+  if (choice == kFlash && dropout == 0.0)
+    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, causal, mask, scale));
+  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, std::nullopt, scale, gqa));
+}
+int64_t attention_choice(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
+                         double dropout, bool causal, std::optional<double> scale, bool gqa) {
+  return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, gqa);
+}
+// The decomposition that the CPU uses, so that a seed gives the same numbers as on the CPU.
+Tensor dropout(const Tensor& input, double p, bool train) {
+  TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
+  if (p == 0 || !train || input.numel() == 0) return input;
+  if (p == 1) return input.mul(at::zeros({}, input.options()));
+  Tensor noise = at::empty_like(input);
+  noise.bernoulli_(1 - p);
+  noise.div_(1 - p);
+  return input.mul(noise);
+}
+
+// ---- registration
+
+// Metadata and views: their composite or CPU-shared implementation works on our tensors as it is.
+const std::set<std::string>& local_names() {
+  static const std::set<std::string> names = {
+      "_to_copy", "empty_like", "new_empty", "new_empty_strided", "is_pinned", "_pin_memory", "_has_same_storage_numel",
+      "is_same_size", "_has_compatible_shallow_copy_type", "lift", "lift_fresh", "_lazy_clone", "_to_cpu", "to_dense",
+      "detach_", "squeeze_", "unsqueeze_", "t_", "transpose_", "as_strided_", "swapdims_", "_resize_output_",
+      "empty_permuted", "resize_as_", "set_data", "_conj_physical", "resolve_conj", "_nested_tensor_from_mask_left_aligned",
+      "_sparse_coo_tensor_with_dims", "sparse_dim", "dense_dim"};
+  return names;
+}
+
+struct Quiet final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+std::vector<torch::Library*>& libraries() {  // registrations last as long as their Library object
+  static auto& all = *new std::vector<torch::Library*>();
+  return all;
+}
+torch::Library& library(const std::string& name_space, c10::DispatchKey key) {
+  libraries().push_back(new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__));
+  return *libraries().back();
+}
+
+bool has_kernel(const c10::OperatorHandle& h, c10::DispatchKey key) { return h.hasKernelForDispatchKey(key); }
+
+enum class Treatment { composite, local, ship, skip };
+
+Treatment treatment_of(const c10::OperatorHandle& h, const std::string& base, const std::string& full) {
+  const bool implicit = has_kernel(h, c10::DispatchKey::CompositeImplicitAutograd);
+  const bool explicit_ = has_kernel(h, c10::DispatchKey::CompositeExplicitAutograd);
+  const auto has = [&](const char* part) { return base.find(part) != std::string::npos; };
+  if (!implicit && !explicit_ && !has_kernel(h, c10::DispatchKey::CompositeExplicitAutogradNonFunctional) &&
+      !has_kernel(h, c10::DispatchKey::CPU) && !has_kernel(h, c10::DispatchKey::Meta) && !has("cudnn") && !has("_thnn") &&
+      !has("flash") && !has("efficient"))
+    return Treatment::skip;  // TorchScript primitives and the like
+  if (implicit) return Treatment::composite;  // autograd needs the decomposition
+  const auto& schema = h.schema();
+  bool view = false, only_tensors = true;
+  for (const auto& r : schema.returns()) {
+    if (r.alias_info() && !r.alias_info()->isWrite()) view = true;
+    const auto kind = r.type()->kind();
+    if (kind != c10::TypeKind::TensorType && kind != c10::TypeKind::ListType) only_tensors = false;
+  }
+  if (view || local_names().count(base)) return Treatment::local;
+  if (explicit_ && !only_tensors && full != "_fused_sdp_choice") return Treatment::local;  // metadata queries
+  if (schema.arguments().empty()) return Treatment::skip;
+  for (const auto& a : schema.arguments()) {
+    const auto kind = a.type()->kind();
+    if (kind == c10::TypeKind::StorageType || kind == c10::TypeKind::StreamObjType) return Treatment::skip;
+  }
+  return Treatment::ship;
+}
+
+}  // namespace
+
+std::map<std::string, double> install() {
+  const uint64_t start = monotonic_ns();
+  Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard silent(&quiet);  // "Overriding a previously registered kernel"
+  install_device();
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&attention_choice);
+
+  torch::Library& kernels = library("aten", c10::DispatchKey::CUDA);
+  std::set<std::string> own;
+  const auto put = [&](const char* name, auto* function) {
+    own.insert(name);
+    kernels.impl(name, function);
+  };
+  put("empty.memory_format", &empty_memory_format);
+  put("empty_strided", &empty_strided);
+  put("as_strided", &at::native::as_strided_tensorimpl);
+  put("view", TORCH_FN(at::native::view).func_ptr());
+  put("_reshape_alias", &at::native::_reshape_alias);
+  put("unfold", &at::native::unfold);
+  put("view_as_real", &at::native::view_as_real);
+  put("view_as_complex", &at::native::view_as_complex);
+  put("resize_", &resize);
+  put("set_.source_Storage_storage_offset", &set_storage_offset);
+  put("set_.source_Storage", &set_storage);
+  put("set_.source_Tensor", &set_tensor);
+  put("set_", &set_empty);
+  put("copy_", &copy);
+  put("_copy_from", &copy_from);
+  put("_copy_from_and_resize", &copy_from_and_resize);
+  put("_local_scalar_dense", &local_scalar);
+  put("record_stream", &record_stream);
+  put("is_set_to", &is_set_to);
+  if (proxy_is_cpu()) {
+    torch::Library& autograd = library("aten", c10::DispatchKey::AutogradCUDA);
+    for (torch::Library* l : {&kernels, &autograd}) {
+      l->impl("scaled_dot_product_attention", &attention);
+      l->impl("dropout", &dropout);
+    }
+    own.insert("scaled_dot_product_attention");
+    own.insert("dropout");
+  }
+  std::map<std::string, double> figures{{"shipped", 0}, {"composite", 0}, {"local", static_cast<double>(own.size())}};
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0)) continue;
+    const auto handle = dispatcher.findSchema(name);
+    if (!handle) continue;
+    const std::string base = name.name.substr(6);
+    const std::string full = name.overload_name.empty() ? base : base + "." + name.overload_name;
+    if (own.count(full)) {
+      if (full == "copy_") copy_operator = add_operator(*handle);
+      continue;
+    }
+    switch (treatment_of(*handle, base, full)) {
+      case Treatment::composite: figures["composite"]++; break;
+      case Treatment::local: figures["local"]++; break;
+      case Treatment::skip: break;
+      case Treatment::ship:
+        kernels.impl(full.c_str(), shipped_kernel(add_operator(*handle)));
+        figures["shipped"]++;
+    }
+  }
+  figures["install_ms"] = static_cast<double>(monotonic_ns() - start) / 1e6;
+  return figures;
+}
+
+int64_t ship_namespace(const std::string& name_space) {
+  Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard silent(&quiet);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  torch::Library& kernels = library(name_space, c10::DispatchKey::CUDA);
+  int64_t shipped = 0;
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind(name_space + "::", 0)) continue;
+    const auto handle = dispatcher.findSchema(name);
+    if (!handle || has_kernel(*handle, c10::DispatchKey::CompositeImplicitAutograd)) continue;
+    const std::string base = name.name.substr(name_space.size() + 2);
+    kernels.impl((name.overload_name.empty() ? base : base + "." + name.overload_name).c_str(),
+                 shipped_kernel(add_operator(*handle)));
+    shipped++;
+  }
+  return shipped;
+}
+
+}  // namespace singularity

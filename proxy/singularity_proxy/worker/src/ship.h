@@ -1,0 +1,32 @@
+// Shipping operators: one boxed kernel for all of ATen.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <map>
+#include <string>
+
+#include "channel.h"
+
+namespace singularity {
+
+struct Operator;
+
+// Registers for `handle` and returns its entry; `ship` then executes a call of it.
+Operator* add_operator(const c10::OperatorHandle& handle);
+void ship(Operator& op, torch::jit::Stack* stack);
+torch::CppFunction shipped_kernel(Operator* op);
+
+// Encodes `tensor` (on `channel`'s device) into the channel's key and values.
+void encode_device_tensor(Channel& channel, const at::Tensor& tensor);
+
+// Takes the CUDA dispatch key: guard, allocator, hooks and a kernel for every ATen operator. Called
+// once by the import hook, after torch._C is loaded. Returns figures (operators shipped, kept, ms).
+std::map<std::string, double> install();
+// Ships the operators of an extension's namespace (torchvision, ...), called after it is imported.
+int64_t ship_namespace(const std::string& name);
+
+uint64_t generator_id(const at::Generator& generator, const Channel& channel);
+
+}  // namespace singularity

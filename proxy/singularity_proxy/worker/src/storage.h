@@ -1,0 +1,35 @@
+// Proxied storages: the worker knows an id, a size and an address that nobody may touch.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+
+#include "channel.h"
+
+namespace singularity {
+
+// What hangs on the DataPtr of a proxied storage.
+struct StorageRecord {
+  Channel* channel;
+  uint64_t id;
+  uint64_t bytes;
+};
+
+c10::Allocator* device_allocator();
+c10::Allocator* pinned_allocator();
+bool is_pinned(const void* address);
+
+// The record behind `storage`; throws for a storage that is not ours.
+StorageRecord* record_of(const c10::StorageImpl* storage);
+inline StorageRecord* record_of(const at::Tensor& tensor) {
+  return record_of(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+// A storage that the proxy makes (as the result of an operator) under `id`.
+c10::Storage make_storage(Channel& channel, uint64_t id, uint64_t bytes);
+at::Tensor make_tensor(c10::Storage storage, c10::ScalarType dtype, at::IntArrayRef sizes,
+                       at::IntArrayRef strides, int64_t offset, uint8_t flags);
+// Grows or shrinks the bytes behind `storage`; its id stays, its address changes.
+void resize_storage(c10::StorageImpl* storage, uint64_t bytes);
+
+}  // namespace singularity
