@@ -1,0 +1,162 @@
+"""`SingularitySpawner`: the ready Spawner of the embedded platform, one machine, no containers.
+
+Servers are local processes under the uid that the node agent gives the Hub user: an own uid per
+user when the Hub runs as root, else the Hub's own (then the agent serves one user only, and says
+so). Hub users need no account on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jupyterhub.spawner import LocalProcessSpawner
+from traitlets import Unicode, default
+
+from .homes import make_home
+from .hub_errors import spawn_refused
+from .mixin import SingularitySpawnerMixin
+from .progress import StartStory
+
+
+class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type: ignore[misc]
+    """Runs each single-user server as a local process in a home folder of its own.
+
+    Entry point ``singularity``: ``c.JupyterHub.spawner_class = "singularity"``.
+    """
+
+    homes_dir = Unicode(
+        help="""
+        Folder that holds one home folder per Hub user, created when a user first starts a server
+        (mode 0700, owned by the user's uid). Its parents must be passable for other uids when
+        the Hub runs as root. Default: ``homes`` in the Hub's working folder.
+        """,
+    ).tag(config=True)
+
+    @default("homes_dir")  # type: ignore[untyped-decorator]
+    def _default_homes_dir(self) -> str:
+        return os.path.join(os.getcwd(), "homes")
+
+    @default("cmd")  # type: ignore[untyped-decorator]
+    def _default_cmd(self) -> list[str]:
+        # The interpreter of the Hub: what `PATH` finds first may be another environment.
+        return [sys.executable, "-m", "jupyterhub.singleuser"]
+
+    @default("interrupt_timeout")  # type: ignore[untyped-decorator]
+    def _default_interrupt_timeout(self) -> int:
+        return 5
+
+    @default("term_timeout")  # type: ignore[untyped-decorator]
+    def _default_term_timeout(self) -> int:
+        return 5
+
+    uid: int | None = None
+    """Uid and gid of the server's process while it runs, asked of the service at each start."""
+    gid: int | None = None
+    home: Path | None = None
+
+    async def before_start(self, story: StartStory) -> None:
+        """Ask for the user's uid and make the home folder; called by the mixin's `start`."""
+        story.say(25, "Asking for the user identity on this machine.")
+        await self._identify(story)
+        try:
+            self.home = make_home(
+                Path(self.homes_dir), self.user.name, self.uid or 0, self.gid or 0
+            )
+        except OSError as error:
+            raise spawn_refused(
+                f"The home folder could not be prepared, so the server was not started: {error}.",
+                reason="singularity_home",
+                status=500,
+            ) from None
+        story.say(35, f"Home folder ready; the server will run as uid {self.uid}.")
+
+    async def _identify(self, story: StartStory) -> None:
+        identity = await self.ask_service("identity", story, self.user.name)
+        self.uid, self.gid = int(identity["uid"]), int(identity["gid"])
+        if os.geteuid() != 0 and self.uid != os.geteuid():
+            raise spawn_refused(
+                f"The server has to run as uid {self.uid}, but the Hub runs as uid "
+                f"{os.geteuid()} and cannot change it; nothing was started: run the Hub as root, "
+                "or the node agent as the Hub's user.",
+                reason="singularity_identity",
+                status=500,
+            )
+
+    def get_args(self) -> list[str]:
+        """Jupyter refuses to run as root without being told; it is told only when it must."""
+        args = list(super().get_args())
+        if self.uid == 0 and "--allow-root" not in args:
+            args.append("--allow-root")
+        return args
+
+    def user_env(self, env: dict[str, str]) -> dict[str, str]:
+        """Everything the server writes by default goes below its home folder."""
+        if self.home is None:
+            return env
+        home = str(self.home)
+        env.update(
+            HOME=home,
+            USER=self.user.name,
+            LOGNAME=self.user.name,
+            SHELL="/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh",
+            JUPYTER_CONFIG_DIR=f"{home}/.jupyter",
+            JUPYTER_DATA_DIR=f"{home}/.local/share/jupyter",
+            JUPYTER_RUNTIME_DIR=f"{home}/.local/share/jupyter/runtime",
+            JUPYTERLAB_SETTINGS_DIR=f"{home}/.jupyter/lab/user-settings",
+            JUPYTERLAB_WORKSPACES_DIR=f"{home}/.jupyter/lab/workspaces",
+            IPYTHONDIR=f"{home}/.ipython",
+            XDG_CONFIG_HOME=f"{home}/.config",
+            XDG_CACHE_HOME=f"{home}/.cache",
+            XDG_DATA_HOME=f"{home}/.local/share",
+        )
+        return env
+
+    def make_preexec_fn(self, name: str) -> Callable[[], None]:
+        """What the forked child does before exec: drop to the user's uid, go home.
+
+        The base class looks `name` up in the password file, where our users need not be.
+        """
+        uid, gid, home = self.uid, self.gid, self.home
+        assert uid is not None
+        assert gid is not None
+        assert home is not None
+        change = os.geteuid() == 0 and uid != 0
+
+        def preexec() -> None:
+            if change:
+                os.setgroups([])
+                os.setresgid(gid, gid, gid)
+                os.setresuid(uid, uid, uid)
+            os.umask(0o077)
+            os.chdir(home)
+
+        return preexec
+
+    async def move_certs(self, paths: dict[str, str]) -> dict[str, str]:
+        """With the Hub's internal TLS: hand the server's key and certificate to its uid. The Hub
+        calls it before `start`."""
+        await self._identify(StartStory())
+        for path in paths.values():
+            if self.uid is not None and self.gid is not None and os.geteuid() == 0:
+                os.chown(path, self.uid, self.gid)
+        return paths
+
+    def get_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().get_state()
+        if self.pid and self.uid is not None:
+            state["identity"] = {"uid": self.uid, "gid": self.gid}
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        super().load_state(state)
+        identity = state.get("identity")
+        if identity:
+            self.uid, self.gid = identity["uid"], identity["gid"]
+
+    def clear_state(self) -> None:
+        super().clear_state()
+        self.uid = self.gid = self.home = None
