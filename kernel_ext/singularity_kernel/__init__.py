@@ -1,0 +1,39 @@
+"""Kernel side of Singularity: provisioner, relay, `%singularity` and busy/idle reports.
+
+Importing this package costs nothing: IPython, jupyter_client and the rest are imported by the
+modules that need them, at the moment they are needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .activity import Activity
+
+_loaded: dict[int, Activity] = {}
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """Add `%singularity` and report busy and idle times to the node agent. Called by IPython for
+    ``--ext singularity_kernel`` (our kernels) and ``%load_ext singularity_kernel``."""
+    from .activity import Activity
+    from .magics import SingularityMagics
+
+    unload_ipython_extension(ip)
+    ip.register_magics(SingularityMagics(ip))
+    activity = Activity.from_environment(ip)
+    if activity is not None:
+        activity.start()
+        _loaded[id(ip)] = activity
+
+
+def unload_ipython_extension(ip: Any) -> None:
+    """Take both away again; the session goes on and counts as busy from now on."""
+    activity = _loaded.pop(id(ip), None)
+    if activity is not None:
+        activity.stop()
+    ip.magics_manager.magics["line"].pop("singularity", None)
+    magics = ip.magics_manager.registry.pop("SingularityMagics", None)
+    if magics in ip.configurables:
+        ip.configurables.remove(magics)

@@ -1,0 +1,62 @@
+"""What of the server's environment may enter a session, and which kernels load our extension.
+
+Pure functions; called by the provisioner before it asks for a session. The node agent strips the
+same secrets once more: here they are removed so that they are not even sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+
+from singularity_proxy.capsule.launcher import stripped_environment
+
+EXTENSION = "singularity_kernel"
+
+NESTED = "SINGULARITY_NESTED"
+"""Set in kernels that were started inside a session: their idleness says nothing about it."""
+
+_SECRETS = frozenset({"JUPYTER_TOKEN", "JUPYTER_PASSWORD"})
+"""The server's own keys; what the Hub and the scheduler gave it goes by the capsule's own rule."""
+
+_KEPT = "JPY_SESSION_NAME"
+"""The notebook's path: no secret, and libraries read it to find their own notebook."""
+
+_LAUNCHERS = frozenset({"ipykernel_launcher", "ipykernel"})
+
+
+def session_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without the tokens and addresses of the Hub, the server and the scheduler: process
+    images must never hold them. JPY_PARENT_PID goes too: with it a kernel ends with its server.
+    """
+    kept = {k: v for k, v in stripped_environment(environ).items() if k not in _SECRETS}
+    if _KEPT in environ:
+        kept[_KEPT] = environ[_KEPT]
+    return kept
+
+
+def with_extension(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """`argv` of a kernel, with ``--ext singularity_kernel`` when it starts IPython's kernel with
+    this environment's Python; another environment may not have the extension installed."""
+    argv = list(argv)
+    if _is_ipykernel(argv) and _same_python(argv[0], environ) and EXTENSION not in argv:
+        argv += ["--ext", EXTENSION]
+    return argv
+
+
+def _is_ipykernel(argv: Sequence[str]) -> bool:
+    return any(flag == "-m" and module in _LAUNCHERS for flag, module in itertools.pairwise(argv))
+
+
+def _same_python(executable: str, environ: Mapping[str, str]) -> bool:
+    found = shutil.which(executable, path=environ.get("PATH"))
+    if found is None:
+        return False
+    # A virtual environment's python is a link to the base one: the folder tells them apart.
+    same_folder = os.path.dirname(os.path.abspath(found)) == os.path.dirname(
+        os.path.abspath(sys.executable)
+    )
+    return same_folder and os.path.realpath(found) == os.path.realpath(sys.executable)

@@ -1,0 +1,424 @@
+"""`SingularityProvisioner`: every kernel that Jupyter starts becomes a session.
+
+Jupyter finds it by the entry point ``singularity`` of ``jupyter_client.kernel_provisioners``: our
+kernelspec names it, and the spawner makes it the default of the single-user server with
+JUPYTER_DEFAULT_PROVISIONER_NAME, so that other kernelspecs, nbclient, papermill and
+``jupyter execute`` go through it as well. It asks the scheduler service for a session; the node
+agent starts the kernel and the relay, and Jupyter's clients talk to the relay's ports.
+
+Three situations (`Mode`), decided anew at every start:
+
+* SESSION: the scheduler is configured (SINGULARITY_API_URL). All below applies.
+* NESTED: started inside a session (SINGULARITY_SESSION). A plain local kernel that inherits the
+  session's environment, and with it the session's devices.
+* LOCAL: no platform. A plain local kernel without an accelerator; the log says so once.
+
+A session's kernel counts as alive as long as its process exists: parked, waiting for a device, or
+while the scheduler itself is away. Anything else would make Jupyter restart it and throw its
+variables away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import os
+import signal
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+from singularity_proxy.errors import BadRequest, Conflict, NotFound, SingularityError, Unavailable
+from tornado.web import HTTPError
+from traitlets import Float, Integer, Unicode, default
+
+from .environment import NESTED, session_environment, with_extension
+
+if TYPE_CHECKING:
+    from singularity_scheduler.client import ServiceClient
+
+CHANNEL_PORTS = ("shell_port", "iopub_port", "stdin_port", "hb_port", "control_port")
+ENDED = frozenset({"completed", "failed", "cancelled"})
+
+POLL_S = 1.0
+"""How long an answer about a running kernel is reused."""
+
+POLL_ENDING_S = 0.1
+"""The same once a shutdown was asked for: Jupyter then waits for the end."""
+
+MISSING_S = 10.0
+"""How long the scheduler must not know a running session before it counts as ended."""
+
+EXIT_UNKNOWN = 1
+
+
+class Mode(enum.Enum):
+    SESSION = "session"
+    NESTED = "nested"
+    LOCAL = "local"
+
+
+class KernelNotStarted(HTTPError):
+    """Why a kernel could not start, in one sentence. As an HTTPError it reaches JupyterLab's
+    dialog as its message instead of as a traceback; `status_code` is the scheduler's."""
+
+    def __init__(self, error: SingularityError) -> None:
+        super().__init__(error.http_status, error.message)
+        self.sentence = error.message
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+class _OneLine(logging.Filter):
+    """Keeps refusals in the log to their sentence; jupyter_client logs a traceback with them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], KernelNotStarted):
+            record.exc_info = record.exc_text = None
+        return True
+
+
+_one_line = _OneLine()
+
+
+class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
+    """Starts and watches one kernel as a session; made by jupyter_client, one per kernel manager.
+
+    Methods say when jupyter_client calls them; all are coroutines on the server's event loop (or
+    on a private one for the blocking `KernelManager`).
+    """
+
+    tier = Unicode(
+        config=True,
+        help="""SLA tier of the sessions: "premium", "standard" or "basic". Also settable in a
+        kernelspec (metadata.kernel_provisioner.config.tier). Empty: the scheduler's default.
+        Default: SINGULARITY_TIER, which the spawn form sets.""",
+    )
+    devices = Integer(
+        config=True,
+        help="""Virtual devices of a session: how many accelerators user code sees. Also settable
+        in a kernelspec (metadata.kernel_provisioner.config.devices). 0: the scheduler's default.
+        Default: SINGULARITY_DEVICES, which the spawn form sets.""",
+    )
+    service_wait_s = Float(
+        15.0,
+        config=True,
+        help="""Seconds that a kernel start keeps trying while the scheduler does not answer, for
+        example while it restarts. 0: fail at once.""",
+    )
+
+    @default("tier")  # type: ignore[untyped-decorator]
+    def _default_tier(self) -> str:
+        return os.environ.get("SINGULARITY_TIER", "")
+
+    @default("devices")  # type: ignore[untyped-decorator]
+    def _default_devices(self) -> int:
+        value = os.environ.get("SINGULARITY_DEVICES") or "0"
+        try:
+            return int(value)
+        except ValueError:
+            raise KernelNotStarted(
+                BadRequest(
+                    f"SINGULARITY_DEVICES is {value!r}, but it must be a number of devices; "
+                    "no kernel was started: set it right and start the server again"
+                )
+            ) from None
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.mode = Mode.LOCAL
+        self.session_id: str | None = None
+        """The session behind the kernel now; None before the start and after `cleanup`."""
+        self._running = False
+        self._exit_code: int | None = None
+        self._ending = False
+        self._asked_at = 0.0
+        self._missing_since: float | None = None
+        self._away = False
+        self._service: ServiceClient | None = None
+        self.connection_info: dict[str, Any] = {}
+        self.log.addFilter(_one_line)
+
+    # -- start ------------------------------------------------------------------------------
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Write the clients' connection file and build the command; at every (re)start."""
+        self.mode = _mode()
+        if self.mode is Mode.SESSION and self.parent is not None:
+            # The relay binds these ports in another process. With caching off a start that finds
+            # one taken can choose new ones, and nothing must be returned in the end.
+            self.parent.cache_ports = False
+        kwargs = await super().pre_launch(**kwargs)
+        env: dict[str, str] = kwargs["env"]
+        if self.mode is Mode.SESSION:
+            kwargs["env"] = session_environment(env)
+            kwargs["cmd"] = with_extension(kwargs["cmd"], env)
+        elif self.mode is Mode.NESTED:
+            env[NESTED] = "1"
+        else:
+            env["CUDA_VISIBLE_DEVICES"] = ""
+            self.log.warning(
+                "Singularity: no platform is configured (SINGULARITY_API_URL is not set), so this "
+                "kernel runs here without an accelerator; start it from a server of the platform "
+                "to get one."
+            )
+        return kwargs
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
+        """Start the session and return what the clients connect to; right after `pre_launch`."""
+        if self.mode is not Mode.SESSION:
+            info: dict[str, Any] = await super().launch_kernel(cmd, **kwargs)
+            return info
+        self.cwd = str(kwargs.get("cwd") or os.getcwd())
+        try:
+            created = await self._create(cmd, kwargs["env"])
+        except SingularityError as error:
+            raise KernelNotStarted(error) from None
+        launch = created.get("launch") or {}
+        self.session_id = str(created["id"])
+        self.pid = launch.get("pid")
+        self._running, self._exit_code, self._ending = True, None, False
+        self._asked_at, self._missing_since = time.monotonic(), None
+        self.connection_info = _connection(self.connection_info, launch.get("connection"))
+        self.log.info("Singularity: session %s started for kernel %s", self.session_id, cmd[0])
+        return dict(self.connection_info)
+
+    async def _create(self, cmd: list[str], env: dict[str, str]) -> dict[str, Any]:
+        """Ask for the session; on a port that someone else took in the meantime, with new ports."""
+        for _ in range(3):
+            try:
+                return await self._create_once(cmd, env)
+            except Conflict as error:
+                if "port" not in error.fields or not self._new_ports():
+                    raise
+                self.log.warning("Singularity: %s", error.message)
+        return await self._create_once(cmd, env)
+
+    async def _create_once(self, cmd: list[str], env: dict[str, str]) -> dict[str, Any]:
+        key, give_up_at = uuid.uuid4().hex, time.monotonic() + self.service_wait_s
+        launch = {
+            "mode": "capsule",
+            "argv": self._portable(cmd),
+            "env": env,
+            "cwd": self.cwd,
+            "connection": _as_json(self.connection_info),
+            "owner_pid": os.getpid(),
+        }
+        while True:
+            try:
+                return await self._client().create_session(
+                    kind="interactive",
+                    name=self._name(env),
+                    tier=self.tier or None,
+                    devices=self.devices or None,
+                    launch=launch,
+                    key=key,  # asking twice gives one session
+                )
+            except Unavailable:
+                if time.monotonic() >= give_up_at:
+                    raise
+            await asyncio.sleep(0.5)
+
+    def _portable(self, cmd: list[str]) -> list[str]:
+        """`cmd` with ``{connection_file}`` where the clients' file was: the agent puts the file
+        there that the kernel gets."""
+        if self.parent is None:
+            return list(cmd)
+        path = os.path.realpath(self.parent.connection_file)
+        return [argument.replace(path, "{connection_file}") for argument in cmd]
+
+    def _new_ports(self) -> bool:
+        """Choose other client-facing ports; False when they were given by the user."""
+        km = self.parent
+        if km is None or not km._random_port_names:
+            return False
+        km.cleanup_random_ports()
+        km.write_connection_file()
+        self.connection_info = km.get_connection_info()
+        return True
+
+    def _name(self, env: dict[str, str]) -> str:
+        """What people call the session: the notebook's file name, else the kernel's."""
+        path = env.get("JPY_SESSION_NAME", "")
+        return os.path.basename(path) or str(getattr(self.kernel_spec, "display_name", ""))
+
+    def _client(self) -> ServiceClient:
+        if self._service is None:
+            from singularity_scheduler.client import ServiceClient
+
+            self._service = ServiceClient.from_environment()
+        return self._service
+
+    # -- while it runs ----------------------------------------------------------------------
+
+    @property
+    def has_process(self) -> bool:
+        """True from the launch until `wait` has seen the end."""
+        return self._running if self.mode is Mode.SESSION else super().has_process
+
+    async def poll(self) -> int | None:
+        """None while the kernel's process exists (parked, waiting, scheduler away), else its exit
+        code. Called every few seconds by the restarter and ten times a second during a shutdown."""
+        if self.mode is not Mode.SESSION:
+            code: int | None = await super().poll()
+            return code
+        if self._exit_code is not None:
+            return self._exit_code
+        if self.session_id is None:
+            return 0
+        now = time.monotonic()
+        if now - self._asked_at < (POLL_ENDING_S if self._ending else POLL_S):
+            return None
+        self._asked_at = now
+        try:
+            session = await self._client().get_session(self.session_id)
+        except NotFound:
+            self._missing_since = self._missing_since or now
+            if self._ending or now - self._missing_since >= MISSING_S:
+                self._exit_code = EXIT_UNKNOWN
+            return self._exit_code
+        except SingularityError as error:
+            self._tell_away(error)
+            return None
+        self._missing_since, self._away = None, False
+        if session["process_state"] in ENDED:
+            code = session.get("exit_code")
+            failed = session["process_state"] != "completed"
+            self._exit_code = code if code is not None else (EXIT_UNKNOWN if failed else 0)
+        return self._exit_code
+
+    def _tell_away(self, error: SingularityError) -> None:
+        """Once per time that the scheduler is away."""
+        if not self._away:
+            self._away = True
+            self.log.warning(
+                "Singularity: the kernel goes on, its state is unknown for now: %s", error.message
+            )
+
+    async def wait(self) -> int | None:
+        """Return the exit code once the kernel has ended; the caller limits the time."""
+        if self.mode is not Mode.SESSION:
+            code: int | None = await super().wait()
+            return code
+        while (ended := await self.poll()) is None:
+            await asyncio.sleep(POLL_ENDING_S)
+        self._running = False
+        return ended
+
+    async def send_signal(self, signum: int) -> None:
+        """Pass a signal on (SIGINT: the stop button). A kernel that has ended ignores it."""
+        if self.mode is not Mode.SESSION:
+            await super().send_signal(signum)
+            return
+        if signum == 0:
+            await self.poll()
+        elif signum == signal.SIGKILL:
+            await self.kill()
+        elif self.session_id is not None and self._exit_code is None:
+            try:
+                await self._client().signal(self.session_id, signum)
+            except (NotFound, Conflict):
+                pass  # it has ended in the meantime
+            except SingularityError as error:
+                self.log.warning(
+                    "Singularity: signal %s was not delivered: %s", signum, error.message
+                )
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def shutdown_requested(self, restart: bool = False) -> None:
+        """The kernel was just asked, over its control channel, to end by itself."""
+        self._ending = True
+        await super().shutdown_requested(restart)
+
+    async def terminate(self, restart: bool = False) -> None:
+        """SIGTERM: the kernel did not end in time after `shutdown_requested`."""
+        if self.mode is not Mode.SESSION:
+            await super().terminate(restart)
+            return
+        self._ending = True
+        await self.send_signal(signal.SIGTERM)
+
+    async def kill(self, restart: bool = False) -> None:
+        """End the session now. A restart is a new session under the same client-facing ports."""
+        if self.mode is not Mode.SESSION:
+            await super().kill(restart)
+            return
+        self._ending = True
+        await self._end("the kernel was stopped", grace_s=0.0)
+
+    async def cleanup(self, restart: bool = False) -> None:
+        """Give the session and its ports back; after every shutdown, twice by nbclient."""
+        if self.mode is Mode.SESSION:
+            await self._end("restart of the kernel" if restart else "shutdown of the kernel")
+            self.session_id, self._running = None, False
+        await super().cleanup(restart)
+
+    async def _end(self, reason: str, grace_s: float = 5.0) -> None:
+        if self.session_id is None:
+            return
+        try:
+            ended = await self._client().end_session(self.session_id, reason, grace_s)
+        except NotFound:
+            ended = {}
+        except SingularityError as error:
+            self.log.warning(
+                "Singularity: session %s could not be ended now; its lease runs out by itself: %s",
+                self.session_id,
+                error.message,
+            )
+            return
+        if self._exit_code is None:
+            code = ended.get("exit_code")
+            self._exit_code = code if code is not None else -signal.SIGKILL
+
+    def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
+        """A session ends by way of scheduler and agent: a little more than a local process gets."""
+        base: float = super().get_shutdown_wait_time(recommended)
+        return base + 2.0 if self.mode is Mode.SESSION else base
+
+    # -- hand-over to another server --------------------------------------------------------
+
+    async def get_provisioner_info(self) -> dict[str, Any]:
+        """What another process needs to go on with this kernel (JSON)."""
+        info: dict[str, Any] = await super().get_provisioner_info()
+        info["connection_info"] = _as_json(info["connection_info"])
+        info["singularity"] = {"mode": self.mode.value, "session": self.session_id}
+        return info
+
+    async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
+        """Take over the kernel that `get_provisioner_info` described."""
+        connection = dict(provisioner_info["connection_info"])
+        connection["key"] = str(connection["key"]).encode()
+        await super().load_provisioner_info({**provisioner_info, "connection_info": connection})
+        ours = provisioner_info["singularity"]
+        self.mode, self.session_id = Mode(ours["mode"]), ours["session"]
+        self._running, self._exit_code = self.session_id is not None, None
+
+
+def _mode() -> Mode:
+    if os.environ.get("SINGULARITY_SESSION"):
+        return Mode.NESTED
+    return Mode.SESSION if os.environ.get("SINGULARITY_API_URL") else Mode.LOCAL
+
+
+def _as_json(connection: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.decode() if isinstance(value, bytes) else value
+        for name, value in connection.items()
+    }
+
+
+def _connection(asked: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
+    """What the clients connect to: what was asked for, at the address the relay really has."""
+    merged = dict(asked)
+    for name in ("ip", "transport", *CHANNEL_PORTS):
+        if given and name in given:
+            merged[name] = given[name]
+    return merged
+
+
+__all__ = ["KernelNotStarted", "Mode", "SingularityProvisioner"]

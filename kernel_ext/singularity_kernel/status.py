@@ -1,0 +1,166 @@
+"""What `%singularity` shows: a session's JSON as one screen of text or HTML. Pure functions and
+small display objects; nothing here talks to anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from html import escape
+from typing import Any
+
+Json = Mapping[str, Any]
+
+
+def human_bytes(count: float) -> str:
+    """`count` bytes in binary units, three significant digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def human_age(at: str | None, now: datetime) -> str:
+    """How long ago the ISO time `at` was: "12 s ago"; "" for None and for what is no time."""
+    if not at:
+        return ""
+    try:
+        then = datetime.fromisoformat(at.replace("Z", "+00:00"))
+    except ValueError:
+        return ""
+    if then.tzinfo is None:
+        then = then.replace(tzinfo=timezone.utc)
+    seconds = max(0, int((now - then).total_seconds()))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _devices(status: Json) -> str:
+    wanted, held = int(status.get("virtual_devices") or 0), list(status.get("devices") or ())
+    if not held:
+        return f"{plural(wanted, 'virtual device')}; none held now, the next device call takes them"
+    return ", ".join(f"cuda:{i} -> {device}" for i, device in enumerate(held))
+
+
+def _memory(status: Json) -> str:
+    memory = status.get("memory")
+    entries = [memory] if isinstance(memory, Mapping) else list(memory or ())
+    parts = []
+    for entry in entries:
+        text = human_bytes(entry.get("current") or 0)
+        if entry.get("capacity"):
+            text += f" of {human_bytes(entry['capacity'])}"
+        if entry.get("peak"):
+            text += f" (peak {human_bytes(entry['peak'])})"
+        device = entry.get("device")
+        parts.append(f"{device}: {text}" if device and len(entries) > 1 else text)
+    return ", ".join(parts)
+
+
+def _checkpoint(status: Json, now: datetime) -> str:
+    last = status.get("last_checkpoint")
+    if not last:
+        return "none yet"
+    parts = [str(last.get("id", "")), human_age(last.get("at"), now)]
+    if last.get("bytes") is not None:
+        parts.append(human_bytes(last["bytes"]))
+    if last.get("level"):
+        parts.append(f"{last['level']} state")
+    return ", ".join(part for part in parts if part)
+
+
+def _queue(status: Json, now: datetime) -> str:
+    queue = status.get("queue")
+    if not queue:
+        return ""
+    text = f"place {queue.get('place')}"
+    ahead = queue.get("ahead")
+    if ahead is not None:
+        text += f", {ahead if isinstance(ahead, int) else len(ahead)} ahead"
+    since = human_age(status.get("waiting_since"), now)
+    return f"{text}, since {since}" if since else text
+
+
+def _others(status: Json) -> str:
+    parts = []
+    for other in status.get("others_waiting") or ():
+        devices = plural(int(other.get("devices") or 0), "device")
+        parts.append(f"{other.get('user')}/{other.get('name')} ({other.get('tier')}, {devices})")
+    return ", ".join(parts)
+
+
+def status_rows(status: Json, now: datetime) -> list[tuple[str, str]]:
+    """Label and text of every line that there is something to say on."""
+    state = str(status.get("state") or status.get("process_state") or "unknown")
+    reason = str(status.get("reason") or "")
+    idle = human_age(status.get("idle_since"), now)
+    rows = [
+        ("State", f"{state}: {reason}" if reason else state),
+        ("Activity", f"idle since {idle}" if idle else ("busy" if status.get("busy") else "")),
+        ("Tier", str(status.get("tier") or "")),
+        ("Devices", _devices(status)),
+        ("Device memory", _memory(status)),
+        ("Last checkpoint", _checkpoint(status, now)),
+        ("Queue", _queue(status, now)),
+        ("Others wait", _others(status) or "nobody"),
+    ]
+    if status.get("service") == "away":
+        rows.append(
+            ("Scheduler", "away; this is what the node agent knows, the session goes on unchanged")
+        )
+    return [(label, text) for label, text in rows if text]
+
+
+def history_rows(entries: Sequence[Json], now: datetime) -> list[tuple[str, str]]:
+    """When, and what happened and why, oldest first."""
+    return [
+        (
+            human_age(entry.get("at"), now) or str(entry.get("at") or ""),
+            ": ".join(str(entry[k]) for k in ("state", "reason") if entry.get(k)),
+        )
+        for entry in entries
+    ]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled two-column table; what a notebook displays, as text or HTML."""
+
+    title: str
+    rows: Sequence[tuple[str, str]]
+    empty: str = ""
+    """Shown instead of an empty table."""
+
+    def __repr__(self) -> str:
+        width = max((len(label) for label, _ in self.rows), default=0)
+        lines = [f"  {label:<{width}}  {text}" for label, text in self.rows]
+        return "\n".join([self.title, *(lines or [f"  {self.empty}"])])
+
+    def _repr_html_(self) -> str:
+        body = "".join(
+            f'<tr><th style="text-align:left">{escape(label)}</th>'
+            f'<td style="text-align:left">{escape(text)}</td></tr>'
+            for label, text in self.rows
+        )
+        table = f"<table>{body}</table>" if body else f"<p>{escape(self.empty)}</p>"
+        return f"<div><b>{escape(self.title)}</b>{table}</div>"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence, displayed without quotes."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<span>{escape(self.text)}</span>"
