@@ -1,0 +1,1 @@
+"""Where the native module is defined (`module.cpp`) and built (`build/`); see `build.py`."""
