@@ -52,12 +52,6 @@ FLAGS = [
     "-DNDEBUG",
     "-DTORCH_API_INCLUDE_EXTENSION_H",
 ]
-LIBRARIES = 8
-"""Older libraries stay this long: a process image may still map one of them."""
-FLAGS = (
-    "-std=c++20 -O2 -g0 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter "
-    "-DNDEBUG -DTORCH_API_INCLUDE_EXTENSION_H"
-).split()
 LIBRARIES = ("torch_cpu", "torch_python", "c10")
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
