@@ -76,7 +76,7 @@ static_assert(sizeof(ReplyHeader) == 24);
 
 // TensorMeta: u8 kind, and unless undefined: u8 dtype, u8 dim, u8 flags, u32 index, i64 offset,
 // u64 storage bytes, i64 sizes[dim], i64 strides[dim]. `index` is the n-th new storage (id = base +
-// index) or the n-th input tensor whose storage it shares.
+// index) or the n-th input tensor (Tag::tensor, in the order of the key) whose storage it shares.
 enum class MetaKind : uint8_t { undefined = 0, new_storage = 1, input_storage = 2 };
 
 enum class Tag : uint8_t {

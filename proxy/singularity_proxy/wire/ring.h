@@ -56,19 +56,26 @@ struct RingHeader {
   std::atomic<uint32_t> worker_waiting;                 // 1 while a thread waits for a device
   std::atomic<uint64_t> memory_capacity;                // bytes, of the whole proxy
   std::atomic<uint64_t> memory_current;
-  std::atomic<uint64_t> memory_peak;
+  std::atomic<uint64_t> memory_peak;                    // a worker that wants a new peak stores 0
   std::atomic<uint64_t> last_record_ns;                 // CLOCK_MONOTONIC of the last record
   QueueWords request;
   QueueWords reply;
   alignas(64) std::atomic<uint64_t> done_seq;           // last executed record
   std::atomic<uint64_t> error_seq;                      // first failed asynchronous record; 0 none
+  std::atomic<uint32_t> error_status;                   // Status of that record
   alignas(64) std::atomic<uint64_t> replied_seq;        // last record whose reply is published
-  char reserved[1024 - 712];
+  // A proxy can be killed between publishing a reply and storing `replied_seq`. It says first which
+  // reply it is about to publish and where the reply queue's head will be then; the next proxy
+  // compares, so that no reply is lost or repeated.
+  std::atomic<uint64_t> reply_intent_head;
+  std::atomic<uint64_t> reply_intent_seq;
+  char reserved[1024 - 728];
   char failure[kFailureBytes];                          // sentence: why failed, or the async error
 };
 static_assert(offsetof(RingHeader, state) == 64 && offsetof(RingHeader, memory_capacity) == 96);
 static_assert(offsetof(RingHeader, last_record_ns) == 120 && offsetof(RingHeader, request) == 128);
 static_assert(offsetof(RingHeader, reply) == 384 && offsetof(RingHeader, done_seq) == 640);
+static_assert(offsetof(RingHeader, error_status) == 656);
 static_assert(offsetof(RingHeader, replied_seq) == 704 && offsetof(RingHeader, failure) == 1024);
 static_assert(sizeof(RingHeader) <= kHeaderBytes && sizeof(std::atomic<uint64_t>) == 8);
 
