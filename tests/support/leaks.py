@@ -1,0 +1,178 @@
+"""What a test run may not leave behind: processes, open files, shared memory, folders in /tmp.
+
+`tests/conftest.py` takes a `Baseline` when the run begins and asks for `leaks` when it is over.
+Each leak is one sentence that says what it is and, where known, which test it grew in.
+
+A process is ours when it carries the run's mark in its environment (every descendant inherits it),
+is a descendant, or is an orphan that runs one of our modules from this checkout's environment
+without any run's mark. Two runs on one machine therefore do not accuse each other.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+MARK = "SINGULARITY_TEST_RUN"
+"""Environment variable whose value names the run; set by `conftest.py` before anything starts."""
+
+FD_SLACK = 4
+"""Descriptors the run may keep: caches of libraries (random source, one event loop) stay open."""
+
+_OUR_MODULES = re.compile(
+    r"singularity_(proxy|scheduler|kernel|spawner|labext)|jupyter-singularity|configurable-http-proxy"
+)
+_SHARED = (Path("/dev/shm"), Path("/tmp"))
+
+
+def fd_targets() -> Counter[str]:
+    """What this process has open, sockets and pipes counted by kind."""
+    found: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            continue  # the descriptor of the listing itself
+        found[re.sub(r"^(socket|pipe):.*", r"\1", target)] += 1
+    return found
+
+
+def fd_count() -> int:
+    """Open descriptors of this process, the listing's own not counted."""
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+def _shared_folders() -> set[Path]:
+    return {path for base in _SHARED for path in base.glob("singularity-*")}
+
+
+@dataclass
+class Baseline:
+    """The state of the machine before the first test."""
+
+    run: str
+    started: float = field(default_factory=lambda: psutil.Process().create_time())
+    fds: Counter[str] = field(default_factory=fd_targets)
+    folders: set[Path] = field(default_factory=_shared_folders)
+    fd_growth: Counter[str] = field(default_factory=Counter)
+    """Descriptors gained per test id, so that a leak can be traced to the tests it grew in."""
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK)
+    except (psutil.Error, OSError):
+        return None
+
+
+def _is_ours(process: psutil.Process, baseline: Baseline, descendants: set[int]) -> bool:
+    if process.pid in descendants:
+        return True
+    mark = _mark_of(process)
+    if mark is not None:
+        return mark == baseline.run
+    line = " ".join(process.cmdline())
+    return (
+        process.create_time() >= baseline.started
+        and process.ppid() == 1
+        and sys.prefix in line
+        and _OUR_MODULES.search(line) is not None
+    )
+
+
+def leaked_processes(baseline: Baseline) -> list[psutil.Process]:
+    """Processes of this run that are still alive (or dead and never waited for)."""
+    me = psutil.Process()
+    descendants = {child.pid for child in me.children(recursive=True)}
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid == me.pid or not _is_ours(process, baseline, descendants):
+                continue
+            if "multiprocessing.resource_tracker" in " ".join(process.cmdline()):
+                continue  # Python's own helper; it ends with this process
+            found.append(process)
+        except psutil.Error:
+            continue  # it ended while we looked
+    return found
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether a live process holds a bound socket, a mapping, a cwd or a file below `folder`."""
+    prefix = f"{folder}/"
+    if prefix in Path("/proc/net/unix").read_text(errors="replace"):
+        return True
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{os.readlink(entry / 'cwd')}/".startswith(prefix):
+                return True
+            if prefix in (entry / "maps").read_text(errors="replace"):
+                return True
+            if any(os.readlink(fd).startswith(prefix) for fd in (entry / "fd").iterdir()):
+                return True
+        except OSError:
+            continue  # gone, or of another user
+    return False
+
+
+def leaked_folders(baseline: Baseline) -> list[Path]:
+    """New `singularity-*` entries of /dev/shm and the temp folders that no live process uses."""
+    new = _shared_folders() - baseline.folders
+    own_tmp = Path(os.environ.get("TMPDIR", "/tmp"))
+    mine = set() if own_tmp in _SHARED else set(own_tmp.glob("singularity-*"))
+    return sorted(mine | {folder for folder in new if not _in_use(folder)})
+
+
+def leaked_fds(baseline: Baseline) -> Counter[str]:
+    """What is open now and was not at the start; empty when the growth is within `FD_SLACK`."""
+    gc.collect()
+    grown = fd_targets() - baseline.fds
+    return grown if grown.total() > FD_SLACK else Counter()
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return f"process {process.pid} ({process.name()}) ended but nobody waited for it"
+        line = " ".join(process.cmdline())[:160] or process.name()
+    except psutil.Error:
+        return f"process {process.pid} was alive at the end of the run"
+    return f"process {process.pid} outlived the run and was killed: {line}"
+
+
+def leaks(baseline: Baseline, wait_s: float = 5.0) -> list[str]:
+    """One sentence per leak, after giving what is on its way out `wait_s` seconds to go.
+
+    Leaked processes are killed, so that one bad test does not disturb the next run.
+    """
+    deadline = time.monotonic() + wait_s
+    processes, folders = leaked_processes(baseline), leaked_folders(baseline)
+    while (processes or folders) and time.monotonic() < deadline:
+        time.sleep(0.2)
+        processes, folders = leaked_processes(baseline), leaked_folders(baseline)
+    sentences = []
+    for process in processes:
+        sentences.append(_describe(process))
+        try:
+            process.kill()
+        except psutil.Error:
+            pass
+    sentences += [f"{folder} was left behind and no process uses it" for folder in folders]
+    grown = leaked_fds(baseline)
+    if grown:
+        kinds = ", ".join(f"{count} x {name}" for name, count in grown.most_common(6))
+        tests = ", ".join(
+            f"{name} (+{n})" for name, n in baseline.fd_growth.most_common(3) if n > 0
+        )
+        sentences.append(
+            f"{grown.total()} file descriptors stayed open: {kinds}; grown most in: {tests or '?'}"
+        )
+    return sentences

@@ -1,0 +1,84 @@
+"""The dated report that `./dev test --full` leaves in benchmarks/results/."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from _pytest.reports import TestReport
+
+_OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+
+
+def _commit(root: Path) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def _skip_reason(report: TestReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def render(
+    stats: Mapping[str, Sequence[TestReport]],
+    duration_s: float,
+    seed: int,
+    commit: str,
+    today: datetime.date,
+) -> str:
+    """The report as Markdown: machine, counts, time per folder, slowest tests, reasons of skips."""
+    counts = {name: len(stats.get(name, ())) for name in _OUTCOMES}
+    folders: dict[str, list[float]] = defaultdict(list)
+    slow: list[tuple[float, str]] = []
+    for outcome in ("passed", "failed"):
+        for report in stats.get(outcome, ()):
+            folders["/".join(report.nodeid.split("/")[:2])].append(report.duration)
+            slow.append((report.duration, report.nodeid))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    user = "root" if os.geteuid() == 0 else "not root"
+    lines = [
+        f"# Full test run of {today.isoformat()}",
+        "",
+        f"Commit {commit} · Python {platform.python_version()}"
+        f" · torch {importlib.metadata.version('torch')} · Linux {platform.release()}"
+        f" · {os.cpu_count()} CPUs, {memory:.0f} GiB · {user}"
+        f" · seed {seed}",
+        "",
+        ", ".join(f"{n} {name}" for name, n in counts.items() if n) + f" in {duration_s:.0f} s",
+        "",
+        "| folder | tests | seconds |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {name} | {len(t)} | {sum(t):.1f} |" for name, t in sorted(folders.items())]
+    for name in ("failed", "error"):
+        lines += [f"- {name}: `{report.nodeid}`" for report in stats.get(name, ())]
+    lines += ["", "Slowest tests:", ""]
+    lines += [f"- {s:.1f} s `{nodeid}`" for s, nodeid in sorted(slow, reverse=True)[:20]]
+    skipped = stats.get("skipped", ())
+    if skipped:
+        lines += ["", "Skipped:", ""]
+        lines += [f"- `{report.nodeid}`: {_skip_reason(report)}" for report in skipped]
+    return "\n".join(lines) + "\n"
+
+
+def write(
+    root: Path, stats: Mapping[str, Sequence[TestReport]], duration_s: float, seed: int
+) -> Path:
+    """Writes today's report (a second run on one day replaces the first) and returns its path."""
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    path = root / "benchmarks" / "results" / f"{today.isoformat()}-tests.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(stats, duration_s, seed, _commit(root), today))
+    return path

@@ -1,0 +1,108 @@
+"""The leak checks find what they are there to find, and accuse nobody else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support import leaks, matrix
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+@contextmanager
+def running(argv: list[str], env: dict[str, str]) -> Iterator[int]:
+    """A process that is not our descendant: its parent ends at once."""
+    starter = (
+        "import subprocess as s, sys;"
+        "print(s.Popen(sys.argv[1:], stdout=s.DEVNULL, stderr=s.DEVNULL).pid)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", starter, *argv], env=env, capture_output=True, text=True, check=True
+    )
+    pid = int(done.stdout)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, 9)
+
+
+def env_with(mark: str | None) -> dict[str, str]:
+    env = {k: v for k, v in os.environ.items() if k != leaks.MARK}
+    return env if mark is None else {**env, leaks.MARK: mark}
+
+
+def pids(baseline: leaks.Baseline) -> set[int]:
+    return {process.pid for process in leaks.leaked_processes(baseline)}
+
+
+def test_finds_a_child() -> None:
+    baseline = leaks.Baseline(run="none")
+    with subprocess.Popen(SLEEP, env=env_with(None)) as child:
+        assert child.pid in pids(baseline)
+        child.kill()
+
+
+def test_finds_a_daemon_by_the_mark_of_its_run() -> None:
+    with running(SLEEP, env_with("run-a")) as pid:
+        assert pid in pids(leaks.Baseline(run="run-a"))
+        assert pid not in pids(leaks.Baseline(run="run-b"))
+
+
+def test_finds_an_orphan_of_our_modules_that_lost_the_mark() -> None:
+    baseline = leaks.Baseline(run="run-a")
+    with running([*SLEEP, "singularity_proxy.device"], env_with(None)) as pid:
+        assert pid in pids(baseline)
+    with running([*SLEEP, "something.else"], env_with(None)) as pid:
+        assert pid not in pids(baseline)
+
+
+def test_kills_what_it_reports() -> None:
+    baseline = leaks.Baseline(run="run-c")
+    with subprocess.Popen(SLEEP, env=env_with("run-c")) as child:
+        sentences = leaks.leaks(baseline, wait_s=0.0)
+        assert any(f"process {child.pid} outlived the run" in s for s in sentences)
+        assert child.wait(10) == -9
+
+
+@pytest.mark.parametrize("base", ["/dev/shm", "/tmp"])
+def test_finds_a_folder_that_nobody_uses(base: str) -> None:
+    baseline = leaks.Baseline(run="none")
+    folder = Path(tempfile.mkdtemp(prefix="singularity-leak-test-", dir=base))
+    try:
+        assert folder in leaks.leaked_folders(baseline)
+        with (folder / "ring").open("w"):
+            assert folder not in leaks.leaked_folders(baseline)
+    finally:
+        shutil.rmtree(folder)
+    assert folder not in leaks.leaked_folders(baseline)
+
+
+def test_finds_descriptors_that_stay_open(tmp_path: Path) -> None:
+    baseline = leaks.Baseline(run="none")
+    files = [(tmp_path / str(n)).open("w") for n in range(leaks.FD_SLACK + 1)]
+    baseline.fd_growth["tests/x.py::test_x"] = 5
+    grown = leaks.leaked_fds(baseline)
+    assert grown[str(tmp_path / "0")] == 1
+    for file in files:
+        file.close()
+    assert not leaks.leaked_fds(baseline)
+
+
+def test_slices_are_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(matrix.FULL, raising=False)
+    cases = list(range(1000))
+    first = matrix.some_of(cases, 10)
+    assert len(first) == 10
+    assert first == sorted(first) == matrix.some_of(cases, 10)
+    monkeypatch.setenv(matrix.SEED, "1")
+    assert matrix.some_of(cases, 10) != first
+    monkeypatch.setenv(matrix.FULL, "1")
+    assert matrix.some_of(cases, 10) == cases
