@@ -1,0 +1,207 @@
+"""`jupyter singularity run [--tier T] [--devices N] COMMAND...`: a command as a session.
+
+For terminals of a server of the platform. The command is an ordinary child of this process with
+its terminal, standard streams and signals; only its environment says that it belongs to a session,
+so `import torch` in it and in its children sees virtual devices. The session ends with it. Inside
+a session (a notebook's ``!``) the command simply joins that session.
+
+Exit codes: the command's own; 128 + N when signal N ended it; 126 it cannot be executed; 127 it was
+not found; 64 wrong usage, such as an unknown tier; 69 no platform, or it does not answer; 77 not
+allowed; 70 any other refusal of the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jupyter_core.application import JupyterApp
+from singularity_proxy.capsule.launcher import stripped_environment
+from singularity_proxy.errors import BadRequest, Forbidden, SingularityError, Unavailable
+from traitlets import Integer, Unicode, default
+
+from singularity_scheduler.client import ServiceClient
+
+EXIT_USAGE = 64
+EXIT_UNAVAILABLE = 69
+EXIT_REFUSED = 70
+EXIT_FORBIDDEN = 77
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+SI_KERNEL = 0x80
+"""si_code of what the terminal sends: to the whole foreground group, the command included."""
+
+
+class RunApp(JupyterApp):  # type: ignore[misc]
+    name = "jupyter-singularity-run"
+    description = __doc__
+    examples = """
+        jupyter singularity run python train.py --epochs 3
+        jupyter singularity run --tier basic --devices 2 torchrun --nproc-per-node 2 train.py
+    """
+
+    tier = Unicode(
+        config=True,
+        help="""SLA tier of the run: "premium", "standard" or "basic". Empty: the scheduler's
+        default. Default: SINGULARITY_TIER, which the spawn form sets.""",
+    )
+    devices = Integer(
+        allow_none=True,
+        default_value=None,
+        config=True,
+        help="""Virtual devices: how many accelerators the command sees. None: SINGULARITY_DEVICES,
+        which the spawn form sets, else the scheduler's default.""",
+    )
+    aliases = {
+        "tier": "RunApp.tier",
+        "devices": "RunApp.devices",
+        "config": "JupyterApp.config_file",
+    }
+
+    @default("tier")  # type: ignore[untyped-decorator]
+    def _default_tier(self) -> str:
+        return os.environ.get("SINGULARITY_TIER", "")
+
+    def parse_command_line(self, argv: list[str] | None = None) -> None:
+        """Everything from the first word that is no option of ours on is the command, verbatim."""
+        words = sys.argv[1:] if argv is None else list(argv)
+        own, self.command = split_command(words)
+        super().parse_command_line(own)
+
+    def start(self) -> None:
+        self.exit(run(self.command, tier=self.tier, devices=self._wanted_devices()))
+
+    def _wanted_devices(self) -> int | None:
+        text = os.environ.get("SINGULARITY_DEVICES")
+        if self.devices is not None or not text:
+            wanted: int | None = self.devices
+            return wanted
+        try:
+            return int(text)
+        except ValueError:
+            _say(f"SINGULARITY_DEVICES is {text!r}, but it must be a number of devices")
+            self.exit(EXIT_USAGE)
+            return None
+
+
+def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(our options, the command): an option's value may follow as a word of its own, and ``--``
+    ends the options."""
+    takes_value = {"--tier", "--devices", "--config", "--log-level"}
+    index = 0
+    while index < len(words) and words[index].startswith("-"):
+        if words[index] == "--":
+            return list(words[:index]), list(words[index + 1 :])
+        index += 2 if words[index] in takes_value else 1
+    return list(words[:index]), list(words[index:])
+
+
+def run(command: Sequence[str], *, tier: str = "", devices: int | None = None) -> int:
+    """Run `command` as a session and return the exit code; see the module's text."""
+    if not command:
+        _say("there is no command to run: jupyter singularity run [--tier T] COMMAND...")
+        return EXIT_USAGE
+    program = shutil.which(command[0])
+    if program is None:
+        if os.path.exists(command[0]) and os.sep in command[0]:
+            _say(f"'{command[0]}' cannot be executed; no session was started")
+            return EXIT_NOT_EXECUTABLE
+        _say(f"the command '{command[0]}' was not found; no session was started")
+        return EXIT_NOT_FOUND
+    if os.environ.get("SINGULARITY_SESSION"):
+        return _run_child(command, dict(os.environ))
+    try:
+        session, env = asyncio.run(_begin(command, tier, devices))
+    except SingularityError as error:
+        _say(error.message)
+        return _exit_code(error)
+    try:
+        return _run_child(command, env)
+    finally:
+        asyncio.run(_end(session))
+
+
+async def _begin(
+    command: Sequence[str], tier: str, devices: int | None
+) -> tuple[str, dict[str, str]]:
+    created = await ServiceClient.from_environment().create_session(
+        kind="batch",
+        name=os.path.basename(command[0]),
+        tier=tier or None,
+        devices=devices,
+        launch={
+            "mode": "joined",
+            "argv": list(command),
+            "env": {},  # the child is ours, and so is its environment
+            "cwd": os.getcwd(),
+            "connection": None,
+            "owner_pid": os.getpid(),
+        },
+    )
+    launch: dict[str, Any] = created["launch"]
+    return str(created["id"]), {**stripped_environment(os.environ), **(launch["env"] or {})}
+
+
+async def _end(session: str) -> None:
+    try:
+        await ServiceClient.from_environment().end_session(session, "the command has ended", 0.0)
+    except SingularityError as error:
+        _say(f"session {session} could not be ended now and ends by itself: {error.message}")
+
+
+def _run_child(command: Sequence[str], env: dict[str, str]) -> int:
+    """Start the command, pass signals on to it, return how it ended."""
+    watched = {*PASSED_ON, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        try:
+            # This process has no threads: asyncio.run has ended the ones it made.
+            child = subprocess.Popen(list(command), env=env, preexec_fn=unblock)  # noqa: PLW1509
+        except OSError as error:
+            _say(f"'{command[0]}' cannot be executed ({error.strerror})")
+            return EXIT_NOT_EXECUTABLE
+        while child.poll() is None:
+            info = signal.sigwaitinfo(watched)
+            if info.si_signo != signal.SIGCHLD and info.si_code != SI_KERNEL:
+                child.send_signal(info.si_signo)
+        code = child.returncode
+        return code if code >= 0 else 128 - code
+    finally:
+        unblock()
+
+
+def _exit_code(error: SingularityError) -> int:
+    if isinstance(error, BadRequest):
+        return EXIT_USAGE
+    if isinstance(error, Forbidden):
+        return EXIT_FORBIDDEN
+    return EXIT_UNAVAILABLE if isinstance(error, Unavailable) else EXIT_REFUSED
+
+
+def _say(sentence: str) -> None:
+    print(f"jupyter singularity run: {sentence}", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int | None:
+    """Called by `jupyter singularity run`; ends the process with the exit code."""
+    RunApp.launch_instance(argv)
+    return None
