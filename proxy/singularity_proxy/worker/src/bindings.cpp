@@ -68,6 +68,13 @@ void bind_worker(py::module_& m) {
   m.def("synchronize", &synchronize);
   m.def("stats", &stats);
   m.def("time_round_trips", &time_round_trips);
+  m.def("stream_of", &stream_of);
+  m.def("set_stream", &set_stream);
+  m.def("open_ring", [](int index) { Locked lock(channel(index), false); });
+  m.def("reset_peak", [](int index) {
+    Channel& c = channel(index);
+    if (c.is_open()) c.header()->memory_peak.store(c.header()->memory_current.load());
+  });
   m.def("is_open", [](int index) { return channel(index).is_open(); });
   m.def("default_generator", [](int index) {
     return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(default_generator(index)));

@@ -205,7 +205,10 @@ Locked::Locked(Channel& channel, bool needs_device) : channel_(channel) {
       if (!channel_.is_open()) channel_.open();
       if (!needs_device) return;
       if (__builtin_expect(channel_.attached(), 1)) {
-        if (__builtin_expect(channel_.seq == 0, 0)) flush_default_seed(channel_);
+        if (__builtin_expect(channel_.seed_pending.load(std::memory_order_relaxed), 0)) {
+          channel_.seed_pending.store(false);
+          write_default_seed(channel_);
+        }
         return;
       }
       channel_.owner.store(pthread_t{}, std::memory_order_relaxed);

@@ -77,6 +77,7 @@ class Channel {
   std::vector<bool> defined;               // by operator index: the proxy knows it
   // figures for people and benchmarks
   uint64_t async_records = 0, sync_records = 0, sync_wait_ns = 0;
+  std::atomic<bool> seed_pending{false};   // the default generator was seeded while no device was held
   std::atomic<pthread_t> owner{};          // the thread that holds `mutex`
 
  private:
@@ -108,8 +109,8 @@ class Locked {
   bool locked_ = false;
 };
 
-// What was seeded before the ring existed (device.cpp); called when the ring has just been opened.
-void flush_default_seed(Channel& channel);
+// Sends the default generator's seed (device.cpp); called when it was seeded without a device.
+void write_default_seed(Channel& channel);
 
 Channel& channel(int index);      // checks the index: "invalid device ordinal"
 int device_count();               // V, from SINGULARITY_DEVICES

@@ -20,12 +20,12 @@ struct ProxiedGenerator final : c10::GeneratorImpl {
 
   void set_current_seed(uint64_t seed) override {
     seed_ = seed;
-    known_ = true;
-    if (!channel.is_open() && id == 0) {  // seeding alone (torch.manual_seed) must not take a device
-      unsent_ = true;
+    if (id == 0 && !(channel.is_open() && channel.attached())) {
+      channel.seed_pending.store(true);  // seeding alone (torch.manual_seed) must not take a device
       return;
     }
-    send_seed();
+    Locked lock(channel);
+    write_seed();
   }
   void set_offset(uint64_t) override {
     TORCH_CHECK(false, "the proxied device's generator has no offset; use get_state and set_state");
@@ -38,7 +38,6 @@ struct ProxiedGenerator final : c10::GeneratorImpl {
     return s;
   }
   void set_state(const c10::TensorImpl& state) override {
-    unsent_ = false;
     const uint64_t n = state.numel();
     Locked lock(channel);
     RecordHeader* r = channel.begin(Kind::set_rng, kReply, 8 + n);
@@ -50,7 +49,6 @@ struct ProxiedGenerator final : c10::GeneratorImpl {
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     Locked lock(channel);
-    flush_seed();
     RecordHeader* r = channel.begin(Kind::get_rng, kReply, 0);
     r->base = id;
     channel.send(r);
@@ -64,31 +62,19 @@ struct ProxiedGenerator final : c10::GeneratorImpl {
   }
   ProxiedGenerator* clone_impl() const override;
 
-  // Under the channel's lock: what was seeded before the ring existed.
-  void flush_seed() const {
-    if (!unsent_) return;
-    unsent_ = false;
-    write_seed();
-  }
-
-  Channel& channel;
-  const uint64_t id;
-
- private:
-  void send_seed() {
-    Locked lock(channel);
-    unsent_ = false;
-    write_seed();
-  }
+  // Under the channel's lock.
   void write_seed() const {
     RecordHeader* r = channel.begin(Kind::seed, 0, 8);
     r->base = id;
     std::memcpy(r + 1, &seed_, 8);
     channel.send(r);
   }
+
+  Channel& channel;
+  const uint64_t id;
+
+ private:
   mutable uint64_t seed_ = 67280421310721ull;  // at::detail::default_rng_seed_val
-  bool known_ = false;
-  mutable bool unsent_ = false;
 };
 
 std::atomic<uint64_t> next_generator{1};
@@ -119,8 +105,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getDefaultStream(at::Device d) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
   c10::Stream getNewStream(at::Device d, int) const override {
-    static std::atomic<int64_t> next{1};
-    return c10::Stream(c10::Stream::UNSAFE, cuda(d.has_index() ? d.index() : current_device()), next++);
+    return c10::Stream(c10::Stream::UNSAFE, cuda(d.has_index() ? d.index() : current_device()), new_stream());
   }
   c10::Stream getStreamFromGlobalPool(at::Device d, bool) const override { return getNewStream(d, 0); }
   c10::Stream exchangeStream(c10::Stream s) const override {
@@ -206,8 +191,8 @@ uint64_t generator_id(const at::Generator& generator, const Channel& c) {
   return g->id;
 }
 
-void flush_default_seed(Channel& c) {
-  static_cast<ProxiedGenerator*>(default_generator(c.index).unsafeGetGeneratorImpl())->flush_seed();
+void write_default_seed(Channel& c) {
+  static_cast<ProxiedGenerator*>(default_generator(c.index).unsafeGetGeneratorImpl())->write_seed();
 }
 
 void synchronize(int index) {
@@ -224,6 +209,13 @@ void synchronize(int index) {
   c.send(r);
   c.finish(c.receive());
   c.raise_async_error();
+}
+
+int64_t stream_of(int index) { return current_stream.at(index < 0 ? current_device() : index); }
+void set_stream(int index, int64_t stream) { current_stream.at(index) = stream; }
+int64_t new_stream() {
+  static std::atomic<int64_t> next{1};
+  return next++;
 }
 
 void record_event(Event& event, int index) {

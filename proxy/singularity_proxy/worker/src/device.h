@@ -11,6 +11,9 @@ namespace singularity {
 void install_device();  // guard, allocator and hooks of the CUDA device type
 const at::Generator& default_generator(int index);
 void synchronize(int index);
+int64_t stream_of(int index);                  // of this thread; 0 is the default stream
+void set_stream(int index, int64_t stream);
+int64_t new_stream();
 
 // Events: markers in the one in-order queue of a virtual device.
 struct Event {

@@ -1,0 +1,276 @@
+"""One session on this machine without a platform: ring files, a doorbell and device proxies.
+
+    python -m singularity_proxy.standalone train.py --lr 0.1
+
+runs an unchanged script under the device proxy with nothing installed but torch. Benchmarks, the
+proxy's own tests and a first look on a GPU machine use it; in the product the node agent does this
+work, with leases, users and many sessions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from .errors import SingularityError, Unavailable
+from .wire import rpc
+from .wire.ring import RingFile
+
+T = TypeVar("T")
+START_SECONDS = 60.0
+
+
+class _Proxy:
+    """A device proxy process and the connection to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], peer: rpc.Peer, bound: dict[str, Any]) -> None:
+        self.process = process
+        self.peer = peer
+        self.bound = bound
+
+
+class Standalone:
+    """A session of `devices` virtual devices; `with Standalone() as s: subprocess.run(..., env=s.env())`.
+
+    Each virtual device i has an own proxy on the physical device `{device_type}:{i}` until `attach`
+    names others. `capacity_bytes` is per device, `threads` per proxy (0: torch's default),
+    `journal_bytes` as in the device proxy (0: no recovery). Methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        device_type: str = "cpu",
+        devices: int = 1,
+        capacity_bytes: int = 4 << 30,
+        threads: int = 1,
+        journal_bytes: int = 64 << 20,
+    ) -> None:
+        self.device_type = device_type
+        self.devices = devices
+        self.capacity_bytes = capacity_bytes
+        self.threads = threads
+        self.journal_bytes = journal_bytes
+        self.session = uuid.uuid4().hex[:12]
+        self.epoch = 0
+        self.automatic = True
+        """Attach when a worker rings the doorbell; switch off to hold a session parked."""
+        self.doorbell_rings = 0
+        self._rings: dict[str, tuple[int, RingFile]] = {}
+        self._proxies: dict[int, _Proxy] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="standalone", daemon=True)
+
+    # ---- life
+
+    def __enter__(self) -> Standalone:
+        self.folder = Path(tempfile.mkdtemp(prefix="singularity-", dir="/tmp"))
+        self.shm = Path("/dev/shm") / f"singularity-{self.session}"
+        self.shm.mkdir(mode=0o700)
+        self._thread.start()
+        self._run(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.shm, ignore_errors=True)
+
+    def env(self) -> dict[str, str]:
+        """This process's environment with what makes a child a worker of the session."""
+        return {
+            **os.environ,
+            "SINGULARITY_SESSION": self.session,
+            "SINGULARITY_SOCKET": str(self.folder / "agent.sock"),
+            "SINGULARITY_DOORBELL": str(self.folder / "doorbell"),
+            "SINGULARITY_DEVICES": str(self.devices),
+            "SINGULARITY_DEVICE_TYPE": self.device_type,
+        }
+
+    # ---- verbs
+
+    def park(self) -> dict[str, Any]:
+        """Free the devices; answers {"bytes", "ms"}, ms measured until every proxy process is gone."""
+        return self._run(self._park())
+
+    def attach(self, physical: list[str] | None = None) -> None:
+        """Put proxies behind the rings, on `physical` devices (default: the first ones)."""
+        self._run(self._attach(physical))
+
+    def checkpoint(self, directory: str) -> list[dict[str, Any]]:
+        """Device state of all proxies written to `directory`; execution goes on."""
+        return self._run(self._checkpoint(directory))
+
+    def proxy_pids(self) -> list[int]:
+        return [p.process.pid for p in self._proxies.values()]
+
+    def stats(self) -> list[dict[str, Any]]:
+        return self._run(self._stats())
+
+    def rings(self) -> list[RingFile]:
+        return [ring for _, ring in self._rings.values()]
+
+    # ---- inside the loop
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_SECONDS * 2)
+
+    async def _start(self) -> None:
+        self._lock = asyncio.Lock()
+        self._server = await rpc.serve(
+            self.folder / "agent.sock", {"ring.open": self._open_ring}, allowed_uids={os.getuid()}
+        )
+        self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._bell.bind(str(self.folder / "doorbell"))
+        self._loop.add_reader(self._bell, self._rung)
+        self._spare = asyncio.create_task(self._spawn())
+
+    async def _stop(self) -> None:
+        self._loop.remove_reader(self._bell)
+        self._bell.close()
+        self._server.close()
+        await self._server.wait_closed()
+        async with self._lock:
+            with contextlib.suppress(SingularityError):
+                process, peer = await self._spare
+                await self._end(process, peer)
+            for proxy in list(self._proxies.values()):
+                await self._end(proxy.process, proxy.peer)
+            self._proxies.clear()
+            for _, ring in self._rings.values():
+                ring.close()
+
+    async def _end(self, process: subprocess.Popen[bytes], peer: rpc.Peer) -> None:
+        await peer.close()
+        process.kill()
+        await asyncio.to_thread(process.wait)
+
+    async def _spawn(self) -> tuple[subprocess.Popen[bytes], rpc.Peer]:
+        path = self.folder / f"p-{uuid.uuid4().hex[:8]}.sock"
+        env = {k: v for k, v in os.environ.items() if not k.startswith("SINGULARITY_")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "singularity_proxy.device", "--socket", str(path), "--warm"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=env,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + START_SECONDS
+        while not path.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                raise Unavailable(f"the device proxy did not start (exit code {process.poll()})")
+            await asyncio.sleep(0.01)
+        return process, await rpc.connect(path)
+
+    async def _open_ring(self, peer: rpc.Peer, params: dict[str, Any]) -> dict[str, Any]:
+        virtual = int(params["virtual_device"])
+        ring_id = f"{peer.credentials.pid}-{virtual}-{len(self._rings)}"
+        path = self.shm / f"{ring_id}.ring"
+        ring = RingFile.create(
+            path, virtual_device=virtual, device_type=self.device_type, memory_capacity=self.capacity_bytes
+        )
+        self._rings[ring_id] = (virtual, ring)
+        return {
+            "ring_id": ring_id,
+            "path": str(path),
+            "device_type": self.device_type,
+            "memory_capacity": self.capacity_bytes,
+        }
+
+    def _rung(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._bell.recv(256):
+                self.doorbell_rings += 1
+        if self.automatic:
+            self._answer = asyncio.create_task(self._attach(None))
+
+    async def _attach(self, physical: list[str] | None) -> None:
+        async with self._lock:
+            wanted = physical or [f"{self.device_type}:{i}" for i in range(self.devices)]
+            self.epoch += 1
+            for index, device in enumerate(wanted):
+                proxy = self._proxies.get(index)
+                if proxy and (proxy.process.poll() is not None or proxy.peer.closed.is_set()):
+                    await self._end(proxy.process, proxy.peer)  # it died: another one rebuilds its state
+                    proxy = None
+                if proxy is None:
+                    process, peer = await self._spare
+                    self._spare = asyncio.create_task(self._spawn())
+                    await peer.call(
+                        "bind",
+                        session=self.session,
+                        uid=os.getuid(),
+                        gid=os.getgid(),
+                        device=device,
+                        capacity_bytes=self.capacity_bytes,
+                        threads=self.threads,
+                        epoch=self.epoch,
+                    )
+                    proxy = self._proxies[index] = _Proxy(process, peer, {})
+                for ring_id, (virtual, ring) in list(self._rings.items()):
+                    if virtual == index and ring_id not in proxy.bound:
+                        proxy.bound[ring_id] = await proxy.peer.call(
+                            "attach",
+                            ring_id=ring_id,
+                            path=ring.path,
+                            state_prefix=str(self.shm / ring_id),
+                            journal_bytes=self.journal_bytes,
+                            epoch=self.epoch,
+                        )
+
+    async def _park(self) -> dict[str, Any]:
+        async with self._lock:
+            start, total = time.monotonic(), 0
+            for index, proxy in list(self._proxies.items()):
+                total += int((await proxy.peer.call("park"))["bytes"])
+                del self._proxies[index]
+                await asyncio.to_thread(proxy.process.wait)
+                await proxy.peer.close()
+            return {"bytes": total, "ms": (time.monotonic() - start) * 1e3}
+
+    async def _checkpoint(self, directory: str) -> list[dict[str, Any]]:
+        async with self._lock:
+            return [
+                await p.peer.call("checkpoint", directory=directory) for p in self._proxies.values()
+            ]
+
+    async def _stats(self) -> list[dict[str, Any]]:
+        return [await p.peer.call("stats") for p in self._proxies.values()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m singularity_proxy.standalone", description="Run a script under the device proxy."
+    )
+    parser.add_argument("--device-type", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--devices", type=int, default=1, help="virtual devices")
+    parser.add_argument("--threads", type=int, default=0, help="threads per proxy; 0: torch's default")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="script.py and its arguments")
+    options = parser.parse_args()
+    if not options.command:
+        parser.error("name a script to run")
+    with Standalone(options.device_type, options.devices, threads=options.threads) as session:
+        return subprocess.run([sys.executable, *options.command], env=session.env(), check=False).returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""Waits for `import torch` in a session's process, then puts the device proxy behind "cuda".
+
+Loaded at interpreter start by `singularity_proxy.pth`, only when SINGULARITY_SESSION is set; it must
+stay cheap and import nothing heavy, because every Python process of the session pays for it.
+
+The moment matters: `torch._C` must be complete and `torch.cuda` not yet imported, so the loader of
+`torch._C` is wrapped rather than torch's own autoload entry points used (they come too late).
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+
+def _after_torch_c(module: ModuleType) -> None:
+    from . import torch_c
+
+    torch_c.take_over(module)
+
+
+def _after_torch(module: ModuleType) -> None:
+    from . import patches
+
+    patches.apply(module)
+
+
+def _refuse(module: ModuleType) -> None:
+    from . import refusals
+
+    refusals.apply(module)
+
+
+AFTER: dict[str, Callable[[ModuleType], None]] = {
+    "torch._C": _after_torch_c,
+    "torch": _after_torch,
+    # What needs a device inside this process: refused with a sentence (see `refusals`).
+    "triton.runtime.jit": _refuse,
+    "numba.cuda": _refuse,
+    "cupy": _refuse,
+    "pycuda.driver": _refuse,
+    "torch._inductor.compile_fx": _refuse,
+    "torch.distributed.distributed_c10d": _refuse,
+    "torch.nn.parallel.distributed": _refuse,
+}
+"""Module name -> what is done right after it was executed."""
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Runs `AFTER[name]` after a module of that name was executed; otherwise invisible."""
+
+    def __init__(self) -> None:
+        self._finding: set[str] = set()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        after = AFTER.get(name)
+        if after is None or name in self._finding:
+            return None
+        self._finding.add(name)  # the other finders are asked through the usual way
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._finding.discard(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            after(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def install() -> None:
+    """Called once at interpreter start. The empty CUDA_VISIBLE_DEVICES that hides real accelerators
+    from processes outside of the proxy would only confuse the ones inside."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    if "torch" not in sys.modules and not any(isinstance(f, AfterImport) for f in sys.meta_path):
+        sys.meta_path.insert(0, AfterImport())
+
+
+install()

@@ -1,0 +1,54 @@
+"""The worker's calls to the node agent over the per-session socket."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Unavailable
+from ..wire.rpc import SyncPeer
+
+
+@dataclass(frozen=True)
+class RingInfo:
+    """What the agent answered to `ring.open`: where the ring of a virtual device lies."""
+
+    ring_id: str
+    path: str
+    memory_capacity_bytes: int
+
+
+_opened: dict[int, RingInfo] = {}
+
+
+def open_ring(virtual_device: int) -> tuple[str, str]:
+    """(ring id, path) of this process's ring to `virtual_device`.
+
+    Called by the native worker at the first device call. No device is taken by it: that happens
+    when the worker rings the doorbell. Raises `Unavailable` outside of a session.
+    """
+    import torch
+
+    socket = os.environ.get("SINGULARITY_SOCKET")
+    if not socket:
+        raise Unavailable("this process is not in a session: SINGULARITY_SOCKET is not set")
+    with SyncPeer(socket) as agent:
+        answer: dict[str, Any] = agent.call(
+            "ring.open",
+            virtual_device=virtual_device,
+            torch_version=str(torch.__version__),
+            git_version=str(torch.version.git_version),
+            python=sys.executable,
+            pid=os.getpid(),
+        )
+    _opened[virtual_device] = RingInfo(
+        answer["ring_id"], answer["path"], int(answer.get("memory_capacity") or 0)
+    )
+    return answer["ring_id"], answer["path"]
+
+
+def info(virtual_device: int) -> RingInfo | None:
+    """What `open_ring` was told, or None before the first device call."""
+    return _opened.get(virtual_device)

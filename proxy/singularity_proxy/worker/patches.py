@@ -1,0 +1,81 @@
+"""What must be set once torch itself is imported."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+
+def apply(torch: ModuleType) -> None:
+    """Called by `hook` right after `torch` was executed."""
+    if torch.version.cuda is None:  # a CPU build: the version that COMPILED_VERSION stands for
+        torch.version.cuda = "12.8"
+    # Without NVML in the worker the count is the number of virtual devices.
+    torch.cuda._device_count_nvml = lambda: -1
+    _storages(torch)
+    _raw_pointers(torch)
+
+
+def _storages(torch: ModuleType) -> None:
+    """CPU builds know "cuda" storages only behind `#ifdef USE_CUDA`; CUDA builds would call the driver."""
+    cls = torch.UntypedStorage
+    make, resize = cls.__new__, cls.resize_
+
+    def new(kind: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None:
+            return make(kind, *args, **kwargs)
+        if torch.device(device).type != "cuda":
+            return make(kind, *args, device=device, **kwargs)
+        first = args[0] if args else kwargs.get("size", 0)
+        if isinstance(first, int):
+            return torch.empty(first, dtype=torch.uint8, device=device).untyped_storage()
+        return torch.tensor(list(first), dtype=torch.uint8, device=device).untyped_storage()
+
+    def resize_(self: Any, size: int) -> Any:
+        if self.device.type != "cuda":
+            return resize(self, size)
+        if size > self.nbytes():
+            torch.empty(0, dtype=torch.uint8, device=self.device).set_(self).resize_(size)
+        return self
+
+    def refuse_share(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(
+            "device memory cannot be shared between processes of a session: "
+            "send tensor.cpu(), or open the device in the process that uses it"
+        )
+
+    cls.__new__ = staticmethod(new)
+    cls.resize_ = resize_
+    cls._share_cuda_ = refuse_share
+    cls._new_shared_cuda = staticmethod(refuse_share)
+
+
+def _raw_pointers(torch: ModuleType) -> None:
+    """An address of proxied memory must not reach code that would dereference it."""
+    text = (
+        "a proxied device has no address that this process can read ({what}): "
+        "copy the tensor to the host with .cpu() first"
+    )
+    dlpack = torch.Tensor.__dlpack__
+
+    def interface(self: Any) -> Any:
+        if self.device.type == "cuda":
+            raise RuntimeError(text.format(what="__cuda_array_interface__"))
+        raise AttributeError(f"Can't get __cuda_array_interface__ on a {self.device.type} tensor")
+
+    def __dlpack__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "cuda":
+            raise RuntimeError(text.format(what="DLPack"))
+        return dlpack(self, *args, **kwargs)
+
+    torch.Tensor.__cuda_array_interface__ = property(interface)
+    torch.Tensor.__dlpack__ = __dlpack__
+    to_dlpack = torch._C._to_dlpack
+
+    def refuse_to_dlpack(tensor: Any) -> Any:
+        if tensor.device.type == "cuda":
+            raise RuntimeError(text.format(what="DLPack"))
+        return to_dlpack(tensor)
+
+    torch._C._to_dlpack = refuse_to_dlpack
+    torch.to_dlpack = refuse_to_dlpack
