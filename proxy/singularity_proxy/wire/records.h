@@ -4,7 +4,10 @@
 // the key holds everything that its output metadata depends on (tags, dtypes, sizes, strides, ints)
 // and is the lookup key of the worker's metadata cache; the values (storage ids, offsets, scalars)
 // stay outside, so that a changed learning rate or slice offset is still a cache hit. Storage ids are
-// given by the worker, so a cached operator needs no reply.
+// given by the worker and never shrink, so a cached operator needs no reply and a missing id can be
+// traced to the operator that failed to make it. An operator's key starts with a u16, the number of its
+// arguments; each one's tag and content follow. Any record may ask for a reply (kReply); where nothing
+// else is said below, its payload is empty.
 #pragma once
 
 #include <cstdint>
