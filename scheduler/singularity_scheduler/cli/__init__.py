@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib import metadata
 from typing import Any
 
 from jupyter_core.application import JupyterApp
 from singularity_proxy.errors import SingularityError
+from traitlets.config import Application
 
 COMMANDS = {
     "run": (
@@ -40,21 +42,19 @@ EXIT_FAILED = 70
 """A sub-command ended with one of our typed errors that it does not handle itself."""
 
 
-class Command:
+class Command(Application):  # type: ignore[misc]
     """Stands in for a sub-application until it is started (see `Application.subcommands`)."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.argv: list[str] = []
-
     def initialize(self, argv: list[str] | None = None) -> None:
-        self.argv = list(argv or ())
+        """Keep the words as they are: the module parses them."""
+        self.words = list(argv or ())
 
     def start(self) -> None:
         """Load the module, run it, end the process with its exit code."""
         module = COMMANDS[self.name][0]
+        SingularityApp.clear_instance()  # the module may start an application of its own
         try:
-            code = importlib.import_module(module).main(self.argv)
+            code = importlib.import_module(module).main(self.words)
         except ModuleNotFoundError as error:
             missing = error.name or ""
             if missing.split(".")[0].startswith("singularity_") and missing != module:
@@ -72,13 +72,14 @@ class Command:
 
 
 def _factory(name: str) -> Any:
-    return lambda _parent: Command(name)
+    return lambda parent: Command(parent=parent, name=name)
 
 
 class SingularityApp(JupyterApp):  # type: ignore[misc]
     """The base command; by itself it only helps."""
 
     name = "jupyter-singularity"
+    version = metadata.version("jupyter-singularity")
     description = "Notebooks that keep their state while their accelerator comes and goes."
     examples = """
         jupyter singularity up --devices 2        # the whole platform on this machine
