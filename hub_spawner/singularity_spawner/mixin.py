@@ -217,7 +217,7 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
             raise
 
     def _forget_user_options(self) -> None:
-        self.user_options = {}
+        self.user_options: dict[str, Any] = {}
         orm_spawner = getattr(self, "orm_spawner", None)
         if orm_spawner is not None:
             orm_spawner.user_options = None

@@ -1,0 +1,99 @@
+"""Finds and ends every process of one run of the platform.
+
+Each carries the mark of its run in its environment (`settings.MARK`), inherited from the Hub or
+set by the Spawner, and is found by reading /proc: also one whose parents were killed. Children
+that dropped the mark are found through their parents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .settings import MARK
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, told apart from a later one with the same pid by its start time (clock ticks)."""
+
+    pid: int
+    started: int
+    parent: int
+    zombie: bool
+
+
+def read_process(pid: int) -> Process | None:
+    """What /proc says of `pid` now; None when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return Process(pid, int(fields[19]), int(fields[1]), fields[0] in (b"Z", b"X"))
+
+
+def all_processes() -> Iterator[Process]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (process := read_process(int(entry))) is not None:
+            yield process
+
+
+def of_run(instance: str) -> set[Process]:
+    """The living processes of the run `instance`, never this one; zombies do not count."""
+    if not instance:
+        return set()
+    wanted = f"{MARK}={instance}".encode()
+    living = {process.pid: process for process in all_processes() if not process.zombie}
+    living.pop(os.getpid(), None)
+    marked = {pid for pid in living if _has_variable(pid, wanted)}
+    while more := {p.pid for p in living.values() if p.parent in marked} - marked:
+        marked |= more
+    return {living[pid] for pid in marked}
+
+
+def _has_variable(pid: int, wanted: bytes) -> bool:
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return wanted in environ.split(b"\0")
+
+
+def send(processes: Iterable[Process], signum: int) -> None:
+    """Signal those of `processes` that still live (same pid and start time)."""
+    for process in processes:
+        now = read_process(process.pid)
+        if now is not None and now.started == process.started and not now.zombie:
+            try:
+                os.kill(process.pid, signum)
+            except (ProcessLookupError, PermissionError):
+                continue
+
+
+async def wait_gone(instance: str, seconds: float) -> set[Process]:
+    """Wait until the run has no process left, at most `seconds`; what is left then."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while left := of_run(instance):
+        if loop.time() >= deadline:
+            break
+        await asyncio.sleep(0.05)
+    return left
+
+
+async def end_run(instance: str, term_seconds: float) -> set[Process]:
+    """SIGTERM to every process of the run, SIGKILL after `term_seconds`. Returns what survived
+    even that (in uninterruptible sleep), normally nothing."""
+    send(of_run(instance), signal.SIGTERM)
+    left = await wait_gone(instance, term_seconds)
+    for _ in range(10):  # a process that forks while it is hunted needs another round
+        if not left:
+            break
+        send(left, signal.SIGKILL)
+        left = await wait_gone(instance, 0.3)
+    return left

@@ -1,0 +1,122 @@
+"""The platform in the foreground: what ``jupyter singularity up`` and ``./dev up`` run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from singularity_proxy.errors import BadRequest, Conflict, SingularityError
+
+from .config import ADMIN_USER
+from .platform import Platform, warn_unreachable
+
+MAX_CPU_DEVICES = 64
+"""More embedded devices than this are a typing mistake."""
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+"""The request cannot be served (port taken, state folder in use, bad number); nothing was done."""
+
+
+def default_state_dir() -> Path:
+    """Where the state goes when nobody says: a folder that servers under other uids can pass when
+    this is root, else one in the user's data folder."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/jupyter-singularity")
+    data = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local/share")
+    return Path(data) / "jupyter-singularity"
+
+
+def run(state_dir: Path | None, *, port: int | None, devices: int) -> int:
+    """Start the platform, print how to use it, wait for Ctrl-C or SIGTERM, stop everything.
+
+    Returns the exit code; every refusal is one sentence on standard error.
+    """
+    try:
+        if not 1 <= devices <= MAX_CPU_DEVICES:
+            raise BadRequest(
+                f"--devices takes a number from 1 to {MAX_CPU_DEVICES}; nothing was started."
+            )
+        folder = default_state_dir() if state_dir is None else state_dir
+        return asyncio.run(_run(Platform(folder, devices=devices, port=port)))
+    except SingularityError as error:
+        print(error.message, file=sys.stderr)
+        return EXIT_REFUSED if isinstance(error, (BadRequest, Conflict)) else EXIT_FAILED
+    except OSError as error:
+        print(
+            f"The platform could not be started: {error}; nothing is left running.", file=sys.stderr
+        )
+        return EXIT_FAILED
+
+
+async def _run(platform: Platform) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(signum, stop.set)
+    began = time.monotonic()
+    print(f"Starting JupyterHub, scheduler and node agent (state in {platform.folder.path}) ...")
+    starting = asyncio.ensure_future(platform.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()  # `start` stops by itself what it has started
+            await asyncio.wait({starting})
+            print("Stopped before it was ready; nothing is left running.")
+            return EXIT_OK
+        starting.result()
+        for line in greeting(platform, time.monotonic() - began):
+            print(line, flush=True)
+        code = await _until_stopped(platform, stop)
+    finally:
+        stopping.cancel()
+        began = time.monotonic()
+        await platform.stop()
+    print(f"Everything is stopped ({time.monotonic() - began:.1f} s).")
+    return code
+
+
+async def _until_stopped(platform: Platform, stop: asyncio.Event) -> int:
+    while not stop.is_set():
+        ended = platform.hub_exit_code()
+        if ended is not None:
+            print(
+                f"JupyterHub ended by itself with exit code {ended}; stopping the rest. Why is in "
+                f"{platform.folder.hub_log}.",
+                file=sys.stderr,
+            )
+            return EXIT_FAILED
+        await _wait(stop, 0.5)
+    print("\nStopping ...", flush=True)
+    return EXIT_OK
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except (TimeoutError, asyncio.TimeoutError):
+        return
+
+
+def greeting(platform: Platform, seconds: float) -> list[str]:
+    """What a person reads when the platform is ready."""
+    folder = platform.folder.path
+    noun = "device" if platform.settings.devices == 1 else "devices"
+    lines = [
+        "",
+        f"  {platform.url}    ready in {seconds:.1f} s with {platform.settings.devices} cpu {noun}",
+        "",
+        f"  Log in with any user name and the password  {platform.password}",
+        f"  (it is kept in {folder / 'password'}; the user '{ADMIN_USER}' has the one in "
+        f"{folder / 'admin_password'}).",
+        f"  Log: {platform.folder.hub_log}.  Ctrl-C stops everything.",
+        "",
+    ]
+    warning = warn_unreachable(platform.folder.homes)
+    return [f"  Note: {warning}", *lines] if warning else lines

@@ -1,0 +1,268 @@
+"""`SingularitySpawnerMixin` over a Spawner that starts nothing: choice, refusals, state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+import pytest_asyncio
+from jupyterhub.spawner import Spawner, SpawnException
+from singularity_spawner import SingularitySpawnerMixin
+from singularity_spawner.options import ServerOptions
+from support.hub_scheduler import TOKEN, scheduler
+
+
+class BaseSpawner(Spawner):
+    """Stands for the deployment's own Spawner: records what happens to it."""
+
+    running = False
+
+    async def start(self):
+        self.running = True
+        return "127.0.0.1", 1
+
+    async def stop(self, now=False):
+        self.running = False
+
+    async def poll(self):
+        return None if self.running else 0
+
+    def get_env(self):
+        return {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0"}
+
+
+class MixedSpawner(SingularitySpawnerMixin, BaseSpawner):
+    pass
+
+
+def make(url="", name="", **traits):
+    user = SimpleNamespace(name="alice", url="/user/alice/")
+    orm_spawner = SimpleNamespace(
+        name=name, user_options={"tier": "basic"}, display_name="", server=None, started=None
+    )
+    spawner = MixedSpawner(service_url=url, service_token=TOKEN, service_timeout=0.0, **traits)
+    spawner.user = user
+    spawner.orm_spawner = orm_spawner
+    return spawner
+
+
+@pytest_asyncio.fixture
+async def service():
+    async with scheduler() as running:
+        yield running
+
+
+async def hub_start(spawner, options):
+    """What the Hub does with `options` at a start, in its order."""
+    spawner.user_options = options
+    spawner.clear_state()
+    await spawner._run_apply_user_options(options)
+    return await spawner.start()
+
+
+@pytest.mark.asyncio
+async def test_a_start_asks_the_service_and_hands_the_choice_on(service):
+    spawner = make(service.url)
+    assert await hub_start(spawner, {"tier": "premium", "devices": 2}) == ("127.0.0.1", 1)
+    env = spawner.get_env()
+    assert env["SINGULARITY_API_URL"] == service.url
+    assert env["SINGULARITY_TIER"] == "premium"
+    assert env["SINGULARITY_DEVICES"] == "2"
+    assert env["JUPYTER_DEFAULT_PROVISIONER_NAME"] == "singularity"
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert set(service.tokens) == {f"token {TOKEN}"}
+    assert all(isinstance(value, str) for value in env.values())
+
+
+@pytest.mark.asyncio
+async def test_no_options_mean_the_defaults(service):
+    spawner = make(service.url, default_tier="basic", default_devices=2)
+    await hub_start(spawner, {})
+    assert spawner.choice == ServerOptions("basic", 2)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"tier": "gold"}, "singularity_options"),
+        ({"devices": 0}, "singularity_options"),
+        ({"devices": -1}, "singularity_options"),
+        ({"devices": "many"}, "singularity_options"),
+        ({"devices": 10**6}, "singularity_options"),
+        ({"device": 1}, "singularity_options"),
+        ({"devices": 3}, "singularity_capacity"),
+    ],
+)
+async def test_a_bad_choice_is_refused_and_not_kept(service, options, reason):
+    spawner = make(service.url)
+    with pytest.raises(SpawnException) as caught:
+        await hub_start(spawner, options)
+    assert caught.value.reason == reason
+    assert caught.value.status_code == 400
+    assert caught.value.message.endswith("nothing was started.")
+    assert not spawner.running
+    assert not spawner.orm_spawner.user_options, "the next start without options must work"
+    await hub_start(spawner, spawner.orm_spawner.user_options or {})
+    assert spawner.running
+
+
+@pytest.mark.asyncio
+async def test_a_deployments_own_hook_does_not_switch_the_checks_off(service):
+    seen = []
+    spawner = make(service.url, apply_user_options=lambda _, options: seen.append(options))
+    with pytest.raises(SpawnException):
+        await hub_start(spawner, {"devices": 0})
+    assert seen == [{"devices": 0}]
+    assert not spawner.running
+
+
+@pytest.mark.asyncio
+async def test_the_form_keeps_the_last_valid_choice_and_shows_free_devices(service):
+    service.devices = ["0123456789ab", None]
+    spawner = make(service.url)
+    spawner.user_options = {"tier": "premium", "devices": 2}
+    html = await spawner.get_options_form()
+    assert (
+        'value="premium" aria-describedby="singularity-tier-premium-help" required checked' in html
+    )
+    assert "1 of 2 cpu devices free now." in html
+    spawner.user_options = {"tier": "gold"}
+    assert 'value="standard"' in await spawner.get_options_form()
+
+
+@pytest.mark.asyncio
+async def test_the_form_works_while_the_service_is_away():
+    spawner = make("http://127.0.0.1:1/services/singularity/")
+    assert "does not answer just now" in await spawner.get_options_form()
+
+
+def test_form_data_is_checked_before_the_hub_keeps_it():
+    spawner = make()
+    assert spawner.run_options_from_form({"tier": ["basic"], "devices": ["2"]}) == {
+        "tier": "basic",
+        "devices": 2,
+    }
+    with pytest.raises(SpawnException, match="at least 1 device"):
+        spawner.run_options_from_form({"tier": ["basic"], "devices": ["0"]})
+
+
+@pytest.mark.asyncio
+async def test_a_service_that_is_away_is_waited_for(service):
+    service.refusals = [(503, "Unavailable", "starting")]
+    spawner = make(service.url)
+    spawner.service_timeout = 20.0
+    await hub_start(spawner, {})
+    assert spawner.running
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("url", "status", "reason"),
+    [
+        ("http://127.0.0.1:1/services/singularity/", 503, "singularity_unavailable"),
+        ("", 500, "singularity_unconfigured"),
+    ],
+)
+async def test_without_a_service_nothing_is_started(url, status, reason):
+    spawner = make(url)
+    with pytest.raises(SpawnException) as caught:
+        await hub_start(spawner, {})
+    assert (caught.value.status_code, caught.value.reason) == (status, reason)
+    assert "server was not started" in caught.value.message
+    assert not spawner.running
+
+
+@pytest.mark.asyncio
+async def test_a_refusal_of_the_service_reaches_the_user(service):
+    service.refusals = [(403, "Forbidden", "this node serves one user, 'bob'")]
+    spawner = make(service.url)
+    with pytest.raises(SpawnException) as caught:
+        await hub_start(spawner, {})
+    assert caught.value.message == "this node serves one user, 'bob'"
+    assert caught.value.status_code == 403
+
+
+@pytest.mark.asyncio
+async def test_state_survives_a_hub_restart(service):
+    spawner = make(service.url)
+    await hub_start(spawner, {"tier": "premium", "devices": 2})
+    state = json.loads(json.dumps(spawner.get_state()))
+    again = make(service.url)
+    again.load_state(state)
+    assert again.choice == ServerOptions("premium", 2)
+    assert again.get_env()["SINGULARITY_TIER"] == "premium"
+    again.clear_state()
+    assert "singularity" not in again.get_state()
+
+
+def session(sid, **changes):
+    return {"id": sid, "user": "alice", "kind": "interactive", "owner": {"server": ""}, **changes}
+
+
+@pytest.mark.asyncio
+async def test_a_stop_ends_the_servers_sessions_and_no_others(service):
+    service.sessions = [
+        session("aaaaaaaaaaaa"),
+        session("bbbbbbbbbbbb", user="bob"),
+        session("cccccccccccc", kind="batch"),
+        session("dddddddddddd", owner={"server": "second"}),
+    ]
+    spawner = make(service.url)
+    await hub_start(spawner, {})
+    await spawner.stop()
+    assert not spawner.running
+    assert service.ended == [("aaaaaaaaaaaa", "the notebook server of alice was stopped")]
+    await spawner.run_post_stop_hook()
+    assert len(service.ended) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_died_by_itself_is_released_too(service):
+    service.sessions = [session("aaaaaaaaaaaa")]
+    spawner = make(service.url)
+    await hub_start(spawner, {})
+    spawner.running = False  # then the Hub calls the post-stop hook and not `stop`
+    await spawner.run_post_stop_hook()
+    assert [sid for sid, _ in service.ended] == ["aaaaaaaaaaaa"]
+
+
+@pytest.mark.asyncio
+async def test_a_stop_without_a_service_still_stops(service):
+    spawner = make(service.url)
+    await hub_start(spawner, {})
+    spawner.service_url = "http://127.0.0.1:1/services/singularity/"
+    await spawner.stop()
+    assert not spawner.running
+
+
+@pytest.mark.asyncio
+async def test_progress_says_what_is_waited_for(service):
+    service.devices = ["0123456789ab", "ba9876543210"]
+    service.waiting = {"premium": 1}
+    spawner = make(service.url)
+    spawner._start_pending = True
+    await hub_start(spawner, {"tier": "basic", "devices": 2})
+    messages, progress = [], [0]
+    async with asyncio.timeout(20):
+        async for event in spawner.progress():
+            messages.append(event["message"])
+            progress.append(event.get("progress", progress[-1]))
+            if "Waiting for the notebook server to answer" in event["message"]:
+                break
+    assert messages[0] == "Asking the scheduler about 2 devices at the basic tier."
+    assert "0 of 2 cpu devices free now, 1 notebook waiting." in messages[1]
+    assert "waits for its turn" in messages[1]
+    assert "Starting the notebook server." in messages
+    assert progress == sorted(progress)
+
+
+@pytest.mark.asyncio
+async def test_a_failed_start_ends_its_progress(service):
+    spawner = make(service.url)
+    with pytest.raises(SpawnException):
+        await hub_start(spawner, {"devices": 3})
+    async with asyncio.timeout(20):
+        assert [event async for event in spawner._story.events()]
