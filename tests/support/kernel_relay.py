@@ -1,0 +1,173 @@
+"""A relay process with connection files of its own, and an ipykernel behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.blocking import BlockingKernelClient
+
+CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nothing listens on at this moment, all different."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def wait_until(what: Any, seconds: float = 20.0, why: str = "it did not happen") -> None:
+    """Poll `what()` until it is true; the limit only bounds a failure."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, f"{why} within {seconds} s"
+        time.sleep(0.01)
+
+
+@dataclass
+class Channels:
+    """The two connection files of one kernel: tcp for clients, ipc for the kernel."""
+
+    folder: Path
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        self.ports = dict(zip(CHANNELS, free_ports(5), strict=True))
+        common = {"key": self.key, "signature_scheme": "hmac-sha256", "kernel_name": ""}
+        tcp = {"transport": "tcp", "ip": "127.0.0.1"} | {
+            f"{name}_port": port for name, port in self.ports.items()
+        }
+        ipc = {"transport": "ipc", "ip": str(self.folder / "k")} | {
+            f"{name}_port": number for number, name in enumerate(CHANNELS, start=1)
+        }
+        self.client.write_text(json.dumps(common | tcp))
+        self.kernel.write_text(json.dumps(common | ipc))
+
+    @property
+    def client(self) -> Path:
+        return self.folder / "client.json"
+
+    @property
+    def kernel(self) -> Path:
+        return self.folder / "kernel.json"
+
+    def ipc(self, channel: str) -> str:
+        """The kernel's socket for `channel`."""
+        return f"{self.folder / 'k'}-{CHANNELS.index(channel) + 1}"
+
+    def connect(self, channel: str) -> socket.socket:
+        """A client's connection to `channel`."""
+        return socket.create_connection(("127.0.0.1", self.ports[channel]), timeout=20)
+
+
+class RelayProcess:
+    """`python -m singularity_kernel.relay`, ready (its ready descriptor has spoken)."""
+
+    def __init__(self, channels: Channels, *options: str) -> None:
+        read, write = os.pipe()
+        self.process = subprocess.Popen(
+            relay_command(channels, "--ready-fd", str(write), *options),
+            pass_fds=[write],
+            stderr=subprocess.PIPE,
+        )
+        os.close(write)
+        with os.fdopen(read, "rb") as ready:
+            said = ready.read()
+        assert said == b"ready\n", self.process.stderr and self.process.stderr.read()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def cpu_ticks(self) -> int:
+        """User and system time so far, in ticks of 10 ms."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    def memory_kib(self) -> int:
+        text = Path(f"/proc/{self.pid}/status").read_text()
+        return int(text.split("RssAnon:")[1].split()[0])
+
+    def stop(self) -> str:
+        """SIGTERM it; returns what it said on stderr. It must have ended by itself with 0."""
+        self.process.terminate()
+        _, said = self.process.communicate(timeout=20)
+        assert self.process.returncode == 0
+        return said.decode()
+
+
+def relay_command(channels: Channels, *options: str) -> list[str]:
+    files = ["--connection", str(channels.client), "--kernel", str(channels.kernel)]
+    return [sys.executable, "-m", "singularity_kernel.relay", *files, *options]
+
+
+@contextlib.contextmanager
+def relay(channels: Channels, *options: str) -> Iterator[RelayProcess]:
+    """A running relay, stopped and checked at the end."""
+    process = RelayProcess(channels, *options)
+    try:
+        yield process
+        assert process.stop() == ""
+    finally:
+        process.process.kill()
+        process.process.wait()
+        assert process.process.stderr is not None
+        process.process.stderr.close()
+
+
+@contextlib.contextmanager
+def ipykernel(channels: Channels, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A real kernel that listens on the ipc sockets; killed at the end when it still lives."""
+    kernel = subprocess.Popen(
+        [sys.executable, "-m", "ipykernel_launcher", "-f", str(channels.kernel)],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **env},
+        start_new_session=True,
+    )
+    try:
+        yield kernel
+    finally:
+        kernel.kill()
+        kernel.wait()
+
+
+@contextlib.contextmanager
+def client(channels: Channels, timeout: float = 60) -> Iterator[BlockingKernelClient]:
+    """A real client of the client-facing ports that has seen the kernel answer."""
+    found = BlockingKernelClient()
+    found.load_connection_file(str(channels.client))
+    found.start_channels()
+    try:
+        found.wait_for_ready(timeout=timeout)
+        yield found
+    finally:
+        found.stop_channels()
+        found.context.destroy(linger=0)
+
+
+def run(found: BlockingKernelClient, code: str, **options: Any) -> tuple[dict[str, Any], str]:
+    """Execute `code`; returns the reply's content and all stream text."""
+    streams = []
+
+    def output(message: dict[str, Any]) -> None:
+        if message["msg_type"] == "stream":
+            streams.append(message["content"]["text"])
+
+    reply = found.execute_interactive(code, output_hook=output, timeout=60, **options)
+    return reply["content"], "".join(streams)
