@@ -19,6 +19,7 @@ from traitlets import Unicode, default
 from .homes import make_home
 from .hub_errors import spawn_refused
 from .mixin import SingularitySpawnerMixin
+from .proc import read_process
 from .progress import StartStory
 
 
@@ -57,6 +58,7 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
     """Uid and gid of the server's process while it runs, asked of the service at each start."""
     gid: int | None = None
     home: Path | None = None
+    _server_started: int | None = None
 
     async def before_start(self, story: StartStory) -> None:
         """Ask for the user's uid and make the home folder; called by the mixin's `start`."""
@@ -145,10 +147,30 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
                 os.chown(path, self.uid, self.gid)
         return paths
 
+    async def _signal(self, sig: int) -> bool:
+        """Signal the server; False when it is gone. Used by `poll` and `stop` of the base class.
+
+        After a restart of the Hub the server is no child of ours any more: its pid may be another
+        process's by now, or a zombie that nobody reaps.
+        """
+        now = read_process(self.pid)
+        if now is None or now.zombie or self._server_started not in (None, now.started):
+            return False
+        alive: bool = await super()._signal(sig)
+        return alive
+
+    async def start(self) -> Any:
+        """Start the server and note which process it is."""
+        url = await super().start()
+        process = read_process(self.pid)
+        self._server_started = process.started if process else None
+        return url
+
     def get_state(self) -> dict[str, Any]:
         state: dict[str, Any] = super().get_state()
         if self.pid and self.uid is not None:
             state["identity"] = {"uid": self.uid, "gid": self.gid}
+            state["started"] = self._server_started
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -156,7 +178,8 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
         identity = state.get("identity")
         if identity:
             self.uid, self.gid = identity["uid"], identity["gid"]
+            self._server_started = state.get("started")
 
     def clear_state(self) -> None:
         super().clear_state()
-        self.uid = self.gid = self.home = None
+        self.uid = self.gid = self.home = self._server_started = None

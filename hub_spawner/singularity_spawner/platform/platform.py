@@ -25,6 +25,7 @@ from singularity_proxy.errors import Conflict, SingularityError, Unavailable
 from singularity_scheduler.client import ServiceClient
 
 from singularity_spawner.homes import blocked_folder
+from singularity_spawner.proc import Process
 
 from . import processes
 from .config import CONFIG_TEXT, hub_command
@@ -35,6 +36,17 @@ from .tools import proxy_command, search_path
 
 STOP_SECONDS = 3.5
 """How long processes get to end by themselves before they are killed."""
+
+
+_FOREIGN = (
+    "JUPYTERHUB_",
+    "JPY_",
+    *(
+        f"SINGULARITY_{name}"
+        for name in ("API_", "SESSION", "SOCKET", "DOORBELL", "DEVICE", "TIER")
+    ),
+)
+"""Variables of another Hub or session, from whose terminal the platform may have been started."""
 
 
 class Platform:
@@ -231,11 +243,7 @@ class Platform:
 
     def _start_hub(self) -> None:
         settings = self.settings
-        env = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("JUPYTERHUB_", "JPY_", "SINGULARITY_"))
-        }
+        env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         env.update({MARK: settings.instance, "PATH": settings.path})
         with self.folder.hub_log.open("ab") as log:
             self._hub = subprocess.Popen(
@@ -324,7 +332,7 @@ async def end_platform(settings: Settings) -> None:
     _refuse_survivors(left)
 
 
-def _refuse_survivors(left: set[processes.Process]) -> None:
+def _refuse_survivors(left: set[Process]) -> None:
     if left:
         pids = ", ".join(str(process.pid) for process in sorted(left, key=lambda p: p.pid))
         raise Unavailable(f"These processes could not be ended, not even with SIGKILL: {pids}.")

@@ -28,7 +28,7 @@ def node_folder() -> str | None:
 
 
 def search_path() -> str:
-    """PATH for the Hub: the real Node, this environment, this checkout's tools, then the caller's."""
+    """PATH for the Hub: the real Node, this environment, this checkout's tools, the caller's."""
     checkout = Path(__file__).resolve().parents[3] / "node_modules" / ".bin"
     folders = [
         node_folder(),

@@ -1,0 +1,159 @@
+"""A notebook without a browser: a kernel on a Hub user's own server, over the real kernel protocol.
+
+The demo and the end-to-end tests drive notebooks with it exactly as JupyterLab does: REST to start
+the kernel, one websocket for its messages (Jupyter Server's kernel websocket protocol, JSON form).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from singularity_proxy.errors import SingularityError, Unavailable
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+
+@dataclass
+class Cell:
+    """One executed cell. `text` is what it printed so far; `done` is set at its end."""
+
+    msg_id: str
+    text: str = ""
+    status: str = ""
+    error: str = ""
+    replied: bool = False
+    idle: bool = False
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self, timeout: float) -> Cell:
+        """Until the cell is over; raises `Unavailable` after `timeout` s, `SingularityError` with
+        the cell's own error."""
+        try:
+            await asyncio.wait_for(self.done.wait(), timeout)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise Unavailable(f"the cell did not end within {timeout:g} s") from None
+        if self.status != "ok":
+            raise SingularityError(f"the cell failed: {self.error}")
+        return self
+
+
+class Notebook:
+    """A kernel on the server at `server_url` (ends in a slash); use `open`, `run`, `close`."""
+
+    def __init__(self, server_url: str, token: str, name: str) -> None:
+        self._base = server_url
+        self._headers = {"Authorization": f"token {token}"}
+        self.name = name
+        self.kernel_id = ""
+        self._socket: WebSocketClientConnection | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._cells: dict[str, Cell] = {}
+
+    async def open(self, kernel: str = "singularity") -> Notebook:
+        """Start the kernel and connect to it."""
+        answer = await self._rest("POST", "api/kernels", {"name": kernel})
+        self.kernel_id = str(answer["id"])
+        url = f"{self._base.replace('http', 'ws', 1)}api/kernels/{self.kernel_id}/channels"
+        self._socket = await websocket_connect(HTTPRequest(url, headers=self._headers))
+        self._reader = asyncio.create_task(self._read(self._socket))
+        return self
+
+    async def start(self, code: str) -> Cell:
+        """Send a cell and return at once."""
+        if self._socket is None:
+            raise Unavailable("the notebook has no kernel")
+        cell = Cell(uuid.uuid4().hex)
+        self._cells[cell.msg_id] = cell
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": True,
+        }
+        header = {
+            "msg_id": cell.msg_id,
+            "msg_type": "execute_request",
+            "username": "",
+            "session": self.kernel_id,
+            "version": "5.3",
+        }
+        message = {
+            "header": header,
+            "parent_header": {},
+            "metadata": {},
+            "content": content,
+            "channel": "shell",
+            "buffers": [],
+        }
+        await self._socket.write_message(json.dumps(message))
+        return cell
+
+    async def run(self, code: str, timeout: float = 120.0) -> str:
+        """Run a cell to its end and return what it printed."""
+        return (await (await self.start(code)).wait(timeout)).text
+
+    async def interrupt(self) -> None:
+        """What the stop button does."""
+        await self._rest("POST", f"api/kernels/{self.kernel_id}/interrupt", {})
+
+    async def close(self) -> None:
+        """Shut the kernel down, as closing a notebook with "Shut down kernel" does. Idempotent."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait([self._reader])
+            self._reader = None
+        if self.kernel_id:
+            kernel, self.kernel_id = self.kernel_id, ""
+            await self._rest("DELETE", f"api/kernels/{kernel}", None)
+
+    async def _read(self, socket: WebSocketClientConnection) -> None:
+        while (raw := await socket.read_message()) is not None:
+            message = json.loads(raw)
+            cell = self._cells.get(message["parent_header"].get("msg_id", ""))
+            if cell is None:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                cell.text += content["text"]
+            elif kind in ("execute_result", "display_data"):
+                cell.text += content["data"].get("text/plain", "") + "\n"
+            elif kind == "error":
+                cell.error = f"{content['ename']}: {content['evalue']}"
+            elif kind == "execute_reply":
+                cell.status, cell.replied = content["status"], True
+                cell.error = cell.error or content.get("evalue", "")
+            elif kind == "status" and content["execution_state"] == "idle":
+                cell.idle = True
+            # The reply may arrive before the last output: a cell is over with both.
+            if cell.replied and cell.idle:
+                cell.done.set()
+
+    async def _rest(self, method: str, path: str, body: Any) -> Any:
+        request = HTTPRequest(
+            self._base + path,
+            method=method,
+            headers=self._headers,
+            body=None if body is None else json.dumps(body),
+            request_timeout=60,
+        )
+        try:
+            response = await AsyncHTTPClient().fetch(request)
+        except HTTPClientError as error:
+            said = error.response.body.decode(errors="replace") if error.response else str(error)
+            try:
+                said = json.loads(said).get("message", said)
+            except ValueError:
+                pass
+            raise SingularityError(
+                f"{method} {path} was answered with {error.code}: {said}"
+            ) from None
+        return json.loads(response.body) if response.body else None
