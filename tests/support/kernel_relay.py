@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_client.blocking import BlockingKernelClient
+from zmq.utils import garbage
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 
@@ -159,6 +160,7 @@ def client(channels: Channels, timeout: float = 60) -> Iterator[BlockingKernelCl
     finally:
         found.stop_channels()
         found.context.destroy(linger=0)
+        garbage.gc.stop()  # pyzmq's own thread and context, started by the first large message
 
 
 def run(found: BlockingKernelClient, code: str, **options: Any) -> tuple[dict[str, Any], str]:

@@ -56,9 +56,7 @@ def test_input_is_asked_for_and_answered(kernel: tuple[Channels, int]) -> None:
             asked.append(message["content"]["prompt"])
             found.input("Ada")
 
-        _, text = run(
-            found, "print('hello', input('name? '))", allow_stdin=True, stdin_hook=answer
-        )
+        _, text = run(found, "print('hello', input('name? '))", allow_stdin=True, stdin_hook=answer)
         assert asked == ["name? "]
         assert text == "hello Ada\n"
 
