@@ -21,7 +21,7 @@ std::map<std::string, double> stats(int index) {
   if (c.is_open()) {
     RingHeader* h = c.header();
     s["memory_current"] = static_cast<double>(h->memory_current.load());
-    s["memory_peak"] = static_cast<double>(h->memory_peak.load());
+    s["memory_peak"] = static_cast<double>(std::max(h->memory_peak.load(), h->memory_current.load()));
     s["memory_capacity"] = static_cast<double>(h->memory_capacity.load());
     s["generation"] = h->generation.load();
   }
@@ -73,7 +73,7 @@ void bind_worker(py::module_& m) {
   m.def("open_ring", [](int index) { Locked lock(channel(index), false); });
   m.def("reset_peak", [](int index) {
     Channel& c = channel(index);
-    if (c.is_open()) c.header()->memory_peak.store(c.header()->memory_current.load());
+    if (c.is_open()) c.header()->memory_peak.store(0);  // the proxy starts a new one
   });
   m.def("is_open", [](int index) { return channel(index).is_open(); });
   m.def("default_generator", [](int index) {

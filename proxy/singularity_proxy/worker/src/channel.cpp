@@ -288,9 +288,10 @@ void Channel::raise_async_error() {
   RingHeader* h = header();
   if (__builtin_expect(h->error_seq.load(std::memory_order_relaxed) == 0, 1)) return;
   const std::string text(h->failure, strnlen(h->failure, kFailureBytes));
+  const auto status = static_cast<Status>(h->error_status.load());
   const uint64_t at = h->error_seq.exchange(0);
-  TORCH_CHECK(false, text, "\nThe call that failed was made earlier (record ", at, " of ", seq,
-              "); set CUDA_LAUNCH_BLOCKING=1 to get its exact line.");
+  raise_status(status, c10::str(text, "\nThe call that failed was made earlier (record ", at, " of ", seq,
+                                "); set CUDA_LAUNCH_BLOCKING=1 to get its exact line."));
 }
 
 Reply Channel::receive(uint64_t first_storage) {
