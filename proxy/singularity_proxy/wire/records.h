@@ -137,6 +137,7 @@ class Buffer {
   }
   void clear() { size_ = 0; }
   const char* data() const { return data_; }
+  char* at(size_t position) { return data_ + position; }
   size_t size() const { return size_; }
 
  private:
