@@ -18,6 +18,7 @@ from IPython.display import display
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire.rpc import SyncPeer
 
+from .memory import device_memory
 from .status import Sentence, Table, history_rows, status_rows
 
 VERBS = ("status", "park", "resume", "migrate", "checkpoint", "why", "history")
@@ -76,6 +77,8 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         except SingularityError as error:
             # A UsageError is shown as its sentence, without a traceback.
             raise UsageError(error.message) from None
+        if verb == "status":
+            answer = {"memory": device_memory(answer.get("devices") or ()), **answer}
         display(present(verb, answer, datetime.now(timezone.utc)))
 
 
@@ -88,7 +91,8 @@ def _unknown_verb(verb: str) -> str:
 def _arguments(verb: str, options: Any) -> dict[str, Any]:
     """The call's arguments; an option that the verb does not know is the user's fault."""
     if options.name is not None and verb != "checkpoint":
-        raise UsageError(f"'{verb}' takes no name; only 'checkpoint' does.")
+        hint = " (a device is given with --device)" if verb == "migrate" else ""
+        raise UsageError(f"'{verb}' takes no name{hint}; only 'checkpoint' does.")
     if options.device is not None and verb != "migrate":
         raise UsageError(f"'{verb}' takes no --device; only 'migrate' does.")
     if verb == "migrate":

@@ -50,17 +50,17 @@ def _devices(status: Json) -> str:
 
 
 def _memory(status: Json) -> str:
-    memory = status.get("memory")
-    entries = [memory] if isinstance(memory, Mapping) else list(memory or ())
+    """`status["memory"]` is a list of {device, current, peak, capacity, held}, bytes."""
     parts = []
-    for entry in entries:
-        text = human_bytes(entry.get("current") or 0)
-        if entry.get("capacity"):
-            text += f" of {human_bytes(entry['capacity'])}"
-        if entry.get("peak"):
-            text += f" (peak {human_bytes(entry['peak'])})"
-        device = entry.get("device")
-        parts.append(f"{device}: {text}" if device and len(entries) > 1 else text)
+    for entry in status.get("memory") or ():
+        current = human_bytes(entry["current"])
+        if entry["held"]:
+            text = (
+                f"{current} of {human_bytes(entry['capacity'])} (peak {human_bytes(entry['peak'])})"
+            )
+        else:
+            text = f"{current} kept in host memory"
+        parts.append(f"{entry['device']}: {text}")
     return ", ".join(parts)
 
 

@@ -133,19 +133,17 @@ def run(command: Sequence[str], *, tier: str = "", devices: int | None = None) -
     if os.environ.get("SINGULARITY_SESSION"):
         return _run_child(command, dict(os.environ))
     try:
-        session, env = asyncio.run(_begin(command, tier, devices))
+        env = asyncio.run(_begin(command, tier, devices))
     except SingularityError as error:
         _say(error.message)
         return _exit_code(error)
-    try:
-        return _run_child(command, env)
-    finally:
-        asyncio.run(_end(session))
+    # The session is bound to this process: the node agent ends it when this process ends, however
+    # that comes about, so there is nothing to do afterwards.
+    return _run_child(command, env)
 
 
-async def _begin(
-    command: Sequence[str], tier: str, devices: int | None
-) -> tuple[str, dict[str, str]]:
+async def _begin(command: Sequence[str], tier: str, devices: int | None) -> dict[str, str]:
+    """Start the session; returns the environment of its processes."""
     created = await ServiceClient.from_environment().create_session(
         kind="batch",
         name=os.path.basename(command[0]),
@@ -161,14 +159,7 @@ async def _begin(
         },
     )
     launch: dict[str, Any] = created["launch"]
-    return str(created["id"]), {**stripped_environment(os.environ), **(launch["env"] or {})}
-
-
-async def _end(session: str) -> None:
-    try:
-        await ServiceClient.from_environment().end_session(session, "the command has ended", 0.0)
-    except SingularityError as error:
-        _say(f"session {session} could not be ended now and ends by itself: {error.message}")
+    return {**stripped_environment(os.environ), **launch["env"]}
 
 
 def _run_child(command: Sequence[str], env: dict[str, str]) -> int:
