@@ -229,9 +229,8 @@ async def acts(
     t.check("B went on on another device than before", bool(b_now) and b_now != b_device)
 
     t.say("Act 4: the same code, uninterrupted, natively on the CPU")
-    a_native = await t.step(
-        "native run of A", native_losses(GPT, 11, A_STEPS + A_MORE_STEPS, folder)
-    )
+    a_losses = steps_of(first + second)
+    a_native = await t.step("native run of A", native_losses(GPT, 11, len(a_losses), folder))
     b_native = await t.step("native run of B", native_losses(CNN, 12, B_STEPS, folder))
     t.check(
         f"A's {len(a_native)} losses are bitwise those of the uninterrupted run",
