@@ -1,0 +1,254 @@
+"""How the node agent starts a session's processes: the `CapsuleLauncher` seam.
+
+`ProcessLauncher` starts an ordinary process in a session (setsid) of its own, as the session's
+user. A launcher that adds namespaces stands behind the same three calls. Nothing of the agent goes
+along: not its environment, not its descriptors, not its signal dispositions.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import stat
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from singularity_proxy.errors import BadRequest, Conflict, NoSpace, SingularityError, Unavailable
+
+from .process import ProcessIdentity, ProcessWatch
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+SECRET_PREFIXES = ("JUPYTERHUB_", "JPY_", "SINGULARITY_API_", "CONFIGPROXY_")
+"""Variables that never enter a capsule: Hub tokens and service addresses would land in process
+images, and JPY_PARENT_PID makes ipykernel end itself when its parent changes."""
+
+SESSION_VARIABLES = frozenset(
+    {
+        "SINGULARITY_SESSION",
+        "SINGULARITY_SOCKET",
+        "SINGULARITY_DOORBELL",
+        "SINGULARITY_DEVICES",
+        "SINGULARITY_DEVICE_TYPE",
+    }
+)
+"""What the agent sets for a session's processes; never taken from anywhere else."""
+
+HARMLESS = frozenset({"JPY_SESSION_NAME"})
+"""Kept in spite of its prefix: the notebook's path, which libraries read to find their notebook."""
+
+
+def stripped_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` without secrets and without another session's variables, and with a PATH. For capsules
+    and for the agent's own helpers (proxies, relays)."""
+    kept = {
+        name: value
+        for name, value in env.items()
+        if name in HARMLESS or not (name.startswith(SECRET_PREFIXES) or name in SESSION_VARIABLES)
+    }
+    kept.setdefault("PATH", DEFAULT_PATH)
+    return kept
+
+
+@dataclass(frozen=True)
+class CapsuleSpec:
+    """What to start. `env` is the whole environment; `uid`/`gid` None: the agent's own."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
+    cwd: str
+    log_path: str
+    """stdout and stderr are appended here (0600, the session's user)."""
+    uid: int | None = None
+    gid: int | None = None
+    umask: int = 0o022
+    pass_fds: tuple[int, ...] = ()
+    """Descriptors of the relay's readiness pipe; empty for everything a user's code runs in."""
+
+
+class Capsule:
+    """A started process tree. Also made from a `ProcessIdentity` alone after an agent restart."""
+
+    def __init__(
+        self,
+        identity: ProcessIdentity,
+        on_exit: Callable[[ProcessWatch], None] | None = None,
+    ) -> None:
+        self.watch = ProcessWatch(identity, on_exit)
+
+    @property
+    def pid(self) -> int:
+        return self.watch.pid
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        return self.watch.identity
+
+    def signal(self, signum: int) -> bool:
+        """Send `signum` to the process group, as Jupyter does to its kernels."""
+        return self.watch.signal_group(signum)
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end of the first process; False when `timeout` seconds pass first."""
+        return await self.watch.wait(timeout)
+
+    async def end(self, grace_s: float) -> int | None:
+        """End the group: SIGTERM, `grace_s` seconds later SIGKILL (0: at once). Returns the exit
+        code, None when it is not known (not our child). Idempotent."""
+        if self.watch.alive:
+            if grace_s > 0:
+                self.signal(signal.SIGTERM)
+                # A stopped process would not see SIGTERM before it goes on.
+                self.signal(signal.SIGCONT)
+                await self.wait(grace_s)
+            self.signal(signal.SIGKILL)
+            await self.wait(10)
+        return self.watch.exit_code
+
+
+class CapsuleLauncher(abc.ABC):
+    """The seam: the node agent starts kernels and runs through one of these and nothing else."""
+
+    @abc.abstractmethod
+    async def start(
+        self, spec: CapsuleSpec, on_exit: Callable[[ProcessWatch], None] | None = None
+    ) -> Capsule:
+        """Start `spec`; `on_exit` is called on the loop when its first process has ended. Raises
+        `BadRequest` when the program or folder does not exist or may not be used."""
+
+    @abc.abstractmethod
+    def adopt(
+        self, identity: ProcessIdentity, on_exit: Callable[[ProcessWatch], None] | None = None
+    ) -> Capsule:
+        """The capsule that an earlier agent started; `on_exit` is called at once if it is gone."""
+
+
+class ProcessLauncher(CapsuleLauncher):
+    """Ordinary processes: own session and process group, mapped uid, no namespaces."""
+
+    async def start(
+        self, spec: CapsuleSpec, on_exit: Callable[[ProcessWatch], None] | None = None
+    ) -> Capsule:
+        return Capsule(spawn(spec), on_exit)
+
+    def adopt(
+        self, identity: ProcessIdentity, on_exit: Callable[[ProcessWatch], None] | None = None
+    ) -> Capsule:
+        return Capsule(identity, on_exit)
+
+
+def open_log(path: str, uid: int | None, gid: int | None) -> int:
+    """A descriptor that appends to the log at `path`, made if needed. The folder belongs to the
+    session's user, so a link or a foreign file in its place is refused, never followed."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise Conflict(f"the log file {path} was replaced; remove it and try again") from None
+        raise
+    info = os.fstat(fd)
+    wanted = os.geteuid() if uid is None else uid
+    if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+        os.close(fd)
+        raise Conflict(f"the log file {path} was replaced; remove it and try again")
+    if info.st_uid not in (wanted, os.geteuid()):
+        os.close(fd)
+        raise Conflict(f"the log file {path} belongs to uid {info.st_uid}; remove it and try again")
+    if info.st_uid != wanted:
+        os.fchown(fd, wanted, gid if gid is not None else -1)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def trim_log(path: str, limit: int) -> bool:
+    """Cut the log at `path` to its last half when it is longer than `limit` bytes; its writers
+    append, so they go on behind the cut. Called by the agent every few seconds."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size <= limit:
+            return False
+        tail = os.pread(fd, limit // 2, info.st_size - limit // 2)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, tail, 0)
+        return True
+    except OSError:
+        return False  # full disk: the log stays as it is
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _interrupt_not_ignored() -> Iterator[None]:
+    # An ignored signal stays ignored across exec, and a shell starts background jobs with SIGINT
+    # ignored: then no kernel could be interrupted. A handler, in contrast, is reset by exec.
+    ignored = [s for s in (signal.SIGINT, signal.SIGQUIT) if signal.getsignal(s) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def spawn(spec: CapsuleSpec) -> ProcessIdentity:
+    """Start one process and return who it is; the caller watches it (`ProcessWatch` reaps it)."""
+    asyncio.get_running_loop()
+    if not spec.argv:
+        raise BadRequest("there is no command to start")
+    log = open_log(spec.log_path, spec.uid, spec.gid)
+    drop = spec.uid is not None and spec.uid != os.geteuid()
+    try:
+        with _interrupt_not_ignored():
+            child = subprocess.Popen(
+                list(spec.argv),
+                env=dict(spec.env),
+                cwd=spec.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                close_fds=True,
+                pass_fds=spec.pass_fds,
+                user=spec.uid if drop else None,
+                group=spec.gid if drop else None,
+                extra_groups=[] if drop else None,
+                umask=spec.umask,
+            )
+    except OSError as error:
+        raise _start_error(spec, error) from None
+    except ValueError as error:  # an embedded null byte
+        raise BadRequest(f"'{spec.argv[0]}' cannot be started: {error}") from None
+    finally:
+        os.close(log)
+    identity = ProcessIdentity.of(child.pid)
+    child.returncode = 0  # the watch reaps it; this object must not try to
+    return identity
+
+
+def _start_error(spec: CapsuleSpec, error: OSError) -> SingularityError:
+    program = spec.argv[0]
+    if error.errno == errno.ENOSPC:
+        return NoSpace(f"'{program}' could not be started: the disk is full")
+    if error.errno in (errno.EAGAIN, errno.ENOMEM):
+        return Unavailable(f"'{program}' could not be started: this node has no process to spare")
+    if os.fspath(error.filename or "") == spec.cwd and spec.cwd != program:
+        return BadRequest(
+            f"the session cannot start in the folder '{spec.cwd}' ({error.strerror}); "
+            "choose one that its user may enter",
+            cwd=spec.cwd,
+        )
+    return BadRequest(
+        f"'{program}' cannot be started ({error.strerror}); nothing was changed",
+        program=program,
+    )

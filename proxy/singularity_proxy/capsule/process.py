@@ -1,0 +1,198 @@
+"""Other processes, named so that a recycled pid is never mistaken for them.
+
+A process is (pid, start time): the pair stays true across a restart of the node agent, which then
+is no longer the parent of what it started. Whether it lives is told by a pidfd (pidfd_open(2)),
+which also wakes the event loop when it ends. `kill(pid, 0)` tells neither: it takes a zombie for
+alive and a recycled pid for the old process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process of this boot; `start` is field 22 of /proc/PID/stat (ticks since boot)."""
+
+    pid: int
+    start: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """The process that has `pid` now; raises ProcessLookupError when there is none (a zombie
+        still is one: its pid cannot be taken by another)."""
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            raise ProcessLookupError(f"there is no process {pid}") from None
+        return cls(pid, int(fields[19]))
+
+    def to_json(self) -> list[int]:
+        return [self.pid, self.start]
+
+    @classmethod
+    def from_json(cls, data: Any) -> ProcessIdentity | None:
+        """The identity behind `to_json`'s list; None stays None."""
+        return None if data is None else cls(int(data[0]), int(data[1]))
+
+
+def uid_of(pid: int) -> int:
+    """The real uid of process `pid`; raises ProcessLookupError when there is none."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("Uid:"):
+                    return int(line.split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    raise ProcessLookupError(f"there is no process {pid}")
+
+
+class ProcessWatch:
+    """Watches one process until it ends: capsules, workers, proxies, relays, owners alike.
+
+    Made on the event loop. A process that is already gone (or whose pid now belongs to another
+    one) is a watch that has ended from the start. A child is reaped as soon as it ends; the exit
+    code of a process that is not our child is never known (None).
+    """
+
+    _watched: ClassVar[dict[int, list[ProcessWatch]]] = {}
+
+    def __init__(
+        self,
+        identity: ProcessIdentity,
+        on_exit: Callable[[ProcessWatch], None] | None = None,
+    ) -> None:
+        self.identity = identity
+        self.exit_code: int | None = None
+        """Exit status of a child; negative: the signal that ended it; None: unknown."""
+        self._on_exit = on_exit
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._fd = -1
+        try:
+            fd = os.pidfd_open(identity.pid)
+        except ProcessLookupError:
+            self._loop.call_soon(self._end)
+            return
+        # Opened first, compared second: then the descriptor cannot be that of a later process.
+        try:
+            same = ProcessIdentity.of(identity.pid) == identity
+        except ProcessLookupError:
+            same = False
+        if not same:
+            os.close(fd)
+            self._loop.call_soon(self._end)
+            return
+        self._fd = fd
+        self._watched.setdefault(identity.pid, []).append(self)
+        self._loop.add_reader(fd, self._readable)
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    @property
+    def alive(self) -> bool:
+        """False as soon as the end was noticed (one turn of the loop after it happened)."""
+        return self._fd >= 0
+
+    @classmethod
+    def settle(cls, pid: int) -> bool:
+        """Called by whoever reaps children: if `pid` is watched, its watches end now (and reap
+        it). False: nobody watches it and the caller has to reap it."""
+        watches = list(cls._watched.get(pid, ()))
+        for watch in watches:
+            watch._readable()
+        return bool(watches)
+
+    def _readable(self) -> None:
+        if self._fd < 0:
+            return
+        with contextlib.suppress(ChildProcessError):
+            result = os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
+            if result is not None:
+                normal = result.si_code == os.CLD_EXITED
+                self.exit_code = result.si_status if normal else -result.si_status
+        self._release()
+        self._end()
+
+    def _release(self) -> None:
+        if self._fd < 0:
+            return
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        others = self._watched.get(self.pid, [])
+        others.remove(self)
+        for other in others:  # two watches of one child: only the first could reap it
+            other.exit_code = self.exit_code
+        if not others:
+            self._watched.pop(self.pid, None)
+
+    def _end(self) -> None:
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        if self._on_exit:
+            self._on_exit(self)
+
+    def signal(self, signum: int) -> bool:
+        """Send `signum` to exactly this process; False when it is gone."""
+        if self._fd < 0:
+            return False
+        try:
+            signal.pidfd_send_signal(self._fd, signum)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def signal_group(self, signum: int) -> bool:
+        """Send `signum` to the process group that this process leads; False when all are gone.
+        The group outlives its leader, but then its number may be anybody's: only while alive."""
+        if self._fd < 0:
+            return False
+        try:
+            os.killpg(self.pid, signum)
+        except ProcessLookupError:
+            return False
+        return True
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the process has ended; False when `timeout` seconds passed first."""
+        try:
+            await asyncio.wait_for(self._ended.wait(), timeout)
+        except (asyncio.TimeoutError, TimeoutError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Stop watching; the process goes on and `on_exit` is not called."""
+        self._on_exit = None
+        self._release()
+
+
+def processes_with(marker: bytes, *, in_environment: bool) -> Iterator[ProcessIdentity]:
+    """Processes whose initial environment holds the entry `marker`, or (in_environment=False)
+    whose command line holds it as one argument. Looks at all of /proc once; used at the end of a
+    session and at the start of an agent, for what escaped its process group or its ledger."""
+    name = "environ" if in_environment else "cmdline"
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            identity = ProcessIdentity.of(int(entry))
+            with open(f"/proc/{entry}/{name}", "rb") as file:
+                found = marker in file.read().split(b"\0")
+        except OSError:
+            continue  # it ended, or is not ours to look at
+        if found:
+            yield identity

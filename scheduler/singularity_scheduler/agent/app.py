@@ -1,0 +1,431 @@
+"""`python -m singularity_scheduler.agent`: the node agent, one per node.
+
+It starts sessions and device proxies and obeys the scheduler service. It can be killed at any
+moment: processes go on, and the next agent with the same state folder takes them over. SIGTERM and
+SIGINT, in contrast, end every session and leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import uuid
+from typing import Any
+
+from singularity_proxy.capsule.launcher import ProcessLauncher
+from singularity_proxy.capsule.process import ProcessIdentity
+from singularity_proxy.errors import Conflict, SingularityError
+from singularity_proxy.wire import rpc
+from traitlets import Enum, Float, Integer, Unicode
+from traitlets.config import Application
+
+from .devices import DeviceKeeper
+from .identity import Identities, parse_uid_range
+from .leases import LeaseTable, boot_clock
+from .ledger import Ledger
+from .lifecycle import Lifecycle
+from .node import Node, Settings
+from .probe import probe_devices, torch_version
+from .processes import adopt_orphans, end_marked
+from .proxies import ProxyPool
+from .server import CommandServer
+from .sessions import Life, SessionRecord
+
+log = logging.getLogger("singularity.agent")
+
+TICK_S = 0.5
+"""How often waiting sessions and leases are looked at (a lease that ends sooner is on time)."""
+
+LOGS_EVERY = 10
+"""Log files are trimmed every this many ticks."""
+
+STOP_LIMIT_S = 3.5
+"""An orderly stop gives up waiting after this long (and has killed everything by then)."""
+
+ANNOUNCEMENT = "agent.json"
+"""In the state folder: where the running agent listens."""
+
+
+class NodeAgent(Application):  # type: ignore[misc]
+    """Command line and configuration of the node agent."""
+
+    name = "singularity-agent"
+    description = "Starts sessions and device proxies on this node for the scheduler service."
+
+    state_dir = Unicode(
+        config=True,
+        help="""Folder on disk for the ledger and for checkpoints; made 0700 if missing. One agent
+        per folder. Required.""",
+    )
+    runtime_dir = Unicode(
+        config=True,
+        help="""Folder for sockets; its path must be shorter than 60 characters. Empty: a new one
+        in /tmp, found again after a restart.""",
+    )
+    shm_dir = Unicode(
+        config=True,
+        help="""Folder in shared memory for rings and parked device state. Empty: a new one in
+        /dev/shm, found again after a restart.""",
+    )
+    node = Unicode("local", config=True, help="Name of this node, unique in its fleet.")
+    device_type = Enum(
+        ("auto", "cpu", "cuda"),
+        default_value="auto",
+        config=True,
+        help="""Physical devices of this node: "cpu" (device proxies compute on the CPU), "cuda",
+        or "auto": cuda where torch finds a GPU, else cpu.""",
+    )
+    device_count = Integer(
+        0,
+        config=True,
+        help="""Number of physical devices. 0: two for cpu, all that torch finds for cuda.""",
+    )
+    device_capacity_bytes = Integer(
+        4 << 30,
+        config=True,
+        help="Memory of one cpu device in bytes, enforced by its allocator; unused for cuda.",
+    )
+    proxy_threads = Integer(
+        0,
+        config=True,
+        help="""Threads a device proxy computes with. 0: this machine's cores divided by the number
+        of cpu devices, at least 1.""",
+    )
+    warm_proxies = Integer(
+        1,
+        config=True,
+        help="""Device proxies kept started and unused, so that a session gets its device without
+        waiting for an import of torch. 0: none.""",
+    )
+    journal_bytes = Integer(
+        64 << 20,
+        config=True,
+        help="""Size in bytes of the journal of one ring, beyond which a new snapshot is made. It
+        lets a killed device proxy be rebuilt. 0: no journal, a killed proxy loses its state.""",
+    )
+    uid_range = Unicode(
+        "1900000000-1900009999",
+        config=True,
+        help="""Uids that an agent running as root gives to Hub users, "FIRST-LAST", one each.""",
+    )
+    orphan_grace_s = Float(
+        15.0,
+        config=True,
+        help="""Seconds after which a session ends whose Jupyter server (or `run` command) is
+        gone.""",
+    )
+    lease_ttl_s = Float(
+        60.0,
+        config=True,
+        help="""Seconds a fresh grant of devices lasts until the scheduler renews it. An agent whose
+        lease ran out parks the session; nothing is lost.""",
+    )
+    log_bytes = Integer(
+        1 << 20, config=True, help="Size in bytes to which a session's log file is cut."
+    )
+    idle_exit_s = Float(
+        600.0,
+        config=True,
+        help="""Seconds after which an agent without a scheduler and without sessions ends. 0:
+        never.""",
+    )
+
+    aliases = {
+        "state-dir": "NodeAgent.state_dir",
+        "runtime-dir": "NodeAgent.runtime_dir",
+        "shm-dir": "NodeAgent.shm_dir",
+        "node": "NodeAgent.node",
+        "device-type": "NodeAgent.device_type",
+        "devices": "NodeAgent.device_count",
+        "log-level": "Application.log_level",
+        "config": "NodeAgent.config_file",
+    }
+    config_file = Unicode("", config=True, help="A Python or JSON file with more settings.")
+
+    def initialize(self, argv: list[str] | None = None) -> None:
+        """Read the command line and the configuration file it names."""
+        super().initialize(argv)
+        if self.config_file:
+            folder, name = os.path.split(os.path.abspath(self.config_file))
+            self.load_config_file(name, folder)
+            self.parse_command_line(argv)
+
+    def start(self) -> None:
+        """Run until stopped; exit code 0 after an orderly stop, 1 with one sentence otherwise."""
+        logging.basicConfig(
+            level=self.log_level, format="%(asctime)s %(levelname)s %(message)s", force=True
+        )
+        try:
+            asyncio.run(AgentProcess(self).run())
+        except SingularityError as error:
+            print(f"{self.name}: {error.message}", file=sys.stderr)
+            sys.exit(1)
+
+
+class AgentProcess:
+    """One life of the agent: takes its folders over, serves, stops."""
+
+    def __init__(self, app: NodeAgent) -> None:
+        self._app = app
+        self._stopped = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+        self._idle_since: float | None = None
+        self.node: Node
+
+    async def run(self) -> None:
+        """Serve until `stop`."""
+        loop = asyncio.get_running_loop()
+        app = self._app
+        if not app.state_dir:
+            raise SingularityError("the agent needs --state-dir, a folder for its ledger")
+        state_dir, lock = _lock(app.state_dir)
+        try:
+            adopt_orphans()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._stop_soon)
+            await self._serve(state_dir)
+        finally:
+            os.close(lock)
+
+    async def _serve(self, state_dir: str) -> None:
+        app = self._app
+        ledger = Ledger(os.path.join(state_dir, "agent.sqlite"))
+        settings = self._settings(state_dir, ledger)
+        private = settings.private_dir
+        # Proxies that belong to nobody, or were started and not yet written down.
+        owned = {
+            proxy["socket"]
+            for _, body in ledger.all("session")
+            for proxy in body["proxies"].values()
+        }
+        for name in os.listdir(private):
+            path = os.path.join(private, name)
+            if name.endswith((".sock", ".log")):
+                socket_path = path.removesuffix(".log").removesuffix(".sock") + ".sock"
+                if socket_path in owned:
+                    continue
+                await end_marked(socket_path.encode(), in_environment=False)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        self.node = node = Node(
+            settings=settings,
+            instance=uuid.uuid4().hex[:12],
+            devices=await probe_devices(
+                app.device_type, self._count(), app.device_capacity_bytes, private
+            ),
+            torch=torch_version(),
+            ledger=ledger,
+            leases=LeaseTable.from_json(ledger.get("node", "leases") or {}),
+            identities=Identities(ledger, parse_uid_range(app.uid_range), private),
+            pool=ProxyPool(private, app.warm_proxies),
+            launcher=ProcessLauncher(),
+        )
+        devices = DeviceKeeper(node)
+        lifecycle = Lifecycle(node, devices)
+        self._lifecycle, self._devices = lifecycle, devices
+        node.pool.start()
+        for _, body in list(ledger.all("session")):
+            await lifecycle.adopt(SessionRecord.from_json(body))
+        commands = CommandServer(node, lifecycle, devices, self.stop)
+        path = os.path.join(settings.runtime_dir, "agent.sock")
+        server = await rpc.serve(
+            path,
+            commands.handlers(),
+            allowed_uids={os.geteuid()},
+            on_close=commands.closed,
+        )
+        self._announce(state_dir, path)
+        log.info("node agent %s serves at %s", settings.node, path)
+        ticker = asyncio.ensure_future(self._tick())
+        await self._stopped.wait()
+        ticker.cancel()
+        await asyncio.sleep(0.05)  # the answer to `shutdown` leaves before the socket closes
+        server.close()
+        if node.service:
+            await node.service.close()
+        await node.cancel_jobs()
+        ledger.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(state_dir, ANNOUNCEMENT))
+        await asyncio.to_thread(shutil.rmtree, settings.runtime_dir, True)
+        await asyncio.to_thread(shutil.rmtree, settings.shm_dir, True)
+
+    # -- set-up -----------------------------------------------------------------------------------
+
+    def _count(self) -> int:
+        if self._app.device_count < 0:
+            raise SingularityError("device_count must be 0 (all) or a positive number")
+        if self._app.device_count == 0 and self._app.device_type != "cuda":
+            return 2
+        return int(self._app.device_count)
+
+    def _settings(self, state_dir: str, ledger: Ledger) -> Settings:
+        app = self._app
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        before = ledger.get("node", "place") or {}
+        if before.get("boot") != boot:
+            # The machine was restarted: no process and no shared memory of before exists.
+            for name, _ in list(ledger.all("session")):
+                ledger.forget_session(name)
+            ledger.drop("node", "leases")
+            before = {}
+        runtime_dir = (
+            app.runtime_dir
+            or before.get("runtime_dir")
+            or tempfile.mkdtemp(prefix="singularity-", dir="/tmp")
+        )
+        shm_dir = (
+            app.shm_dir
+            or before.get("shm_dir")
+            or tempfile.mkdtemp(prefix="singularity-", dir="/dev/shm")
+        )
+        runtime_dir, shm_dir = os.path.abspath(runtime_dir), os.path.abspath(shm_dir)
+        if len(runtime_dir) >= 60:
+            raise SingularityError(
+                f"runtime_dir {runtime_dir} is too long for unix sockets (59 characters at most)"
+            )
+        ledger.put("node", "place", {"boot": boot, "runtime_dir": runtime_dir, "shm_dir": shm_dir})
+        for folder, mode in (
+            (runtime_dir, 0o711),
+            (os.path.join(runtime_dir, "s"), 0o711),
+            (os.path.join(runtime_dir, "p"), 0o700),
+            (shm_dir, 0o711),
+        ):
+            _own_folder(folder, mode)
+        threads = app.proxy_threads or max(1, (os.cpu_count() or 1) // max(1, self._count()))
+        return Settings(
+            node=app.node or socket.gethostname(),
+            runtime_dir=runtime_dir,
+            shm_dir=shm_dir,
+            state_dir=state_dir,
+            proxy_threads=threads,
+            journal_bytes=app.journal_bytes,
+            orphan_grace_s=app.orphan_grace_s,
+            lease_ttl_s=app.lease_ttl_s,
+            log_bytes=app.log_bytes,
+        )
+
+    def _announce(self, state_dir: str, path: str) -> None:
+        settings = self.node.settings
+        body = {
+            "socket": path,
+            "process": ProcessIdentity.of(os.getpid()).to_json(),
+            "instance": self.node.instance,
+            "runtime_dir": settings.runtime_dir,
+            "shm_dir": settings.shm_dir,
+        }
+        target = os.path.join(state_dir, ANNOUNCEMENT)
+        with open(target + ".tmp", "w", encoding="utf-8") as file:
+            json.dump(body, file)
+        os.replace(target + ".tmp", target)
+
+    # -- running ----------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        node, count = self.node, 0
+        while True:
+            deadline = node.leases.next_deadline()
+            pause = TICK_S if deadline is None else min(TICK_S, deadline - boot_clock())
+            await asyncio.sleep(max(0.01, pause))
+            count += 1
+            for session in node.leases.lapse(boot_clock()):
+                node.save_leases()
+                live = node.sessions.get(session)
+                if live is not None and live.record.alive:
+                    node.spawn(self._devices.fence(live), "fence of a session")
+            for live in list(node.sessions.values()):
+                if live.waiting and live.record.alive:
+                    self._devices.check_waiting(live)
+                if count % LOGS_EVERY == 0 and live.record.alive:
+                    self._lifecycle.trim_logs(live)
+            self._check_idle()
+
+    def _check_idle(self) -> None:
+        now = boot_clock()
+        used = self.node.service is not None or any(
+            live.record.alive for live in self.node.sessions.values()
+        )
+        if used or self._app.idle_exit_s <= 0:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since >= self._app.idle_exit_s:
+            log.info("no scheduler and no session for %g s: ending", self._app.idle_exit_s)
+            self._stop_soon()
+
+    def _stop_soon(self) -> None:
+        if not hasattr(self, "node"):
+            raise SystemExit(0)
+        self.node.spawn(self.stop(), "stop of the agent")
+
+    async def stop(self) -> None:
+        """End all sessions, proxies and relays and make the agent end; returns when they are
+        gone, within 4 s. Idempotent."""
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        node = self.node
+        node.stopping = True
+        ends = [
+            asyncio.ensure_future(self._lifecycle.end(live, "the node agent was stopped", 0.5))
+            for live in list(node.sessions.values())
+            if live.record.life is not Life.ENDED
+        ]
+        _, late = await asyncio.wait(
+            [*ends, asyncio.ensure_future(node.pool.close())], timeout=STOP_LIMIT_S
+        )
+        if late:
+            log.error("%d parts of this node did not stop in time", len(late))
+        for name, _ in list(node.ledger.all("session")):
+            node.ledger.forget_session(name)
+        node.ledger.drop("node", "leases")
+        node.ledger.drop("node", "place")
+        node.ledger.drop("node", "only_user")
+        self._stopped.set()
+
+
+def _lock(folder: str) -> tuple[str, int]:
+    """Make the state folder and hold it for this process; another agent on it is refused with one
+    sentence. Returns its absolute path and the descriptor that holds it."""
+    state_dir = os.path.abspath(folder)
+    os.makedirs(state_dir, 0o700, exist_ok=True)
+    path = os.path.join(state_dir, "agent.lock")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise Conflict(
+            f"another node agent already runs with the state folder {state_dir}; stop it first, "
+            "or give this one a folder of its own"
+        ) from None
+    return state_dir, fd
+
+
+def _own_folder(folder: str, mode: int) -> None:
+    """Make `folder`, or check that it is ours: /tmp is everybody's."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, mode)
+    info = os.lstat(folder)
+    if info.st_uid != os.geteuid() or not os.path.isdir(folder) or os.path.islink(folder):
+        raise SingularityError(
+            f"the folder {folder} belongs to uid {info.st_uid}; choose another one"
+        )
+    os.chmod(folder, mode)
+
+
+def main() -> Any:
+    """Entry point of `python -m singularity_scheduler.agent`."""
+    return NodeAgent.launch_instance()

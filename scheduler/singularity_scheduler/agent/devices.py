@@ -1,0 +1,491 @@
+"""Carries out what the service decides about devices: attach, park, recover, fence.
+
+Proxies come and go, rings stay: a session's device state is always either in a living proxy or in
+its snapshot and journal files in /dev/shm. Every change is written to the ledger before it begins
+and after it ended, so that an agent that is killed in between knows what to finish (`settle`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from typing import Any
+
+from singularity_proxy.capsule.process import ProcessIdentity
+from singularity_proxy.errors import (
+    BadRequest,
+    ProxyFailed,
+    SingularityError,
+    Unavailable,
+)
+from singularity_proxy.wire.ring import RingState
+
+from .live import LiveSession
+from .node import Node
+from .proxies import Proxy, adopt_proxy
+from .rings import LiveRing
+from .sessions import Phase
+
+log = logging.getLogger("singularity.agent")
+
+NEED_EVERY_S = 0.9
+"""A waiting worker rings every second; the service is told at most this often per session."""
+
+FENCE_RETRY_S = 5.0
+"""A session whose lease lapsed and whose state could not be written is tried again after this."""
+
+MANY_DEATHS = 5
+"""This many proxy deaths of one session within a minute, without progress: give up."""
+
+
+class DeviceKeeper:
+    """The device side of all sessions of the node. One object per agent."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    # -- commands of the service ------------------------------------------------------------------
+
+    async def attach(
+        self, live: LiveSession, epoch: int, devices: list[str], received: float
+    ) -> dict[str, Any]:
+        """Give the session `devices` (one per virtual device) under lease `epoch`. `received` is
+        the CLOCK_BOOTTIME of the command's arrival: the lease runs from there."""
+        record, node = live.record, self._node
+        record.check_live()
+        record.check_epoch(epoch)
+        if len(devices) != record.virtual_devices:
+            raise BadRequest(
+                f"session {record.session} has {record.virtual_devices} virtual devices, "
+                f"but {len(devices)} physical ones were named",
+            )
+        for device in devices:
+            node.device(device)
+        started = time.monotonic()
+        async with live.lock:
+            record.check_live()
+            record.check_epoch(epoch)
+            node.leases.grant(record.session, epoch, node.settings.lease_ttl_s, received)
+            node.save_leases()
+            if record.phase is Phase.HELD and record.devices == devices:
+                record.epoch = epoch
+                node.save(live)
+                return {"ms": 0.0}
+            if record.phase is Phase.HELD:
+                await self._park_locked(live)
+                node.leases.grant(record.session, epoch, node.settings.lease_ttl_s, received)
+            before = record.phase
+            record.move(Phase.ATTACHING)
+            record.epoch, record.devices = epoch, list(devices)
+            node.save(live)
+            try:
+                await self._attach_all(live)
+            except BaseException:
+                await self._give_up_attach(live, before)
+                raise
+            record.move(Phase.HELD)
+            live.waiting = False
+            node.save(live)
+        return {"ms": round((time.monotonic() - started) * 1e3, 3)}
+
+    async def park(self, live: LiveSession, epoch: int) -> dict[str, Any]:
+        """Write the session's device state to its files and free its devices. Raises `NoSpace`
+        when it cannot be written: then the session keeps its devices and goes on."""
+        record = live.record
+        record.check_live()
+        record.check_epoch(epoch)
+        async with live.lock:
+            record.check_live()
+            record.check_epoch(epoch)
+            record.epoch = epoch
+            return await self._park_locked(live)
+
+    async def fence(self, live: LiveSession) -> None:
+        """The lease lapsed: stop using the devices. State that cannot be written now is kept in
+        its proxy and tried again; the service reads from `hello` that the device is still held."""
+        record = live.record
+        self._node.emit(record.session, "lease.lapsed")
+        log.warning("session %s: its lease ran out, its devices are given back", record.session)
+        while record.alive and self._node.leases.epoch(record.session) is None:
+            try:
+                async with live.lock:
+                    if self._node.leases.epoch(record.session) is None and record.alive:
+                        record.reason = "the scheduler was away and the lease ran out; state kept"
+                        await self._park_locked(live)
+                return
+            except SingularityError as error:
+                log.error("session %s cannot be parked: %s", record.session, error.message)
+            await asyncio.sleep(FENCE_RETRY_S)
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    def needed(self, live: LiveSession, ring_id: str) -> None:
+        """A worker rang the doorbell; called on the loop for every datagram."""
+        ring = live.rings.need(ring_id)
+        record = live.record
+        if ring is None or not record.alive:
+            return
+        if record.phase is Phase.HELD:
+            proxy = live.proxies.get(record.device_of(ring.record.virtual_device))
+            if (proxy is None or ring_id not in proxy.attached) and not live.lock.locked():
+                self._node.spawn(self._attach_late(live, ring), "attach of a new ring")
+            return
+        live.waiting = True
+        now = time.monotonic()
+        if record.phase in (Phase.NONE, Phase.PARKED) and now - live.told_need >= NEED_EVERY_S:
+            live.told_need = now
+            self._node.emit(record.session, "device.need")
+
+    def check_waiting(self, live: LiveSession) -> None:
+        """Notice that nobody waits any more; called about twice a second for waiting sessions."""
+        if live.waiting and not live.rings.still_waiting():
+            live.waiting = False
+            if live.record.phase in (Phase.NONE, Phase.PARKED):
+                self._node.emit(live.record.session, "device.withdrawn")
+
+    def open_ring(
+        self, live: LiveSession, virtual_device: int, worker: ProcessIdentity
+    ) -> dict[str, Any]:
+        """A ring for `worker`; answer of `ring.open`."""
+        node, record = self._node, live.record
+        record.check_live()
+        capacity = int(node.devices[0]["capacity_bytes"])
+        ring, older = live.rings.create(virtual_device, worker, node.device_type, capacity)
+        try:
+            node.save(live)
+        except SingularityError:
+            live.rings.forget(ring)
+            raise
+        for old in older:
+            self.worker_ended(live, old)
+        return {
+            "ring_id": ring.ring_id,
+            "path": ring.record.path,
+            "device_type": node.device_type,
+            "memory_capacity": capacity,
+        }
+
+    def worker_ended(self, live: LiveSession, ring: LiveRing) -> None:
+        """The ring's process is gone: its ring ends, also in the proxy that serves it."""
+        if live.record.alive:
+            self._node.spawn(self._close_ring(live, ring), "end of a ring")
+
+    async def _close_ring(self, live: LiveSession, ring: LiveRing) -> None:
+        async with live.lock:
+            if live.rings.rings.get(ring.ring_id) is not ring or not live.record.alive:
+                return
+            ring.file.set_state(RingState.CLOSED)
+            for proxy in live.proxies.values():
+                if ring.ring_id in proxy.attached:
+                    proxy.attached.discard(ring.ring_id)
+                    with contextlib.suppress(SingularityError):
+                        await proxy.call("close_ring", timeout=None, ring_id=ring.ring_id)
+            live.rings.forget(ring)
+            self._node.save(live)
+
+    async def _attach_late(self, live: LiveSession, ring: LiveRing) -> None:
+        async with live.lock:
+            record = live.record
+            if record.phase is not Phase.HELD or live.rings.rings.get(ring.ring_id) is not ring:
+                return
+            device = record.device_of(ring.record.virtual_device)
+            proxy = live.proxies.get(device)
+            if proxy is None:
+                await self._attach_device(live, device, [ring])
+            elif ring.ring_id not in proxy.attached:
+                with contextlib.suppress(Unavailable):  # it died: recovery attaches all rings
+                    await self._attach_ring(live, proxy, ring)
+
+    # -- attach -----------------------------------------------------------------------------------
+
+    async def _attach_all(self, live: LiveSession) -> None:
+        devices = sorted(set(live.record.devices))
+        jobs = [
+            asyncio.ensure_future(self._attach_device(live, d, self._rings_of(live, d)))
+            for d in devices
+        ]
+        try:
+            await asyncio.gather(*jobs)
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            raise
+
+    def _rings_of(self, live: LiveSession, device: str) -> list[LiveRing]:
+        return [
+            live.rings.rings[r.ring_id]
+            for r in live.record.rings_of(device)
+            if r.ring_id in live.rings.rings
+            and live.rings.rings[r.ring_id].file.state is not RingState.FAILED
+        ]
+
+    async def _attach_device(
+        self, live: LiveSession, device: str, rings: list[LiveRing]
+    ) -> dict[str, int]:
+        """Start serving `rings` on `device` by a new proxy. A proxy that dies while it restores is
+        replaced once. Returns how much was restored and replayed."""
+        for last in (False, True):
+            proxy = await self._node.pool.take()
+            if not live.record.alive:  # it ended while the proxy started
+                await proxy.end()
+                live.record.check_live()
+            self._keep(live, device, proxy)
+            try:
+                return await self._bind(live, device, proxy, rings)
+            except BaseException as error:
+                died = not proxy.connected
+                await self._discard(live, device, proxy)
+                if not (died and isinstance(error, Unavailable)):
+                    raise
+                if last:
+                    raise ProxyFailed(
+                        f"the device proxy ended twice while it restored the state on {device}; "
+                        "the saved state was kept: move the session to another device",
+                        device=device,
+                    ) from None
+        raise AssertionError("unreachable")
+
+    def _keep(self, live: LiveSession, device: str, proxy: Proxy) -> None:
+        # In the ledger before it is bound: an agent that is killed next finds it again.
+        live.proxies[device] = proxy
+        live.record.proxies[device] = proxy.record(device)
+        proxy.on_exit = lambda gone: self._proxy_exited(live, device, gone)
+        self._node.save(live)
+
+    async def _discard(self, live: LiveSession, device: str, proxy: Proxy) -> None:
+        if live.proxies.get(device) is proxy:
+            del live.proxies[device]
+        live.record.proxies.pop(device, None)
+        await proxy.end()
+
+    async def _bind(
+        self, live: LiveSession, device: str, proxy: Proxy, rings: list[LiveRing]
+    ) -> dict[str, int]:
+        record, settings = live.record, self._node.settings
+        await proxy.call(
+            "bind",
+            session=record.session,
+            uid=record.uid,
+            gid=record.gid,
+            device=device,
+            capacity_bytes=self._node.device(device)["capacity_bytes"],
+            threads=settings.proxy_threads,
+            epoch=record.epoch,
+        )
+        total = {"restored_bytes": 0, "replayed_records": 0}
+        for ring in rings:
+            answer = await self._attach_ring(live, proxy, ring)
+            for key in total:
+                total[key] += int(answer.get(key, 0))
+        return total
+
+    async def _attach_ring(self, live: LiveSession, proxy: Proxy, ring: LiveRing) -> dict[str, Any]:
+        ring.file.set_epoch(live.record.epoch)
+        answer: dict[str, Any] = await proxy.call(
+            "attach",
+            timeout=None,
+            ring_id=ring.ring_id,
+            path=ring.record.path,
+            state_prefix=ring.record.prefix,
+            journal_bytes=self._node.settings.journal_bytes,
+            epoch=live.record.epoch,
+        )
+        proxy.attached.add(ring.ring_id)
+        return answer
+
+    async def _give_up_attach(self, live: LiveSession, before: Phase) -> None:
+        """An attach failed half way: what already runs is parked, the rest ended."""
+        record = live.record
+        for device, proxy in list(live.proxies.items()):
+            if proxy.attached and record.alive:
+                with contextlib.suppress(SingularityError):
+                    await proxy.call("park", timeout=None)
+            await self._discard(live, device, proxy)
+        self._detach_headers(live)
+        record.move(before)
+        self._node.leases.release(record.session)
+        if record.alive:
+            self._node.save(live)
+            self._node.save_leases()
+
+    # -- park -------------------------------------------------------------------------------------
+
+    async def _park_locked(self, live: LiveSession) -> dict[str, Any]:
+        record, node = live.record, self._node
+        if record.phase in (Phase.NONE, Phase.PARKED):
+            return {"bytes": 0, "ms": 0.0}
+        started = time.monotonic()
+        if record.phase is Phase.HELD:
+            record.move(Phase.PARKING)
+        node.save(live)
+        devices = list(live.proxies)
+        outcomes = await asyncio.gather(
+            *(self._park_proxy(live, d, live.proxies[d]) for d in devices), return_exceptions=True
+        )
+        record.check_live()
+        errors = [x for x in outcomes if isinstance(x, BaseException)]
+        if errors:
+            # Some proxies may be gone with their state written: bring them back, keep it all.
+            for device in sorted(set(record.devices) - set(live.proxies)):
+                await self._attach_device(live, device, self._rings_of(live, device))
+            record.move(Phase.HELD)
+            node.save(live)
+            raise errors[0]
+        record.move(Phase.PARKED)
+        node.leases.release(record.session)
+        node.save(live)
+        node.save_leases()
+        written = sum(x for x in outcomes if isinstance(x, int))
+        return {"bytes": written, "ms": round((time.monotonic() - started) * 1e3, 3)}
+
+    async def _park_proxy(self, live: LiveSession, device: str, proxy: Proxy) -> int:
+        try:
+            answer = await proxy.call("park", timeout=None)
+            written = int(answer.get("bytes", 0))
+        except Unavailable:
+            if proxy.connected:
+                raise  # its own answer
+            # Killed at this very moment: its snapshot and journal are the state.
+            rings = self._rings_of(live, device)
+            self._fail_unsaved(live, rings)
+            written = sum(_size(r.record.prefix + s) for r in rings for s in (".snap", ".journal"))
+        await self._discard(live, device, proxy)
+        self._detach_headers(live, device)
+        return written
+
+    def _detach_headers(self, live: LiveSession, device: str | None = None) -> None:
+        """Rings whose proxy did not get to say so itself: detached."""
+        for ring in live.rings.rings.values():
+            mine = device in (None, live.record.device_of(ring.record.virtual_device))
+            if mine and ring.file.state in (RingState.ATTACHED, RingState.MOVING):
+                ring.file.set_state(RingState.DETACHED)
+
+    # -- recovery ---------------------------------------------------------------------------------
+
+    def _proxy_exited(self, live: LiveSession, device: str, proxy: Proxy) -> None:
+        if live.record.alive and not self._node.stopping:
+            self._node.spawn(self.recover(live, device, proxy), "recovery of a device proxy")
+
+    async def recover(self, live: LiveSession, device: str, dead: Proxy | None) -> None:
+        """The proxy of `device` was killed: another one takes its rings over, and rebuilds their
+        state from snapshot and journal. Nothing is lost, workers only wait."""
+        record, node = live.record, self._node
+        async with live.lock:
+            if live.proxies.get(device) is not dead or record.phase is not Phase.HELD:
+                return  # it was parked or replaced in good order
+            if not record.alive:
+                return
+            started = time.monotonic()
+            rings = self._rings_of(live, device)
+            if dead is not None:
+                await self._discard(live, device, dead)
+            self._fail_unsaved(live, rings)
+            self._fail_repeaters(live, rings)
+            rings = [r for r in rings if r.file.state is not RingState.FAILED]
+            for ring in rings:
+                ring.file.set_state(RingState.DETACHED)
+            try:
+                done = await self._attach_device(live, device, rings)
+            except SingularityError as error:
+                self._fail_rings(live, rings, error.message)
+                node.save(live)
+                return
+            node.save(live)
+            ms = round((time.monotonic() - started) * 1e3, 3)
+            log.warning(
+                "session %s: a device proxy ended, another one took over in %s ms",
+                record.session,
+                ms,
+            )
+            node.emit(record.session, "proxy.recovered", records=done["replayed_records"], ms=ms)
+
+    def _fail_unsaved(self, live: LiveSession, rings: list[LiveRing]) -> None:
+        if self._node.settings.journal_bytes == 0:
+            lost = [r for r in rings if r.file.read().done_seq > 0]
+            self._fail_rings(
+                live,
+                lost,
+                "the device proxy ended, and the journal that would have kept its state is "
+                "switched off on this node; variables in host memory were kept: restart the "
+                "kernel or build the tensors again in a new process",
+            )
+
+    def _fail_repeaters(self, live: LiveSession, rings: list[LiveRing]) -> None:
+        """A record that ends its proxy twice would do so for ever: its ring fails."""
+        now = time.monotonic()
+        live.deaths.append(now)
+        often = sum(now - at < 60.0 for at in live.deaths) > MANY_DEATHS
+        broken = []
+        for ring in rings:
+            header = ring.file.read()
+            if not header.pending and not often:
+                continue
+            if ring.record.last_death == header.done_seq or often:
+                broken.append(ring)
+            ring.record.last_death = header.done_seq
+        self._fail_rings(
+            live,
+            broken,
+            "the device proxy ended twice at the same operation (out of memory, or a fault in it); "
+            "variables in host memory were kept: restart the kernel, and avoid that operation",
+        )
+
+    def _fail_rings(self, live: LiveSession, rings: list[LiveRing], sentence: str) -> None:
+        for ring in rings:
+            ring.file.fail(sentence)
+        if rings:
+            log.error("session %s: %s", live.record.session, sentence)
+            self._node.emit(live.record.session, "proxy.failed", sentence=sentence)
+
+    # -- after an agent restart -------------------------------------------------------------------
+
+    async def settle(self, live: LiveSession) -> None:
+        """Bring the session into a defined phase after this agent replaced one that was killed.
+
+        Held: proxies that live are adopted, dead ones recovered. An attach that was under way is
+        undone, a park that was under way is finished; the service repeats its command anyway."""
+        record, node = live.record, self._node
+        async with live.lock:
+            if not record.alive:
+                return
+            for device, proxy_record in list(record.proxies.items()):
+                proxy = await adopt_proxy(proxy_record)
+                if proxy is None:
+                    del record.proxies[device]
+                    continue
+                live.proxies[device] = proxy
+                proxy.on_exit = lambda gone, device=device: self._proxy_exited(live, device, gone)
+                if not proxy.watch.alive:
+                    self._proxy_exited(live, device, proxy)
+            if record.phase is Phase.ATTACHING:
+                ran = any(ring.file.read().done_seq for ring in live.rings.rings.values())
+                await self._give_up_attach(live, Phase.PARKED if ran else Phase.NONE)
+            elif record.phase is Phase.PARKING:
+                with contextlib.suppress(SingularityError):
+                    await self._park_locked(live)
+        if record.phase is Phase.HELD:
+            for device in sorted(set(record.devices) - set(live.proxies)):
+                await self.recover(live, device, None)
+        if record.alive:
+            node.save(live)
+
+    async def drop(self, live: LiveSession) -> None:
+        """End all proxies of a session that ends; their state goes with it."""
+        proxies = list(live.proxies.values())
+        await asyncio.gather(*(proxy.end() for proxy in proxies))
+        async with live.lock:
+            await asyncio.gather(*(p.end() for p in live.proxies.values()))
+            live.proxies.clear()
+            live.record.proxies.clear()
+        self._node.leases.release(live.record.session)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except OSError:
+        return 0

@@ -1,0 +1,131 @@
+"""The parameters of `session.start`, checked before anything is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from singularity_proxy.errors import BadRequest
+
+MAX_VIRTUAL_DEVICES = 1024
+
+TIERS = ("premium", "standard", "basic")
+KINDS = ("interactive", "batch")
+PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """A checked start command. `env` is the whole environment a capsule asks for; `connection` is
+    Jupyter's client-facing connection (tcp) or None for a run without a kernel connection."""
+
+    session: str
+    user: str
+    kind: str
+    tier: str
+    name: str
+    virtual_devices: int
+    mode: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    cwd: str
+    connection: dict[str, Any] | None = field(repr=False)
+    owner_pid: int | None
+
+    @classmethod
+    def parse(cls, params: Mapping[str, Any]) -> LaunchRequest:
+        """From the parameters of the call; raises `BadRequest` naming the first wrong one."""
+        session = text(params, "session")
+        if not re.fullmatch(r"[0-9a-f]{12}", session):
+            raise BadRequest("a session id is 12 lowercase hexadecimal characters")
+        launch = params.get("launch")
+        if not isinstance(launch, Mapping):
+            raise BadRequest("'launch' is missing: it says what the session starts")
+        mode = text(launch, "mode")
+        if mode not in ("capsule", "joined"):
+            raise BadRequest(f"launch mode '{mode}' is unknown; it is 'capsule' or 'joined'")
+        owner_pid = launch.get("owner_pid")
+        if owner_pid is not None and (not isinstance(owner_pid, int) or owner_pid < 2):
+            raise BadRequest(f"owner_pid must be a process id, not {owner_pid!r}")
+        if mode == "joined" and owner_pid is None:
+            raise BadRequest("a joined session needs owner_pid: its first process")
+        return cls(
+            session=session,
+            user=text(params, "user"),
+            kind=one_of(params, "kind", KINDS),
+            tier=one_of(params, "tier", TIERS),
+            name=str(params.get("name") or ""),
+            virtual_devices=_virtual_devices(params),
+            mode=mode,
+            argv=_argv(launch) if mode == "capsule" else (),
+            env=_env(launch),
+            cwd=str(launch.get("cwd") or "/"),
+            connection=_connection(launch) if mode == "capsule" else None,
+            owner_pid=owner_pid,
+        )
+
+
+def text(params: Mapping[str, Any], name: str) -> str:
+    """A text that must be there; raises `BadRequest`."""
+    value = params.get(name)
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"'{name}' is missing or not a text", parameter=name)
+    return value
+
+
+def number(params: Mapping[str, Any], name: str) -> int:
+    """A whole number >= 0 that must be there; raises `BadRequest`."""
+    value = params.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadRequest(f"'{name}' is missing or not a whole number", parameter=name)
+    return value
+
+
+def one_of(params: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str:
+    """One of a few words; raises `BadRequest` that lists them."""
+    value = text(params, name)
+    if value not in allowed:
+        raise BadRequest(f"{name} '{value}' is unknown; it is one of {', '.join(allowed)}")
+    return value
+
+
+def _virtual_devices(params: Mapping[str, Any]) -> int:
+    count = number(params, "virtual_devices")
+    if not 1 <= count <= MAX_VIRTUAL_DEVICES:
+        raise BadRequest(
+            f"a session has between 1 and {MAX_VIRTUAL_DEVICES} virtual devices, not {count}"
+        )
+    return count
+
+
+def _argv(launch: Mapping[str, Any]) -> tuple[str, ...]:
+    argv = launch.get("argv")
+    if not isinstance(argv, list) or not argv or not all(isinstance(a, str) for a in argv):
+        raise BadRequest("'argv' must be a list of texts: the program and its arguments")
+    return tuple(argv)
+
+
+def _env(launch: Mapping[str, Any]) -> dict[str, str]:
+    env = launch.get("env") or {}
+    if not isinstance(env, Mapping) or not all(isinstance(v, str) for v in env.values()):
+        raise BadRequest("'env' must map names to texts")
+    bad = [k for k in env if not k or "=" in k or "\0" in k or "\0" in env[k]]
+    if bad:
+        raise BadRequest(f"'{bad[0]}' cannot be a variable of the environment")
+    return dict(env)
+
+
+def _connection(launch: Mapping[str, Any]) -> dict[str, Any] | None:
+    connection = launch.get("connection")
+    if connection is None:
+        return None
+    if not isinstance(connection, Mapping) or connection.get("transport") != "tcp":
+        raise BadRequest("the connection must be Jupyter's connection info with transport 'tcp'")
+    for port in PORTS:
+        value = connection.get(port)
+        if not isinstance(value, int) or not 0 < value < 65536:
+            raise BadRequest(f"the connection's {port} is {value!r}, it must be a port number")
+    text(connection, "ip")
+    return dict(connection)

@@ -1,0 +1,376 @@
+"""The process side of sessions: start, signal, end, and taking over after an agent restart.
+
+A session owns two folders (runtime and /dev/shm, both its user's alone), two sockets, a process
+tree and, for Jupyter, a relay. Its end removes all of them whatever the tree did: what left the
+process group is found by its environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from typing import Any
+
+from singularity_proxy.capsule.launcher import Capsule, CapsuleSpec, stripped_environment, trim_log
+from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch, uid_of
+from singularity_proxy.errors import BadRequest, Conflict, Forbidden, SingularityError, Unavailable
+
+from .devices import DeviceKeeper
+from .launch import LaunchRequest
+from .live import LiveSession
+from .node import Node
+from .processes import end_marked, end_process
+from .relays import kernel_connection, start_relay, write_private
+from .rings import RingSet, ring_number
+from .session_api import SessionApi
+from .session_socket import SessionSocket
+from .sessions import Life, SessionRecord
+
+log = logging.getLogger("singularity.agent")
+
+RELAY_RETRY_S = 1.0
+RELAY_RETRY_MAX_S = 30.0
+
+KEEP_TOMBSTONES = 256
+"""Ended sessions kept until the service has asked how they ended."""
+
+
+class Lifecycle:
+    """Starts and ends the sessions of the node. One object per agent."""
+
+    def __init__(self, node: Node, devices: DeviceKeeper) -> None:
+        self._node = node
+        self._devices = devices
+        self._api = SessionApi(node, devices)
+
+    # -- start ------------------------------------------------------------------------------------
+
+    async def start(self, request: LaunchRequest) -> dict[str, Any]:
+        """Start a session as the service asks; answer of `session.start`. Raises `BadRequest`,
+        `Conflict` (it exists, a port is taken), `Forbidden` or `NoSpace`; nothing is left then."""
+        node = self._node
+        if node.stopping:
+            raise Unavailable("this node is being stopped; nothing was started")
+        if request.session in node.sessions:
+            raise Conflict(f"session {request.session} was started before", session=request.session)
+        identity = await node.identities.of(request.user)
+        owner = self._owner(request, identity.uid)
+        record = SessionRecord(
+            session=request.session,
+            user=request.user,
+            kind=request.kind,
+            tier=request.tier,
+            name=request.name,
+            mode=request.mode,
+            virtual_devices=request.virtual_devices,
+            uid=identity.uid,
+            gid=identity.gid,
+            owner=owner,
+        )
+        live = self._make(record)
+        node.sessions[record.session] = live
+        try:
+            node.save(live)
+            await self._open(live)
+            if request.mode == "joined":
+                assert owner is not None
+                record.process = owner
+                live.joined = ProcessWatch(owner, lambda _: self._process_exited(live))
+            else:
+                await self._start_capsule(live, request)
+                if owner is not None:
+                    live.owner = ProcessWatch(owner, lambda _: self._owner_gone(live))
+            record.life = Life.LIVE
+            node.save(live)
+        except BaseException as error:
+            record.reason = "it could not be started"
+            if live.joined:  # the caller's own process, which goes on without a session
+                live.joined.close()
+                live.joined = None
+            await self._clean(live, 0.0)
+            node.sessions.pop(record.session, None)
+            node.ledger.forget_session(record.session)
+            if isinstance(error, OSError):
+                raise SingularityError(
+                    f"the session could not be started ({error}); nothing was left behind"
+                ) from error
+            raise
+        assert record.process is not None
+        node.emit(record.session, "process.live", pid=record.process.pid)
+        watch = live.capsule.watch if live.capsule else live.joined
+        if watch is not None and not watch.alive:  # it ended before anybody could listen
+            self._process_exited(live)
+        return {
+            "pid": record.process.pid,
+            "connection": request.connection,
+            "env": self._variables(live) if request.mode == "joined" else {},
+            "identity": identity.sentence,
+        }
+
+    def _owner(self, request: LaunchRequest, uid: int) -> ProcessIdentity | None:
+        if request.owner_pid is None:
+            return None
+        try:
+            owner = ProcessIdentity.of(request.owner_pid)
+            owner_uid = uid_of(request.owner_pid)
+        except ProcessLookupError:
+            raise BadRequest(
+                f"there is no process {request.owner_pid} on this node that the session could "
+                "belong to; nothing was started",
+                owner_pid=request.owner_pid,
+            ) from None
+        # The end of a joined session ends this process: it must be the user's own.
+        if request.mode == "joined" and owner_uid != uid:
+            raise Forbidden(
+                f"process {request.owner_pid} runs as uid {owner_uid}, but sessions of "
+                f"{request.user} run as uid {uid}; start it from that user's terminal",
+                owner_pid=request.owner_pid,
+            )
+        return owner
+
+    def _make(self, record: SessionRecord) -> LiveSession:
+        settings = self._node.settings
+        live: LiveSession
+
+        rings = RingSet(
+            record,
+            settings.session_shm(record.session),
+            lambda ring: self._devices.worker_ended(live, ring),
+        )
+        socket = SessionSocket(
+            settings.session_dir(record.session),
+            settings.private_dir,
+            uid=record.uid,
+            gid=record.gid,
+            handlers=self._api.handlers(record.session),
+            on_need=lambda ring_id: (
+                self._devices.needed(live, ring_id) if ring_number(ring_id) else None
+            ),
+        )
+        live = LiveSession(record, rings, socket)
+        return live
+
+    async def _open(self, live: LiveSession) -> None:
+        record, settings = live.record, self._node.settings
+        folders = (settings.session_dir(record.session), settings.session_shm(record.session))
+        for folder in folders:
+            os.mkdir(folder, 0o700)
+        await live.socket.start()
+        if os.geteuid() == 0:
+            for folder in folders:
+                os.chown(folder, record.uid, record.gid)
+
+    def _variables(self, live: LiveSession) -> dict[str, str]:
+        """What the session's processes get in their environment."""
+        return {
+            "SINGULARITY_SESSION": live.record.session,
+            "SINGULARITY_SOCKET": live.socket.path,
+            "SINGULARITY_DOORBELL": live.socket.doorbell_path,
+            "SINGULARITY_DEVICES": str(live.record.virtual_devices),
+            "SINGULARITY_DEVICE_TYPE": self._node.device_type,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+    async def _start_capsule(self, live: LiveSession, request: LaunchRequest) -> None:
+        record, node = live.record, self._node
+        folder = node.settings.session_dir(record.session)
+        argv = list(request.argv)
+        if request.connection is not None:
+            owner = (record.uid, record.gid)
+            kernel_file = os.path.join(folder, "kernel.json")
+            write_private(os.path.join(folder, "client.json"), request.connection, owner)
+            write_private(kernel_file, kernel_connection(request.connection, folder), owner)
+            argv = [word.replace("{connection_file}", kernel_file) for word in argv]
+        spec = CapsuleSpec(
+            argv=argv,
+            env={**stripped_environment(request.env), **self._variables(live)},
+            cwd=request.cwd,
+            log_path=os.path.join(folder, "capsule.log"),
+            uid=record.uid,
+            gid=record.gid,
+        )
+        live.capsule = await node.launcher.start(spec, lambda _: self._process_exited(live))
+        record.process = live.capsule.identity
+        node.save(live)
+        if request.connection is not None:
+            await self._run_relay(live)
+
+    async def _run_relay(self, live: LiveSession) -> None:
+        record = live.record
+        live.relay = await start_relay(
+            self._node.settings, record, lambda _: self._relay_exited(live)
+        )
+        record.relay = live.relay.identity
+        self._node.save(live)
+
+    # -- what happens to the processes ------------------------------------------------------------
+
+    def _process_exited(self, live: LiveSession) -> None:
+        """The kernel or run ended by itself (or somebody killed it): so does the session."""
+        watch = live.capsule.watch if live.capsule else live.joined
+        if live.record.life is not Life.LIVE or watch is None or self._node.stopping:
+            return
+        live.record.exit_code = watch.exit_code
+        self._end_soon(live, _how(watch.exit_code))
+
+    def _owner_gone(self, live: LiveSession) -> None:
+        if live.record.alive and not self._node.stopping:
+            self._node.spawn(self._orphaned(live), "end of an orphaned session")
+
+    async def _orphaned(self, live: LiveSession) -> None:
+        await asyncio.sleep(self._node.settings.orphan_grace_s)
+        if live.record.alive:
+            assert live.record.owner is not None
+            self._end_soon(
+                live,
+                f"its Jupyter server (process {live.record.owner.pid}) is gone "
+                f"since {self._node.settings.orphan_grace_s:g} s",
+            )
+
+    def _end_soon(self, live: LiveSession, reason: str) -> None:
+        self._node.spawn(self.end(live, reason, 1.0), "end of a session")
+
+    def _relay_exited(self, live: LiveSession) -> None:
+        if live.record.life is Life.LIVE and not self._node.stopping:
+            self._node.spawn(self._replace_relay(live), "start of another relay")
+
+    async def _replace_relay(self, live: LiveSession) -> None:
+        """Clients come back by themselves once the ports listen again."""
+        delay = RELAY_RETRY_S
+        while live.record.life is Life.LIVE:
+            try:
+                await self._run_relay(live)
+                return
+            except SingularityError as error:
+                log.warning("session %s: %s", live.record.session, error.message)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, RELAY_RETRY_MAX_S)
+
+    def signal(self, live: LiveSession, signum: int) -> None:
+        """Send a signal to the session's process group (joined: to its first process)."""
+        live.record.check_live()
+        if not 0 < signum < 65:
+            raise BadRequest(f"{signum} is not a signal")
+        if live.capsule:
+            live.capsule.signal(signum)
+        elif live.joined:
+            live.joined.signal(signum)
+
+    # -- end --------------------------------------------------------------------------------------
+
+    async def end(self, live: LiveSession, reason: str, grace_s: float) -> int | None:
+        """End the session and remove everything it had; returns the exit code. Idempotent: a
+        second caller waits for the same end, an ended session is answered from its tombstone."""
+        if live.record.life is Life.ENDED:
+            return live.record.exit_code
+        if live.ending is None:
+            live.record.life = Life.ENDING
+            live.record.reason = reason
+            with contextlib.suppress(SingularityError):
+                self._node.save(live)
+            live.ending = self._node.spawn(self._end(live, grace_s), "end of a session")
+        return await asyncio.shield(live.ending)
+
+    async def _end(self, live: LiveSession, grace_s: float) -> int | None:
+        node, record = self._node, live.record
+        await self._clean(live, grace_s)
+        record.life = Life.ENDED
+        with contextlib.suppress(SingularityError):
+            node.save(live)
+        node.emit(
+            record.session, "process.exited", exit_code=record.exit_code, reason=record.reason
+        )
+        self._bury(KEEP_TOMBSTONES)
+        return record.exit_code
+
+    async def _clean(self, live: LiveSession, grace_s: float) -> None:
+        record, settings = live.record, self._node.settings
+        record.life = Life.ENDING
+        if live.owner:
+            live.owner.close()
+        if live.capsule:
+            code = await live.capsule.end(grace_s)
+            record.exit_code = code if record.exit_code is None else record.exit_code
+        if live.joined:
+            await end_process(live.joined, grace_s)
+        await live.socket.close()
+        marker = f"SINGULARITY_SOCKET={live.socket.path}".encode()
+        await end_marked(marker)
+        if live.relay:
+            await live.relay.end(1.0)
+        await self._devices.drop(live)
+        for ring in list(live.rings.rings.values()):
+            live.rings.forget(ring)
+        for folder in (
+            settings.session_dir(record.session),
+            settings.session_shm(record.session),
+            settings.checkpoint_dir(record.session),
+        ):
+            await asyncio.to_thread(shutil.rmtree, folder, True)
+
+    def forget(self, live: LiveSession) -> None:
+        """The service knows how the session ended: drop the tombstone."""
+        if live.record.life is Life.ENDED:
+            self._node.sessions.pop(live.record.session, None)
+            self._node.ledger.forget_session(live.record.session)
+
+    def _bury(self, keep: int) -> None:
+        ended = [x for x in self._node.sessions.values() if x.record.life is Life.ENDED]
+        for live in ended[: max(0, len(ended) - keep)]:
+            self.forget(live)
+
+    # -- after an agent restart -------------------------------------------------------------------
+
+    async def adopt(self, record: SessionRecord) -> None:
+        """Take over a session of the agent before this one: its processes never noticed."""
+        node = self._node
+        live = self._make(record)
+        node.sessions[record.session] = live
+        if record.life is Life.ENDED:
+            return
+        if record.life is not Life.LIVE:
+            if record.life is Life.STARTING:
+                record.reason = "the node agent was restarted while it started"
+            self._adopt_processes(live)
+            await self.end(live, record.reason, 0.0)
+            return
+        for lost in live.rings.adopt():
+            log.error("session %s: ring %s is gone", record.session, lost.ring_id)
+        self._adopt_processes(live)
+        await live.socket.start()
+        await self._devices.settle(live)
+        watch = live.capsule.watch if live.capsule else live.joined
+        if watch is None:
+            await self.end(live, "the node agent was restarted while it started", 0.0)
+
+    def _adopt_processes(self, live: LiveSession) -> None:
+        record = live.record
+        if record.mode == "joined":
+            if record.process is not None:
+                live.joined = ProcessWatch(record.process, lambda _: self._process_exited(live))
+            return
+        if record.process is not None:
+            live.capsule = self._node.launcher.adopt(
+                record.process, lambda _: self._process_exited(live)
+            )
+        if record.relay is not None:
+            live.relay = Capsule(record.relay, lambda _: self._relay_exited(live))
+        if record.owner is not None and record.life is Life.LIVE:
+            live.owner = ProcessWatch(record.owner, lambda _: self._owner_gone(live))
+
+    def trim_logs(self, live: LiveSession) -> None:
+        """Keep the session's log files bounded; called every few seconds."""
+        folder = self._node.settings.session_dir(live.record.session)
+        for name in ("capsule.log", "relay.log"):
+            trim_log(os.path.join(folder, name), self._node.settings.log_bytes)
+
+
+def _how(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "its process ended"
+    if exit_code < 0:
+        return f"its process was ended by signal {-exit_code}"
+    return f"its process ended with exit code {exit_code}"

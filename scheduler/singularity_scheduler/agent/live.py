@@ -1,0 +1,45 @@
+"""A session that lives on this node: its ledger record and everything that is open for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from singularity_proxy.capsule.launcher import Capsule
+from singularity_proxy.capsule.process import ProcessWatch
+
+from .proxies import Proxy
+from .rings import RingSet
+from .session_socket import SessionSocket
+from .sessions import SessionRecord
+
+
+class LiveSession:
+    """Made by `lifecycle`; its device side is driven by `devices`. Holds no logic of its own."""
+
+    def __init__(self, record: SessionRecord, rings: RingSet, socket: SessionSocket) -> None:
+        self.record = record
+        self.rings = rings
+        self.socket = socket
+        self.capsule: Capsule | None = None
+        """The kernel or run; None in a joined session."""
+        self.joined: ProcessWatch | None = None
+        """The first process of a joined session."""
+        self.relay: Capsule | None = None
+        self.owner: ProcessWatch | None = None
+        self.proxies: dict[str, Proxy] = {}
+        """By physical device, while attaching, held or parking."""
+        self.lock = asyncio.Lock()
+        """Held by whoever changes the device side; the end of a session kills proxies first, so
+        that a holder gives up, and takes it then."""
+        self.waiting = False
+        """A worker waits for a device and the service was told so."""
+        self.told_need = 0.0
+        self.deaths: deque[float] = deque(maxlen=8)
+        """When proxies of this session died, CLOCK_MONOTONIC."""
+        self.ending: asyncio.Task[int | None] | None = None
+
+    def report(self) -> dict[str, Any]:
+        """The session as `hello` shows it."""
+        return self.record.report(self.waiting)

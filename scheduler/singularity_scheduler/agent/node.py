@@ -1,0 +1,128 @@
+"""What the parts of the agent share: settings, folders, and the sessions that live on this node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from singularity_proxy.capsule.launcher import CapsuleLauncher
+from singularity_proxy.errors import NotFound
+from singularity_proxy.wire.rpc import Peer
+
+from .identity import Identities
+from .leases import LeaseTable
+from .ledger import Ledger
+from .probe import TorchVersion
+from .proxies import ProxyPool
+
+if TYPE_CHECKING:
+    from .live import LiveSession
+
+log = logging.getLogger("singularity.agent")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The agent's configuration after all defaults are settled (`app.NodeAgent` has the help)."""
+
+    node: str
+    runtime_dir: str
+    shm_dir: str
+    state_dir: str
+    proxy_threads: int
+    journal_bytes: int
+    orphan_grace_s: float
+    lease_ttl_s: float
+    log_bytes: int
+    python: str = sys.executable
+
+    def session_dir(self, session: str) -> str:
+        return os.path.join(self.runtime_dir, "s", session)
+
+    def session_shm(self, session: str) -> str:
+        return os.path.join(self.shm_dir, session)
+
+    def checkpoint_dir(self, session: str) -> str:
+        return os.path.join(self.state_dir, "checkpoints", session)
+
+    @property
+    def private_dir(self) -> str:
+        """0700: sockets of proxies, sockets before they are handed to a user, probe output."""
+        return os.path.join(self.runtime_dir, "p")
+
+
+@dataclass
+class Node:
+    """Made once by the application; every other part gets it."""
+
+    settings: Settings
+    instance: str
+    devices: list[dict[str, Any]]
+    torch: TorchVersion | None
+    ledger: Ledger
+    leases: LeaseTable
+    identities: Identities
+    pool: ProxyPool
+    launcher: CapsuleLauncher
+    sessions: dict[str, LiveSession] = field(default_factory=dict)
+    service: Peer | None = None
+    """The connection of the scheduler service; None while it is away."""
+    stopping: bool = False
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    @property
+    def device_type(self) -> str:
+        return str(self.devices[0]["type"])
+
+    def device(self, device_id: str) -> dict[str, Any]:
+        """The device `device_id` of `hello`; raises `NotFound`."""
+        for device in self.devices:
+            if device["id"] == device_id:
+                return device
+        names = ", ".join(str(d["id"]) for d in self.devices)
+        raise NotFound(f"this node has no device '{device_id}' (it has {names})", device=device_id)
+
+    def session(self, session: str) -> LiveSession:
+        """The session, ended ones included until the service has asked; raises `NotFound`."""
+        live = self.sessions.get(session)
+        if live is None:
+            raise NotFound(f"this node has no session '{session}'", session=session)
+        return live
+
+    def emit(self, session: str, type: str, **data: Any) -> None:
+        """Tell the service; dropped while it is away, it then reads the truth from `hello`."""
+        if self.service is not None:
+            self.service.notify("event", session=session, type=type, data=data)
+
+    def save(self, live: LiveSession) -> None:
+        """Write the session to the ledger."""
+        self.ledger.put("session", live.record.session, live.record.to_json())
+
+    def save_leases(self) -> None:
+        """Write all leases to the ledger."""
+        self.ledger.put("node", "leases", self.leases.to_json())
+
+    def spawn(self, job: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
+        """Run `job` in the background; an error it raises is logged under `what`."""
+        task = asyncio.ensure_future(job)
+        self._tasks.add(task)
+
+        def done(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("%s: %s", what, error, exc_info=error)
+
+        task.add_done_callback(done)
+        return task
+
+    async def cancel_jobs(self) -> None:
+        """Stop all background jobs; called last."""
+        tasks = [t for t in self._tasks if t is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,109 @@
+"""What this node has: its devices and the torch that its device proxies run.
+
+torch is never imported in the agent. Its version is read from its files; GPUs are counted by a
+short process of their own, and only where the driver's control device exists.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from singularity_proxy.errors import Unsupported
+
+from .processes import ask_process
+
+_CUDA_PROBE = """
+import json, torch
+found = []
+if torch.cuda.is_available():
+    for i in range(torch.cuda.device_count()):
+        p = torch.cuda.get_device_properties(i)
+        found.append([p.name, p.total_memory])
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class TorchVersion:
+    """The torch that device proxies of this agent import."""
+
+    version: str
+    git_version: str
+
+
+def torch_version() -> TorchVersion | None:
+    """Read from the files of the installed torch; None when there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = os.path.join(spec.submodule_search_locations[0], "version.py")
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except OSError:
+        return None
+    found = dict(re.findall(r"^(__version__|git_version)\s*=\s*'([^']*)'", text, re.MULTILINE))
+    return TorchVersion(found.get("__version__", "unknown"), found.get("git_version", "unknown"))
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+async def probe_devices(
+    device_type: str, count: int, capacity_bytes: int, folder: str
+) -> list[dict[str, Any]]:
+    """The node's devices as `hello` reports them (id, type, capacity_bytes, name).
+
+    `device_type`: "cpu", "cuda", or "auto" (cuda where torch finds GPUs, else cpu). For cpu there
+    are `count` devices of `capacity_bytes` each; for cuda `count` 0 means all that there are, and
+    the capacity is each card's memory. Raises `Unsupported` when cuda is asked for in vain.
+    """
+    gpus: list[tuple[str, int]] = []
+    if device_type in ("auto", "cuda"):
+        gpus = await _probe_cuda(folder)
+        if device_type == "cuda" and not gpus:
+            raise Unsupported(
+                "torch finds no CUDA device on this node; start the agent with "
+                "device_type='cpu', or repair the driver (nvidia-smi shows what it says)"
+            )
+    if gpus:
+        return [
+            {"id": f"cuda:{i}", "type": "cuda", "capacity_bytes": memory, "name": name}
+            for i, (name, memory) in enumerate(gpus[: count or None])
+        ]
+    name = _cpu_name()
+    return [
+        {"id": f"cpu:{i}", "type": "cpu", "capacity_bytes": capacity_bytes, "name": name}
+        for i in range(max(count, 1))
+    ]
+
+
+def _driver_present() -> bool:
+    return any(os.path.exists(p) for p in ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl"))
+
+
+async def _probe_cuda(folder: str) -> list[tuple[str, int]]:
+    if not _driver_present():
+        return []
+    code, output = await ask_process([sys.executable, "-c", _CUDA_PROBE], folder)
+    if code != 0 or not output.strip():
+        return []
+    try:
+        return [(str(name), int(memory)) for name, memory in json.loads(output.splitlines()[-1])]
+    except (ValueError, TypeError):
+        return []

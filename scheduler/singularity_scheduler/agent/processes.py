@@ -1,0 +1,120 @@
+"""Small tools for the agent's own child processes: probes with an answer, and orphans.
+
+The agent starts everything through `capsule.launcher.spawn` and learns of every end through
+pidfds; it never uses asyncio's subprocesses, whose child watcher would compete for exit codes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Sequence
+
+from singularity_proxy.capsule.launcher import CapsuleSpec, spawn, stripped_environment
+from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch, processes_with
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of everything that its descendants leave behind (prctl(2)),
+    and reap it, so that a daemon a user's code forked is never a zombie. Called once at start."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(ctypes.c_int(_PR_SET_CHILD_SUBREAPER), ctypes.c_ulong(1), 0, 0, 0)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reap_orphans)
+
+
+def reap_orphans() -> None:
+    """Reap every child that has ended; watched ones through their watches, which keep the code."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None:
+            return
+        if not ProcessWatch.settle(ended.si_pid):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+async def end_process(watch: ProcessWatch, grace_s: float, signum: int = signal.SIGTERM) -> None:
+    """Ask one process to end, then make it; returns when it is gone."""
+    if watch.alive and grace_s > 0:
+        watch.signal(signum)
+        await watch.wait(grace_s)
+    watch.signal(signal.SIGKILL)
+    await watch.wait(10)
+
+
+async def end_marked(marker: bytes, *, in_environment: bool = True) -> int:
+    """Kill every process that carries `marker` (see `processes_with`) until none is left; returns
+    how many there were. Looks again, because a process may fork while we look."""
+    ended = 0
+    for _ in range(20):
+        watches = [
+            ProcessWatch(identity)
+            for identity in processes_with(marker, in_environment=in_environment)
+            if identity.pid != os.getpid()
+        ]
+        watches = [watch for watch in watches if watch.alive]
+        if not watches:
+            return ended
+        for watch in watches:
+            watch.signal(signal.SIGKILL)
+        await asyncio.wait([asyncio.ensure_future(watch.wait(5)) for watch in watches])
+        ended += len(watches)
+    return ended
+
+
+async def ask_process(
+    argv: Sequence[str],
+    folder: str,
+    *,
+    uid: int | None = None,
+    gid: int | None = None,
+    timeout: float = 120.0,
+) -> tuple[int | None, str]:
+    """Run a short probe and return (exit code, what it printed); a code of None: it did not end
+    within `timeout` seconds and was killed. `folder` takes its output for the while."""
+    path = os.path.join(folder, f"probe-{os.urandom(4).hex()}")
+    env = stripped_environment(os.environ)
+    try:
+        watch = ProcessWatch(
+            spawn(CapsuleSpec(argv=argv, env=env, cwd="/", log_path=path, uid=uid, gid=gid))
+        )
+        if not await watch.wait(timeout):
+            await end_process(watch, 0)
+            return None, ""
+        return watch.exit_code, _text(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def last_line(path: str) -> str:
+    """The last line a process left in its log, "" when there is none: the why for people."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 4096))
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].strip() if lines else ""
+
+
+def identity_or_none(pid: int) -> ProcessIdentity | None:
+    """The process behind `pid`, None when there is none."""
+    try:
+        return ProcessIdentity.of(pid)
+    except ProcessLookupError:
+        return None

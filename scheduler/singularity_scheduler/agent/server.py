@@ -1,0 +1,207 @@
+"""The agent's own socket: what the scheduler service may command.
+
+Commands that change a session carry (epoch, seq). The answer to each is written to the ledger
+before it is sent, so a command that is repeated after a lost connection, or after a restart of
+either side, is answered again and not carried out twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from singularity_proxy.errors import BadRequest, SingularityError, from_wire, to_wire
+from singularity_proxy.wire.rpc import Handler, Peer
+
+from .checkpoints import take_checkpoint
+from .devices import DeviceKeeper
+from .launch import LaunchRequest, number, text
+from .leases import boot_clock
+from .lifecycle import Lifecycle
+from .node import Node
+
+log = logging.getLogger("singularity.agent")
+
+
+class CommandServer:
+    """Handlers of `agent.sock`. `stop` ends the agent after its last answer."""
+
+    def __init__(
+        self,
+        node: Node,
+        lifecycle: Lifecycle,
+        devices: DeviceKeeper,
+        stop: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._node = node
+        self._lifecycle = lifecycle
+        self._devices = devices
+        self._stop = stop
+        self._running: dict[tuple[str, str], asyncio.Task[Any]] = {}
+
+    def handlers(self) -> dict[str, Handler]:
+        """Method names as in the calls."""
+        return {
+            "hello": self.hello,
+            "identity": self.identity,
+            "session.start": self.start,
+            "session.signal": self.signal,
+            "session.end": self.end,
+            "device.attach": self.attach,
+            "device.park": self.park,
+            "device.checkpoint": self.checkpoint,
+            "renew": self.renew,
+            "shutdown": self.shutdown,
+        }
+
+    def closed(self, peer: Peer) -> None:
+        """A connection ended."""
+        if self._node.service is peer:
+            self._node.service = None
+
+    async def _once(
+        self, params: dict[str, Any], method: str, run: Callable[[], Awaitable[Any]]
+    ) -> Any:
+        """Carry out a command of (epoch, seq) once, however often it is asked for."""
+        session = text(params, "session")
+        seq = params.get("seq")
+        if seq is None:
+            return await run()
+        command = f"{method}/{params.get('epoch', '-')}/{seq}"
+        stored = self._node.ledger.answer(session, command)
+        if stored is None:
+            key = (session, command)
+            task = self._running.get(key)
+            if task is None:
+                task = asyncio.ensure_future(self._carry_out(session, command, run))
+                self._running[key] = task
+                task.add_done_callback(lambda _: self._running.pop(key, None))
+            stored = await asyncio.shield(task)
+        if "error" in stored:
+            raise from_wire(stored["error"])
+        return stored["result"]
+
+    async def _carry_out(
+        self, session: str, command: str, run: Callable[[], Awaitable[Any]]
+    ) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = {"result": await run()}
+        except SingularityError as error:
+            answer = {"error": to_wire(error)}
+        except Exception as error:
+            log.error("%s of session %s failed", command, session, exc_info=error)
+            answer = {"error": to_wire(error)}
+        if session in self._node.sessions:
+            try:
+                self._node.ledger.put_answer(session, command, answer)
+            except SingularityError as error:  # done is done: only a repeat would be done again
+                log.error("%s", error.message)
+        return answer
+
+    # -- handlers ---------------------------------------------------------------------------------
+
+    async def hello(self, peer: Peer, params: dict[str, Any]) -> Any:
+        """The truth about this node. The caller becomes the service (events and session.command go
+        to it) unless it says `observer: true`."""
+        if not params.get("observer") and self._node.service is not peer:
+            self._node.service = peer
+        node = self._node
+        recovery = node.settings.journal_bytes > 0
+        return {
+            "node": node.settings.node,
+            "instance": node.instance,
+            "devices": node.devices,
+            "capabilities": {
+                "recovery": {
+                    "available": recovery,
+                    "reason": "a killed device proxy is rebuilt from snapshot and journal"
+                    if recovery
+                    else "switched off by journal_bytes = 0",
+                },
+                "torch": {
+                    "available": node.torch is not None,
+                    "reason": node.torch.version if node.torch else "torch is not installed here",
+                },
+            },
+            "sessions": [live.report() for live in node.sessions.values()],
+        }
+
+    async def identity(self, _: Peer, params: dict[str, Any]) -> Any:
+        return (await self._node.identities.of(text(params, "user"))).to_json()
+
+    async def start(self, _: Peer, params: dict[str, Any]) -> Any:
+        request = LaunchRequest.parse(params)
+        return await self._once(params, "session.start", lambda: self._lifecycle.start(request))
+
+    async def signal(self, _: Peer, params: dict[str, Any]) -> Any:
+        live = self._node.session(text(params, "session"))
+        self._lifecycle.signal(live, number(params, "signum"))
+        return {}
+
+    async def end(self, _: Peer, params: dict[str, Any]) -> Any:
+        live = self._node.sessions.get(text(params, "session"))
+        if live is None:
+            return {"exit_code": None}
+        grace_s = params.get("grace_s")
+        if not isinstance(grace_s, int | float) or grace_s < 0:
+            raise BadRequest("'grace_s' must be a number of seconds, 0 or more")
+        reason = str(params.get("reason") or "ended by the scheduler")
+        code = await self._lifecycle.end(live, reason, float(grace_s))
+        self._lifecycle.forget(live)
+        return {"exit_code": code}
+
+    async def attach(self, _: Peer, params: dict[str, Any]) -> Any:
+        received = boot_clock()
+        live = self._node.session(text(params, "session"))
+        epoch, devices = number(params, "epoch"), params.get("devices")
+        if not isinstance(devices, list) or not all(isinstance(d, str) for d in devices):
+            raise BadRequest("'devices' must be a list of device ids")
+
+        async def run() -> Any:
+            answer = await self._devices.attach(live, epoch, devices, received)
+            live.record.reason = str(params.get("reason") or "")
+            return answer
+
+        return await self._once(params, "device.attach", run)
+
+    async def park(self, _: Peer, params: dict[str, Any]) -> Any:
+        live = self._node.session(text(params, "session"))
+        epoch = number(params, "epoch")
+
+        async def run() -> Any:
+            answer = await self._devices.park(live, epoch)
+            live.record.reason = str(params.get("reason") or "")
+            return answer
+
+        return await self._once(params, "device.park", run)
+
+    async def checkpoint(self, _: Peer, params: dict[str, Any]) -> Any:
+        live = self._node.session(text(params, "session"))
+        name = str(params.get("name") or "")
+        if len(name) > 200:
+            raise BadRequest("the name of a checkpoint has at most 200 characters")
+        return await self._once(
+            params, "device.checkpoint", lambda: take_checkpoint(self._node, live, name)
+        )
+
+    async def renew(self, _: Peer, params: dict[str, Any]) -> Any:
+        now = boot_clock()
+        ttl_s, leases = params.get("ttl_s"), params.get("leases")
+        if not isinstance(ttl_s, int | float) or ttl_s <= 0 or not isinstance(leases, list):
+            raise BadRequest("a renewal needs 'leases' and a positive 'ttl_s'")
+        asked = [(text(x, "session"), number(x, "epoch")) for x in leases]
+        node = self._node
+        held = set(node.leases.renew(asked, float(ttl_s), now))
+        node.save_leases()
+        return {
+            "held": [{"session": s, "epoch": e} for s, e in asked if s in held],
+            "gone": [
+                s for s, _ in asked if s not in node.sessions or not node.sessions[s].record.alive
+            ],
+        }
+
+    async def shutdown(self, _: Peer, params: dict[str, Any]) -> Any:
+        await self._stop()
+        return {}

@@ -1,0 +1,139 @@
+"""What a session's own processes may ask: the handlers behind the per-session socket.
+
+Workers open rings, the kernel extension reports activity, magics ask for status and act. Verbs are
+decided by the scheduler service; the agent only passes them on for this one session.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from singularity_proxy.capsule.process import ProcessIdentity
+from singularity_proxy.errors import BadRequest, Conflict, Unavailable
+from singularity_proxy.wire.rpc import Handler, Peer
+
+from .devices import DeviceKeeper
+from .launch import number, text
+from .node import Node
+from .rings import check_torch
+from .sessions import Phase
+
+VERBS = ("status", "park", "resume", "migrate", "checkpoint", "why", "history")
+
+COMMAND_LIMIT_S = 600.0
+"""A migrate waits until a device is free."""
+
+
+class SessionApi:
+    """Makes the handlers of one session's socket."""
+
+    def __init__(self, node: Node, devices: DeviceKeeper) -> None:
+        self._node = node
+        self._devices = devices
+
+    def handlers(self, session: str) -> dict[str, Handler]:
+        """Handlers with rights on `session` alone."""
+
+        def verb(name: str) -> Handler:
+            async def call(_: Peer, params: dict[str, Any]) -> Any:
+                return await self.command(session, name, params)
+
+            return call
+
+        async def ring_open(peer: Peer, params: dict[str, Any]) -> Any:
+            return self.open_ring(session, peer, params)
+
+        async def activity(_: Peer, params: dict[str, Any]) -> Any:
+            return self.activity(session, params)
+
+        return {
+            "ring.open": ring_open,
+            "activity": activity,
+            **{name: verb(name) for name in VERBS},
+        }
+
+    def open_ring(self, session: str, peer: Peer, params: dict[str, Any]) -> dict[str, Any]:
+        """`ring.open`: a ring for the calling process, told by the kernel who it is."""
+        live = self._node.session(session)
+        check_torch(
+            text(params, "torch_version"), str(params.get("git_version") or ""), self._node.torch
+        )
+        try:
+            worker = ProcessIdentity.of(peer.credentials.pid)
+        except ProcessLookupError:
+            raise Conflict("the process that asked for a ring has ended") from None
+        return self._devices.open_ring(live, number(params, "virtual_device"), worker)
+
+    def activity(self, session: str, params: dict[str, Any]) -> dict[str, Any]:
+        """`activity`: the kernel started or finished a cell."""
+        busy = params.get("busy")
+        if not isinstance(busy, bool):
+            raise BadRequest("'busy' must be true or false")
+        live = self._node.session(session)
+        live.record.busy = busy
+        self._node.save(live)
+        self._node.emit(session, "activity", busy=busy, at=_now())
+        return {}
+
+    async def command(self, session: str, verb: str, args: dict[str, Any]) -> Any:
+        """Pass a verb on to the service; `status` is answered from here while it is away."""
+        live = self._node.session(session)
+        service = self._node.service
+        if service is not None:
+            try:
+                return await service.call(
+                    "session.command",
+                    COMMAND_LIMIT_S,
+                    session=session,
+                    verb=verb,
+                    args=args,
+                    by="user",
+                )
+            except Unavailable:
+                if verb != "status" or not service.closed.is_set():
+                    raise
+        if verb == "status":
+            return self.own_status(session)
+        raise Unavailable(
+            f"the scheduler service is away, so '{verb}' was not done; the session goes on as it "
+            "is: try again in a moment",
+            session=live.record.session,
+        )
+
+    def own_status(self, session: str) -> dict[str, Any]:
+        """The session as the agent alone knows it, in the words of the Session document."""
+        live = self._node.session(session)
+        record = live.record
+        device_state = record.phase.value
+        if live.waiting and record.phase in (Phase.NONE, Phase.PARKED):
+            device_state = "waiting"
+        process_state = "live" if record.alive else "completed"
+        return {
+            "id": record.session,
+            "user": record.user,
+            "kind": record.kind,
+            "name": record.name,
+            "tier": record.tier,
+            "state": "running" if device_state == "held" else device_state,
+            "process_state": process_state,
+            "device_state": device_state,
+            "reason": record.reason or "the scheduler service is away; the session goes on",
+            "idle_since": None,
+            "busy": bool(record.busy),
+            "virtual_devices": record.virtual_devices,
+            "devices": list(record.devices),
+            "node": self._node.settings.node,
+            "epoch": record.epoch,
+            "waiting_since": None,
+            "queue": None,
+            "last_checkpoint": record.last_checkpoint,
+            "exit_code": record.exit_code,
+            "others_waiting": [],
+            "service": "away",
+        }
+
+
+def _now() -> str:
+    from datetime import datetime, timezone
+
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,214 @@
+"""One session as the node agent knows it: a small state machine without I/O.
+
+The scheduler service owns the session's public states; the agent only distinguishes what it must
+carry out. `SessionRecord` is the document in the ledger; `Phase` says where its devices stand.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from singularity_proxy.capsule.process import ProcessIdentity
+from singularity_proxy.errors import Conflict, StaleEpoch
+
+
+class Phase(enum.Enum):
+    """Device side of a session, as far as the agent carries it out."""
+
+    NONE = "none"
+    ATTACHING = "attaching"
+    HELD = "held"
+    PARKING = "parking"
+    PARKED = "parked"
+
+
+class Life(enum.Enum):
+    """Process side: `ending` from the first step of the clean-up on, `ended` is a tombstone that
+    the service has not asked for yet."""
+
+    STARTING = "starting"
+    LIVE = "live"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+PHASE_MOVES: frozenset[tuple[Phase, Phase]] = frozenset(
+    {
+        (Phase.NONE, Phase.ATTACHING),
+        (Phase.PARKED, Phase.ATTACHING),
+        (Phase.ATTACHING, Phase.HELD),
+        (Phase.ATTACHING, Phase.NONE),  # nothing had run on a device yet
+        (Phase.ATTACHING, Phase.PARKED),
+        (Phase.HELD, Phase.PARKING),
+        (Phase.PARKING, Phase.PARKED),
+        (Phase.PARKING, Phase.HELD),  # the state could not be written: the device stays
+    }
+)
+
+
+@dataclass
+class ProxyRecord:
+    """A device proxy of this session: process, control socket, physical device."""
+
+    name: str
+    socket: str
+    device: str
+    process: ProcessIdentity
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "process": self.process.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ProxyRecord:
+        process = ProcessIdentity.from_json(data["process"])
+        assert process is not None
+        return cls(data["name"], data["socket"], data["device"], process)
+
+
+@dataclass
+class RingRecord:
+    """A ring of this session and the worker process it belongs to."""
+
+    ring_id: str
+    path: str
+    virtual_device: int
+    worker: ProcessIdentity
+    last_death: int = -1
+    """`done_seq` when a proxy died in the middle of a record of this ring; -1: never."""
+
+    @property
+    def prefix(self) -> str:
+        """State files of the ring: `<prefix>.snap` and `<prefix>.journal`."""
+        return self.path.removesuffix(".ring")
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "worker": self.worker.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RingRecord:
+        worker = ProcessIdentity.from_json(data["worker"])
+        assert worker is not None
+        return cls(
+            data["ring_id"], data["path"], data["virtual_device"], worker, data["last_death"]
+        )
+
+
+@dataclass
+class SessionRecord:
+    """Everything about a session that must survive the agent."""
+
+    session: str
+    user: str
+    kind: str
+    tier: str
+    name: str
+    mode: str
+    virtual_devices: int
+    uid: int
+    gid: int
+    life: Life = Life.STARTING
+    phase: Phase = Phase.NONE
+    epoch: int = 0
+    devices: list[str] = field(default_factory=list)
+    """Physical device of each virtual device, while attaching, held or parking."""
+    process: ProcessIdentity | None = None
+    relay: ProcessIdentity | None = None
+    owner: ProcessIdentity | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    busy: bool | None = None
+    proxies: dict[str, ProxyRecord] = field(default_factory=dict)
+    rings: dict[str, RingRecord] = field(default_factory=dict)
+    rings_made: int = 0
+    """How many rings the session ever had; names of rings are never used twice."""
+    last_checkpoint: dict[str, Any] | None = None
+
+    def move(self, phase: Phase) -> None:
+        """Go to `phase`; a move that is not in the table is a fault of the caller."""
+        if (self.phase, phase) not in PHASE_MOVES:
+            raise Conflict(
+                f"session {self.session} cannot go from '{self.phase.value}' to '{phase.value}'",
+                session=self.session,
+            )
+        self.phase = phase
+        if phase in (Phase.NONE, Phase.PARKED):
+            self.devices = []
+
+    def check_epoch(self, epoch: int) -> None:
+        """Refuse a command of an older lease; called before anything is changed."""
+        if epoch < self.epoch:
+            raise StaleEpoch(
+                f"session {self.session} already obeys lease {self.epoch}; "
+                f"a command of lease {epoch} was refused and changed nothing",
+                session=self.session,
+                epoch=epoch,
+                newest=self.epoch,
+            )
+
+    def check_live(self) -> None:
+        """Refuse a command to a session that is ending or has ended."""
+        if self.life in (Life.ENDING, Life.ENDED):
+            raise Conflict(
+                f"session {self.session} has ended ({self.reason or 'its process exited'})",
+                session=self.session,
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self.life in (Life.STARTING, Life.LIVE)
+
+    @property
+    def saved(self) -> bool:
+        """Device state exists somewhere: in a proxy, a snapshot or a journal."""
+        return self.alive and self.phase is not Phase.NONE
+
+    def device_of(self, virtual_device: int) -> str:
+        """The physical device behind `virtual_device` (phase attaching, held or parking)."""
+        return self.devices[virtual_device]
+
+    def rings_of(self, device: str) -> list[RingRecord]:
+        """The rings that the proxy of physical `device` serves, oldest first."""
+        return [r for r in self.rings.values() if self.device_of(r.virtual_device) == device]
+
+    def to_json(self) -> dict[str, Any]:
+        """The ledger's document."""
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        data["life"], data["phase"] = self.life.value, self.phase.value
+        for name in ("process", "relay", "owner"):
+            data[name] = data[name] and data[name].to_json()
+        data["proxies"] = {k: v.to_json() for k, v in self.proxies.items()}
+        data["rings"] = {k: v.to_json() for k, v in self.rings.items()}
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SessionRecord:
+        data = dict(data)
+        data["life"], data["phase"] = Life(data["life"]), Phase(data["phase"])
+        for name in ("process", "relay", "owner"):
+            data[name] = ProcessIdentity.from_json(data[name])
+        data["proxies"] = {k: ProxyRecord.from_json(v) for k, v in data["proxies"].items()}
+        data["rings"] = {k: RingRecord.from_json(v) for k, v in data["rings"].items()}
+        return cls(**data)
+
+    def report(self, waiting: bool) -> dict[str, Any]:
+        """The session in `hello` (`service.ports.AgentSession`)."""
+        held = self.phase in (Phase.ATTACHING, Phase.HELD, Phase.PARKING)
+        return {
+            "session": self.session,
+            "user": self.user,
+            "kind": self.kind,
+            "tier": self.tier,
+            "name": self.name,
+            "virtual_devices": self.virtual_devices,
+            "alive": self.alive,
+            "pid": self.process.pid if self.process else None,
+            "exit_code": self.exit_code,
+            "epoch": self.epoch,
+            "devices": list(self.devices) if held and self.alive else [],
+            "saved": self.saved,
+            "waiting": waiting and self.alive,
+            "busy": self.busy,
+            "reason": self.reason,
+        }
