@@ -18,6 +18,10 @@ from singularity_spawner.proc import Process, read_process
 from .settings import MARK
 
 
+_AGENT = b"singularity_scheduler.agent"
+"""The module a node agent runs, as it stands in its arguments."""
+
+
 def all_processes() -> Iterator[Process]:
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (process := read_process(int(entry))) is not None:
@@ -45,6 +49,24 @@ def _has_variable(pid: int, wanted: bytes) -> bool:
     return wanted in environ.split(b"\0")
 
 
+def below_agents(run: Iterable[Process]) -> set[Process]:
+    """Those of `run` that a living node agent started. They are the agent's to end: it saves
+    nothing for a process that was ended behind its back, it would start it anew."""
+    by_pid = {process.pid: process for process in run}
+    agents = {pid for pid in by_pid if _AGENT in _arguments(pid)}
+    below = set(agents)
+    while more := {p.pid for p in by_pid.values() if p.parent in below} - below:
+        below |= more
+    return {by_pid[pid] for pid in below - agents}
+
+
+def _arguments(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 def send(processes: Iterable[Process], signum: int) -> None:
     """Signal those of `processes` that still live (same pid and start time)."""
     for process in processes:
@@ -68,9 +90,11 @@ async def wait_gone(instance: str, seconds: float) -> set[Process]:
 
 
 async def end_run(instance: str, term_seconds: float) -> set[Process]:
-    """SIGTERM to every process of the run, SIGKILL after `term_seconds`. Returns what survived
-    even that (in uninterruptible sleep), normally nothing."""
-    send(of_run(instance), signal.SIGTERM)
+    """Ask every process of the run to end (those below a node agent through the agent), kill it
+    after `term_seconds`. Returns what survived even that (in uninterruptible sleep), normally
+    nothing."""
+    run = of_run(instance)
+    send(run - below_agents(run), signal.SIGTERM)
     left = await wait_gone(instance, term_seconds)
     for _ in range(10):  # a process that forks while it is hunted needs another round
         if not left:

@@ -1,0 +1,181 @@
+"""`jupyter singularity up` as a process: refusals, the way it stops, clean-up after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from singularity_spawner.platform.processes import end_run, of_run
+from singularity_spawner.platform.settings import Settings, StateFolder
+from support.hub_platform import shared_folders, state_folder
+
+
+class Up:
+    """One `up` process and what it printed."""
+
+    def __init__(self, process):
+        self.process = process
+        self.lines = []
+
+    async def until(self, text):
+        """Read until a line contains `text`; raises AssertionError when the output ends before."""
+        async with asyncio.timeout(100):
+            while line := (await self.process.stdout.readline()).decode():
+                self.lines.append(line)
+                if text in line:
+                    return line
+        raise AssertionError("".join(self.lines) + (await self.process.stderr.read()).decode())
+
+    async def end(self, signum=None):
+        """Send `signum` and wait; (exit code, rest of standard output, standard error)."""
+        if signum is not None:
+            self.process.send_signal(signum)
+        async with asyncio.timeout(30):
+            out, err = await self.process.communicate()
+        return self.process.returncode, out.decode(), err.decode()
+
+
+@contextlib.asynccontextmanager
+async def up(folder, *options):
+    process = await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).with_name("jupyter-singularity")),
+        "up",
+        "--state",
+        str(folder),
+        *options,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Up(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+@pytest.fixture
+def folder():
+    made = state_folder()
+    yield made
+    shutil.rmtree(made)
+
+
+def settings_of(folder):
+    return Settings.load(StateFolder(folder))
+
+
+@pytest.mark.asyncio
+async def test_it_says_how_to_log_in_and_stops_everything(folder):
+    before = shared_folders()
+    async with up(folder) as running:
+        line = await running.until("ready in")
+        assert line.split()[0] == settings_of(folder).url
+        password = (await running.until("Log in")).split()[-1]
+        assert password == (folder / "password").read_text().strip()
+        for name in ("password", "admin_password", "platform_token", "hub.sqlite", "hub.log"):
+            assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
+        instance = settings_of(folder).instance
+        assert of_run(instance)
+
+        async with up(folder) as second:
+            code, _, err = await second.end()
+            assert code == 2
+            assert err.count("\n") == 1
+            assert "A platform already runs at http://127.0.0.1:" in err
+        other = state_folder()
+        try:
+            async with up(other, "--port", str(settings_of(folder).port)) as second:
+                code, _, err = await second.end()
+                assert code == 2
+                assert err.count("\n") == 1
+                assert f"Port {settings_of(folder).port} on 127.0.0.1 is taken" in err
+        finally:
+            shutil.rmtree(other)
+
+        code, out, err = await running.end(signal.SIGINT)
+        assert (code, err) == (0, "")
+        assert "Everything is stopped" in out
+    assert not of_run(instance)
+    assert shared_folders() <= before
+
+
+@pytest.mark.asyncio
+async def test_what_a_killed_run_left_is_cleaned_up_at_the_next_start(folder):
+    before = shared_folders()
+    async with up(folder) as running:
+        await running.until("ready in")
+        first = settings_of(folder).instance
+        await running.end(signal.SIGKILL)
+    assert of_run(first), "the rest of the platform goes on"
+    try:
+        async with up(folder) as running:
+            await running.until("ready in")
+            assert not of_run(first)
+            assert settings_of(folder).instance != first
+            code, _, _ = await running.end(signal.SIGTERM)
+            assert code == 0
+    finally:
+        await end_run(first, 1.0)
+    assert shared_folders() <= before
+
+
+@pytest.mark.asyncio
+async def test_stopping_while_it_starts_leaves_nothing(folder):
+    async with up(folder) as running:
+        await running.until("Starting JupyterHub")
+        async with asyncio.timeout(30):
+            while not (settings := settings_of(folder)) or not of_run(settings.instance):
+                await asyncio.sleep(0.05)
+        code, out, _ = await running.end(signal.SIGTERM)
+        assert code == 0
+        assert "nothing is left running" in out
+    assert not of_run(settings.instance)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--devices", "0"], "--devices takes a number from 1 to"),
+        (["--devices", "1000000"], "--devices takes a number from 1 to"),
+        (["--devices", "many"], "invalid int value"),
+        (["--port", "99999"], "no port number"),
+    ],
+)
+async def test_bad_arguments_get_one_sentence(folder, options, says):
+    async with up(folder, *options) as running:
+        code, _, err = await running.end()
+    assert code == 2
+    assert says in err
+    assert not (folder / "platform.json").exists()
+
+
+@pytest.mark.asyncio
+async def test_a_port_of_another_program_is_left_alone(folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        async with up(folder, "--port", str(taken.getsockname()[1])) as running:
+            code, _, err = await running.end()
+    assert code == 2
+    assert "is taken by another program; nothing was started" in err
+
+
+@pytest.mark.asyncio
+async def test_a_state_folder_that_cannot_be_made_gets_a_sentence(folder):
+    (folder / "file").write_text("")
+    async with up(folder / "file" / "below") as running:
+        code, _, err = await running.end()
+    assert code == 1
+    assert err.startswith("The platform could not be started: ")
+    assert err.count("\n") == 1

@@ -1,0 +1,262 @@
+"""The parts of the embedded platform that need no Hub: ports, secrets, folders, processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+from singularity_proxy.errors import Conflict, Unsupported
+from singularity_spawner.homes import blocked_folder, folder_name, make_home
+from singularity_spawner.platform import ports, processes, tools
+from singularity_spawner.platform.platform import take_lock
+from singularity_spawner.platform.settings import MARK, Settings, StateFolder, write_private
+from singularity_spawner.proc import read_process
+
+
+def mode(path):
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = StateFolder(tmp_path / "state")
+    made.create()
+    return made
+
+
+def settings(folder, **changes):
+    values = {
+        "state_dir": str(folder.path),
+        "port": 8000,
+        "hub_port": 1,
+        "proxy_api_port": 2,
+        "service_port": 3,
+        "devices": 2,
+        "proxy_command": ["chp"],
+        "path": "/bin",
+    }
+    return Settings(**{**values, **changes})
+
+
+# -- state folder ---------------------------------------------------------------------------------
+
+
+def test_only_homes_can_be_reached_by_others(folder):
+    folder.create()
+    assert mode(folder.path) == mode(folder.homes) == 0o711
+    assert mode(folder.scheduler) == 0o700
+    assert {mode(p) for p in (folder.hub_db, folder.hub_log, folder.lock)} == {0o600}
+
+
+def test_a_secret_is_made_once_and_kept_private(folder):
+    first = folder.secret("password", 16)
+    assert len(first) == 16
+    assert folder.secret("password", 16) == first
+    assert folder.secret("other", 16) != first
+    (folder.path / "password").chmod(0o644)
+    assert folder.secret("password", 16) == first
+    assert mode(folder.path / "password") == 0o600
+
+
+def test_settings_come_back_as_they_were(folder):
+    assert Settings.load(folder) is None
+    saved = settings(folder, spawn_defaults={"default_tier": "basic"})
+    saved.save()
+    assert Settings.load(folder) == saved
+    assert mode(folder.settings) == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"port": 1}', '{"unknown": 1}'])
+def test_unreadable_settings_are_none(folder, text):
+    write_private(folder.settings, text)
+    assert Settings.load(folder) is None
+
+
+def test_a_state_folder_belongs_to_one_run(folder):
+    settings(folder, port=8123).save()
+    held = take_lock(folder)
+    try:
+        with pytest.raises(Conflict, match=r"already runs at http://127\.0\.0\.1:8123/ with"):
+            take_lock(folder)
+    finally:
+        os.close(held)
+    os.close(take_lock(folder))
+
+
+# -- ports ----------------------------------------------------------------------------------------
+
+
+def test_a_taken_port_is_refused_and_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert not ports.is_free(port)
+        with pytest.raises(Conflict, match=f"Port {port} on 127.0.0.1 is taken"):
+            ports.public_port(port)
+    assert ports.public_port(port) == port
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 10**6])
+def test_a_port_that_is_none_is_refused(port):
+    with pytest.raises(Conflict, match="no port number"):
+        ports.public_port(port)
+
+
+def test_free_ports_differ():
+    found = ports.free_ports(20)
+    assert len(set(found)) == 20
+    assert all(ports.is_free(port) for port in found)
+
+
+# -- homes ----------------------------------------------------------------------------------------
+
+
+def test_names_of_home_folders_are_safe_and_differ():
+    users = [
+        "alice",
+        "Alice",
+        "a b",
+        "a/b",
+        "..",
+        ".",
+        "",
+        "../etc",
+        "ü",
+        "%",
+        "%25",
+        "a\0b",
+        "a@b.c",
+    ]
+    names = [folder_name(user) for user in users]
+    assert len(set(names)) == len(users)
+    assert folder_name("alice") == "alice"
+    assert folder_name("a@b.c") == "a@b.c"
+    for name in names:
+        assert "/" not in name
+        assert "\0" not in name
+        assert not name.startswith(".")
+        assert name
+
+
+def test_a_home_is_made_once_and_private(tmp_path):
+    home = make_home(tmp_path / "homes", "alice", os.geteuid(), os.getegid())
+    assert mode(home) == 0o700
+    assert make_home(tmp_path / "homes", "alice", os.geteuid(), os.getegid()) == home
+
+
+@pytest.mark.root
+def test_a_home_belongs_to_its_uid(tmp_path):
+    home = make_home(tmp_path, "alice", 1900000005, 1900000005)
+    assert home.stat().st_uid == 1900000005
+    with pytest.raises(PermissionError, match="belongs to uid 1900000005 and not to alice's uid"):
+        make_home(tmp_path, "alice", 1900000006, 1900000006)
+
+
+def test_a_link_in_the_place_of_a_home_is_refused(tmp_path):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "alice").symlink_to(tmp_path / "target")
+    with pytest.raises(PermissionError):
+        make_home(tmp_path, "alice", os.geteuid(), os.getegid())
+
+
+def test_the_folder_that_blocks_other_users_is_named(tmp_path):
+    below = tmp_path / "closed" / "homes"
+    below.mkdir(parents=True)
+    tmp_path.chmod(0o711)
+    (tmp_path / "closed").chmod(0o700)
+    assert blocked_folder(below) in (tmp_path / "closed", *tmp_path.parents)
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def test_processes_of_a_run_are_found_by_mark_and_through_parents():
+    """Also a child that dropped the environment."""
+    script = (
+        "import subprocess, sys, time;"
+        "p = subprocess.Popen(['sleep', '60'], env={}); print(p.pid, flush=True); p.wait()"
+    )
+    run = os.urandom(8).hex()
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env={**os.environ, MARK: run},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        child = int(parent.stdout.readline())
+        found = processes.of_run(run)
+        assert {process.pid for process in found} == {parent.pid, child}
+        assert not processes.of_run("0" * 16)
+        processes.send(found, 9)
+        parent.wait()
+    assert not processes.of_run("")
+
+
+def test_what_an_agent_started_is_the_agents_to_end():
+    """The agent is told by its module in the arguments; here a stand-in with such an argument."""
+    script = (
+        "import subprocess; p = subprocess.Popen(['sleep', '60']);"
+        "print(p.pid, flush=True); p.wait()"
+    )
+    run = os.urandom(8).hex()
+    with subprocess.Popen(
+        [sys.executable, "-c", script, "singularity_scheduler.agent"],
+        env={**os.environ, MARK: run},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as agent:
+        child = int(agent.stdout.readline())
+        found = processes.of_run(run)
+        assert {process.pid for process in processes.below_agents(found)} == {child}
+        processes.send(found, 9)
+
+
+@pytest.mark.asyncio
+async def test_a_run_is_ended_also_when_it_ignores_sigterm():
+    script = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    )
+    run = os.urandom(8).hex()
+    stubborn = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        script,
+        env={**os.environ, MARK: run},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    await stubborn.stdout.readline()
+    assert await processes.end_run(run, 0.2) == set()
+    assert await stubborn.wait() == -9
+
+
+def test_a_later_process_with_the_same_pid_is_not_signalled():
+    me = read_process(os.getpid())
+    earlier = processes.Process(me.pid, me.started - 1, me.parent, False)
+    processes.send([earlier], 9)
+    assert read_process(2**22 + 1) is None
+
+
+# -- tools ----------------------------------------------------------------------------------------
+
+
+def test_a_missing_proxy_says_how_to_get_it(monkeypatch, tmp_path):
+    with pytest.raises(Unsupported, match="npm install -g configurable-http-proxy"):
+        tools.proxy_command(str(tmp_path))
+    monkeypatch.setenv(tools.PROXY_VARIABLE, "/no/such/program")
+    with pytest.raises(Unsupported, match="/no/such/program was not found"):
+        tools.proxy_command(os.environ["PATH"])
+
+
+def test_node_comes_before_everything_else(monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    path = tools.search_path().split(":")
+    assert path[-2:] == ["/usr/bin", "/bin"]
+    assert len(path) == len(set(path))
+    if tools.node_folder():
+        assert path[0] == tools.node_folder()
