@@ -37,7 +37,9 @@ START_SECONDS = 60.0
 class _Proxy:
     """A device proxy process and the connection to it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], peer: rpc.Peer, bound: dict[str, Any]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], peer: rpc.Peer, bound: dict[str, Any]
+    ) -> None:
         self.process = process
         self.peer = peer
         self.bound = bound
@@ -72,7 +74,9 @@ class Standalone:
         self._rings: dict[str, tuple[int, RingFile]] = {}
         self._proxies: dict[int, _Proxy] = {}
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="standalone", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="standalone", daemon=True
+        )
 
     # ---- life
 
@@ -85,7 +89,10 @@ class Standalone:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._run(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -121,6 +128,19 @@ class Standalone:
 
     def proxy_pids(self) -> list[int]:
         return [p.process.pid for p in self._proxies.values()]
+
+    def all_pids(self) -> list[int]:
+        """The proxies and the warm spare."""
+        spare = [self._spare.result()[0].pid] if self._spare.done() else []
+        return self.proxy_pids() + spare
+
+    def wait_warm(self) -> None:
+        """Until the next `attach` needs not start a process."""
+
+        async def wait() -> None:
+            await asyncio.shield(self._spare)
+
+        self._run(wait())
 
     def stats(self) -> list[dict[str, Any]]:
         return self._run(self._stats())
@@ -186,7 +206,10 @@ class Standalone:
         ring_id = f"{peer.credentials.pid}-{virtual}-{len(self._rings)}"
         path = self.shm / f"{ring_id}.ring"
         ring = RingFile.create(
-            path, virtual_device=virtual, device_type=self.device_type, memory_capacity=self.capacity_bytes
+            path,
+            virtual_device=virtual,
+            device_type=self.device_type,
+            memory_capacity=self.capacity_bytes,
         )
         self._rings[ring_id] = (virtual, ring)
         return {
@@ -210,7 +233,9 @@ class Standalone:
             for index, device in enumerate(wanted):
                 proxy = self._proxies.get(index)
                 if proxy and (proxy.process.poll() is not None or proxy.peer.closed.is_set()):
-                    await self._end(proxy.process, proxy.peer)  # it died: another one rebuilds its state
+                    await self._end(
+                        proxy.process, proxy.peer
+                    )  # it died: another one rebuilds its state
                     proxy = None
                 if proxy is None:
                     process, peer = await self._spare
@@ -259,17 +284,22 @@ class Standalone:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m singularity_proxy.standalone", description="Run a script under the device proxy."
+        prog="python -m singularity_proxy.standalone",
+        description="Run a script under the device proxy.",
     )
     parser.add_argument("--device-type", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--devices", type=int, default=1, help="virtual devices")
-    parser.add_argument("--threads", type=int, default=0, help="threads per proxy; 0: torch's default")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="threads per proxy; 0: torch's default"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="script.py and its arguments")
     options = parser.parse_args()
     if not options.command:
         parser.error("name a script to run")
     with Standalone(options.device_type, options.devices, threads=options.threads) as session:
-        return subprocess.run([sys.executable, *options.command], env=session.env(), check=False).returncode
+        return subprocess.run(
+            [sys.executable, *options.command], env=session.env(), check=False
+        ).returncode
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+"""`./dev bench NAME [--quick] [--json FILE]`: measure one part of the product and print a table.
+
+Every benchmark is a module with `DESCRIPTION`, `BOUNDS` (key -> largest value that the product
+promises) and `measure(quick, say) -> {key: Figure}`. A report is one flat JSON object: the keys, each
+figure's spread under `KEY_spread`, and what was measured where and when. Bounds are judged on full
+runs only, and only printed: behaviour is the tests' business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import importlib
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .figures import Figure
+
+NAMES = ("proxy",)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = [
+            x.split(":", 1)[1].strip()
+            for x in info.read_text().splitlines()
+            if x.startswith("model name")
+        ]
+        model = lines[0] if lines else model
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+
+
+def show(name: str, figures: dict[str, Figure], bounds: dict[str, float], quick: bool) -> Table:
+    table = Table(
+        title=f"bench {name}"
+        + (" (quick: sizes are smaller, bounds are not judged)" if quick else "")
+    )
+    for column in ("key", "median", "min .. max", "runs", "bound", ""):
+        table.add_column(column, justify="left" if column == "key" else "right")
+    for key, figure in figures.items():
+        bound = bounds.get(key)
+        judged = ""
+        if not quick and bound is not None and figure.median is not None:
+            judged = "ok" if figure.median <= bound else "MISSED"
+        shown = "-" if figure.median is None else f"{figure.median:.4g}"
+        spread = f"{figure.low:.4g} .. {figure.high:.4g}" if figure.values else figure.note
+        table.add_row(
+            key,
+            shown,
+            spread,
+            str(len(figure.values)),
+            "" if bound is None else f"<= {bound:g}",
+            judged,
+        )
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./dev bench")
+    parser.add_argument("name", nargs="?", choices=NAMES)
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, at most 60 s")
+    parser.add_argument("--json", type=Path, help="write the report to this file")
+    options = parser.parse_args()
+    if options.name is None:
+        for name in NAMES:
+            print(f"{name}: {importlib.import_module(f'benchmarks.{name}').DESCRIPTION}")
+        return 0
+    module = importlib.import_module(f"benchmarks.{options.name}")
+    console = Console(stderr=True)
+    figures: dict[str, Figure] = asyncio.run(module.measure(options.quick, console.print))
+    report: dict[str, Any] = {
+        "benchmark": options.name,
+        "quick": options.quick,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "sizes": module.sizes(options.quick),
+    }
+    for key, figure in figures.items():
+        report[key] = figure.median
+        report[f"{key}_spread"] = figure.spread()
+    Console(width=110).print(show(options.name, figures, module.BOUNDS, options.quick))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        print(f"written: {options.json}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
