@@ -1,9 +1,9 @@
 """`./dev bench NAME [--quick] [--json FILE]`: measure one part of the product and print a table.
 
 Every benchmark is a module with `DESCRIPTION`, `BOUNDS` (key -> largest value that the product
-promises) and `measure(quick, say) -> {key: Figure}`. A report is one flat JSON object: the keys, each
-figure's spread under `KEY_spread`, and what was measured where and when. Bounds are judged on full
-runs only, and only printed: behaviour is the tests' business.
+promises) and `measure(quick, say) -> {key: Figure}`. A report is one flat JSON object: the keys,
+each figure's spread under `KEY_spread`, and what was measured where and when. Bounds are judged on
+full runs only, and only printed: behaviour is the tests' business.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the device proxy costs: training on one core, a round trip, parking, kernel start, import."""
+"""What the device proxy costs: training on one core, round trips, parking, kernel start, import."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def gpt_step(device: str, size: dict[str, int]) -> float:
             pin_proxies(session)
             out = pinned(command, session.env())
     seconds = json.loads(out)["seconds"]
-    return statistics.median(seconds[2:])
+    return float(statistics.median(seconds[2:]))
 
 
 def gpt_ratio(size: dict[str, Any]) -> Figure:
@@ -174,7 +174,7 @@ async def kernel_first_cell(size: dict[str, Any]) -> Figure:
     from singularity_spawner.platform.ports import free_ports
 
     folder = Path(tempfile.mkdtemp(prefix="singularity-bench-", dir="/tmp"))
-    folder.chmod(0o755)
+    os.chmod(folder, 0o755)
     took = []
     try:
         async with Platform(folder, devices=2, port=free_ports(1)[0]) as platform:

@@ -2,8 +2,8 @@
 
     python training.py gpt cuda --steps 6 --dropout 0.1
 
-Run natively with `cpu` and in a session with `cuda`: the losses (as exact hexadecimal floats) must be
-equal, and the step times are what the benchmark compares. Imports nothing but torch.
+Run natively with `cpu` and in a session with `cuda`: the losses (as exact hexadecimal floats) must
+be equal, and the step times are what the benchmark compares. Imports nothing but torch.
 """
 
 import argparse
