@@ -16,7 +16,7 @@ from typing import Any
 from jupyterhub.spawner import LocalProcessSpawner
 from traitlets import Unicode, default
 
-from .homes import make_home
+from .homes import blocked_folder, make_home
 from .hub_errors import spawn_refused
 from .mixin import SingularitySpawnerMixin
 from .proc import read_process
@@ -68,6 +68,12 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
             self.home = make_home(
                 Path(self.homes_dir), self.user.name, self.uid or 0, self.gid or 0
             )
+            blocked = blocked_folder(self.home.parent) if self.uid != os.geteuid() else None
+            if blocked is not None:
+                raise PermissionError(
+                    f"{blocked} cannot be passed by other uids, and the server runs as uid "
+                    f"{self.uid}; set homes_dir to another folder or open that one"
+                )
         except OSError as error:
             raise spawn_refused(
                 f"The home folder could not be prepared, so the server was not started: {error}.",

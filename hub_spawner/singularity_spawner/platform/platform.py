@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -132,13 +133,14 @@ class Platform:
     async def start(self, timeout: float = 90.0) -> None:
         """Start everything and return when a user can log in and the devices are there.
 
-        Raises `Conflict` (port taken, state folder in use), `Unsupported` (a program is missing)
-        or `Unavailable` (something did not come up within `timeout` seconds; then it is all
+        Raises `Conflict` (port taken, state folder in use or closed to other uids), `Unsupported`
+        (a program is missing) or `Unavailable` (something did not come up within `timeout` seconds; then it is all
         stopped again and the last lines of the log are in the sentence).
         """
         path = search_path()
         command = proxy_command(path)
         self.folder.create()
+        refuse_unreachable(self.folder)
         self._lock_fd = take_lock(self.folder)
         try:
             port = public_port(self._wanted_port)
@@ -344,14 +346,15 @@ def _remove_memory(settings: Settings) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def warn_unreachable(folder: Path) -> str | None:
-    """A sentence when servers under uids of their own could not reach their homes, else None."""
-    if os.geteuid() != 0:
-        return None
-    blocked = blocked_folder(folder)
-    if blocked is None:
-        return None
-    return (
-        f"The folder {blocked} cannot be passed by other users, so all servers run as one user: "
-        "choose a state folder elsewhere with --state to keep users apart."
-    )
+def refuse_unreachable(folder: StateFolder) -> None:
+    """Raise `Conflict` when servers under uids of their own could not reach their homes."""
+    if os.geteuid() != 0 or blocked_folder(Path(sys.prefix)) is not None:
+        return  # all servers run as this uid
+    blocked = blocked_folder(folder.homes)
+    if blocked is not None:
+        raise Conflict(
+            f"Each user's server runs as a uid of its own, and {blocked} cannot be passed by other "
+            "uids; nothing was started: choose another folder with --state, or open that one with "
+            f"chmod o+x {blocked}.",
+            folder=str(blocked),
+        )

@@ -17,7 +17,6 @@ from singularity_spawner.proc import Process, read_process
 
 from .settings import MARK
 
-
 _AGENT = b"singularity_scheduler.agent"
 """The module a node agent runs, as it stands in its arguments."""
 

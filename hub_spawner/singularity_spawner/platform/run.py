@@ -12,7 +12,7 @@ from pathlib import Path
 from singularity_proxy.errors import BadRequest, Conflict, SingularityError
 
 from .config import ADMIN_USER
-from .platform import Platform, warn_unreachable
+from .platform import Platform
 
 MAX_CPU_DEVICES = 64
 """More embedded devices than this are a typing mistake."""
@@ -71,8 +71,9 @@ async def _run(platform: Platform) -> int:
             print("Stopped before it was ready; nothing is left running.")
             return EXIT_OK
         starting.result()
-        for line in greeting(platform, time.monotonic() - began):
-            print(line, flush=True)
+        seconds = time.monotonic() - began
+        note = await shared_uid_note(platform)
+        print("\n".join([*greeting(platform, seconds), *note]), flush=True)
         code = await _until_stopped(platform, stop)
     finally:
         stopping.cancel()
@@ -104,11 +105,22 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
         return
 
 
+async def shared_uid_note(platform: Platform) -> list[str]:
+    """What a person must know when users are not kept apart; nothing when they are.
+
+    Without root the node serves the first user it hears of, so nobody is asked for.
+    """
+    if os.geteuid() != 0:
+        return ["  Without root this platform serves one user: the first who starts a server.", ""]
+    identity = await platform.service().identity(ADMIN_USER)
+    return [] if identity["mapped"] else [f"  Note: {identity['sentence']}", ""]
+
+
 def greeting(platform: Platform, seconds: float) -> list[str]:
     """What a person reads when the platform is ready."""
     folder = platform.folder.path
     noun = "device" if platform.settings.devices == 1 else "devices"
-    lines = [
+    return [
         "",
         f"  {platform.url}    ready in {seconds:.1f} s with {platform.settings.devices} cpu {noun}",
         "",
@@ -118,5 +130,3 @@ def greeting(platform: Platform, seconds: float) -> list[str]:
         f"  Log: {platform.folder.hub_log}.  Ctrl-C stops everything.",
         "",
     ]
-    warning = warn_unreachable(platform.folder.homes)
-    return [f"  Note: {warning}", *lines] if warning else lines

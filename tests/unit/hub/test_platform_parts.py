@@ -13,7 +13,7 @@ import pytest
 from singularity_proxy.errors import Conflict, Unsupported
 from singularity_spawner.homes import blocked_folder, folder_name, make_home
 from singularity_spawner.platform import ports, processes, tools
-from singularity_spawner.platform.platform import take_lock
+from singularity_spawner.platform.platform import refuse_unreachable, take_lock
 from singularity_spawner.platform.settings import MARK, Settings, StateFolder, write_private
 from singularity_spawner.proc import read_process
 
@@ -86,6 +86,15 @@ def test_a_state_folder_belongs_to_one_run(folder):
     finally:
         os.close(held)
     os.close(take_lock(folder))
+
+
+@pytest.mark.root
+def test_a_state_folder_closed_to_the_users_uids_is_refused(tmp_path):
+    tmp_path.chmod(0o700)
+    made = StateFolder(tmp_path / "state")
+    made.create()
+    with pytest.raises(Conflict, match="cannot be passed by other uids; nothing was started"):
+        refuse_unreachable(made)
 
 
 # -- ports ----------------------------------------------------------------------------------------
