@@ -134,8 +134,8 @@ class Platform:
         """Start everything and return when a user can log in and the devices are there.
 
         Raises `Conflict` (port taken, state folder in use or closed to other uids), `Unsupported`
-        (a program is missing) or `Unavailable` (something did not come up within `timeout` seconds; then it is all
-        stopped again and the last lines of the log are in the sentence).
+        (a program is missing) or `Unavailable` (something did not come up within `timeout`
+        seconds; then it is all stopped again and the last lines of the log are in the sentence).
         """
         path = search_path()
         command = proxy_command(path)
