@@ -1,0 +1,226 @@
+"""`ClusterState`: all active sessions with the indices the policy needs; `Draft`: an overlay on it.
+
+A decision is made on a `Draft`, which leaves the state as it is; once the decision is durable,
+`ClusterState.apply` takes it over. Costs: O(log n) search in the queue of one node, and the number
+of devices of one node; never the number of sessions of the cluster.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from heapq import merge
+from typing import Any
+
+from .events import Action, Decision
+from .model import Change, DeviceView, SessionView
+from .states import DeviceEvent, DeviceState, ProcessEvent, next_device, next_process
+
+STORY_LENGTH = 8
+
+QueueKey = tuple[int, int, str]
+
+
+@dataclass
+class Node:
+    """One node: its devices, who holds them, who waits for them."""
+
+    id: str
+    devices: dict[str, DeviceView] = field(default_factory=dict)
+    connected: bool = False
+    leases: dict[str, str] = field(default_factory=dict)
+    """device id -> session id"""
+    queue: list[QueueKey] = field(default_factory=list)
+    """Sorted keys of the waiting sessions; the last part of a key is the session id."""
+    sessions: set[str] = field(default_factory=set)
+    retry: set[str] = field(default_factory=set)
+    """Sessions that want devices but do not wait: their last attach failed."""
+
+
+class ClusterState:
+    """The active sessions (an ended one leaves when its agent confirmed the end)."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, SessionView] = {}
+        self.nodes: dict[str, Node] = {}
+        self.counter = 1
+
+    def node(self, node_id: str) -> Node:
+        if node_id not in self.nodes:
+            self.nodes[node_id] = Node(node_id)
+        return self.nodes[node_id]
+
+    def load(self, sessions: list[SessionView]) -> None:
+        """Fill an empty state from the ledger; no node is connected yet."""
+        for view in sessions:
+            self._replace(view)
+            self.counter = max(self.counter, view.queue_order + 1, view.attach_order + 1)
+
+    def apply(self, decision: Decision) -> None:
+        """Take over a decision that is durable."""
+        if decision.node is not None:
+            node = self.node(decision.node)
+            if decision.node_devices is not None:
+                node.devices = {
+                    d.id: d for d in sorted(decision.node_devices, key=lambda d: d.sort_key)
+                }
+            if decision.node_connected is not None:
+                node.connected = decision.node_connected
+        for view in decision.sessions:
+            self._replace(view)
+        self.counter = max(self.counter, decision.counter)
+
+    def _replace(self, view: SessionView) -> None:
+        node = self.node(view.node)
+        if old := self.sessions.pop(view.id, None):
+            for device in old.devices:
+                if node.leases.get(device) == view.id:
+                    del node.leases[device]
+            if old.device_state is DeviceState.WAITING:
+                del node.queue[bisect_left(node.queue, old.queue_key)]
+            node.retry.discard(view.id)
+        if view.ended:
+            node.sessions.discard(view.id)
+            return
+        self.sessions[view.id] = view
+        node.sessions.add(view.id)
+        for device in view.devices:
+            node.leases[device] = view.id
+        if view.device_state is DeviceState.WAITING:
+            insort(node.queue, view.queue_key)
+        elif view.wants and not view.leased:
+            node.retry.add(view.id)
+
+    def waiting(self, node_id: str) -> Iterator[SessionView]:
+        """The queue of one node in the order in which it is served."""
+        node = self.nodes.get(node_id)
+        for key in node.queue if node else ():
+            yield self.sessions[key[2]]
+
+    def place(self, view: SessionView) -> int:
+        """1 for the head of the queue; only for a waiting session."""
+        return bisect_left(self.nodes[view.node].queue, view.queue_key) + 1
+
+
+class Draft:
+    """A decision in the making: reads through to the state, collects what changes."""
+
+    def __init__(self, state: ClusterState, now: float) -> None:
+        self.state = state
+        self.now = now
+        self.changed: dict[str, SessionView] = {}
+        self.history: list[Change] = []
+        self.actions: list[Action] = []
+        self._counter = state.counter
+        self._node: Node | None = None
+
+    # -- reading --------------------------------------------------------------------------
+
+    def get(self, session: str) -> SessionView | None:
+        return self.changed.get(session) or self.state.sessions.get(session)
+
+    def node(self, node_id: str) -> Node:
+        """The node as this decision leaves it (devices and connection; not the indices)."""
+        if self._node is not None and self._node.id == node_id:
+            return self._node
+        return self.state.nodes.get(node_id) or Node(node_id)
+
+    def occupants(self, node_id: str) -> dict[str, SessionView | None]:
+        """device id -> the session that holds it now, None for a free one; sorted by device."""
+        leases = dict(self.state.nodes[node_id].leases) if node_id in self.state.nodes else {}
+        for view in self.changed.values():
+            if view.node == node_id:
+                for device in [d for d, sid in leases.items() if sid == view.id]:
+                    del leases[device]
+        for view in self.changed.values():
+            if view.node == node_id and not view.ended:
+                leases.update(dict.fromkeys(view.devices, view.id))
+        return {
+            device: self.get(leases[device]) if device in leases else None
+            for device in self.node(node_id).devices
+        }
+
+    def waiting(self, node_id: str) -> Iterator[SessionView]:
+        """The waiting sessions of a node in order, as of the first `next()`; sessions already
+        yielded may be changed while iterating."""
+        drafted = dict(self.changed)
+        node = self.state.nodes.get(node_id)
+        base = (key for key in (node.queue if node else ()) if key[2] not in drafted)
+        mine = sorted(
+            view.queue_key
+            for view in drafted.values()
+            if view.node == node_id and view.device_state is DeviceState.WAITING
+        )
+        for key in merge(base, mine):
+            view = self.get(key[2])
+            if view is not None and view.device_state is DeviceState.WAITING:
+                yield view
+
+    def next_order(self) -> int:
+        self._counter += 1
+        return self._counter - 1
+
+    # -- changing -------------------------------------------------------------------------
+
+    def set_node(
+        self,
+        node_id: str,
+        *,
+        connected: bool,
+        devices: tuple[DeviceView, ...] | None = None,
+    ) -> None:
+        old = self.node(node_id)
+        ordered = (
+            old.devices
+            if devices is None
+            else {d.id: d for d in sorted(devices, key=lambda d: d.sort_key)}
+        )
+        self._node = Node(node_id, ordered, connected)
+
+    def put(self, view: SessionView) -> SessionView:
+        """Replace a session without a line in its history."""
+        view = replace(view, updated_at=self.now)
+        self.changed[view.id] = view
+        return view
+
+    def note(self, view: SessionView, reason: str, rule: str) -> SessionView:
+        """Replace a session and write a line of history; the reason is shown to people."""
+        view = self.put(replace(view, reason=reason))
+        self.history.append(
+            Change(
+                view.id, self.now, view.process_state, view.device_state, view.word, reason, rule
+            )
+        )
+        return view
+
+    def step(
+        self,
+        view: SessionView,
+        event: ProcessEvent | DeviceEvent,
+        reason: str,
+        rule: str,
+        **fields: Any,
+    ) -> SessionView:
+        """Take one step of the state table, with other `fields` of the session changed along."""
+        if isinstance(event, ProcessEvent):
+            process = next_process(view.process_state, event, view.id, view.story)
+            line = f"{view.process_state.value} --{event.value}--> {process.value}"
+            fields["process_state"] = process
+        else:
+            device = next_device(view.device_state, event, view.id, view.story)
+            line = f"{view.device_state.value} --{event.value}--> {device.value}"
+            fields["device_state"] = device
+        story = (*view.story, line)[-STORY_LENGTH:]
+        return self.note(replace(view, story=story, **fields), reason, rule)
+
+    def decision(self) -> Decision:
+        return Decision(
+            sessions=tuple(self.changed.values()),
+            history=tuple(self.history),
+            actions=tuple(self.actions),
+            node=self._node.id if self._node else None,
+            node_devices=tuple(self._node.devices.values()) if self._node else None,
+            node_connected=self._node.connected if self._node else None,
+            counter=self._counter,
+        )

@@ -1,0 +1,72 @@
+"""What must hold after every decision; tests call it, and so can a running service (cheap)."""
+
+from __future__ import annotations
+
+from .cluster import ClusterState
+from .model import SessionView
+from .states import DeviceState
+
+
+class InvariantBroken(AssertionError):
+    """A promise of the policy is broken: a bug in `core`."""
+
+
+def check(state: ClusterState) -> None:
+    """Raise `InvariantBroken` when a device is leased twice, a session has only some of its
+    devices, or an index disagrees with the sessions."""
+    holders: dict[tuple[str, str], str] = {}
+    for view in state.sessions.values():
+        _check_session(view)
+        for device in view.devices:
+            other = holders.setdefault((view.node, device), view.id)
+            _hold(other == view.id, f"{view.node}/{device} is leased to {other} and {view.id}")
+    for node in state.nodes.values():
+        leases = {d: sid for (n, d), sid in holders.items() if n == node.id}
+        _hold(node.leases == leases, f"leases of {node.id}: {node.leases} is not {leases}")
+        queue = sorted(
+            v.queue_key
+            for v in state.sessions.values()
+            if v.node == node.id and v.device_state is DeviceState.WAITING
+        )
+        _hold(node.queue == queue, f"queue of {node.id}: {node.queue} is not {queue}")
+        members = {v.id for v in state.sessions.values() if v.node == node.id}
+        _hold(node.sessions == members, f"sessions of {node.id} are not {members}")
+        retry = {
+            v.id
+            for v in state.sessions.values()
+            if v.node == node.id
+            and v.wants
+            and v.device_state in (DeviceState.NONE, DeviceState.PARKED)
+        }
+        _hold(node.retry == retry, f"retries of {node.id}: {node.retry} is not {retry}")
+
+
+def check_succession(before: SessionView | None, after: SessionView) -> None:
+    """Raise when an epoch goes back, or a grant does not raise it by exactly one."""
+    old = before.epoch if before else 0
+    granted = after.device_state is DeviceState.ATTACHING and (
+        before is None or before.device_state is not DeviceState.ATTACHING
+    )
+    if granted:
+        _hold(after.epoch == old + 1, f"{after.id}: epoch {old} -> {after.epoch} at a grant")
+    _hold(after.epoch >= old, f"{after.id}: epoch went back from {old} to {after.epoch}")
+
+
+def _check_session(view: SessionView) -> None:
+    who = f"{view.id} ({view.process_state.value}, {view.device_state.value})"
+    expected = view.virtual_devices if view.leased else 0
+    _hold(len(view.devices) == expected, f"{who} has {view.devices}, not {expected} devices")
+    _hold(len(set(view.devices)) == len(view.devices), f"{who} has a device twice")
+    _hold(bool(view.reason), f"{who} has no reason")
+    _hold(
+        (view.waiting_since is not None) == (view.device_state is DeviceState.WAITING),
+        f"{who} waits since {view.waiting_since}",
+    )
+    if view.final:
+        _hold(view.device_state in (DeviceState.NONE, DeviceState.PARKING), f"{who} is final")
+    _hold(not view.ended or view.final, f"{who} ended but is not final")
+
+
+def _hold(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise InvariantBroken(sentence)

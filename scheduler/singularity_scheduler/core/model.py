@@ -1,0 +1,187 @@
+"""The values the policy works on: plain frozen data. No I/O, no SQL, no clock.
+
+Times are UNIX seconds as the caller gives them; the policy only compares and copies them. Orders
+(who queued first, who attached last) are counters, so a stepping clock changes no decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .states import FINAL, LEASED, DeviceState, ProcessState, word
+
+PARK_RETRY_S = 10.0
+"""Seconds before a session that could not be parked (disk full) is asked for its devices again."""
+
+
+class Tier(str, Enum):
+    """Service level. `rank` orders them: a higher rank is served first."""
+
+    PREMIUM = "premium"
+    STANDARD = "standard"
+    BASIC = "basic"
+
+    @property
+    def rank(self) -> int:
+        return _RANK[self]
+
+
+_RANK = {Tier.PREMIUM: 2, Tier.STANDARD: 1, Tier.BASIC: 0}
+
+
+class Kind(str, Enum):
+    """What a session is: a notebook with a person in front, or a run on its own."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """What was asked for, validated by `core.spec`."""
+
+    kind: Kind
+    tier: Tier
+    devices: int
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """The newest checkpoint of a session, as its agent stored it."""
+
+    id: str
+    at: float
+    bytes: int
+    level: str
+
+
+@dataclass(frozen=True)
+class SessionView:
+    """Everything the scheduler knows of one session; replaced, never changed."""
+
+    id: str
+    user: str
+    kind: Kind
+    name: str
+    tier: Tier
+    virtual_devices: int
+    node: str
+    created_at: float
+    updated_at: float
+    process_state: ProcessState = ProcessState.QUEUED
+    device_state: DeviceState = DeviceState.NONE
+    reason: str = ""
+    devices: tuple[str, ...] = ()
+    """Physical devices under its lease, one per virtual device; () when it has none."""
+    epoch: int = 0
+    """Lease epoch: +1 with every grant."""
+    seq: int = 0
+    """Number of its last command to the agent; with `epoch` it makes commands idempotent."""
+    busy: bool | None = None
+    """Last report of its kernel; None: it never reported and counts as busy."""
+    idle_since: float | None = None
+    waiting_since: float | None = None
+    queue_order: int = 0
+    """Place in time among the waiting; smaller came first."""
+    attach_order: int = 0
+    """Larger: its devices were granted later."""
+    saved: bool = False
+    """Device state of it exists: in a proxy, a snapshot or a journal."""
+    wants: bool = False
+    """Its worker called a device while it was being parked, or its attach failed: queue it when
+    the park is done, or at the next `Tick`."""
+    park_failed_at: float | None = None
+    """When it could not be parked last; it is left alone for `PARK_RETRY_S`."""
+    asked: bool = False
+    """A person asked for the devices (resume, migrate): it waits on even while the kernel idles."""
+    moving: bool = False
+    """It is on its way to other devices."""
+    preferred: tuple[str, ...] = ()
+    """Devices to take at the next grant when they can be had."""
+    exit_code: int | None = None
+    ended: bool = False
+    """Final, and its agent has confirmed that nothing of it is left."""
+    grace_s: float = 5.0
+    """Seconds its process gets after SIGTERM when it is ended."""
+    last_checkpoint: CheckpointRef | None = None
+    story: tuple[str, ...] = field(default=(), compare=False)
+    """Its last steps, for error messages; not stored."""
+
+    @property
+    def word(self) -> str:
+        return word(self.process_state, self.device_state, self.moving)
+
+    @property
+    def label(self) -> str:
+        """How people know it: user/name."""
+        return f"{self.user}/{self.name or self.id}"
+
+    @property
+    def final(self) -> bool:
+        return self.process_state in FINAL
+
+    @property
+    def leased(self) -> bool:
+        return self.device_state in LEASED
+
+    @property
+    def idle(self) -> bool:
+        """True only for a notebook whose kernel said so."""
+        return self.kind is Kind.INTERACTIVE and self.busy is False
+
+    @property
+    def queue_key(self) -> tuple[int, int, str]:
+        """Sorts the waiting: tier first, then first come."""
+        return (-self.tier.rank, self.queue_order, self.id)
+
+
+@dataclass(frozen=True)
+class DeviceView:
+    """One physical device of a node. Who holds it is the business of `ClusterState`."""
+
+    id: str
+    node: str
+    type: str
+    capacity_bytes: int
+    name: str = ""
+
+    @property
+    def sort_key(self) -> tuple[str, int, str]:
+        """ "cpu:2" before "cpu:10"."""
+        kind, _, index = self.id.partition(":")
+        return (kind, int(index), "") if index.isdigit() else (kind, -1, index)
+
+
+@dataclass(frozen=True)
+class AgentFacts:
+    """What a node agent says about one session when it (re)connects."""
+
+    id: str
+    alive: bool
+    epoch: int
+    devices: tuple[str, ...]
+    saved: bool
+    waiting: bool
+    busy: bool | None
+    exit_code: int | None = None
+    reason: str = ""
+    user: str = ""
+    kind: str = ""
+    tier: str = ""
+    virtual_devices: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of a session's history."""
+
+    session: str
+    at: float
+    process_state: ProcessState
+    device_state: DeviceState
+    word: str
+    reason: str
+    rule: str

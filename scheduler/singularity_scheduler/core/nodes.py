@@ -1,0 +1,196 @@
+"""The life of sessions on their nodes: started, ended, and what a returning agent tells us.
+
+Part of `decide` (see `policy`). `joined` compares the ledger with the agent's truth and puts each
+difference right: the ledger is right about leases, the agent about processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import events as ev
+from . import queue, reasons
+from .cluster import Draft
+from .model import AgentFacts, Kind, SessionView, Tier
+from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
+
+
+def command_end(draft: Draft, view: SessionView, reason: str, rule: str) -> None:
+    """Tell the agent to remove everything of a session; it may be told so any number of times."""
+    draft.actions.append(
+        ev.End(view.id, view.node, reason, rule, view.epoch, view.seq, grace_s=view.grace_s)
+    )
+
+
+def finish(
+    draft: Draft,
+    view: SessionView,
+    event: ProcessEvent,
+    reason: str,
+    rule: str,
+    *,
+    exit_code: int | None = None,
+) -> SessionView:
+    """Let a session end: final at once, its devices stay leased until the agent confirms."""
+    devices = view.devices
+    view = draft.step(
+        replace(queue.freed(view), devices=devices), event, reason, rule, exit_code=exit_code
+    )
+    if view.device_state is not DeviceState.NONE:
+        view = draft.step(view, DeviceEvent.RELEASE, reason, rule)
+    command_end(draft, view, reason, rule)
+    return view
+
+
+def started(draft: Draft, event: ev.Started) -> None:
+    view = draft.get(event.session)
+    if view and view.process_state is ProcessState.STARTING:
+        draft.step(view, ProcessEvent.LIVE, "its process runs", "process.live")
+
+
+def start_failed(draft: Draft, event: ev.StartFailed) -> None:
+    view = draft.get(event.session)
+    if view and view.process_state is ProcessState.STARTING:
+        finish(draft, view, ProcessEvent.FAIL, f"could not be started: {event.sentence}", "start")
+
+
+def exited(draft: Draft, event: ev.ProcessExited) -> None:
+    view = draft.get(event.session)
+    if view is None:
+        return
+    if view.final:
+        if event.exit_code is not None and view.exit_code is None:
+            draft.put(replace(view, exit_code=event.exit_code))
+        return
+    step = ProcessEvent.FAIL
+    if event.exit_code == 0 and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
+        step = ProcessEvent.COMPLETE
+    reason = reasons.exited(event.exit_code, event.sentence)
+    finish(draft, view, step, reason, "process.exited", exit_code=event.exit_code)
+
+
+def ended(draft: Draft, event: ev.Ended) -> None:
+    view = draft.get(event.session)
+    if view is None or not view.final:
+        return
+    exit_code = event.exit_code if view.exit_code is None else view.exit_code
+    view = replace(view, ended=True, exit_code=exit_code)
+    if view.device_state is DeviceState.PARKING:
+        draft.step(queue.freed(view), DeviceEvent.FREED, view.reason, "process.ended")
+    else:
+        draft.put(view)
+
+
+def away(draft: Draft, event: ev.NodeAway) -> None:
+    draft.set_node(event.node, connected=False)
+
+
+def joined(draft: Draft, event: ev.NodeJoined) -> None:
+    draft.set_node(event.node, connected=True, devices=event.devices)
+    facts = {f.id: f for f in event.sessions}
+    known = draft.state.nodes.get(event.node)
+    for sid in sorted(known.sessions if known else ()):
+        view = draft.state.sessions[sid]
+        if sid not in facts:
+            _missing(draft, view)
+        elif view.final:
+            command_end(draft, view, view.reason, "recover")
+        else:
+            _compare(draft, view, facts[sid])
+    for sid, fact in sorted(facts.items()):
+        if draft.get(sid) is None:
+            _unknown(draft, event.node, fact)
+
+
+def _missing(draft: Draft, view: SessionView) -> None:
+    """The agent does not know this session: nothing of it is left there."""
+    if not view.final:
+        reason = reasons.gone(view.node)
+        view = draft.step(queue.freed(view), ProcessEvent.FAIL, reason, "agent.restarted")
+    # Whatever its device state was: with the agent's proxies gone there is none any more.
+    draft.put(replace(queue.freed(view), device_state=DeviceState.NONE, ended=True))
+
+
+def _unknown(draft: Draft, node: str, fact: AgentFacts) -> None:
+    """The agent runs a session that the ledger does not have (it was lost, or it ended while the
+    agent was away): a live one is adopted, because ending it would lose somebody's work."""
+    kinds, tiers = {k.value for k in Kind}, {t.value for t in Tier}
+    complete = fact.user and fact.kind in kinds and fact.tier in tiers and fact.virtual_devices > 0
+    view = SessionView(
+        id=fact.id,
+        user=fact.user or "unknown",
+        kind=Kind(fact.kind) if complete else Kind.BATCH,
+        name=fact.name,
+        tier=Tier(fact.tier) if complete else Tier.BASIC,
+        virtual_devices=max(fact.virtual_devices, 1),
+        node=node,
+        created_at=draft.now,
+        updated_at=draft.now,
+        epoch=fact.epoch,
+        process_state=ProcessState.LIVE,
+        device_state=DeviceState.PARKED if fact.saved and not fact.devices else DeviceState.NONE,
+    )
+    if not complete or not fact.alive:
+        command_end(draft, view, "the scheduler does not know this session", "recover")
+        return
+    reason = "taken over from its node agent: the scheduler had no record of it"
+    _compare(draft, draft.note(view, reason, "recover"), fact)
+
+
+def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
+    """Both know it: take over what the agent knows better, command what the ledger knows better."""
+    if not fact.alive:
+        finish(
+            draft,
+            view,
+            ProcessEvent.COMPLETE if fact.exit_code == 0 else ProcessEvent.FAIL,
+            reasons.exited(fact.exit_code, fact.reason),
+            "process.exited",
+            exit_code=fact.exit_code,
+        )
+        return
+    if fact.busy is not None and fact.busy is not view.busy:
+        idle_since = None if fact.busy else draft.now
+        view = draft.put(replace(view, busy=fact.busy, idle_since=idle_since))
+    if fact.saved and not view.saved:
+        view = draft.put(replace(view, saved=True))
+    if view.process_state is ProcessState.STARTING:
+        view = draft.step(view, ProcessEvent.LIVE, "its process runs", "recover")
+    view = _compare_devices(draft, view, fact)
+    if fact.waiting and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
+        queue.enqueue(draft, view, reasons.waits(view), "device.lazy")
+    elif fact.waiting and view.device_state is DeviceState.PARKING and not view.wants:
+        draft.put(replace(view, wants=True))
+    elif not fact.waiting and view.device_state is DeviceState.WAITING and not view.asked:
+        queue.withdraw(draft, view, reasons.withdrawn(view.saved), "device.withdrawn")
+
+
+def _compare_devices(draft: Draft, view: SessionView, fact: AgentFacts) -> SessionView:
+    holds = bool(fact.devices)
+    state = view.device_state
+    if state in (DeviceState.ATTACHING, DeviceState.PARKING):
+        queue.reissue(draft, view)
+    elif state is DeviceState.HELD and not (holds and fact.epoch == view.epoch):
+        reason = (
+            "its node agent parked it while the scheduler was away; nothing is lost; it comes "
+            "back with the next device call"
+        )
+        if holds:
+            view = queue.park(draft, view, reason, "recover")
+        else:
+            view = draft.step(queue.freed(view), DeviceEvent.LOST, reason, "recover", saved=True)
+    elif state not in (DeviceState.HELD,) and holds:
+        reason = "its devices are taken back in order after its node was away; nothing is lost"
+        view = queue.park(
+            draft,
+            queue.freed(view),
+            reason,
+            "recover",
+            DeviceEvent.RECLAIM,
+            devices=fact.devices,
+            epoch=max(view.epoch, fact.epoch),
+            saved=True,
+            wants=state is DeviceState.WAITING,
+            asked=view.asked,
+        )
+    return view

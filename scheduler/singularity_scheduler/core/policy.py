@@ -1,0 +1,421 @@
+"""`decide(state, event, now)`: what changes and what is to be done. Pure.
+
+The caller (the service's controller, the simulator, tests) makes the decision durable, applies it
+to the state, then executes its actions; each outcome comes back as another event. An event that
+no longer fits (an answer of an older epoch, a session that is gone) decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeGuard
+
+from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
+
+from . import events as ev
+from . import nodes, queue, reasons
+from .cluster import ClusterState, Draft
+from .model import Kind, SessionView
+from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
+
+Handler = Callable[[Draft, Any], None]
+
+
+def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
+    """The decision on one event; changes nothing itself.
+
+    Raises `BadRequest`, `Conflict`, `NotFound`, `Unavailable` (one sentence, nothing changed) for
+    what people ask, and never for what nodes report.
+    """
+    draft = Draft(state, now)
+    _HANDLERS[type(event)](draft, event)
+    for node in {view.node for view in draft.changed.values()} | {
+        *((event.node,) if isinstance(event, ev.NodeJoined | ev.Tick) else ())
+    }:
+        queue.serve(draft, node)
+    return draft.decision()
+
+
+# -- what people ask ------------------------------------------------------------------------
+
+
+def _created(draft: Draft, event: ev.SessionCreated) -> None:
+    if draft.get(event.session):
+        raise Conflict(f"session {event.session} exists already", session=event.session)
+    spec = event.spec
+    view = SessionView(
+        id=event.session,
+        user=event.user,
+        kind=spec.kind,
+        name=spec.name,
+        tier=spec.tier,
+        virtual_devices=spec.devices,
+        node=choose_node(draft.state, spec.devices),
+        created_at=draft.now,
+        updated_at=draft.now,
+        seq=1,
+    )
+    reason = "its process is being started"
+    view = draft.step(view, ProcessEvent.START, reason, "start")
+    draft.actions.append(ev.Start(view.id, view.node, reason, "start", view.epoch, view.seq))
+
+
+def choose_node(state: ClusterState, devices: int) -> str:
+    """The node for a new session: connected, large enough, fewest sessions per device, then by
+    name. A session's devices are all on its node, because its rings are in that node's memory."""
+    connected = [n for n in state.nodes.values() if n.connected]
+    if not connected:
+        raise Unavailable(
+            "no node agent is connected, so nothing can be started: try again in a few seconds"
+        )
+    fitting = [n for n in connected if len(n.devices) >= devices]
+    if not fitting:
+        largest = max(len(n.devices) for n in connected)
+        raise BadRequest(
+            f"{reasons.count(devices)} asked, but this cluster has "
+            f"{'no device' if not largest else f'at most {largest} for one session'}"
+            f"{f': ask for 1 to {largest}' if largest else ''}",
+            devices=devices,
+            largest=largest,
+        )
+    return min(fitting, key=lambda n: (len(n.sessions) / len(n.devices), n.id)).id
+
+
+def _asked(draft: Draft, session: str) -> SessionView:
+    """The session somebody wants to act on; refuses unknown and ended ones."""
+    view = draft.get(session)
+    if view is None:
+        raise NotFound(f"there is no session {session}", session=session)
+    if view.final:
+        raise Conflict(
+            f"session {view.label} has ended ({view.process_state.value}): start it again",
+            session=session,
+            state=view.word,
+        )
+    return view
+
+
+def _park_asked(draft: Draft, event: ev.ParkAsked) -> None:
+    view = _asked(draft, event.session)
+    if view.device_state is not DeviceState.HELD:
+        why = {
+            DeviceState.NONE: "holds no device, so there is nothing to park",
+            DeviceState.WAITING: "is waiting for devices and holds none, so there is nothing "
+            "to park",
+            DeviceState.PARKED: "is parked already",
+        }.get(view.device_state, "is changing devices right now: try again in a moment")
+        raise Conflict(f"{view.label} {why}", session=view.id, state=view.word)
+    queue.park(draft, view, reasons.parked_by(event.by), "user.park")
+
+
+def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
+    view = _asked(draft, event.session)
+    if view.device_state is DeviceState.HELD:
+        raise Conflict(
+            f"{view.label} already holds {reasons.listed(view.devices)}",
+            session=view.id,
+            state=view.word,
+        )
+    if view.device_state in (DeviceState.WAITING, DeviceState.ATTACHING):
+        draft.put(replace(view, asked=True))
+    elif view.device_state is DeviceState.PARKING:
+        draft.put(replace(view, asked=True, wants=True))
+    else:
+        queue.enqueue(
+            draft, replace(view, asked=True), reasons.waits(view, event.by), "user.resume"
+        )
+
+
+def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
+    view = _asked(draft, event.session)
+    if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
+        raise Conflict(
+            f"{view.label} is changing devices right now: try again in a moment",
+            session=view.id,
+            state=view.word,
+        )
+    targets, victims = _targets(draft, view, event.devices)
+    view = replace(view, preferred=targets, asked=True, moving=True)
+    reason = reasons.moving(event.by, targets)
+    if view.device_state is DeviceState.HELD:
+        queue.park(draft, view, reason, "user.migrate", wants=True)
+    elif view.device_state is DeviceState.WAITING:
+        draft.note(view, reason, "user.migrate")
+    else:
+        queue.enqueue(draft, view, reason, "user.migrate")
+    for victim in victims:
+        queue.preempt(draft, victim, view)
+
+
+def _targets(
+    draft: Draft, view: SessionView, wanted: tuple[str, ...]
+) -> tuple[tuple[str, ...], list[SessionView]]:
+    """The devices a move goes to and who has to leave them; refuses what cannot be."""
+    occupants = draft.occupants(view.node)
+
+    def obtainable(device: str) -> bool:
+        holder = occupants[device]
+        return holder is None or queue.parking(holder) or queue.may_preempt(view, holder, draft.now)
+
+    if wanted:
+        targets = wanted
+        unknown = [d for d in targets if d not in occupants]
+        if unknown:
+            raise BadRequest(
+                f"node {view.node} has no device {reasons.listed(tuple(unknown))}: pick from "
+                f"{', '.join(occupants) or 'none'}",
+                devices=list(occupants),
+            )
+        if len(set(targets)) != view.virtual_devices or len(targets) != view.virtual_devices:
+            raise BadRequest(
+                f"{view.label} has {reasons.count(view.virtual_devices, 'virtual device')}, so "
+                f"name {view.virtual_devices} different "
+                f"{'device' if view.virtual_devices == 1 else 'devices'} to move to",
+                virtual_devices=view.virtual_devices,
+            )
+        if targets == view.devices:
+            raise Conflict(f"{view.label} is on {reasons.listed(targets)} already", session=view.id)
+    else:
+        others = [d for d in occupants if d not in view.devices and obtainable(d)]
+        others.sort(key=lambda d: occupants[d] is not None)
+        targets = tuple(others[: view.virtual_devices])
+        if len(targets) < view.virtual_devices:
+            raise Conflict(
+                f"{view.label} cannot be moved: fewer than "
+                f"{reasons.count(view.virtual_devices, 'other device')} can be freed for it now",
+                session=view.id,
+            )
+    victims: dict[str, SessionView] = {}
+    for device in targets:
+        holder = occupants[device]
+        if holder is None or holder.id == view.id or queue.parking(holder):
+            continue
+        if not queue.may_preempt(view, holder, draft.now):
+            raise Conflict(
+                f"{device} is used by {holder.label} ({holder.tier.value}), which may not be "
+                f"paused for {view.tier.value}: pick another device or try later",
+                session=view.id,
+                device=device,
+            )
+        victims[holder.id] = holder
+    return targets, list(victims.values())
+
+
+def _checkpoint_asked(draft: Draft, event: ev.CheckpointAsked) -> None:
+    view = _asked(draft, event.session)
+    if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
+        raise Conflict(
+            f"{view.label} is changing devices right now: try again in a moment",
+            session=view.id,
+            state=view.word,
+        )
+    if not view.saved:
+        raise Conflict(
+            f"{view.label} has no device state yet, so there is nothing to store: call a device "
+            "first",
+            session=view.id,
+            state=view.word,
+        )
+    view = draft.put(replace(view, seq=view.seq + 1))
+    draft.actions.append(
+        ev.TakeCheckpoint(
+            view.id,
+            view.node,
+            f"checkpoint asked by {event.by}",
+            "user.checkpoint",
+            view.epoch,
+            view.seq,
+            name=event.name,
+        )
+    )
+
+
+def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
+    view = draft.get(event.session)
+    if view is None:
+        raise NotFound(f"there is no session {event.session}", session=event.session)
+    if view.final:
+        nodes.command_end(draft, view, view.reason, "user.end")
+        return
+    interactive = view.kind is Kind.INTERACTIVE
+    step = ProcessEvent.CANCEL
+    if interactive and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
+        step = ProcessEvent.COMPLETE  # a notebook has no other normal end than being closed
+    verb = "closed" if interactive else "cancelled"
+    reason = f"{verb} by {event.by}" + (f": {event.reason}" if event.reason else "")
+    view = replace(view, grace_s=event.grace_s)
+    nodes.finish(draft, view, step, reason, "user.end")
+
+
+# -- what nodes report ----------------------------------------------------------------------
+
+
+def _needed(draft: Draft, event: ev.DeviceNeeded) -> None:
+    view = draft.get(event.session)
+    if view is None or view.final:
+        return
+    if view.device_state is DeviceState.PARKING and not view.wants:
+        draft.put(replace(view, wants=True))
+    elif view.device_state in (DeviceState.NONE, DeviceState.PARKED):
+        queue.enqueue(draft, view, reasons.waits(view), "device.lazy")
+
+
+def _withdrawn(draft: Draft, event: ev.DeviceWithdrawn) -> None:
+    view = draft.get(event.session)
+    if view is None or view.asked:
+        return
+    if view.device_state is DeviceState.WAITING:
+        queue.withdraw(draft, view, reasons.withdrawn(view.saved), "device.withdrawn")
+    elif view.wants and not view.moving:
+        draft.put(replace(view, wants=False))
+
+
+def _activity(draft: Draft, event: ev.Activity) -> None:
+    view = draft.get(event.session)
+    if view is None or view.final or view.busy is event.busy:
+        return
+    view = draft.put(replace(view, busy=event.busy, idle_since=None if event.busy else event.at))
+    if not event.busy:
+        _withdrawn(draft, ev.DeviceWithdrawn(event.session))
+
+
+def _attached(draft: Draft, event: ev.Attached) -> None:
+    view = draft.get(event.session)
+    if not _current(view, event.epoch, DeviceState.ATTACHING):
+        return
+    draft.step(
+        view,
+        DeviceEvent.ATTACHED,
+        reasons.held(view, view.saved),
+        "device.attached",
+        saved=True,
+        moving=False,
+        asked=False,
+    )
+
+
+def _attach_failed(draft: Draft, event: ev.AttachFailed) -> None:
+    view = draft.get(event.session)
+    if not _current(view, event.epoch, DeviceState.ATTACHING):
+        return
+    step = DeviceEvent.ATTACH_FAILED_SAVED if view.saved else DeviceEvent.ATTACH_FAILED
+    reason = reasons.attach_failed(event.sentence, view.saved)
+    wants = not view.asked  # its worker is still blocked: the next tick tries again
+    draft.step(queue.freed(view), step, reason, "device.attach_failed", wants=wants)
+
+
+def _tick(draft: Draft, event: ev.Tick) -> None:
+    node = draft.state.nodes.get(event.node)
+    for sid in sorted(node.retry if node else ()):
+        view = draft.state.sessions[sid]
+        queue.enqueue(draft, view, reasons.waits(view), "device.lazy")
+
+
+def _parked(draft: Draft, event: ev.Parked) -> None:
+    view = draft.get(event.session)
+    if not _current(view, event.epoch, DeviceState.PARKING):
+        return
+    if view.final:
+        return  # its devices are free when the agent confirms the end
+    view = draft.step(
+        view, DeviceEvent.PARKED, view.reason, "device.parked", devices=(), park_failed_at=None
+    )
+    if view.wants:
+        # One that moves keeps its old place in time: those who came later do not overtake it.
+        queue.enqueue(
+            draft,
+            view,
+            view.reason if view.moving else reasons.waits(view),
+            "user.migrate" if view.moving else "device.lazy",
+            order=view.attach_order if view.moving else None,
+        )
+
+
+def _park_failed(draft: Draft, event: ev.ParkFailed) -> None:
+    view = draft.get(event.session)
+    if not _current(view, event.epoch, DeviceState.PARKING) or view.final:
+        return
+    reason = reasons.park_failed(event.sentence)
+    draft.step(
+        replace(view, moving=False, preferred=(), wants=False, asked=False),
+        DeviceEvent.PARK_FAILED,
+        reason,
+        "device.park_failed",
+        park_failed_at=draft.now,
+    )
+
+
+def _lease_lapsed(draft: Draft, event: ev.LeaseLapsed) -> None:
+    view = draft.get(event.session)
+    if view and view.device_state is DeviceState.HELD:
+        queue.park(draft, view, reasons.lapsed(), "lease.lapsed")
+
+
+def _lease_reaped(draft: Draft, event: ev.LeaseReaped) -> None:
+    view = draft.get(event.session)
+    if view is None or not view.leased or view.epoch != event.epoch:
+        return
+    if view.final:
+        draft.step(queue.freed(view), DeviceEvent.FREED, view.reason, "lease.reaped")
+        return
+    draft.step(queue.freed(view), DeviceEvent.LOST, event.sentence, "lease.reaped", saved=True)
+
+
+def _proxy_recovered(draft: Draft, event: ev.ProxyRecovered) -> None:
+    if (view := draft.get(event.session)) and not view.final:
+        draft.note(
+            view,
+            "its device proxy was replaced after a crash: nothing is lost "
+            f"({reasons.count(event.records, 'record')} done again in {event.ms:.0f} ms)",
+            "proxy.recovered",
+        )
+
+
+def _proxy_failed(draft: Draft, event: ev.ProxyFailed) -> None:
+    view = draft.get(event.session)
+    if view is None or view.final:
+        return
+    if view.device_state is DeviceState.HELD:
+        queue.park(draft, view, event.sentence, "proxy.failed")
+    else:
+        draft.note(view, event.sentence, "proxy.failed")
+
+
+def _checkpoint_taken(draft: Draft, event: ev.CheckpointTaken) -> None:
+    if view := draft.get(event.session):
+        draft.put(replace(view, last_checkpoint=event.checkpoint))
+
+
+def _current(view: SessionView | None, epoch: int, state: DeviceState) -> TypeGuard[SessionView]:
+    """Whether an answer of the agent is the one the session waits for."""
+    return view is not None and view.epoch == epoch and view.device_state is state
+
+
+_HANDLERS: dict[type, Handler] = {
+    ev.SessionCreated: _created,
+    ev.ParkAsked: _park_asked,
+    ev.ResumeAsked: _resume_asked,
+    ev.MigrateAsked: _migrate_asked,
+    ev.CheckpointAsked: _checkpoint_asked,
+    ev.EndAsked: _end_asked,
+    ev.NodeJoined: nodes.joined,
+    ev.NodeAway: nodes.away,
+    ev.Tick: _tick,
+    ev.Started: nodes.started,
+    ev.StartFailed: nodes.start_failed,
+    ev.ProcessExited: nodes.exited,
+    ev.Ended: nodes.ended,
+    ev.DeviceNeeded: _needed,
+    ev.DeviceWithdrawn: _withdrawn,
+    ev.Activity: _activity,
+    ev.Attached: _attached,
+    ev.AttachFailed: _attach_failed,
+    ev.Parked: _parked,
+    ev.ParkFailed: _park_failed,
+    ev.LeaseLapsed: _lease_lapsed,
+    ev.LeaseReaped: _lease_reaped,
+    ev.ProxyRecovered: _proxy_recovered,
+    ev.ProxyFailed: _proxy_failed,
+    ev.CheckpointTaken: _checkpoint_taken,
+}

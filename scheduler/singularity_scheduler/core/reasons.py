@@ -1,0 +1,96 @@
+"""The sentences people read: what happened, what was kept, what comes next. Pure text."""
+
+from __future__ import annotations
+
+from .model import SessionView
+
+
+def count(number: int, noun: str = "device") -> str:
+    """ "1 device", "2 devices"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(devices: tuple[str, ...]) -> str:
+    """ "cpu:0 and cpu:1"."""
+    if len(devices) < 2:
+        return "".join(devices)
+    return f"{', '.join(devices[:-1])} and {devices[-1]}"
+
+
+def paused_idle(waiter: SessionView) -> str:
+    return (
+        f"paused for {waiter.label}: {waiter.tier.value} needs {count(waiter.virtual_devices)} "
+        "and this notebook was idle; nothing is lost; it comes back with the next device call"
+    )
+
+
+def paused_lower(victim: SessionView, waiter: SessionView) -> str:
+    return (
+        f"paused for {waiter.label}: {waiter.tier.value} goes before {victim.tier.value} and "
+        f"needs {count(waiter.virtual_devices)}; nothing is lost; it comes back with the next "
+        "device call and running code just waits"
+    )
+
+
+def parked_by(by: str) -> str:
+    return f"parked by {by}: nothing is lost; it comes back with the next device call"
+
+
+def moving(by: str, devices: tuple[str, ...]) -> str:
+    return f"moving to {listed(devices)} for {by}: nothing is lost; running code just waits"
+
+
+def waits(view: SessionView, by: str | None = None) -> str:
+    who = f"{by} asked for its devices" if by else "its code called a device"
+    return f"{who}: it waits for {count(view.virtual_devices)}"
+
+
+def granted(view: SessionView, devices: tuple[str, ...]) -> str:
+    verb = "comes back on" if view.saved else "gets"
+    return f"{verb} {listed(devices)}"
+
+
+def held(view: SessionView, saved: bool) -> str:
+    where = listed(view.devices)
+    return f"came back on {where}: everything as before" if saved else f"holds {where}"
+
+
+def withdrawn(saved: bool) -> str:
+    rest = "its state is kept" if saved else "it holds no device state"
+    return f"no longer needs a device, so it left the queue; {rest}"
+
+
+def exited(exit_code: int | None, sentence: str) -> str:
+    """How a process ended; `sentence` (the agent's) adds what the code cannot say."""
+    if exit_code == 0:
+        text = "ended normally"
+    elif exit_code is None:
+        text = "its process is gone"
+    elif exit_code < 0:
+        text = f"its process was ended by signal {-exit_code}"
+    else:
+        text = f"its process ended with exit code {exit_code}"
+    return f"{text}: {sentence}" if sentence else text
+
+
+def gone(node: str) -> str:
+    return (
+        f"the agent of node {node} was started anew and no longer knows this session: its process "
+        "is gone and its variables are lost; start it again"
+    )
+
+
+def attach_failed(sentence: str, saved: bool) -> str:
+    rest = "its saved state is kept and" if saved else "nothing was lost and"
+    return f"no device could be attached ({sentence}); {rest} the next device call tries again"
+
+
+def park_failed(sentence: str) -> str:
+    return f"could not be parked, so it keeps its devices ({sentence})"
+
+
+def lapsed() -> str:
+    return (
+        "parked because its lease was not renewed in time; nothing is lost; it comes back with the "
+        "next device call"
+    )

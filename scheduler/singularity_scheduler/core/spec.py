@@ -1,0 +1,153 @@
+"""Validation of what people ask for: each refusal is one sentence that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from singularity_proxy.errors import BadRequest
+
+from .model import Kind, SessionSpec, Tier
+
+MAX_NAME = 200
+"""Characters of a session's name."""
+MAX_DEVICES = 4096
+"""More virtual devices than this are refused whatever the cluster has."""
+
+
+def parse_tier(value: object) -> Tier:
+    """The tier called `value`, or `BadRequest`: "unknown tier 'gold': pick premium, ..."."""
+    for tier in Tier:
+        if value == tier.value:
+            return tier
+    raise BadRequest(f"unknown tier {_shown(value)}: pick premium, standard or basic", tier=value)
+
+
+def parse_kind(value: object) -> Kind:
+    for kind in Kind:
+        if value == kind.value:
+            return kind
+    raise BadRequest(f"unknown kind {_shown(value)}: pick interactive or batch", kind=value)
+
+
+def parse_devices(value: object, largest: int | None = None) -> int:
+    """A number of virtual devices from 1 to `largest` (None: not known here)."""
+    limit = MAX_DEVICES if largest is None else largest
+    wanted = "ask for 1" if limit == 1 else f"ask for 1 to {limit}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadRequest(
+            f"devices must be a whole number, not {_shown(value)}: {wanted}", devices=value
+        )
+    if largest == 0:
+        raise BadRequest("this cluster has no device at all", devices=value, largest=0)
+    if value < 1:
+        raise BadRequest(
+            f"{value} devices asked, but a session needs at least 1: {wanted}", devices=value
+        )
+    if value > limit:
+        plural = "device" if value == 1 else "devices"
+        raise BadRequest(
+            f"{value} {plural} asked, but this cluster has at most {limit} for one session: "
+            f"{wanted}",
+            devices=value,
+            largest=limit,
+        )
+    return value
+
+
+def parse_name(value: object) -> str:
+    if not isinstance(value, str) or len(value) > MAX_NAME or not value.isprintable():
+        raise BadRequest(
+            f"a session's name must be printable text of at most {MAX_NAME} characters"
+        )
+    return value.strip()
+
+
+def parse_spec(
+    request: Mapping[str, Any],
+    *,
+    default_tier: Tier = Tier.STANDARD,
+    default_devices: int = 1,
+    largest: int | None = None,
+) -> SessionSpec:
+    """The spec in a request ``{kind, tier?, devices?, name?}``. Called by the service for each
+    new session; unknown keys are the caller's business."""
+    return SessionSpec(
+        kind=parse_kind(request.get("kind", Kind.INTERACTIVE.value)),
+        tier=parse_tier(request["tier"]) if request.get("tier") is not None else default_tier,
+        devices=parse_devices(
+            default_devices if request.get("devices") is None else request["devices"], largest
+        ),
+        name=parse_name(request.get("name") or ""),
+    )
+
+
+def parse_launch(value: object) -> dict[str, Any]:
+    """The launch description for the node agent, checked for its shape:
+    ``{mode, argv, env, cwd, connection, owner_pid}``."""
+    if not isinstance(value, dict):
+        raise BadRequest("launch must be an object that says how to start the process")
+    mode = value.get("mode")
+    if mode not in ("capsule", "joined"):
+        raise BadRequest(f"unknown launch mode {_shown(mode)}: pick capsule or joined")
+    argv, env = value.get("argv") or [], value.get("env") or {}
+    if not isinstance(argv, list) or not all(isinstance(a, str) for a in argv):
+        raise BadRequest("launch.argv must be a list of strings")
+    if mode == "capsule" and not argv:
+        raise BadRequest("launch.argv is empty: there is nothing to start")
+    if not isinstance(env, dict) or not all(
+        isinstance(k, str) and isinstance(v, str) for k, v in env.items()
+    ):
+        raise BadRequest("launch.env must map names to strings")
+    cwd, connection, owner = value.get("cwd"), value.get("connection"), value.get("owner_pid")
+    if cwd is not None and not isinstance(cwd, str):
+        raise BadRequest("launch.cwd must be a path")
+    if connection is not None and not isinstance(connection, dict):
+        raise BadRequest("launch.connection must be an object (Jupyter connection information)")
+    if owner is not None and (isinstance(owner, bool) or not isinstance(owner, int) or owner < 1):
+        raise BadRequest("launch.owner_pid must be the process id of the joining process")
+    if mode == "joined" and owner is None:
+        raise BadRequest("launch.owner_pid is missing: a joined session belongs to a process")
+    return {
+        "mode": mode,
+        "argv": argv,
+        "env": env,
+        "cwd": cwd,
+        "connection": connection,
+        "owner_pid": owner,
+    }
+
+
+def parse_move(value: object, device_type_of: Mapping[str, str]) -> tuple[str, ...]:
+    """The devices named in a migrate request: "cpu:1", 1, "1", a list of those, or None for any.
+
+    `device_type_of` maps the ids of the node's devices to their types; a bare number means the
+    device with that index.
+    """
+    if value is None:
+        return ()
+    items = value if isinstance(value, list) else [value]
+    if not items:
+        return ()
+    return tuple(_device(item, device_type_of) for item in items)
+
+
+def _device(item: object, device_type_of: Mapping[str, str]) -> str:
+    if isinstance(item, int) and not isinstance(item, bool):
+        item = str(item)
+    if isinstance(item, str):
+        if item in device_type_of:
+            return item
+        if item.isdecimal():
+            for device in device_type_of:
+                if device.partition(":")[2] == str(int(item)):
+                    return device
+    raise BadRequest(
+        f"there is no device {_shown(item)} here: pick from {', '.join(device_type_of) or 'none'}",
+        devices=list(device_type_of),
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,128 @@
+"""A tiny driver for the pure scheduler core: feeds events and checks every promise after each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.invariants import check, check_succession
+from singularity_scheduler.core.model import (
+    AgentFacts,
+    DeviceView,
+    Kind,
+    SessionSpec,
+    SessionView,
+    Tier,
+)
+from singularity_scheduler.core.policy import decide
+
+
+class World:
+    """One cluster; `do(event)` decides, checks and applies; `answer` plays the obedient agent."""
+
+    def __init__(self, devices: int = 2, node: str = "local") -> None:
+        self.state = ClusterState()
+        self.now = 1000.0
+        self.pending: list[ev.Action] = []
+        self.all_actions: list[ev.Action] = []
+        self.history: list[Any] = []
+        self.do(ev.NodeJoined(node, devices_of(node, devices)))
+
+    def do(self, event: ev.Event) -> ev.Decision:
+        self.now += 1.0
+        before = dict(self.state.sessions)
+        queues = {n.id: list(n.queue) for n in self.state.nodes.values()}
+        decision = decide(self.state, event, self.now)
+        assert self.state.sessions == before, "decide changed the state"
+        assert {n.id: list(n.queue) for n in self.state.nodes.values()} == queues
+        assert decide(self.state, event, self.now) == decision, "decide is not deterministic"
+        for view in decision.sessions:
+            check_succession(before.get(view.id), view)
+        for action in decision.actions:
+            assert action.reason, action
+            assert action.rule, action
+        self.state.apply(decision)
+        check(self.state)
+        self.pending += decision.actions
+        self.all_actions += decision.actions
+        self.history += decision.history
+        return decision
+
+    def create(
+        self,
+        sid: str,
+        tier: Tier = Tier.STANDARD,
+        devices: int = 1,
+        kind: Kind = Kind.INTERACTIVE,
+        user: str = "alice",
+    ) -> SessionView:
+        self.do(ev.SessionCreated(sid, user, SessionSpec(kind, tier, devices, name=sid)))
+        self.answer()
+        return self[sid]
+
+    def holding(self, sid: str, tier: Tier = Tier.STANDARD, devices: int = 1, **kw: Any) -> None:
+        """A session that holds devices and is busy."""
+        self.create(sid, tier, devices, **kw)
+        self.do(ev.Activity(sid, True, self.now))
+        self.do(ev.DeviceNeeded(sid))
+        self.answer()
+        assert self[sid].word == "running", self[sid]
+
+    def idle(self, sid: str) -> None:
+        self.do(ev.Activity(sid, False, self.now))
+
+    def need(self, sid: str) -> None:
+        self.do(ev.DeviceNeeded(sid))
+
+    def answer(self, *kinds: type) -> None:
+        """Carry out the pending actions (of these kinds) as an agent without trouble would."""
+        while todo := [a for a in self.pending if not kinds or isinstance(a, kinds)]:
+            action = todo[0]
+            self.pending.remove(action)
+            self.do(outcome(action))
+
+    def __getitem__(self, sid: str) -> SessionView:
+        return self.state.sessions[sid]
+
+
+def outcome(action: ev.Action) -> ev.Event:
+    """The event of an action that worked."""
+    if isinstance(action, ev.Start):
+        return ev.Started(action.session)
+    if isinstance(action, ev.Attach):
+        return ev.Attached(action.session, action.epoch)
+    if isinstance(action, ev.Park):
+        return ev.Parked(action.session, action.epoch)
+    if isinstance(action, ev.End):
+        return ev.Ended(action.session, None)
+    raise AssertionError(action)
+
+
+def devices_of(node: str, number: int) -> tuple[DeviceView, ...]:
+    return tuple(DeviceView(f"cpu:{i}", node, "cpu", 4 << 30) for i in range(number))
+
+
+def facts(view: SessionView, **changes: Any) -> AgentFacts:
+    """What an agent that agrees with the ledger says about `view`."""
+    from dataclasses import replace
+
+    from singularity_scheduler.core.states import DeviceState
+
+    return replace(
+        AgentFacts(
+            id=view.id,
+            alive=True,
+            epoch=view.epoch,
+            devices=view.devices if view.device_state is DeviceState.HELD else (),
+            saved=view.saved,
+            waiting=view.device_state is DeviceState.WAITING,
+            busy=view.busy,
+            user=view.user,
+            kind=view.kind.value,
+            tier=view.tier.value,
+            virtual_devices=view.virtual_devices,
+            name=view.name,
+        ),
+        **changes,
+    )

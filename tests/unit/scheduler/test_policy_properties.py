@@ -1,0 +1,202 @@
+"""Whatever happens in whatever order: no device twice, all or nothing, tiers in order, epochs up.
+
+`World.do` checks every invariant after every event (see `invariants.check`), that `decide` is pure
+and deterministic, and that epochs only rise. Here hypothesis looks for an order that breaks one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core import queue
+from singularity_scheduler.core.cluster import Draft
+from singularity_scheduler.core.model import Kind, SessionSpec, Tier
+from support.scheduler_core import World, devices_of, facts, outcome
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """People, workers, agents and bad luck against one cluster of two nodes."""
+
+    @initialize(sizes=st.tuples(st.integers(1, 4), st.integers(1, 3)))
+    def build(self, sizes: tuple[int, int]) -> None:
+        self.sizes = dict(zip(("n1", "n2"), sizes, strict=True))
+        self.world = World(self.sizes["n1"], "n1")
+        self.world.do(ev.NodeJoined("n2", devices_of("n2", self.sizes["n2"])))
+        self.number = 0
+
+    def pick(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.world.state.sessions)), label="session")
+
+    def have_sessions(self) -> bool:
+        return bool(self.world.state.sessions)
+
+    def asked(self, event: ev.Event) -> None:
+        """What people ask may be refused, but then it changes nothing (checked in `World.do`)."""
+        try:
+            self.world.do(event)
+        except (Conflict, NotFound, Unavailable):
+            pass
+
+    @rule(tier=st.sampled_from(Tier), kind=st.sampled_from(Kind), devices=st.integers(1, 3))
+    def create(self, tier: Tier, kind: Kind, devices: int) -> None:
+        self.number += 1
+        spec = SessionSpec(kind, tier, min(devices, max(self.sizes.values())))
+        fits = any(
+            n.connected and len(n.devices) >= spec.devices for n in self.world.state.nodes.values()
+        )
+        event = ev.SessionCreated(f"s{self.number:03}", "alice", spec)
+        if fits:
+            self.world.do(event)
+        else:
+            with pytest.raises((BadRequest, Unavailable)):
+                self.world.do(event)
+
+    @precondition(have_sessions)
+    @rule(data=st.data(), what=st.sampled_from(["need", "need", "withdraw", "busy", "idle"]))
+    def worker(self, data: st.DataObject, what: str) -> None:
+        sid = self.pick(data)
+        now = self.world.now
+        self.world.do(
+            {
+                "need": ev.DeviceNeeded(sid),
+                "withdraw": ev.DeviceWithdrawn(sid),
+                "busy": ev.Activity(sid, True, now),
+                "idle": ev.Activity(sid, False, now),
+            }[what]
+        )
+
+    @precondition(have_sessions)
+    @rule(data=st.data(), what=st.sampled_from(["park", "resume", "migrate", "end", "checkpoint"]))
+    def person(self, data: st.DataObject, what: str) -> None:
+        sid = self.pick(data)
+        self.asked(
+            {
+                "park": ev.ParkAsked(sid, "alice"),
+                "resume": ev.ResumeAsked(sid, "alice"),
+                "migrate": ev.MigrateAsked(sid, "alice"),
+                "end": ev.EndAsked(sid, "alice"),
+                "checkpoint": ev.CheckpointAsked(sid, "alice"),
+            }[what]
+        )
+
+    @precondition(lambda self: bool(self.world.pending))
+    @rule(data=st.data(), fails=st.booleans())
+    def agent_answers(self, data: st.DataObject, fails: bool) -> None:
+        action = data.draw(st.sampled_from(self.world.pending), label="action")
+        self.world.pending.remove(action)
+        if isinstance(action, ev.TakeCheckpoint):
+            return
+        event = outcome(action)
+        if fails and isinstance(action, ev.Attach):
+            event = ev.AttachFailed(action.session, action.epoch, "broken")
+        elif fails and isinstance(action, ev.Park):
+            event = ev.ParkFailed(action.session, action.epoch, "disk full")
+        elif fails and isinstance(action, ev.Start):
+            event = ev.StartFailed(action.session, "no such program")
+        self.world.do(event)
+
+    @precondition(have_sessions)
+    @rule(data=st.data(), what=st.sampled_from(["exit", "crash", "reap", "lapse", "proxy"]))
+    def bad_luck(self, data: st.DataObject, what: str) -> None:
+        sid = self.pick(data)
+        self.world.do(
+            {
+                "exit": ev.ProcessExited(sid, 0),
+                "crash": ev.ProcessExited(sid, -9),
+                "reap": ev.LeaseReaped(sid, self.world[sid].epoch, "no answer for 35 s"),
+                "lapse": ev.LeaseLapsed(sid),
+                "proxy": ev.ProxyFailed(sid, "it died twice"),
+            }[what]
+        )
+
+    @rule(node=st.sampled_from(["n1", "n2"]), seconds=st.floats(0, 20))
+    def time_goes_by(self, node: str, seconds: float) -> None:
+        self.world.now += seconds
+        self.world.do(ev.Tick(node))
+
+    @rule(node=st.sampled_from(["n1", "n2"]))
+    def node_away(self, node: str) -> None:
+        self.world.do(ev.NodeAway(node))
+
+    @rule(node=st.sampled_from(["n1", "n2"]), data=st.data())
+    def node_back(self, node: str, data: st.DataObject) -> None:
+        known = []
+        for sid in sorted(self.world.state.nodes[node].sessions):
+            what = data.draw(st.sampled_from(["same", "gone", "dead", "parked", "holds", "wait"]))
+            fact = facts(self.world[sid])
+            if what == "gone":
+                continue
+            if what == "dead":
+                fact = replace(fact, alive=False, exit_code=1)
+            elif what == "parked":
+                fact = replace(fact, devices=(), saved=True)
+            elif what == "wait":
+                fact = replace(fact, waiting=True)
+            elif what == "holds" and not self.world[sid].leased:
+                taken = {d for f in known for d in f.devices} | set(
+                    self.world.state.nodes[node].leases
+                )
+                free = [d.id for d in devices_of(node, self.sizes[node]) if d.id not in taken]
+                if len(free) >= fact.virtual_devices:
+                    fact = replace(fact, devices=tuple(free[: fact.virtual_devices]), saved=True)
+            known.append(fact)
+        self.world.do(ev.NodeJoined(node, devices_of(node, self.sizes[node]), tuple(known)))
+
+    @invariant()
+    def nobody_waits_for_what_could_be_had(self) -> None:
+        """The head of a connected node's queue is served as soon as that is possible at all."""
+        if not hasattr(self, "world"):
+            return
+        for node in self.world.state.nodes.values():
+            head = next(self.world.state.waiting(node.id), None)
+            if head is None or not node.connected:
+                continue
+            # At this time who could not be parked lately counts as not to be had.
+            draft = Draft(self.world.state, float("-inf"))
+            occupants = draft.occupants(node.id)
+            free = sum(v is None for v in occupants.values())
+            coming = sum(v is not None and queue.parking(v) for v in occupants.values())
+            if free >= head.virtual_devices:
+                assert head.preferred, (head, occupants)  # waits for the device it moves to
+            if free + coming < head.virtual_devices:
+                missing = head.virtual_devices - free - coming
+                assert not queue.choose_victims(draft, node.id, head, missing)
+
+    @invariant()
+    def tiers_come_in_order(self) -> None:
+        """Nobody is granted devices while somebody of a higher tier could have had them: the queue
+        of each node is sorted by tier, and grants were only given from its front."""
+        if not hasattr(self, "world"):
+            return
+        for node in self.world.state.nodes.values():
+            ranks = [v.tier.rank for v in self.world.state.waiting(node.id)]
+            assert ranks == sorted(ranks, reverse=True)
+
+    def teardown(self) -> None:
+        """When everything is answered and ended, nothing is held and nobody is left."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.pending = [a for a in world.pending if not isinstance(a, ev.TakeCheckpoint)]
+        world.answer()
+        for sid in sorted(world.state.sessions):
+            self.asked(ev.EndAsked(sid, "alice"))
+        world.answer()
+        assert world.state.sessions == {}
+        assert all(not n.leases and not n.queue for n in world.state.nodes.values())
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestScheduler = SchedulerMachine.TestCase

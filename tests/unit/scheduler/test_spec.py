@@ -1,0 +1,90 @@
+"""Bad input: one clear sentence each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from singularity_proxy.errors import BadRequest
+from singularity_scheduler.core.model import Kind, SessionSpec, Tier
+from singularity_scheduler.core.spec import parse_devices, parse_launch, parse_move, parse_spec
+
+
+def test_a_good_request_and_its_defaults() -> None:
+    request = {"kind": "batch", "tier": "basic", "devices": 2, "name": " train "}
+    assert parse_spec(request, largest=2) == SessionSpec(Kind.BATCH, Tier.BASIC, 2, "train")
+    assert parse_spec({}) == SessionSpec(Kind.INTERACTIVE, Tier.STANDARD, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        ({"tier": "gold"}, "unknown tier 'gold': pick premium, standard or basic"),
+        ({"tier": 3}, "unknown tier 3: pick premium, standard or basic"),
+        ({"kind": "daemon"}, "unknown kind 'daemon': pick interactive or batch"),
+        ({"devices": 0}, "0 devices asked, but a session needs at least 1: ask for 1 to 2"),
+        ({"devices": -1}, "-1 devices asked, but a session needs at least 1: ask for 1 to 2"),
+        (
+            {"devices": 10**6},
+            "1000000 devices asked, but this cluster has at most 2 for one session: ask for 1 to 2",
+        ),
+        ({"devices": 1.5}, "devices must be a whole number, not 1.5: ask for 1 to 2"),
+        ({"devices": "2"}, "devices must be a whole number, not '2': ask for 1 to 2"),
+        ({"devices": True}, "devices must be a whole number, not True: ask for 1 to 2"),
+        (
+            {"name": "a\nb"},
+            "a session's name must be printable text of at most 200 characters",
+        ),
+        (
+            {"name": "x" * 201},
+            "a session's name must be printable text of at most 200 characters",
+        ),
+    ],
+)
+def test_refusals(request_: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_spec(request_, largest=2)
+    assert caught.value.message == sentence
+
+
+def test_no_device_at_all_and_an_unknown_number_of_them() -> None:
+    with pytest.raises(BadRequest, match="no device at all"):
+        parse_devices(1, 0)
+    with pytest.raises(BadRequest, match="at most 4096"):
+        parse_devices(10**6)
+    with pytest.raises(BadRequest, match=r"ask for 1$"):
+        parse_devices(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("launch", "part"),
+    [
+        (None, "must be an object"),
+        ({"mode": "magic"}, "unknown launch mode 'magic'"),
+        ({"mode": "capsule", "argv": []}, "nothing to start"),
+        ({"mode": "capsule", "argv": "python"}, "argv must be a list"),
+        ({"mode": "capsule", "argv": ["x"], "env": {"A": 1}}, "env must map"),
+        ({"mode": "capsule", "argv": ["x"], "cwd": 1}, "cwd must be a path"),
+        ({"mode": "capsule", "argv": ["x"], "connection": "tcp"}, "connection must be"),
+        ({"mode": "joined"}, "owner_pid is missing"),
+        ({"mode": "joined", "owner_pid": "1"}, "must be the process id"),
+    ],
+)
+def test_launch_refusals(launch: object, part: str) -> None:
+    with pytest.raises(BadRequest, match=part):
+        parse_launch(launch)
+
+
+def test_launch_is_passed_on_as_it_is() -> None:
+    launch = {"mode": "capsule", "argv": ["python"], "env": {"A": "b"}, "cwd": "/tmp"}
+    assert parse_launch(launch) == {**launch, "connection": None, "owner_pid": None}
+
+
+def test_devices_to_move_to() -> None:
+    types = {"cpu:0": "cpu", "cpu:1": "cpu"}
+    assert parse_move(None, types) == ()
+    assert parse_move(1, types) == parse_move("1", types) == parse_move("cpu:1", types)
+    assert parse_move([0, "cpu:1"], types) == ("cpu:0", "cpu:1")
+    for bad in (2, "gpu", True, 1.0, {}):
+        with pytest.raises(BadRequest, match=r"there is no device .* pick from cpu:0, cpu:1"):
+            parse_move(bad, types)
