@@ -275,6 +275,8 @@ class Relay:
     def _begin_stop(self) -> None:
         os.read(self._wake_r, 64)
         if self._stop_at is None:
+            for signum in (signal.SIGTERM, signal.SIGINT):  # the end is near and has its own limit
+                signal.signal(signum, signal.SIG_IGN)
             self._stop_at = time.monotonic() + DRAIN_S
             self._accept_again_at = None
             self._set_accepting(False)

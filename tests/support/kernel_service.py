@@ -1,0 +1,239 @@
+"""A scheduler for tests of the kernel side: the REST calls that the provisioner makes, over real
+HTTP, with real kernels and relays behind them. It has no policy and no devices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from singularity_proxy.errors import Conflict, Forbidden, NotFound, SingularityError, to_wire
+from tornado import web
+
+TOKEN = "a-token-of-the-hub"
+
+
+@dataclass
+class Session:
+    """One session: its JSON, what it was launched with, and its processes."""
+
+    json: dict[str, Any]
+    launch: dict[str, Any]
+    folder: Path
+    kernel: subprocess.Popen[bytes] | None = None
+    relay: subprocess.Popen[bytes] | None = None
+    signals: list[int] = field(default_factory=list)
+    ends: list[dict[str, str]] = field(default_factory=list)
+
+    def start(self) -> None:
+        connection = self.launch["connection"]
+        client, kernel = self.folder / "client.json", self.folder / "kernel.json"
+        client.write_text(json.dumps(connection))
+        ports = {
+            k: n for n, k in enumerate(sorted(k for k in connection if k.endswith("_port")), 1)
+        }
+        ipc = {**connection, "transport": "ipc", "ip": str(self.folder / "k"), **ports}
+        kernel.write_text(json.dumps(ipc))
+        read, write = os.pipe()
+        command = [sys.executable, "-m", "singularity_kernel.relay", "--ready-fd", str(write)]
+        command += ["--connection", str(client), "--kernel", str(kernel), "--bind-s", "0.2"]
+        self.relay = subprocess.Popen(command, pass_fds=[write], stderr=subprocess.PIPE)
+        os.close(write)
+        with os.fdopen(read) as ready:
+            if not ready.read():
+                assert self.relay.stderr is not None
+                with self.relay.stderr:
+                    why = self.relay.stderr.read().decode().strip()
+                code, self.relay = self.relay.wait(), None
+                raise Conflict(why, port=True) if code == 3 else SingularityError(why)
+        self.kernel = subprocess.Popen(
+            [word.replace("{connection_file}", str(kernel)) for word in self.launch["argv"]],
+            env={**self.launch["env"], **self.variables()},
+            cwd=self.launch["cwd"],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def variables(self) -> dict[str, str]:
+        return {
+            "SINGULARITY_SOCKET": str(self.folder / "agent.sock"),
+            "TEST_SINGULARITY_SESSION": self.json["id"],
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+    def look(self) -> dict[str, Any]:
+        """The session's JSON, with the end of its process noticed."""
+        code = self.kernel.poll() if self.kernel else None
+        if code is not None and self.json["process_state"] == "live":
+            self.json["exit_code"] = code
+            self.json["process_state"] = "completed" if code == 0 else "failed"
+        return self.json
+
+    def end(self) -> None:
+        if self.kernel:
+            if self.kernel.poll() is None:
+                os.killpg(self.kernel.pid, signal.SIGKILL)
+            self.kernel.wait()
+            self.look()
+        if self.relay:
+            self.relay.terminate()
+            self.relay.wait()
+            assert self.relay.stderr is not None
+            self.relay.stderr.close()
+            self.relay = None
+
+
+class Scheduler:
+    """Serves the API on a thread of its own; `sessions` in the order of their creation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sessions: list[Session] = []
+        self.refusal: SingularityError | None = None
+        """Raised by the next session starts while it is set."""
+        self.keys: dict[str, Session] = {}
+        self.polls = 0
+        self.port = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/services/singularity/"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the spawner sets for a server of the platform."""
+        return {"SINGULARITY_API_URL": self.url, "JUPYTERHUB_API_TOKEN": TOKEN}
+
+    def start(self) -> None:
+        """Listen; the same port as before after a `stop`."""
+        ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)))
+        self._thread.start()
+        assert ready.wait(20)
+
+    def stop(self) -> None:
+        """Stop answering; the sessions go on."""
+        if self._thread and self._loop and self._stop:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+            self._thread = None
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        prefix = "/services/singularity/api/v1/sessions"
+        routes = [
+            (prefix, _Sessions, {"scheduler": self}),
+            (prefix + "/([^/]+)", _Session, {"scheduler": self}),
+            (prefix + "/([^/]+)/signal", _Signal, {"scheduler": self}),
+        ]
+        server = web.Application(routes).listen(self.port, "127.0.0.1")
+        self.port = next(iter(server._sockets.values())).getsockname()[1]
+        ready.set()
+        await self._stop.wait()
+        server.stop()
+        await server.close_all_connections()
+
+    def create(self, body: dict[str, Any], key: str) -> Session:
+        if key in self.keys:
+            return self.keys[key]
+        if self.refusal:
+            raise self.refusal
+        sid = uuid.uuid4().hex[:12]
+        folder = self.folder / sid
+        folder.mkdir()
+        answer = {k: body.get(k) for k in ("kind", "name", "tier", "devices")}
+        answer |= {"id": sid, "process_state": "live", "device_state": "none", "exit_code": None}
+        session = Session(answer, body["launch"], folder)
+        if body["launch"]["mode"] == "capsule":
+            session.start()
+        self.sessions.append(session)
+        self.keys[key] = session
+        return session
+
+    def find(self, sid: str) -> Session:
+        for session in self.sessions:
+            if session.json["id"] == sid:
+                return session
+        raise NotFound(f"there is no session {sid}")
+
+
+class _Base(web.RequestHandler):
+    def initialize(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+
+    def prepare(self) -> None:
+        if self.request.headers.get("Authorization") != f"token {TOKEN}":
+            raise Forbidden("that token is not known")
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        error = kwargs["exc_info"][1]
+        wire = to_wire(error)
+        self.set_status(getattr(error, "http_status", 500))
+        self.finish(
+            json.dumps({"error": wire["type"], "detail": wire["message"], **wire["fields"]})
+        )
+
+    def log_exception(self, *_: Any) -> None:
+        """The client tells."""
+
+
+class _Sessions(_Base):
+    def post(self) -> None:
+        key = self.request.headers.get("Idempotency-Key") or uuid.uuid4().hex
+        session = self.scheduler.create(json.loads(self.request.body), key)
+        launch = {
+            "pid": session.kernel.pid if session.kernel else session.launch["owner_pid"],
+            "connection": session.launch["connection"],
+            "env": {} if session.kernel else session.variables(),
+        }
+        self.set_status(201)
+        self.finish(json.dumps({**session.look(), "launch": launch}))
+
+
+class _Session(_Base):
+    def get(self, sid: str) -> None:
+        self.scheduler.polls += 1
+        self.finish(json.dumps(self.scheduler.find(sid).look()))
+
+    def delete(self, sid: str) -> None:
+        session = self.scheduler.find(sid)
+        session.ends.append({k: self.get_query_argument(k, "") for k in ("reason", "grace_s")})
+        session.end()
+        self.finish(json.dumps(session.look()))
+
+
+class _Signal(_Base):
+    def post(self, sid: str) -> None:
+        session = self.scheduler.find(sid)
+        signum = json.loads(self.request.body)["signum"]
+        session.signals.append(signum)
+        if session.kernel is None or session.kernel.poll() is not None:
+            raise Conflict("the session has ended")
+        os.killpg(session.kernel.pid, signum)
+        self.finish(json.dumps(session.look()))
+
+
+@contextmanager
+def scheduler(folder: Path) -> Iterator[Scheduler]:
+    """A running scheduler; all its sessions are ended afterwards."""
+    found = Scheduler(folder)
+    found.start()
+    try:
+        yield found
+    finally:
+        found.stop()
+        for session in found.sessions:
+            session.end()
