@@ -140,11 +140,11 @@ class ProxyPool:
         self,
         folder: str,
         warm: int,
-        command: Callable[[str], list[str]] = proxy_command,
+        command: Callable[[str], list[str]] | None = None,
     ) -> None:
         self._folder = folder
         self._warm = warm
-        self._command = command
+        self._command = command or proxy_command
         self._ready: list[Proxy] = []
         self._starting: set[asyncio.Task[Proxy]] = set()
         self._refill: asyncio.Task[None] | None = None
