@@ -1,0 +1,293 @@
+"""Writes the reference pages from the code: `./dev docs` runs it, a test compares the result.
+
+python docs/generate.py            # writes docs/reference/*.md
+python docs/generate.py --check    # exit code 1 and the names when a page is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import io
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+NOTE = (
+    "<!-- Written by docs/generate.py from the code; change the code, then run ./dev docs. -->\n\n"
+)
+CONFIGURABLE_PACKAGES = (
+    "singularity_scheduler",
+    "singularity_kernel",
+    "singularity_spawner",
+    "singularity_labext",
+)
+
+
+def cell(text: object) -> str:
+    """`text` as the content of a Markdown table cell."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell(c) for c in line) + " |" for line in lines) + "\n"
+
+
+def first_paragraph(doc: str | None) -> str:
+    return inspect.cleandoc(doc or "").split("\n\n")[0]
+
+
+# ---- configuration -------------------------------------------------------------------------------
+
+
+def modules(package: str) -> Iterator[Any]:
+    yield importlib.import_module(package)
+    path = importlib.import_module(package).__path__
+    for info in pkgutil.walk_packages(path, prefix=f"{package}."):
+        if not info.name.endswith("__main__"):
+            yield importlib.import_module(info.name)
+
+
+def configurables() -> list[type]:
+    """Our classes with settings of their own, by name."""
+    from traitlets.config import Configurable
+
+    found: dict[str, type] = {}
+    for package in CONFIGURABLE_PACKAGES:
+        for module in modules(package):
+            for cls in vars(module).values():
+                if (
+                    inspect.isclass(cls)
+                    and issubclass(cls, Configurable)
+                    and cls.__module__ == module.__name__
+                    and cls.class_own_traits(config=True)
+                ):
+                    found[cls.__name__] = cls
+    return [found[name] for name in sorted(found)]
+
+
+def default_of(trait: Any) -> str:
+    text = trait.default_value_repr()
+    home = os.path.expanduser("~")
+    return text.replace(str(ROOT), "(checkout)").replace(home, "~") if len(home) > 1 else text
+
+
+def configuration_page() -> str:
+    out = [
+        "# Configuration\n",
+        "Settings are traitlets: in a configuration file `c.ClassName.name = value`, on the "
+        "command line of the class's program `--ClassName.name=value`.\n",
+    ]
+    for cls in configurables():
+        out.append(f"## {cls.__name__}\n\n`{cls.__module__}`: {first_paragraph(cls.__doc__)}\n")
+        rows: list[tuple[object, ...]] = []
+        for name, trait in sorted(cls.class_own_traits(config=True).items()):  # type: ignore[attr-defined]
+            kind = type(trait).__name__
+            dynamic = any(
+                name in getattr(base, "_trait_default_generators", {}) for base in cls.__mro__
+            )
+            default = "(computed)" if dynamic else f"`{default_of(trait)}`"
+            rows.append((f"`{name}`", kind, default, trait.help))
+        out.append(table(("setting", "type", "default", "meaning"), rows))
+    return "\n".join(out)
+
+
+# ---- states --------------------------------------------------------------------------------------
+
+
+def states_page() -> str:
+    from singularity_scheduler.core import states
+
+    def transitions(steps: dict[Any, Any]) -> str:
+        def order(step: Any) -> tuple[int, int]:
+            state, event = step
+            return list(type(state)).index(state), list(type(event)).index(event)
+
+        rows: list[tuple[object, ...]] = [
+            (f"`{state.value}`", event.value, f"`{steps[state, event].value}`")
+            for state, event in sorted(steps, key=order)
+        ]
+        return table(("from", "event", "to"), rows)
+
+    def meanings(words: dict[Any, str]) -> str:
+        return table(
+            ("state", "meaning"),
+            [(f"`{getattr(k, 'value', k)}`", text) for k, text in words.items()],
+        )
+
+    return "\n".join(
+        [
+            "# Session states\n",
+            "A session has two states: of its process and of its devices. People see one word "
+            "that is derived from both.\n",
+            "## The word shown\n",
+            meanings(states.WORDS),
+            "## Process state\n",
+            meanings(states.PROCESS_MEANING),
+            transitions(states.PROCESS_TRANSITIONS),
+            "## Device state\n",
+            meanings(states.DEVICE_MEANING),
+            transitions(states.DEVICE_TRANSITIONS),
+        ]
+    )
+
+
+# ---- magics, command line, errors ----------------------------------------------------------------
+
+
+def magics_page() -> str:
+    from singularity_kernel.magics import SingularityMagics
+
+    text = inspect.cleandoc(SingularityMagics.singularity.__doc__ or "").removeprefix("::")
+    return (
+        "# %singularity\n\nLoaded by itself in kernels of the platform; elsewhere by "
+        "`%load_ext singularity_kernel`.\n\n```text\n" + inspect.cleandoc(text).strip() + "\n```\n"
+    )
+
+
+def help_of(module: str, word: str) -> str:
+    """What `jupyter singularity WORD --help` prints."""
+    out = io.StringIO()
+    os.environ["COLUMNS"] = "90"
+    geteuid, os.geteuid = os.geteuid, lambda: 0  # defaults of paths are shown as root has them
+    try:
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            importlib.import_module(module).main(["--help"])
+    finally:
+        os.geteuid = geteuid
+    text = re.sub(r"\[0;[0-9]+m|\[0m", "", out.getvalue().replace("\x1b", ""))
+    return text.replace(str(ROOT), "(checkout)").replace(os.path.expanduser("~") + "/", "~/")
+
+
+def command_line_page() -> str:
+    from singularity_scheduler.cli import COMMANDS
+
+    out = ["# Command line\n", "`jupyter singularity COMMAND`; each command has `--help`.\n"]
+    rows: list[tuple[object, ...]] = [(f"`{w}`", text) for w, (_, text) in COMMANDS.items()]
+    out.append(table(("command", "what it does"), rows))
+    for word, (module, _) in COMMANDS.items():
+        out.append(f"## {word}\n\n```text\n{help_of(module, word).strip()}\n```\n")
+    return "\n".join(out)
+
+
+def errors_page() -> str:
+    from singularity_proxy import errors
+
+    def walk(cls: type[errors.SingularityError]) -> Iterator[type[errors.SingularityError]]:
+        if cls.__module__ == errors.__name__:
+            yield cls
+            for sub in cls.__subclasses__():
+                yield from walk(sub)
+
+    rows: list[tuple[object, ...]] = [
+        (f"`{c.__name__}`", f"`{c.reason}`", c.http_status, first_paragraph(c.__doc__))
+        for c in walk(errors.SingularityError)
+    ]
+    return (
+        "# Errors\n\nEvery error has one sentence for people and a stable `reason` for programs. "
+        "REST answers are `application/problem+json`.\n\n"
+        + table(("error", "reason", "HTTP status", "when"), rows)
+    )
+
+
+# ---- the ring ------------------------------------------------------------------------------------
+
+
+PLAIN_FIELDS = {
+    "magic": "says that this is a ring",
+    "version": "of this layout",
+    "virtual_device": "number of the device that user code sees",
+    "request_bytes": "size of the request queue, a power of two",
+    "reply_bytes": "size of the reply queue, a power of two",
+    "epoch": "of the lease under which a proxy attached",
+    "memory_current": "bytes in use",
+}
+"""Fields whose name says it all to a C++ reader, so `ring.h` has no comment there."""
+
+
+def header_comments() -> dict[str, str]:
+    """Field name -> comment, from the C++ side of the layout."""
+    source = (ROOT / "proxy/singularity_proxy/wire/ring.h").read_text()
+    pattern = re.compile(
+        r"^\s*(?:alignas\(64\) )?(?:std::atomic<)?u?int\d+_t>?\s+(\w+);\s*// (.*)$"
+    )
+    found = dict(PLAIN_FIELDS)
+    for line in source.splitlines():
+        if match := pattern.match(line):
+            found[match[1]] = match[2]
+    return found
+
+
+def ring_page() -> str:
+    from singularity_proxy.wire import ring
+
+    comments = header_comments()
+    fields = [(offset, 4, name) for name, offset in ring._U32.items()]
+    fields += [(offset, 8, name) for name, offset in ring._U64.items()]
+    rows: list[tuple[object, ...]] = []
+    for offset, size, name in sorted(fields):
+        plain = re.sub(r"^(request|reply)_(head|tail)$", r"\2", name)
+        rows.append((offset, size, f"`{name}`", comments.get(plain, "")))
+    rows.append((ring.FAILURE_OFFSET, ring.FAILURE_BYTES, "`failure`", "sentence, NUL terminated"))
+    states: list[tuple[object, ...]] = [(s.value, f"`{s.name.lower()}`") for s in ring.RingState]
+    return "\n".join(
+        [
+            "# Ring file\n",
+            "One file in /dev/shm per worker process and virtual device: "
+            f"{ring.HEADER_BYTES >> 10} KiB of header, then the request queue "
+            f"({ring.REQUEST_BYTES >> 20} MiB by default), then the reply queue "
+            f"({ring.REPLY_BYTES >> 20} MiB). Little endian; layout version {ring.VERSION}.\n",
+            table(("offset", "bytes", "field", "meaning"), rows),
+            "## Values of `state`\n",
+            table(("value", "state"), states),
+        ]
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "configuration.md": configuration_page,
+    "states.md": states_page,
+    "magics.md": magics_page,
+    "command-line.md": command_line_page,
+    "errors.md": errors_page,
+    "ring.md": ring_page,
+}
+
+
+def render() -> dict[str, str]:
+    """File name in docs/reference -> text."""
+    return {name: NOTE + page().rstrip() + "\n" for name, page in PAGES.items()}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Write the reference pages from the code.")
+    parser.add_argument("--check", action="store_true", help="only compare; 1 when out of date")
+    options = parser.parse_args(argv)
+    stale = []
+    for name, text in render().items():
+        path = REFERENCE / name
+        if path.exists() and path.read_text() == text:
+            continue
+        stale.append(name)
+        if not options.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    if options.check and stale:
+        print(f"out of date, run ./dev docs: {', '.join(stale)}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

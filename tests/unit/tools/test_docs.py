@@ -1,0 +1,89 @@
+"""The documentation says what the code says, and builds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
+
+
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11),
+    reason="the pages are written with Python 3.11; argparse words its help differently elsewhere",
+)
+def test_reference_pages_are_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "reference" / "states" / "index.html").exists()
+
+
+def support_table(path: Path) -> list[str]:
+    text = path.read_text().split("## What works, what does not\n", 1)[1]
+    return [line for line in text.split("\n## ", 1)[0].splitlines() if line.startswith("|")]
+
+
+def test_front_page_and_readme_have_one_support_table() -> None:
+    table = support_table(ROOT / "README.md")
+    assert len(table) > 10
+    assert table == support_table(DOCS / "index.md")
+
+
+def test_readme_shows_the_two_commands_first() -> None:
+    first_screen = (ROOT / "README.md").read_text().splitlines()[:24]
+    assert any(line.startswith("./dev up") for line in first_screen)
+    assert any(line.startswith("./dev test") for line in first_screen)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_of_top_level_pages_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text().replace("\n", ""))
+    gone = [x for x in links if "://" not in x and not (ROOT / x).exists()]
+    assert not gone
+
+
+def test_pre_commit_runs_what_the_tests_run() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = {hook["id"] for repo in config["repos"] for hook in repo["hooks"]}
+    assert hooks == {"ruff", "ruff-format", "mypy", "codespell"}
+
+
+def test_dev_help_names_every_command() -> None:
+    script = (ROOT / "dev").read_text()
+    text = script.split("<<'TEXT'\n", 1)[1].split("\nTEXT\n", 1)[0]
+    cases = script.split("case $command in\n", 1)[1]
+    commands = re.findall(r"^  ([a-z]+)[ )|]", cases, re.MULTILINE)
+    assert {"up", "test", "demo", "doctor", "bench", "lint", "docs", "setup"} <= set(commands)
+    for command in commands:
+        assert re.search(rf"^  {command} ", text, re.MULTILINE), command
+
+
+def test_unknown_command_of_dev_is_refused() -> None:
+    done = subprocess.run(["./dev", "upp"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("./dev: unknown command 'upp'\n")
