@@ -239,7 +239,7 @@ const std::set<std::string>& local_names() {
       "is_same_size", "_has_compatible_shallow_copy_type", "lift", "lift_fresh", "_lazy_clone", "_to_cpu", "to_dense",
       "detach_", "squeeze_", "unsqueeze_", "t_", "transpose_", "as_strided_", "swapdims_", "_resize_output_",
       "empty_permuted", "resize_as_", "set_data", "_conj_physical", "resolve_conj", "_nested_tensor_from_mask_left_aligned",
-      "_sparse_coo_tensor_with_dims", "sparse_dim", "dense_dim"};
+      "_sparse_coo_tensor_with_dims", "sparse_dim", "dense_dim", "_pack_padded_sequence"};
   return names;
 }
 
@@ -325,7 +325,10 @@ std::map<std::string, double> install() {
     for (torch::Library* l : {&kernels, &autograd}) {
       l->impl("scaled_dot_product_attention", &attention);
       l->impl("dropout", &dropout);
+      install_recurrent_cells(*l);
     }
+    own.insert("_thnn_fused_lstm_cell");
+    own.insert("_thnn_fused_gru_cell");
     own.insert("scaled_dot_product_attention");
     own.insert("dropout");
   }

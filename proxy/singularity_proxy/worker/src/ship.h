@@ -24,6 +24,8 @@ void encode_device_tensor(Channel& channel, const at::Tensor& tensor);
 // Takes the CUDA dispatch key: guard, allocator, hooks and a kernel for every ATen operator. Called
 // once by the import hook, after torch._C is loaded. Returns figures (operators shipped, kept, ms).
 std::map<std::string, double> install();
+// Recurrent cells in ordinary operators, for physical devices that have no fused ones (rnn.cpp).
+void install_recurrent_cells(torch::Library& library);
 // Ships the operators of an extension's namespace (torchvision, ...), called after it is imported.
 int64_t ship_namespace(const std::string& name);
 

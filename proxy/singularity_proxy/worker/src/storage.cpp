@@ -1,5 +1,6 @@
 #include "storage.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <sys/mman.h>
 
 #include <map>
@@ -57,7 +58,7 @@ c10::DataPtr make_pointer(Channel& channel, uint64_t id, uint64_t bytes) {
                       c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(channel.index)));
 }
 
-struct DeviceAllocator final : c10::Allocator {
+struct ProxiedAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     Channel& c = channel(current_device());
     Locked lock(c);
@@ -76,6 +77,26 @@ struct DeviceAllocator final : c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &delete_record; }
   void copy_data(void*, const void*, std::size_t) const override {
     TORCH_CHECK(false, "device memory cannot be copied by address; copy the tensor");
+  }
+  // torch.accelerator's memory functions; bytes of the whole device proxy.
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t = {0, 0}) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override {
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    Channel& c = channel(index);
+    if (!c.is_open()) return stats;
+    c10::CachingAllocator::Stat held;
+    held.current = static_cast<int64_t>(c.header()->memory_current.load());
+    held.peak = std::max(held.current, static_cast<int64_t>(c.header()->memory_peak.load()));
+    constexpr size_t kAll = 0;  // StatType::AGGREGATE
+    stats.allocated_bytes[kAll] = stats.reserved_bytes[kAll] = stats.active_bytes[kAll] = stats.requested_bytes[kAll] = held;
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex index) override {
+    Channel& c = channel(index);
+    if (c.is_open()) c.header()->memory_peak.store(0);  // the proxy starts a new one
   }
 };
 
@@ -120,7 +141,7 @@ void PinnedAllocator::free_pinned(void* p) {
 }  // namespace
 
 c10::Allocator* device_allocator() {
-  static DeviceAllocator one;
+  static ProxiedAllocator one;
   return &one;
 }
 c10::Allocator* pinned_allocator() { return &pinned(); }

@@ -1,0 +1,312 @@
+"""What user code meets in a session's process, beyond the values of operators."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+
+import pytest
+from singularity_proxy.standalone import Standalone
+
+
+@pytest.fixture
+def session() -> Iterator[Standalone]:
+    with Standalone(capacity_bytes=1 << 30) as one:
+        yield one
+
+
+def run(session: Standalone, code: str, timeout: float = 60) -> str:
+    """Standard output of `code` in a worker; its errors are shown when it fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=session.env(), capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_outside_of_a_session_nothing_changes() -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SINGULARITY_")}
+    code = """
+    import sys
+    assert "singularity_proxy" not in sys.modules
+    import torch
+    print(torch.cuda.is_available(), torch.version.cuda, "singularity_proxy" in sys.modules)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split()[0] == "False"
+    assert done.stdout.split()[2] == "False"
+
+
+def test_the_hook_alone_does_not_import_torch(session: Standalone) -> None:
+    out = run(
+        session,
+        "import sys; print('singularity_proxy.worker.hook' in sys.modules, 'torch' in sys.modules)",
+    )
+    assert out.split() == ["True", "False"]
+
+
+def test_code_that_only_asks_takes_no_device(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        torch.manual_seed(3)
+        x = torch.randn(100, 100) @ torch.randn(100, 100)
+        print(torch.cuda.is_available(), torch.cuda.device_count())
+        print(torch.cuda.get_device_properties(0).total_memory >> 20, torch.cuda.mem_get_info())
+        torch.cuda.manual_seed_all(4)
+        torch.cuda.synchronize()
+        """,
+    )
+    assert out.split()[:3] == ["True", "1", "1024"]
+    assert session.doorbell_rings == 0
+    assert session.proxy_pids() == []
+
+
+def test_seeds_given_without_a_device_hold(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        torch.manual_seed(3)
+        a = torch.rand(3, device="cuda").cpu()
+        torch.manual_seed(3)
+        print(torch.equal(a, torch.rand(3)))
+        """,
+    )
+    assert out.split() == ["True"]
+
+
+def test_a_waiting_call_can_be_interrupted_and_repeated(session: Standalone) -> None:
+    session.automatic = False
+    code = """
+    import torch
+    print("asking", flush=True)
+    try:
+        torch.ones(2, device="cuda")
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    print((torch.ones(2, device="cuda") + 1).tolist(), flush=True)
+    """
+    worker = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=session.env(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "asking\n"
+        while not session.doorbell_rings:
+            time.sleep(0.02)
+        assert session.rings()[0].read().worker_waiting
+        worker.send_signal(signal.SIGINT)
+        assert worker.stdout.readline() == "interrupted\n"
+        session.attach()
+        assert worker.stdout.readline() == "[2.0, 2.0]\n"
+        assert worker.wait(20) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()
+
+
+def test_an_interrupted_reply_does_not_disturb_later_ones(session: Standalone) -> None:
+    code = """
+    import signal, torch
+    x = torch.randn(1500, 1500, device="cuda")
+    def alarm(*_): raise TimeoutError("late")
+    signal.signal(signal.SIGALRM, alarm)
+    late = 0
+    for i in range(20):
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        try:
+            for _ in range(3): x @ x
+            (x @ x).sum().item()
+        except TimeoutError:
+            late += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    torch.cuda.synchronize()
+    print(late > 0, (torch.arange(4, device="cuda") * 2).tolist())
+    """
+    assert run(session, code) == "True [0, 2, 4, 6]\n"
+
+
+def test_out_of_memory_is_raised_where_it_happens_and_survived(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        keep = torch.ones(1 << 20, device="cuda")
+        try:
+            torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            print("empty:", str(error).split(".")[0])
+        parts = []
+        try:
+            while True:
+                parts.append(keep.repeat(32))
+        except torch.cuda.OutOfMemoryError as error:
+            print("op:", str(error).split(".")[0], len(parts))
+        parts.clear()
+        print(int(keep.repeat(32).sum().item()) == 32 << 20)
+        """,
+    )
+    lines = out.splitlines()
+    assert lines[0] == "empty: CUDA out of memory"
+    assert lines[1].startswith("op: CUDA out of memory")
+    assert 5 <= int(lines[1].split()[-1]) <= 8
+    assert lines[2] == "True"
+
+
+def test_late_errors_name_the_operator(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        table = torch.nn.Embedding(10, 4).cuda()
+        table(torch.tensor([1], device="cuda")); table(torch.tensor([2], device="cuda"))
+        try:
+            table(torch.tensor([99], device="cuda")); torch.cuda.synchronize()
+        except (RuntimeError, IndexError) as error:
+            print(str(error).replace(chr(10), " "))
+        print(torch.ones(2, device="cuda").sum().item())
+        """,
+    )
+    assert "embedding" in out.splitlines()[0]
+    assert "CUDA_LAUNCH_BLOCKING=1" in out.splitlines()[0]
+    assert out.splitlines()[1] == "2.0"
+
+
+def test_several_virtual_devices() -> None:
+    with Standalone(devices=2) as session:
+        out = run(
+            session,
+            """
+            import torch
+            a, b = torch.ones(3, device="cuda:0"), torch.full((3,), 2.0, device="cuda:1")
+            print(torch.cuda.device_count(), a.device, b.device)
+            try:
+                a + b
+            except RuntimeError as error:
+                print("same device" in str(error))
+            print((a + b.to("cuda:0")).tolist(), (a.to("cuda:1") * b).device)
+            with torch.cuda.device(1):
+                print(torch.zeros(1, device="cuda").device, torch.cuda.current_device())
+            try:
+                torch.zeros(1, device="cuda:2")
+            except RuntimeError as error:
+                print("invalid device ordinal" in str(error))
+            """,
+        )
+        assert len(session.proxy_pids()) == 2
+    assert out.splitlines() == [
+        "2 cuda:0 cuda:1",
+        "True",
+        "[3.0, 3.0, 3.0] cuda:1",
+        "cuda:1 1",
+        "True",
+    ]
+
+
+def test_two_processes_of_one_session_share_its_proxy(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import subprocess, sys, torch
+        x = torch.full((4,), 3.0, device="cuda")
+        code = "import torch; print(torch.ones(3, device='cuda').sum().item())"
+        print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
+        print(x.sum().item())
+        """,
+    )
+    assert out.split() == ["3.0", "12.0"]
+    assert len(session.proxy_pids()) == 1
+
+
+def test_what_cannot_work_is_refused_with_a_sentence(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        x = torch.ones(3, device="cuda")
+        def said(f):
+            try:
+                f()
+            except Exception as error:
+                print(type(error).__name__, str(error).split(chr(10))[0])
+        said(lambda: x.__cuda_array_interface__)
+        said(lambda: torch.utils.dlpack.to_dlpack(x))
+        said(lambda: torch.cuda.CUDAGraph())
+        said(lambda: torch.compile(lambda t: t * 2)(x))
+        said(lambda: x.untyped_storage()._share_cuda_())
+        said(lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2).cuda()))
+        print(x.sum().item())
+        """,
+        timeout=100,
+    )
+    lines = out.splitlines()
+    assert len(lines) == 7, out
+    for line, do in zip(
+        lines, (".cpu()", ".cpu()", "eagerly", "aot_eager", ".cpu()", "one process"), strict=False
+    ):
+        assert do in line, line
+    assert lines[-1] == "3.0"
+
+
+def test_the_libraries_that_need_a_device_are_refused_after_their_import(
+    session: Standalone, tmp_path
+) -> None:
+    # A library of that name with one kernel, as the real one would be: only its import is watched.
+    package = tmp_path / "triton" / "runtime"
+    package.mkdir(parents=True)
+    (tmp_path / "triton" / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("")
+    (package / "jit.py").write_text("class JITFunction:\n    def run(self): return 'ran'\n")
+    out = run(
+        session,
+        f"""
+        import sys; sys.path.insert(0, {str(tmp_path)!r})
+        from triton.runtime.jit import JITFunction
+        try:
+            JITFunction().run()
+        except RuntimeError as error:
+            print(error)
+        """,
+    )
+    assert "Triton" in out
+    assert "aot_eager" in out
+
+
+def test_forked_children_are_told_to_spawn(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import os, torch
+        def child(what):
+            sys_pid = os.fork()
+            if sys_pid == 0:
+                try:
+                    print(what, torch.ones(2, device="cuda").sum().item(), flush=True)
+                except RuntimeError as error:
+                    print(what, str(error)[:34], flush=True)
+                os._exit(0)
+            os.waitpid(sys_pid, 0)
+        child("before")
+        torch.ones(1, device="cuda")
+        child("after")
+        print(torch.ones(3, device="cuda").sum().item())
+        """,
+    )
+    assert out.splitlines() == ["before 2.0", "after Cannot re-initialize CUDA in forke", "3.0"]
