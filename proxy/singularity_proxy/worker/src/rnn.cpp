@@ -1,6 +1,8 @@
 // LSTM and GRU choose fused cells on "cuda"; a cpu device has none. The same cells in ordinary,
 // differentiable operators: registered for autograd as well, so no backward of their own is needed.
 // Formulas: torch.nn.LSTMCell and torch.nn.GRUCell.
+#include <ATen/ATen.h>
+
 #include "ship.h"
 
 namespace singularity {
