@@ -133,10 +133,10 @@ def relay(channels: Channels, *options: str) -> Iterator[RelayProcess]:
 
 
 @contextlib.contextmanager
-def ipykernel(channels: Channels, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+def ipykernel(channels: Channels, *options: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
     """A real kernel that listens on the ipc sockets; killed at the end when it still lives."""
     kernel = subprocess.Popen(
-        [sys.executable, "-m", "ipykernel_launcher", "-f", str(channels.kernel)],
+        [sys.executable, "-m", "ipykernel_launcher", "-f", str(channels.kernel), *options],
         stdin=subprocess.DEVNULL,
         env={**os.environ, **env},
         start_new_session=True,

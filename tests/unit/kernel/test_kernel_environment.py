@@ -1,0 +1,59 @@
+"""What may enter a session, and which kernels load the extension."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from singularity_kernel.environment import session_environment, with_extension
+
+
+def test_secrets_stay_outside_and_the_rest_goes_in() -> None:
+    secrets = {
+        "JUPYTERHUB_API_TOKEN": "s",
+        "JUPYTERHUB_SERVICE_PREFIX": "/user/ada/",
+        "JPY_API_TOKEN": "s",
+        "JPY_PARENT_PID": "1",
+        "SINGULARITY_API_URL": "u",
+        "JUPYTER_TOKEN": "s",
+        "JUPYTER_PASSWORD": "s",
+    }
+    kept = {
+        "PATH": "/bin",
+        "HOME": "/home/ada",
+        "JPY_SESSION_NAME": "a.ipynb",
+        "JUPYTER_DEFAULT_PROVISIONER_NAME": "singularity",
+    }
+    assert session_environment({**secrets, **kept}) == kept
+
+
+HERE = {"PATH": os.path.dirname(sys.executable)}
+
+
+@pytest.mark.parametrize(
+    ("argv", "added"),
+    [
+        ([sys.executable, "-m", "ipykernel_launcher", "-f", "x"], True),
+        (["python", "-m", "ipykernel", "-f", "x"], True),
+        ([sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "x"], True),
+        ([sys.executable, "-m", "bash_kernel", "-f", "x"], False),
+        (["R", "--slave", "-e", "IRkernel::main()"], False),
+        (["/usr/bin/env", "-m", "ipykernel_launcher"], False),
+        (["no-such-python", "-m", "ipykernel_launcher"], False),
+        ([sys.executable, "-m", "ipykernel_launcher", "--ext", "singularity_kernel"], False),
+        ([], False),
+    ],
+)
+def test_our_own_ipython_kernels_load_the_extension(argv: list[str], added: bool) -> None:
+    extra = ["--ext", "singularity_kernel"] if added else []
+    assert with_extension(argv, HERE) == argv + extra
+
+
+def test_another_environment_of_the_same_python_does_not(tmp_path: Path) -> None:
+    other = tmp_path / "bin" / "python"
+    other.parent.mkdir()
+    other.symlink_to(os.path.realpath(sys.executable))
+    argv = [str(other), "-m", "ipykernel_launcher", "-f", "x"]
+    assert with_extension(argv, HERE) == argv
