@@ -7,6 +7,7 @@ this. Idempotent: existing files are replaced.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -64,7 +65,8 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, partial)
         os.replace(partial, target)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise NoSpace(
             f"{target} could not be written ({error.strerror}) and was left as it was; "
             "choose another place with --user or --prefix"

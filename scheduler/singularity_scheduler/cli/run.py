@@ -24,7 +24,7 @@ from typing import Any
 from jupyter_core.application import JupyterApp
 from singularity_proxy.capsule.launcher import stripped_environment
 from singularity_proxy.errors import BadRequest, Forbidden, SingularityError, Unavailable
-from traitlets import Integer, TraitError, Unicode, default
+from traitlets import Integer, Unicode, default
 
 from singularity_scheduler.client import ServiceClient
 
@@ -83,12 +83,9 @@ class RunApp(JupyterApp):  # type: ignore[misc]
         own, self.command = split_command(words)
         try:
             super().parse_command_line(own)
-        except TraitError as error:
-            _say(f"{error}; no session was started")
-            self.exit(EXIT_USAGE)
         except SystemExit as error:
-            # argparse has said what is wrong; its 2 could be the command's own exit code
-            raise SystemExit(EXIT_USAGE if error.code == 2 else error.code) from None
+            # What is wrong has been said; 1 and 2 could be the command's own exit codes.
+            raise SystemExit(EXIT_USAGE if error.code else 0) from None
 
     def start(self) -> None:
         self.exit(run(self.command, tier=self.tier, devices=self._wanted_devices()))
