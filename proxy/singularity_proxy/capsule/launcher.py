@@ -187,6 +187,26 @@ def trim_log(path: str, limit: int) -> bool:
         os.close(fd)
 
 
+def last_words(path: str, uid: int | None = None) -> str:
+    """The last line in the log at `path`, "" when there is none: the why for people. The file must
+    be a plain one of `uid` (None: anybody's), because its folder may belong to a user who put a
+    link to somebody else's file there."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        info = os.fstat(fd)
+        foreign = uid is not None and (info.st_uid != uid or info.st_nlink != 1)
+        if not stat.S_ISREG(info.st_mode) or foreign:
+            return ""
+        data = os.pread(fd, 4096, max(0, info.st_size - 4096))
+    finally:
+        os.close(fd)
+    lines = data.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1].strip()[:300] if lines else ""
+
+
 @contextlib.contextmanager
 def _interrupt_not_ignored() -> Iterator[None]:
     # An ignored signal stays ignored across exec, and a shell starts background jobs with SIGINT

@@ -45,7 +45,7 @@ log = logging.getLogger("singularity.agent")
 TICK_S = 0.5
 """How often waiting sessions and leases are looked at (a lease that ends sooner is on time)."""
 
-LOGS_EVERY = 10
+LOGS_EVERY = 4
 """Log files are trimmed every this many ticks."""
 
 STOP_LIMIT_S = 3.5

@@ -14,7 +14,13 @@ import os
 import shutil
 from typing import Any
 
-from singularity_proxy.capsule.launcher import Capsule, CapsuleSpec, stripped_environment, trim_log
+from singularity_proxy.capsule.launcher import (
+    Capsule,
+    CapsuleSpec,
+    last_words,
+    stripped_environment,
+    trim_log,
+)
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch, uid_of
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden, SingularityError, Unavailable
 
@@ -214,7 +220,9 @@ class Lifecycle:
         if live.record.life is not Life.LIVE or watch is None or self._node.stopping:
             return
         live.record.exit_code = watch.exit_code
-        self._end_soon(live, _how(watch.exit_code))
+        log_path = os.path.join(self._node.settings.session_dir(live.record.session), "capsule.log")
+        words = last_words(log_path, live.record.uid) if watch.exit_code else ""
+        self._end_soon(live, _how(watch.exit_code) + (f" ({words})" if words else ""))
 
     def _owner_gone(self, live: LiveSession) -> None:
         if live.record.alive and not self._node.stopping:

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Sequence
 
 from singularity_proxy.capsule.launcher import CapsuleSpec, spawn, stripped_environment
-from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch, processes_with
+from singularity_proxy.capsule.process import ProcessWatch, processes_with
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -98,23 +98,3 @@ async def ask_process(
 def _text(path: str) -> str:
     with open(path, encoding="utf-8", errors="replace") as file:
         return file.read()
-
-
-def last_line(path: str) -> str:
-    """The last line a process left in its log, "" when there is none: the why for people."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 4096))
-            lines = file.read().decode("utf-8", "replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1].strip() if lines else ""
-
-
-def identity_or_none(pid: int) -> ProcessIdentity | None:
-    """The process behind `pid`, None when there is none."""
-    try:
-        return ProcessIdentity.of(pid)
-    except ProcessLookupError:
-        return None

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from singularity_proxy.capsule.launcher import CapsuleSpec, spawn, stripped_environment
+from singularity_proxy.capsule.launcher import CapsuleSpec, last_words, spawn, stripped_environment
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.errors import ProxyFailed, SingularityError, Unavailable
 from singularity_proxy.wire import rpc
 
-from .processes import end_process, last_line
+from .processes import end_process
 from .sessions import ProxyRecord
 
 log = logging.getLogger("singularity.agent")
@@ -77,7 +77,7 @@ class Proxy:
             except Unavailable:
                 pass
             if not self.watch.alive or asyncio.get_running_loop().time() > deadline:
-                why = last_line(self.log_path) or "it said nothing"
+                why = last_words(self.log_path) or "it said nothing"
                 raise ProxyFailed(
                     f"the device proxy did not start ({why}); nothing was changed, try again",
                     exit_code=self.watch.exit_code,

@@ -13,13 +13,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from singularity_proxy.capsule.launcher import Capsule, CapsuleSpec, spawn, stripped_environment
+from singularity_proxy.capsule.launcher import (
+    Capsule,
+    CapsuleSpec,
+    last_words,
+    spawn,
+    stripped_environment,
+)
 from singularity_proxy.capsule.process import ProcessWatch
 from singularity_proxy.errors import Conflict, SingularityError
 
 from .launch import PORTS
 from .node import Settings
-from .processes import last_line
 from .sessions import SessionRecord
 
 READY_LIMIT_S = 30.0
@@ -91,7 +96,7 @@ async def start_relay(
             await relay.end(0.0)
     if started:
         return relay
-    why = last_line(log_path) or "it said nothing"
+    why = last_words(log_path, record.uid) or "it said nothing"
     if relay.watch.exit_code == EXIT_PORT_TAKEN:
         raise Conflict(
             f"the kernel's ports could not be opened ({why}); nothing was started", port=True

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.capsule.launcher import (
     CapsuleSpec,
+    last_words,
     spawn,
     stripped_environment,
     trim_log,
@@ -222,9 +223,8 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
             if not watch.alive:
                 break
             await asyncio.sleep(0.02)
-        raise Unavailable(
-            f"the node agent did not start ({_last_line(log_path)}); the log is {log_path}"
-        )
+        words = last_words(log_path) or "it said nothing"
+        raise Unavailable(f"the node agent did not start ({words}); the log is {log_path}")
 
     def command(self) -> list[str]:
         """The agent's command line."""
@@ -277,12 +277,3 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
 
 def _make_folder(path: str) -> None:
     os.makedirs(path, 0o700, exist_ok=True)
-
-
-def _last_line(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read().strip().splitlines()
-    except OSError:
-        return "it said nothing"
-    return lines[-1].strip() if lines else "it said nothing"

@@ -1,0 +1,286 @@
+"""The device side of sessions: needs, attach, park, late rings, checkpoints, leases.
+
+Device proxies are the tests' stand-in here (it answers in milliseconds and fails on demand); the
+real ones are in test_real_proxy.py and in tests/faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+
+import pytest
+from singularity_proxy.errors import BadRequest, Conflict, NotFound, ProxyFailed, StaleEpoch
+from support.agent import AgentBox, until
+
+
+@pytest.mark.asyncio
+async def test_a_need_is_told_served_parked_and_served_again_elsewhere() -> None:
+    async with AgentBox(double=True) as box:
+        go = box.work / "go"
+        session = await box.worker("open", "need", f"next:{go}", "need", "sleep")
+        await box.event("device.need", session)
+        assert (await box.session(session))["waiting"] is True
+        assert (await box.session(session))["saved"] is False
+        await box.attach(session, 1, "cpu:0")
+        await box.logged(session, "attached r1 generation 1 epoch 1")
+        report = await box.session(session)
+        assert report["devices"] == ["cpu:0"]
+        assert report["epoch"] == 1
+        assert report["waiting"] is False
+        assert report["saved"] is True
+        done = await box.park(session, 1)
+        assert done["bytes"] == 8
+        report = await box.session(session)
+        assert report["devices"] == []
+        assert report["saved"] is True
+        assert sorted(p.name for p in (box.shm / session).iterdir()) == ["r1.ring", "r1.snap"]
+        assert list((box.runtime / "p").iterdir()) == []
+        box.forget_events()
+        go.touch()
+        await box.event("device.need", session)
+        await box.attach(session, 2, "cpu:1")
+        await box.logged(session, "attached r1 generation 2 epoch 2")
+
+
+@pytest.mark.asyncio
+async def test_the_doorbell_repeats_until_somebody_listens() -> None:
+    async with AgentBox(double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session, count=3)
+        await box.attach(session, 1)
+        await box.logged(session, "attached")
+        told = len(box.events)
+        await asyncio.sleep(1.2)
+        assert len(box.events) == told
+
+
+@pytest.mark.asyncio
+async def test_an_interrupted_wait_is_withdrawn() -> None:
+    async with AgentBox(double=True) as box:
+        session = await box.worker("open", "wait:0.6", "sleep")
+        await box.event("device.need", session)
+        await box.logged(session, "gave up")
+        await box.event("device.withdrawn", session)
+        assert (await box.session(session))["waiting"] is False
+
+
+@pytest.mark.asyncio
+async def test_several_virtual_devices_share_or_spread() -> None:
+    async with AgentBox(double=True) as box:
+        session = await box.worker(
+            "open:0", "open:1", "open:7", "need:0", "need:1", "sleep", virtual_devices=2
+        )
+        await box.logged(session, "there is no cuda:7")
+        with pytest.raises(BadRequest, match="2 virtual devices, but 1"):
+            await box.attach(session, 1, "cpu:0")
+        with pytest.raises(NotFound, match="no device 'cpu:9'"):
+            await box.attach(session, 1, "cpu:0", "cpu:9")
+        assert (await box.session(session))["saved"] is False
+        await box.attach(session, 1, "cpu:0", "cpu:1")
+        await box.logged(session, "attached r2")
+        assert len(list((box.runtime / "p").glob("*.sock"))) == 2
+        await box.attach(session, 2, "cpu:1", "cpu:1")
+        assert (await box.session(session))["devices"] == ["cpu:1", "cpu:1"]
+        assert len(list((box.runtime / "p").glob("*.sock"))) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_comes_later_joins_the_devices_that_are_held() -> None:
+    async with AgentBox(double=True) as box:
+        go = box.work / "go"
+        session = await box.worker("open", "need", f"next:{go}", "open", "need", "sleep")
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        await box.logged(session, "attached r1")
+        box.forget_events()
+        go.touch()
+        # The same process asks again: it replaced itself, its first ring is nobody's any more.
+        await box.logged(session, "attached r2 generation 1 epoch 1")
+        await until(lambda: not (box.shm / session / "r1.ring").exists())
+        assert [t for _, t, _ in box.events if t == "device.need"] == []
+
+
+@pytest.mark.asyncio
+async def test_old_leases_are_refused_and_repeated_commands_answered_again() -> None:
+    async with AgentBox(double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        first = await box.attach(session, 5, seq=100)
+        assert await box.attach(session, 5, seq=100) == first
+        with pytest.raises(StaleEpoch) as refused:
+            await box.attach(session, 4, "cpu:1", seq=101)
+        assert refused.value.fields["newest"] == 5
+        with pytest.raises(StaleEpoch):
+            await box.park(session, 4)
+        assert (await box.session(session))["devices"] == ["cpu:0"]
+        parked = await box.park(session, 5, seq=102)
+        await box.attach(session, 6, "cpu:1", seq=103)
+        assert await box.park(session, 5, seq=102) == parked
+        assert (await box.session(session))["devices"] == ["cpu:1"]
+
+
+@pytest.mark.asyncio
+async def test_a_lease_that_is_not_renewed_fences_and_one_that_is_does_not() -> None:
+    async with AgentBox("--NodeAgent.lease_ttl_s=1", double=True) as box:
+        kept = await box.worker("open", "need", "sleep")
+        lost = await box.worker("open", "need", "sleep")
+        for session, device in ((kept, "cpu:0"), (lost, "cpu:1")):
+            await box.event("device.need", session)
+            await box.attach(session, 3, device)
+        for _ in range(8):
+            answer = await box.call(
+                "renew",
+                leases=[{"session": kept, "epoch": 3}, {"session": "000000000000", "epoch": 1}],
+                ttl_s=1.0,
+            )
+            assert answer == {"held": [{"session": kept, "epoch": 3}], "gone": ["000000000000"]}
+            await asyncio.sleep(0.25)
+        await box.event("lease.lapsed", lost)
+        assert (await box.session(lost))["devices"] == []
+        assert (await box.session(lost))["saved"] is True
+        assert (await box.session(kept))["devices"] == ["cpu:0"]
+        late = await box.call("renew", leases=[{"session": lost, "epoch": 3}], ttl_s=60.0)
+        assert late == {"held": [], "gone": []}
+        wrong = await box.call("renew", leases=[{"session": kept, "epoch": 2}], ttl_s=60.0)
+        assert wrong["held"] == []
+
+
+@pytest.mark.asyncio
+async def test_a_ring_ends_with_its_worker() -> None:
+    async with AgentBox(double=True) as box:
+        code = (
+            "import subprocess, sys, time, os\n"
+            "w = os.environ['WORKER']\n"
+            "a = subprocess.Popen([sys.executable, w, 'open', 'need', 'sleep'])\n"
+            "b = subprocess.Popen([sys.executable, w, 'open', 'need', 'sleep'])\n"
+            "time.sleep(600)"
+        )
+        from support.agent import SUPPORT
+
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(SUPPORT.parent),
+            "WORKER": str(SUPPORT / "agent_worker.py"),
+        }
+        session = await box.python(code, env=env)
+        await box.event("device.need", session)
+        await until(lambda: len(list((box.shm / session).glob("*.ring"))) == 2)
+        await box.attach(session, 1)
+        await until(lambda: box.log(session).count("attached") == 2)
+        child = next(p for p in box.processes(session) if p.pid != box.started["pid"])
+        os.kill(child.pid, 9)
+        await until(lambda: len(list((box.shm / session).glob("*.ring"))) == 1)
+        await box.park(session, 1)
+        assert len(list((box.shm / session).iterdir())) == 2
+
+
+@pytest.mark.asyncio
+async def test_checkpoints_are_whole_or_absent() -> None:
+    async with AgentBox(double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        with pytest.raises(Conflict, match="has not used a device yet"):
+            await box.call("device.checkpoint", session=session, name="a", seq=1)
+        await box.attach(session, 1)
+        made = await box.call("device.checkpoint", session=session, name="a", seq=2)
+        assert made["level"] == "device"
+        assert made["bytes"] == 8
+        again = await box.call("device.checkpoint", session=session, name="a", seq=2)
+        assert again == made
+        await box.park(session, 1)
+        parked = await box.call("device.checkpoint", session=session, name="b", seq=3)
+        folder = box.root / "state" / "checkpoints" / session
+        assert sorted(p.name for p in folder.iterdir()) == sorted([made["id"], parked["id"]])
+        for checkpoint in (made, parked):
+            manifest = json.loads((folder / checkpoint["id"] / "manifest.json").read_text())
+            assert manifest["files"]["r1.snap"]["bytes"] == 8
+            assert len(manifest["files"]["r1.snap"]["sha256"]) == 64
+        assert not list(box.folder(session).glob("c-*"))
+        await box.end(session)
+        assert not folder.exists()
+
+
+@pytest.mark.asyncio
+async def test_a_proxy_that_cannot_restore_leaves_the_state_where_it_was() -> None:
+    async with AgentBox(double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        await box.park(session, 1)
+        die = box.shm / session / "r1.die"
+        die.touch()
+        with pytest.raises(ProxyFailed, match="ended twice while it restored"):
+            await box.attach(session, 2)
+        report = await box.session(session)
+        assert report["devices"] == []
+        assert report["saved"] is True
+        assert (box.shm / session / "r1.snap").exists()
+        die.unlink()
+        await box.attach(session, 3)
+        assert (await box.session(session))["devices"] == ["cpu:0"]
+
+
+@pytest.mark.asyncio
+async def test_warm_proxies_are_used_and_filled_up_again() -> None:
+    async with AgentBox(double=True, warm=1) as box:
+        pool = box.runtime / "p"
+        await until(lambda: len(list(pool.glob("*.sock"))) == 1)
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        await until(lambda: len(list(pool.glob("*.sock"))) == 2)
+        await box.end(session)
+        await until(lambda: len(list(pool.glob("*.sock"))) == 1)
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_a_session_does_not_wait_for_its_devices() -> None:
+    async with AgentBox(double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        attach = asyncio.ensure_future(box.attach(session, 1))
+        await asyncio.sleep(0.05)
+        started = time.monotonic()
+        await box.end(session)
+        assert time.monotonic() - started < 10
+        with pytest.raises((Conflict, NotFound, ProxyFailed)):
+            await attach
+        assert list((box.runtime / "p").iterdir()) == []
+
+
+@pytest.mark.asyncio
+async def test_verbs_and_activity_go_to_the_service_and_status_survives_without_it() -> None:
+    async with AgentBox(double=True) as box:
+        go = box.work / "go"
+        session = await box.worker("busy", "park", f"next:{go}", "status", "park", "sleep")
+        data = await box.event("activity", session)
+        assert data["busy"] is True
+        await box.logged(session, '{"verb": "park"}')
+        assert box.commands == [{"session": session, "verb": "park", "args": {}, "by": "user"}]
+        assert (await box.session(session))["busy"] is True
+        await box.fleet.stop()
+        go.touch()
+        await box.logged(session, "Unavailable the scheduler service is away")
+        assert '"service": "away"' in box.log(session)
+        await box.fleet.start()
+
+
+@pytest.mark.asyncio
+async def test_a_worker_with_another_torch_is_told_what_to_install() -> None:
+    code = (
+        "import os\n"
+        "from singularity_proxy.wire.rpc import SyncPeer\n"
+        "from singularity_proxy.errors import SingularityError\n"
+        "try:\n"
+        "    SyncPeer(os.environ['SINGULARITY_SOCKET']).call('ring.open', virtual_device=0,\n"
+        "        torch_version='1.0', git_version='abc', python='', pid=1)\n"
+        "except SingularityError as error:\n"
+        "    print(type(error).__name__, error.message, flush=True)\n"
+        "import time; time.sleep(60)"
+    )
+    async with AgentBox(double=True) as box:
+        session = await box.python(code)
+        await box.logged(session, "Unsupported this process uses torch 1.0, but")

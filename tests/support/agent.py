@@ -1,0 +1,247 @@
+"""A real node agent for tests, reached through the real `LocalFleet`.
+
+`async with AgentBox() as box:` starts it; leaving the block ends it in good order and checks that
+nothing is left of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from singularity_proxy.capsule.process import ProcessIdentity, processes_with
+from singularity_scheduler.fleet import LocalFleet
+
+SUPPORT = Path(__file__).parent
+
+
+class AgentBox:
+    """One agent with its own folders. `double=True`: device proxies are the tests' stand-in."""
+
+    def __init__(self, *args: str, double: bool = False, warm: int = 0, **traits: Any) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="ab-"))
+        self.root.chmod(0o755)
+        self.work = self.root / "work"
+        self.work.mkdir()
+        self.work.chmod(0o777)
+        self.events: list[tuple[str, str, dict[str, Any]]] = []
+        self.connections: list[bool] = []
+        self._news = asyncio.Event()
+        self._seq = 0
+        options = {
+            "state_dir": str(self.root / "state"),
+            "runtime_dir": str(self.root / "rt"),
+            "agent_args": [f"--NodeAgent.warm_proxies={warm}", *args],
+        }
+        self.fleet = (DoubleFleet if double else LocalFleet)(**{**options, **traits})
+        self.fleet.on_event(self._event)
+        self.fleet.on_connection(lambda _, up: self.connections.append(up))
+        self.fleet.on_command(self._command)
+        self.commands: list[dict[str, Any]] = []
+
+    def _event(self, _node: str, session: str, type: str, data: dict[str, Any]) -> None:
+        self.events.append((session, type, data))
+        self._news.set()
+
+    async def _command(
+        self, node: str, session: str, verb: str, args: dict[str, Any], by: str
+    ) -> Any:
+        self.commands.append({"session": session, "verb": verb, "args": args, "by": by})
+        return {"verb": verb}
+
+    async def __aenter__(self) -> AgentBox:
+        await self.fleet.start()
+        self.shm = Path(self.announced()["shm_dir"])
+        self.runtime = Path(self.announced()["runtime_dir"])
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        shm, runtime = self.shm, self.runtime
+        await self.fleet.stop_agent()
+        leftover = [p for p in (shm, runtime) if p.exists()]
+        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.rmtree(shm, ignore_errors=True)
+        assert failure[0] is not None or leftover == []
+
+    # -- the agent process ------------------------------------------------------------------------
+
+    def announced(self) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads((self.root / "state" / "agent.json").read_text())
+        return body
+
+    @property
+    def agent_pid(self) -> int:
+        return int(self.announced()["process"][0])
+
+    async def kill_agent(self) -> None:
+        """SIGKILL, and wait until another one answers."""
+        instance = self.announced()["instance"]
+        os.kill(self.agent_pid, signal.SIGKILL)
+        await until(lambda: self.connections[-1:] == [False])
+        await until(lambda: self.connections[-1:] == [True])
+        assert self.announced()["instance"] != instance
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    async def call(self, method: str, **params: Any) -> Any:
+        return await self.fleet.call(self.fleet.node, method, **params)
+
+    async def start(
+        self,
+        argv: list[str],
+        *,
+        user: str = "alice",
+        virtual_devices: int = 1,
+        mode: str = "capsule",
+        **launch: Any,
+    ) -> str:
+        """Start a session that runs `argv`; returns its id."""
+        session = uuid.uuid4().hex[:12]
+        self._seq += 1
+        env = {**os.environ, "PYTHONPATH": str(SUPPORT.parent), "HOME": str(self.work)}
+        self.started = await self.call(
+            "session.start",
+            session=session,
+            user=user,
+            kind="batch",
+            tier="standard",
+            virtual_devices=virtual_devices,
+            epoch=0,
+            seq=self._seq,
+            launch={
+                "mode": mode,
+                "argv": argv,
+                "env": env,
+                "cwd": str(self.work),
+                "connection": None,
+                "owner_pid": os.getpid(),
+                **launch,
+            },
+        )
+        return session
+
+    async def python(self, code: str, **options: Any) -> str:
+        """Start a session that runs Python `code`."""
+        return await self.start([sys.executable, "-c", code], **options)
+
+    async def worker(self, *words: str, **options: Any) -> str:
+        """Start a session whose process is `support/agent_worker.py`."""
+        argv = [sys.executable, str(SUPPORT / "agent_worker.py"), *words]
+        return await self.start(argv, **options)
+
+    async def attach(self, session: str, epoch: int, *devices: str, seq: int | None = None) -> Any:
+        self._seq += 1
+        return await self.call(
+            "device.attach",
+            session=session,
+            epoch=epoch,
+            seq=self._seq if seq is None else seq,
+            devices=list(devices) or ["cpu:0"],
+            reason="test",
+        )
+
+    async def park(self, session: str, epoch: int, seq: int | None = None) -> Any:
+        self._seq += 1
+        return await self.call(
+            "device.park",
+            session=session,
+            epoch=epoch,
+            seq=self._seq if seq is None else seq,
+            reason="test",
+        )
+
+    async def end(self, session: str, grace_s: float = 0.0) -> Any:
+        return await self.call("session.end", session=session, reason="test", grace_s=grace_s)
+
+    async def session(self, session: str) -> dict[str, Any]:
+        """The session in `hello`."""
+        [hello] = await self.fleet.hello()
+        [found] = [s for s in hello["sessions"] if s["session"] == session]
+        return dict(found)
+
+    async def user_options(self, user: str = "alice") -> dict[str, Any]:
+        """Options of Popen for a process of `user`'s own."""
+        identity = await self.call("identity", user=user)
+        return {"user": identity["uid"]} if identity["mapped"] else {}
+
+    # -- what one sees ----------------------------------------------------------------------------
+
+    def folder(self, session: str) -> Path:
+        return self.runtime / "s" / session
+
+    def log(self, session: str) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder(session) / "capsule.log").read_text()
+        return ""
+
+    async def logged(self, session: str, text: str) -> None:
+        """Wait until the session's process printed `text`."""
+        await until(lambda: text in self.log(session), lambda: self.log(session))
+
+    async def event(self, type: str, session: str | None = None, count: int = 1) -> dict[str, Any]:
+        """Wait for the `count`-th event of `type`; returns its data."""
+
+        def found() -> list[dict[str, Any]]:
+            return [d for s, t, d in self.events if t == type and session in (None, s)]
+
+        await until(lambda: len(found()) >= count, lambda: str(self.events))
+        return found()[count - 1]
+
+    def forget_events(self) -> None:
+        self.events.clear()
+
+    def processes(self, session: str) -> list[ProcessIdentity]:
+        """The session's own processes: capsule and everything below."""
+        marker = f"SINGULARITY_SOCKET={self.folder(session)}/agent.sock".encode()
+        return list(processes_with(marker, in_environment=True))
+
+
+class DoubleFleet(LocalFleet):
+    """The agent with the stand-in for device proxies."""
+
+    def command(self) -> list[str]:
+        command: list[str] = super().command()
+        place = command.index("-m")
+        command[place : place + 2] = [str(SUPPORT / "agent_with_double.py")]
+        return command
+
+
+async def until(
+    true: Callable[[], bool], why: Callable[[], str] = lambda: "", timeout: float = 30.0
+) -> None:
+    """Wait until `true()`; fails with `why()` after `timeout` seconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    while not true():
+        assert loop.time() < deadline, f"it did not happen within {timeout:g} s: {why()}"
+        await asyncio.sleep(0.02)
+
+
+def sleeper(**options: Any) -> subprocess.Popen[bytes]:
+    """A process that sleeps; the caller ends it."""
+    return subprocess.Popen(["/bin/sleep", "600"], **options)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (a zombie does not)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

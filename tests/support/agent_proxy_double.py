@@ -1,0 +1,95 @@
+"""Stands in for a device proxy in tests of the agent: same calls, no torch, no computing.
+
+Its "device memory" of a ring is a number that a worker adds to: record n is the number n in the
+request queue. Attach reads `<prefix>.snap`, park writes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+from singularity_proxy.errors import NoSpace, SingularityError
+from singularity_proxy.wire import rpc
+from singularity_proxy.wire.ring import RingFile, RingState
+
+
+def write(path: str, data: bytes) -> None:
+    with open(path + ".tmp", "wb") as file:
+        file.write(data)
+    os.replace(path + ".tmp", path)
+
+
+class Double:
+    def __init__(self) -> None:
+        self.bound: dict[str, Any] | None = None
+        self.rings: dict[str, tuple[RingFile, str]] = {}
+
+    async def bind(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
+        if self.bound:
+            raise SingularityError("bound twice")
+        self.bound = p
+        if os.geteuid() == 0 and p["uid"] != 0:
+            os.setresgid(p["gid"], p["gid"], p["gid"])
+            os.setresuid(p["uid"], p["uid"], p["uid"])
+        return {"pid": os.getpid()}
+
+    async def attach(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
+        prefix = Path(p["state_prefix"])
+        if prefix.with_suffix(".die").exists():
+            os._exit(9)
+        ring = RingFile.open(p["path"])
+        snap = prefix.with_suffix(".snap")
+        restored = len(snap.read_bytes()) if snap.exists() else 0
+        ring._put32("generation", ring.read().generation + 1)
+        ring._put32("worker_waiting", 0)
+        ring.set_state(RingState.ATTACHED)
+        self.rings[p["ring_id"]] = (ring, p["state_prefix"])
+        return {"restored_bytes": restored, "replayed_records": 0, "ms": 0.1}
+
+    async def close_ring(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
+        self.rings.pop(p["ring_id"])[0].close()
+        return {}
+
+    async def park(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
+        total = 0
+        for ring, prefix in self.rings.values():
+            state = struct.pack("<Q", ring.read().done_seq)
+            try:
+                write(prefix + ".snap", state)
+            except OSError as error:
+                raise NoSpace(f"the state could not be written ({error.strerror})") from None
+            total += len(state)
+        for ring, _prefix in self.rings.values():
+            ring.set_state(RingState.DETACHED)
+        asyncio.get_running_loop().call_later(0.05, os._exit, 0)
+        return {"bytes": total, "ms": 0.1, "rings": len(self.rings)}
+
+    async def checkpoint(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
+        for ring_id in self.rings:
+            write(os.path.join(p["directory"], ring_id + ".snap"), b"12345678")
+        return {"bytes": 8 * len(self.rings), "ms": 0.1, "files": {}}
+
+    async def stats(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
+        return {"rings": {ring_id: {} for ring_id in self.rings}}
+
+    async def exit(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
+        asyncio.get_running_loop().call_later(0.01, os._exit, 0)
+        return {}
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", required=True)
+    path = parser.parse_args().socket
+    double = Double()
+    names = ("bind", "attach", "close_ring", "park", "checkpoint", "stats", "exit")
+    await rpc.serve(path, {n: getattr(double, n) for n in names}, allowed_uids={0, os.geteuid()})
+    await asyncio.Event().wait()
+
+
+asyncio.run(main())

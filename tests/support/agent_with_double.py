@@ -1,0 +1,16 @@
+"""The node agent with `agent_proxy_double.py` as its device proxies."""
+
+import sys
+from pathlib import Path
+
+from singularity_scheduler.agent import proxies
+from singularity_scheduler.agent.app import main
+
+
+def command(socket: str, python: str = sys.executable) -> list[str]:
+    double = Path(__file__).with_name("agent_proxy_double.py")
+    return [python, str(double), "--socket", socket]
+
+
+proxies.proxy_command = command
+main()
