@@ -1,0 +1,285 @@
+"""The device proxy's work, without its socket: rings, state files, memory. All calls may block."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from singularity_proxy import build
+from singularity_proxy.errors import (
+    BadRequest,
+    Conflict,
+    NoSpace,
+    NotFound,
+    ProxyFailed,
+    SingularityError,
+    StaleEpoch,
+)
+
+from . import process
+
+native = build.load()
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Whose proxy this is and what it may use; fixed for the life of the process."""
+
+    session: str
+    device: str
+    """Physical device id of the node: "cpu:1", "cuda:0"."""
+    capacity_bytes: int
+    """What the device holds at most; 0: no limit."""
+    threads: int
+    """Compute threads of a cpu device, per ring."""
+    epoch: int
+
+    @property
+    def torch_device(self) -> str:
+        """The device as torch knows it: all cpu devices of a node are torch's one "cpu"."""
+        kind, _, index = self.device.partition(":")
+        return "cpu" if kind == "cpu" else f"{kind}:{index or 0}"
+
+
+class DeviceProxy:
+    """One physical device for one session. Used by `control.Control`, one call at a time."""
+
+    def __init__(self) -> None:
+        self.binding: Binding | None = None
+        self._rings: dict[str, Any] = {}
+
+    def warm_up(self) -> None:
+        """Let torch and its math libraries set themselves up, which they do at their first use."""
+        import torch
+
+        with torch.inference_mode():
+            a = torch.zeros(64, 64)
+            torch.nn.functional.softmax(a @ a + a, dim=-1).sum().item()
+
+    def bind(
+        self,
+        *,
+        session: str,
+        uid: int,
+        gid: int,
+        device: str,
+        capacity_bytes: int,
+        threads: int,
+        epoch: int,
+    ) -> dict[str, Any]:
+        """Make this proxy the session's, once. -> {pid}"""
+        if self.binding is not None:
+            raise Conflict(
+                f"this device proxy already belongs to session {self.binding.session}",
+                session=self.binding.session,
+            )
+        kind = device.partition(":")[0]
+        if kind not in ("cpu", "cuda"):
+            raise BadRequest(
+                f"unknown device '{device}': a device proxy serves cpu:N or cuda:N", device=device
+            )
+        if capacity_bytes < 0 or threads < 1:
+            raise BadRequest(
+                f"a device needs at least 1 thread and a capacity of 0 (no limit) or more, "
+                f"not {threads} and {capacity_bytes}"
+            )
+        binding = Binding(session, device, capacity_bytes, threads, epoch)
+        process.become(uid, gid)
+        if kind == "cpu":
+            native.install_capacity(capacity_bytes)
+        else:
+            _limit_cuda(binding)
+        process.set_name(f"sg-{device}-{session}")
+        self.binding = binding
+        return {"pid": os.getpid()}
+
+    def attach(
+        self, *, ring_id: str, path: str, state_prefix: str, journal_bytes: int, epoch: int
+    ) -> dict[str, Any]:
+        """Rebuild a ring's state and serve it. -> {restored_bytes, replayed_records, ms}"""
+        binding = self._bound()
+        if ring_id in self._rings:
+            raise Conflict(f"ring {ring_id} is already served by this device proxy", ring=ring_id)
+        if epoch < binding.epoch:
+            raise StaleEpoch(
+                f"ring {ring_id} was to be attached under epoch {epoch}, but this device proxy was "
+                f"started under epoch {binding.epoch}",
+                epoch=epoch,
+                newest=binding.epoch,
+            )
+        begin = time.monotonic()
+        ring = native.RingServer(
+            path,
+            state_prefix,
+            binding.torch_device,
+            journal_bytes,
+            epoch,
+            binding.capacity_bytes,
+            binding.threads,
+        )
+        with _typed(ring_id):
+            restored, replayed = ring.start()
+        self._rings[ring_id] = ring
+        return {
+            "restored_bytes": restored,
+            "replayed_records": replayed,
+            "ms": _ms_since(begin),
+        }
+
+    def close_ring(self, *, ring_id: str) -> dict[str, Any]:
+        """Forget a ring whose worker has ended, with its state and its files."""
+        ring = self._rings.pop(ring_id, None)
+        if ring is None:
+            raise NotFound(f"this device proxy serves no ring {ring_id}", ring=ring_id)
+        ring.stop(True)
+        return {}
+
+    def park(self) -> dict[str, Any]:
+        """Write the state of all rings and detach them. -> {bytes, ms, rings}
+
+        All or nothing: when one cannot be written all of them are served on, and NoSpace or
+        SingularityError is raised. After success the proxy holds nothing and should end.
+        """
+        begin = time.monotonic()
+        total = 0
+        with self._paused() as rings:
+            try:
+                for ring_id, ring in rings.items():
+                    with _typed(ring_id):
+                        total += ring.prepare_park()
+                for ring_id, ring in rings.items():
+                    with _typed(ring_id):
+                        ring.commit_park()
+            except BaseException:
+                for ring in rings.values():
+                    ring.abandon_park()
+                raise
+            for ring_id, ring in rings.items():
+                ring.leave()
+                # Not its destructor: the process ends now, and its memory with it.
+                _parked.append(self._rings.pop(ring_id))
+        return {"bytes": total, "ms": _ms_since(begin), "rings": list(rings)}
+
+    def checkpoint(self, *, directory: str) -> dict[str, Any]:
+        """Write the state of all rings below `directory` and go on. -> {bytes, ms, files}
+
+        All of it is on disk when this returns. On an error no new file is left.
+        """
+        begin = time.monotonic()
+        folder = Path(directory)
+        files: dict[str, str] = {}
+        total = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise _no_space(error, f"cannot make the folder {folder}") from error
+        with self._paused() as rings:
+            try:
+                for ring_id, ring in rings.items():
+                    path = folder / f"{ring_id}.snap"
+                    with _typed(ring_id):
+                        total += ring.save_copy(os.fspath(path))
+                    files[ring_id] = os.fspath(path)
+            except BaseException:
+                for written in files.values():
+                    Path(written).unlink(missing_ok=True)
+                raise
+        return {"bytes": total, "ms": _ms_since(begin), "files": files}
+
+    def stats(self) -> dict[str, Any]:
+        """-> {memory_current, memory_peak, memory_capacity, rings: {id: {...}}}; never waits."""
+        device = self.binding.torch_device if self.binding else "cpu"
+        current, peak, _ = native.memory(device)
+        return {
+            "pid": os.getpid(),
+            "session": self.binding.session if self.binding else None,
+            "device": self.binding.device if self.binding else None,
+            "memory_current": current,
+            "memory_peak": peak,
+            "memory_capacity": self.binding.capacity_bytes if self.binding else 0,
+            "rings": {ring_id: ring.stats() for ring_id, ring in list(self._rings.items())},
+        }
+
+    @property
+    def holds_state(self) -> bool:
+        """True while rings are served: ending now would lose something (or need a replay)."""
+        return bool(self._rings)
+
+    def _bound(self) -> Binding:
+        if self.binding is None:
+            raise Conflict("this device proxy belongs to no session yet; call bind first")
+        return self.binding
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[dict[str, Any]]:
+        """All rings stop between two records; those still served afterwards go on."""
+        rings = dict(self._rings)
+        try:
+            for ring in rings.values():
+                ring.request_pause()
+            for ring in rings.values():
+                ring.wait_paused()
+            yield rings
+        finally:
+            for ring_id, ring in rings.items():
+                if ring_id in self._rings:
+                    ring.resume()
+
+
+_parked: list[Any] = []
+
+
+def _ms_since(begin: float) -> float:
+    return round((time.monotonic() - begin) * 1000, 3)
+
+
+def _no_space(error: OSError, what: str) -> SingularityError:
+    sentence = f"{what}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoSpace(
+            f"{sentence}. Nothing was changed and the session goes on; make room and try again.",
+            path=error.filename,
+        )
+    return SingularityError(
+        f"{sentence}. Nothing was changed and the session goes on.", path=error.filename
+    )
+
+
+@contextlib.contextmanager
+def _typed(ring_id: str) -> Iterator[None]:
+    """Errors of the native module as the project's own."""
+    try:
+        yield
+    except OSError as error:
+        raise _no_space(error, f"the device state of ring {ring_id}") from error
+    except native.Stale as error:
+        raise StaleEpoch(str(error), ring=ring_id) from error
+    except native.Refused as error:
+        raise Conflict(str(error), ring=ring_id) from error
+    except native.StateError as error:
+        raise ProxyFailed(str(error), ring=ring_id) from error
+    except RuntimeError as error:
+        raise SingularityError(f"ring {ring_id}: {error}", ring=ring_id) from error
+
+
+def _limit_cuda(binding: Binding) -> None:
+    import torch
+
+    index = torch.device(binding.torch_device).index or 0
+    try:
+        total = torch.cuda.get_device_properties(index).total_memory
+        if binding.capacity_bytes:
+            torch.cuda.set_per_process_memory_fraction(
+                min(1.0, binding.capacity_bytes / total), index
+            )
+    except (RuntimeError, AssertionError) as error:
+        raise BadRequest(
+            f"device {binding.device} cannot be used here: {str(error).splitlines()[0]}",
+            device=binding.device,
+        ) from error

@@ -1,0 +1,175 @@
+// From the key and the values of an operator's record to the arguments of a boxed call.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/List.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/TensorOptions.h>
+
+#include "executor.h"
+
+namespace singularity {
+
+using at::Tensor;
+using c10::IValue;
+
+namespace {
+
+constexpr int kMaxDim = 64;
+
+c10::ScalarType dtype_of(uint8_t number) {
+  TORCH_CHECK(number < static_cast<uint8_t>(c10::ScalarType::Undefined), "unknown dtype ", int{number});
+  return static_cast<c10::ScalarType>(number);
+}
+
+// One element more than the last one that sizes and strides reach; 0 for an empty tensor.
+uint64_t reach(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  uint64_t last = 0;
+  for (size_t i = 0; i < sizes.size(); i++) {
+    TORCH_CHECK(sizes[i] >= 0 && strides[i] >= 0, "negative size or stride");
+    if (sizes[i] == 0) return 0;
+    last += static_cast<uint64_t>(sizes[i] - 1) * static_cast<uint64_t>(strides[i]);
+  }
+  return last + 1;
+}
+
+template <class T>
+std::vector<T> numbers(Reader& key) {
+  const auto n = key.get<uint32_t>();
+  const char* from = key.bytes(n * sizeof(T));
+  std::vector<T> list(n);
+  if (n) std::memcpy(list.data(), from, n * sizeof(T));
+  return list;
+}
+
+}  // namespace
+
+Tensor Executor::device_tensor(Reader& key, Reader& values) {
+  const auto dtype = dtype_of(key.get<uint8_t>());
+  const int dim = key.get<uint8_t>();
+  const auto flags = key.get<uint8_t>();
+  TORCH_CHECK(dim <= kMaxDim, "a tensor of ", dim, " dimensions");
+  int64_t size_words[kMaxDim], stride_words[kMaxDim];
+  std::memcpy(size_words, key.bytes(dim * 8), dim * 8);
+  const at::IntArrayRef sizes(size_words, dim), strides(stride_words, dim);
+  if (!(flags & kContiguous)) std::memcpy(stride_words, key.bytes(dim * 8), dim * 8);
+  const auto id = values.get<uint64_t>();
+  const auto offset = values.get<int64_t>();
+  c10::Storage& storage = state_.storage(id);
+
+  const auto keys = storage.device().is_cpu() ? c10::DispatchKey::CPU : c10::computeDispatchKey(dtype, at::kStrided, storage.device());
+  Tensor t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(keys),
+                                                      c10::scalarTypeToTypeMeta(dtype));
+  auto* impl = t.unsafeGetTensorImpl();
+  uint64_t elements;
+  if (flags & kContiguous) {
+    impl->set_sizes_contiguous(sizes);
+    if (offset) impl->set_storage_offset(offset);
+    elements = static_cast<uint64_t>(impl->numel());
+  } else {
+    impl->set_sizes_and_strides(sizes, strides, offset);
+    elements = reach(sizes, strides);
+  }
+  // Never outside of the storage: a resize may have failed since the worker believed in it.
+  TORCH_CHECK(elements == 0 || (offset >= 0 && static_cast<uint64_t>(offset) + elements <= storage.nbytes() / impl->itemsize()),
+              "a tensor that reaches to element ", offset + static_cast<int64_t>(elements), " does not fit its device memory of ",
+              storage.nbytes(), " bytes (an earlier resize may have failed)");
+  if (flags & kConjugate) t._set_conj(true);
+  if (flags & kNegative) t._set_neg(true);
+  inputs_.push_back(storage.unsafeGetStorageImpl());
+  return t;
+}
+
+Tensor Executor::host_tensor(uint8_t tag, Reader& key, Reader& values) {
+  const auto dtype = dtype_of(key.get<uint8_t>());
+  if (static_cast<Tag>(tag) == Tag::host_scalar) {
+    const auto flags = key.get<uint8_t>();
+    Tensor t = at::detail::empty_cpu({}, dtype);
+    std::memcpy(t.mutable_data_ptr(), values.bytes(16), t.element_size());
+    if (flags & kWrappedNumber) t.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return t;
+  }
+  const int dim = key.get<uint8_t>();
+  TORCH_CHECK(dim <= kMaxDim, "a tensor of ", dim, " dimensions");
+  int64_t sizes[kMaxDim];
+  std::memcpy(sizes, key.bytes(dim * 8), dim * 8);
+  Tensor t = at::detail::empty_cpu(at::IntArrayRef(sizes, dim), dtype);
+  const auto bytes = values.get<uint64_t>();
+  TORCH_CHECK(bytes == t.nbytes(), "a host tensor of ", t.nbytes(), " bytes came with ", bytes);
+  if (bytes) std::memcpy(t.mutable_data_ptr(), values.bytes(bytes), bytes);
+  return t;
+}
+
+IValue Executor::scalar(uint8_t tag, Reader& key, Reader& values) const {
+  switch (static_cast<Tag>(tag)) {
+    case Tag::integer: return key.get<int64_t>();
+    case Tag::real: return key.get<double>();
+    case Tag::boolean: return key.get<uint8_t>() != 0;
+    case Tag::complex: {
+      const auto real = key.get<double>(), imaginary = key.get<double>();
+      return c10::complex<double>(real, imaginary);
+    }
+    case Tag::value_integer: return values.get<int64_t>();
+    case Tag::value_real: return values.get<double>();
+    case Tag::value_boolean: return values.get<int64_t>() != 0;
+    case Tag::value_complex: {
+      const auto real = values.get<double>(), imaginary = values.get<double>();
+      return c10::complex<double>(real, imaginary);
+    }
+    default: TORCH_CHECK(false, "unknown argument tag ", int{tag});
+  }
+}
+
+IValue Executor::argument(Reader& key, Reader& values) {
+  const auto tag = key.get<uint8_t>();
+  switch (static_cast<Tag>(tag)) {
+    case Tag::none: return {};
+    case Tag::undefined_tensor: return Tensor();
+    case Tag::tensor: return device_tensor(key, values);
+    case Tag::host_scalar:
+    case Tag::host_tensor: return host_tensor(tag, key, values);
+    case Tag::integer_list: return numbers<int64_t>(key);
+    case Tag::real_list: return numbers<double>(key);
+    case Tag::boolean_list: {
+      c10::List<bool> list;
+      for (const uint8_t b : numbers<uint8_t>(key)) list.push_back(b != 0);
+      return list;
+    }
+    case Tag::tensor_list: {
+      const auto n = key.get<uint32_t>();
+      c10::List<Tensor> list;
+      list.reserve(std::min<size_t>(n, key.left()));
+      for (uint32_t i = 0; i < n; i++) list.push_back(argument(key, values).toTensor());
+      return list;
+    }
+    case Tag::optional_tensor_list: {
+      const auto n = key.get<uint32_t>();
+      c10::List<std::optional<Tensor>> list;
+      list.reserve(std::min<size_t>(n, key.left()));
+      for (uint32_t i = 0; i < n; i++) {
+        IValue one = argument(key, values);
+        if (one.isNone()) list.push_back(std::nullopt);
+        else list.push_back(std::move(one).toTensor());
+      }
+      return list;
+    }
+    case Tag::scalar_list: {
+      const auto n = key.get<uint32_t>();
+      c10::impl::GenericList list(c10::NumberType::get());
+      list.reserve(std::min<size_t>(n, key.left()));
+      for (uint32_t i = 0; i < n; i++) {
+        const auto one = key.get<uint8_t>();
+        list.push_back(scalar(one, key, values));
+      }
+      return list;
+    }
+    case Tag::string: {
+      const auto n = key.get<uint32_t>();
+      return std::string(key.bytes(n), n);
+    }
+    case Tag::device: return key.get<uint8_t>() ? c10::Device(c10::kCPU) : state_.device;
+    case Tag::generator: return state_.generator(values.get<uint64_t>());
+    default: return scalar(tag, key, values);
+  }
+}
+
+}  // namespace singularity

@@ -1,0 +1,86 @@
+// What Python sees of the device half: the control process drives RingServer objects.
+#include <torch/csrc/utils/pybind.h>
+
+#include "memory.h"
+#include "native/bindings.h"
+#include "ring_server.h"
+
+namespace singularity {
+namespace {
+
+namespace py = pybind11;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+py::dict as_dict(const RingStats& s) {
+  py::dict d;
+  d["records"] = s.records;
+  d["operations"] = s.operations;
+  d["last_record_ns"] = s.last_record_ns;
+  d["done_seq"] = s.done_seq;
+  d["journal_bytes"] = s.journal_bytes;
+  d["snapshots"] = s.snapshots;
+  d["worker_waiting"] = s.worker_waiting;
+  d["recovery"] = s.recovery;
+  d["recovery_off"] = s.recovery_off;
+  d["broken"] = s.broken;
+  return d;
+}
+
+}  // namespace
+
+void bind_device(py::module_& m) {
+  // Lives as long as the process, as the types in it do.
+  static PyObject* state_error = PyErr_NewException("_singularity_native.StateError", PyExc_RuntimeError, nullptr);
+  static PyObject* refused = PyErr_NewException("_singularity_native.Refused", PyExc_RuntimeError, nullptr);
+  static PyObject* stale = PyErr_NewException("_singularity_native.Stale", refused, nullptr);
+  m.attr("StateError") = py::handle(state_error);
+  m.attr("Refused") = py::handle(refused);
+  m.attr("Stale") = py::handle(stale);
+  py::register_local_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const FileError& e) {
+      py::tuple arguments = py::make_tuple(e.number, e.text, e.path);
+      PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    } catch (const StateError& e) {
+      PyErr_SetString(state_error, e.what());
+    } catch (const Stale& e) {
+      PyErr_SetString(stale, e.what());
+    } catch (const Refused& e) {
+      PyErr_SetString(refused, e.what());
+    }
+  });
+
+  m.def("install_capacity", &install_capacity, py::arg("bytes"));
+  m.def("memory", [](const std::string& device) {
+    const Memory memory = memory_of(c10::Device(device));
+    return py::make_tuple(memory.current, memory.peak, memory.capacity);
+  });
+
+  py::class_<RingServer>(m, "RingServer")
+      .def(py::init([](std::string path, std::string prefix, std::string device, uint64_t journal_bytes, uint64_t epoch,
+                       uint64_t capacity, int threads) {
+             return std::make_unique<RingServer>(
+                 RingOptions{std::move(path), std::move(prefix), std::move(device), journal_bytes, epoch, capacity, threads});
+           }),
+           py::arg("path"), py::arg("prefix"), py::arg("device"), py::arg("journal_bytes"), py::arg("epoch"),
+           py::arg("capacity"), py::arg("threads"))
+      .def("start",
+           [](RingServer& ring) {
+             const auto started = ring.start();
+             return std::make_pair(started.restored_bytes, started.replayed_records);
+           },
+           NoGil())
+      .def("request_pause", &RingServer::request_pause, NoGil())
+      .def("wait_paused", &RingServer::wait_paused, NoGil())
+      .def("resume", &RingServer::resume, NoGil())
+      .def("prepare_park", &RingServer::prepare_park, NoGil())
+      .def("commit_park", &RingServer::commit_park, NoGil())
+      .def("leave", &RingServer::leave, NoGil())
+      .def("abandon_park", &RingServer::abandon_park, NoGil())
+      .def("save_copy", &RingServer::save_copy, py::arg("path"), NoGil())
+      .def("stop", &RingServer::stop, py::arg("forget"), NoGil())
+      .def("stats", [](RingServer& ring) { return as_dict(ring.stats()); });
+}
+
+}  // namespace singularity

@@ -1,0 +1,109 @@
+#include "capacity.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/alloc_cpu.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <string>
+
+namespace singularity {
+namespace {
+
+thread_local bool unlimited = false;
+thread_local uint32_t device_number = 0;
+
+// In front of every block, so that freeing knows its size; as long as torch's alignment.
+constexpr size_t kPrefixBytes = 64;
+
+std::string human(uint64_t bytes) {
+  char text[32];
+  if (bytes >= 1ull << 30)
+    snprintf(text, sizeof(text), "%.2f GiB", static_cast<double>(bytes) / (1ull << 30));
+  else if (bytes >= 1ull << 20)
+    snprintf(text, sizeof(text), "%.2f MiB", static_cast<double>(bytes) / (1ull << 20));
+  else if (bytes >= 1ull << 10)
+    snprintf(text, sizeof(text), "%.2f KiB", static_cast<double>(bytes) / (1ull << 10));
+  else
+    snprintf(text, sizeof(text), "%" PRIu64 " bytes", bytes);
+  return text;
+}
+
+class Capacity final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return {nullptr, nullptr, &release, c10::Device(c10::kCPU)};
+    take(bytes);
+    char* block = nullptr;
+    try {
+      block = static_cast<char*>(c10::alloc_cpu(bytes + kPrefixBytes));
+    } catch (...) {
+      give_back(bytes);
+      // The machine is out of memory before the device is: the same error for the user.
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", human(bytes),
+                       ". GPU ", device_number, " lives in host memory, and the host has none left.");
+    }
+    std::memcpy(block, &bytes, sizeof(bytes));
+    char* data = block + kPrefixBytes;
+    return {data, data, &release, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+
+  Memory memory() const { return {current_.load(), peak_.load(), capacity_.load()}; }
+  void set_capacity(uint64_t bytes) { capacity_.store(bytes); }
+  void reset_peak() { peak_.store(current_.load()); }
+  static Capacity& one() {
+    static Capacity& instance = *new Capacity();  // tensors may outlive static destruction
+    return instance;
+  }
+
+ private:
+  static void release(void* data) {
+    if (!data) return;
+    char* block = static_cast<char*>(data) - kPrefixBytes;
+    size_t bytes;
+    std::memcpy(&bytes, block, sizeof(bytes));
+    one().give_back(bytes);
+    c10::free_cpu(block);
+  }
+  void give_back(size_t bytes) { current_.fetch_sub(bytes, std::memory_order_relaxed); }
+  void take(size_t bytes) {
+    const uint64_t now = current_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    const uint64_t capacity = capacity_.load(std::memory_order_relaxed);
+    if (__builtin_expect(capacity && now > capacity && !unlimited, 0)) {
+      give_back(bytes);
+      const uint64_t used = now - bytes;
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", human(bytes),
+                       ". GPU ", device_number, " has a total capacity of ", human(capacity), " of which ",
+                       human(capacity > used ? capacity - used : 0), " is free. Of the allocated memory ",
+                       human(used), " is allocated by PyTorch.");
+    }
+    uint64_t peak = peak_.load(std::memory_order_relaxed);
+    while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+    }
+  }
+  std::atomic<uint64_t> current_{0}, peak_{0}, capacity_{0};
+};
+
+}  // namespace
+
+void install_capacity(uint64_t capacity) {
+  Capacity::one().set_capacity(capacity);
+  c10::SetAllocator(c10::kCPU, &Capacity::one(), 1);
+}
+Memory capacity_memory() { return Capacity::one().memory(); }
+void reset_capacity_peak() { Capacity::one().reset_peak(); }
+
+Unlimited::Unlimited() : before_(unlimited) { unlimited = true; }
+Unlimited::~Unlimited() { unlimited = before_; }
+
+void name_device_in_errors(uint32_t virtual_device) { device_number = virtual_device; }
+
+}  // namespace singularity

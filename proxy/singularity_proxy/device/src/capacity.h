@@ -1,0 +1,35 @@
+// The memory of a device of type `cpu`: every byte that torch allocates in the proxy is counted, and
+// an allocation beyond the capacity fails as it would on CUDA, with CUDA's words.
+#pragma once
+
+#include <cstdint>
+
+namespace singularity {
+
+struct Memory {
+  uint64_t current = 0, peak = 0, capacity = 0;  // bytes, of the whole process
+};
+
+// Replaces torch's CPU allocator for the rest of the process; once, before a ring is served.
+// `capacity` 0 means no limit.
+void install_capacity(uint64_t capacity);
+Memory capacity_memory();
+void reset_capacity_peak();
+
+// While one lives in a thread, its allocations are counted but not refused: what is rebuilt from a
+// snapshot and a journal has fitted once.
+class Unlimited {
+ public:
+  Unlimited();
+  Unlimited(const Unlimited&) = delete;
+  Unlimited& operator=(const Unlimited&) = delete;
+  ~Unlimited();
+
+ private:
+  bool before_;
+};
+
+// The number a user knows the device by; error texts of this thread name it.
+void name_device_in_errors(uint32_t virtual_device);
+
+}  // namespace singularity

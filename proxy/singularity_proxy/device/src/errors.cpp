@@ -1,0 +1,46 @@
+#include "errors.h"
+
+#include <c10/util/Exception.h>
+
+#include <new>
+
+namespace singularity {
+
+MissingStorage::MissingStorage(std::string what_happened)
+    : origin(std::move(what_happened)),
+      text("this tensor was never computed, because an earlier operation failed: " + origin) {}
+
+Failure describe(const std::exception_ptr& error) {
+  const auto of = [](Status status, const c10::Error& e) {
+    return Failure{status, e.what_without_backtrace(), "", true};
+  };
+  try {
+    std::rethrow_exception(error);
+  } catch (const MissingStorage& e) {
+    return {Status::runtime_error, e.text, e.origin, true};
+  } catch (const c10::OutOfMemoryError& e) {
+    Failure failure = of(Status::out_of_memory, e);
+    failure.repeatable = false;
+    return failure;
+  } catch (const c10::IndexError& e) {
+    return of(Status::index_error, e);
+  } catch (const c10::ValueError& e) {
+    return of(Status::value_error, e);
+  } catch (const c10::TypeError& e) {
+    return of(Status::type_error, e);
+  } catch (const c10::NotImplementedError& e) {
+    return of(Status::not_implemented, e);
+  } catch (const c10::LinAlgError& e) {
+    return of(Status::linalg_error, e);
+  } catch (const c10::Error& e) {
+    return of(Status::runtime_error, e);
+  } catch (const std::bad_alloc&) {
+    return {Status::out_of_memory, "CUDA out of memory. The host that the device lives on has no memory left.", "", false};
+  } catch (const std::exception& e) {
+    return {Status::runtime_error, e.what(), "", true};
+  } catch (...) {
+    return {Status::runtime_error, "an unknown error in the device proxy", "", true};
+  }
+}
+
+}  // namespace singularity

@@ -1,0 +1,216 @@
+#include "executor.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/List.h>
+
+#include <mutex>
+#include <optional>
+
+namespace singularity {
+
+using at::Tensor;
+using c10::IValue;
+
+std::string Executor::name_of(const RecordHeader& record) const {
+  switch (static_cast<Kind>(record.kind)) {
+    case Kind::op:
+      if (record.op < state_.ops.size() && !state_.ops[record.op].name.empty()) return state_.ops[record.op].name;
+      return "operator " + std::to_string(record.op);
+    case Kind::define_op: return "definition of an operator";
+    case Kind::free_storages: return "freeing memory";
+    case Kind::allocate: return "allocating memory";
+    case Kind::resize: return "resizing a storage";
+    case Kind::write: return "copy to the device";
+    case Kind::read: return "copy from the device";
+    case Kind::seed:
+    case Kind::set_rng: return "setting the random number generator";
+    case Kind::get_rng: return "reading the random number generator";
+    case Kind::sync: return "synchronize";
+    case Kind::event_record:
+    case Kind::event_time: return "event";
+  }
+  return "record of kind " + std::to_string(record.kind);
+}
+
+void Executor::mark_failed(const RecordHeader& record, const std::string& origin) {
+  const auto kind = static_cast<Kind>(record.kind);
+  if ((kind == Kind::op && !(record.flags & kNoOutputs)) || kind == Kind::allocate)
+    state_.mark_failed(record.base, origin);
+}
+
+void Executor::execute(const RecordHeader& record, const char* body, Buffer& reply) {
+  Reader in(body, body + record.length - sizeof(record));
+  switch (static_cast<Kind>(record.kind)) {
+    case Kind::op: run(record, body, reply); return;
+    case Kind::define_op: {
+      const auto name_bytes = in.get<uint32_t>(), overload_bytes = in.get<uint32_t>();
+      std::string name(in.bytes(name_bytes), name_bytes);
+      state_.define(record.op, std::move(name), std::string(in.bytes(overload_bytes), overload_bytes));
+      return;
+    }
+    case Kind::free_storages:
+      for (uint64_t i = 0; i < record.base; i++) state_.storages.erase(in.get<uint64_t>());
+      return;
+    case Kind::allocate: state_.storages[record.base] = state_.make_storage(in.get<uint64_t>()); return;
+    case Kind::resize: state_.resize(record.base, in.get<uint64_t>()); return;
+    case Kind::write: {
+      const auto offset = in.get<uint64_t>(), bytes = in.get<uint64_t>();
+      state_.write(record.base, offset, bytes, in.bytes(bytes));
+      return;
+    }
+    case Kind::seed: {
+      at::Generator& generator = state_.generator(record.base);
+      std::lock_guard<std::mutex> lock(generator.mutex());
+      generator.set_current_seed(in.get<uint64_t>());
+      return;
+    }
+    case Kind::set_rng: {
+      const auto bytes = in.get<uint64_t>();
+      const char* from = in.bytes(bytes);
+      Tensor saved = at::detail::empty_cpu({static_cast<int64_t>(bytes)}, at::kByte);
+      std::memcpy(saved.mutable_data_ptr(), from, bytes);
+      at::Generator& generator = state_.generator(record.base);
+      std::lock_guard<std::mutex> lock(generator.mutex());
+      generator.set_state(saved);
+      return;
+    }
+    case Kind::get_rng: {
+      at::Generator& generator = state_.generator(record.base);
+      std::lock_guard<std::mutex> lock(generator.mutex());
+      const Tensor saved = generator.get_state();
+      reply.put<uint64_t>(generator.current_seed());
+      reply.put_bytes(saved.const_data_ptr(), saved.nbytes());
+      return;
+    }
+    case Kind::sync:
+      reply.put<uint64_t>(state_.seq);
+      reply.put<uint64_t>(state_.storages.size());
+      return;
+    case Kind::event_record: state_.record_event(record.base, stamp_of(record)); return;
+    case Kind::event_time: reply.put<double>(state_.event_milliseconds(record.base, in.get<uint64_t>())); return;
+    case Kind::read: break;
+  }
+  TORCH_CHECK(false, "the device proxy knows no record of kind ", record.kind);
+}
+
+void Executor::run(const RecordHeader& record, const char* body, Buffer& reply) {
+  const size_t body_bytes = record.length - sizeof(record);
+  TORCH_CHECK(padded(record.key_bytes) <= body_bytes, "the key of a record is longer than the record");
+  OperatorEntry& op = state_.op(record.op);
+  Reader key(body, body + record.key_bytes), values(body + padded(record.key_bytes), body + body_bytes);
+  // Also after an exception nothing of this call may stay alive.
+  struct Clear {
+    Executor* self;
+    ~Clear() {
+      self->stack_.clear();
+      self->kept_.clear();
+      self->made_.clear();
+      self->inputs_.clear();
+    }
+  } clear{this};
+  const size_t count = key.get<uint16_t>();
+  TORCH_CHECK(count == op.handle->schema().arguments().size(), op.name, " came with ", count, " arguments instead of ",
+              op.handle->schema().arguments().size(), ": worker and device proxy run different versions of PyTorch");
+  for (size_t i = 0; i < count; i++) stack_.push_back(argument(key, values));
+  // A boxed call whose results are several of its arguments returns references that dangle in some
+  // versions of torch (2.11). Keeping the arguments alive makes them harmless, and the results are
+  // taken from the arguments.
+  if (op.keep_arguments) kept_ = stack_;
+  {
+    std::optional<UseDefaultGenerator> use;
+    if (op.uses_default_rng) use.emplace(state_);
+    op.handle->callBoxed(stack_);
+  }
+  operations_++;
+  results(record, op, reply);
+}
+
+void Executor::results(const RecordHeader& record, const OperatorEntry& op, Buffer& reply_buffer) {
+  const bool wanted = record.flags & kReply;
+  Buffer* reply = wanted ? &reply_buffer : nullptr;
+  const size_t start = reply_buffer.size();
+  if (reply) {
+    reply->put<uint32_t>(0);  // new storages, known at the end
+    reply->put<uint32_t>(record.flags & kNoOutputs ? 0 : static_cast<uint32_t>(stack_.size()));
+  }
+  if (record.flags & kNoOutputs) return;
+  const bool all_new = record.flags & kAllNew;
+  for (size_t i = 0; i < stack_.size(); i++) {
+    const bool kept = op.keep_arguments && i < op.result_alias.size() && op.result_alias[i] >= 0;
+    const IValue& value = kept ? kept_[static_cast<size_t>(op.result_alias[i])] : stack_[i];
+    if (value.isTensor()) {
+      if (reply) reply->put('t');
+      tensor_result(value.toTensor(), all_new, reply);
+    } else if (value.isTensorList()) {
+      const auto list = value.toTensorList();
+      if (reply) {
+        reply->put('l');
+        reply->put<uint32_t>(static_cast<uint32_t>(list.size()));
+      }
+      for (size_t j = 0; j < list.size(); j++) tensor_result(list.get(j), all_new, reply);
+    } else if (reply) {
+      if (value.isInt()) {
+        reply->put('i');
+        reply->put<int64_t>(value.toInt());
+      } else if (value.isDouble()) {
+        reply->put('d');
+        reply->put<double>(value.toDouble());
+      } else if (value.isBool()) {
+        reply->put('b');
+        reply->put<int64_t>(value.toBool());
+      } else if (value.isComplexDouble()) {
+        reply->put('c');
+        reply->put<double>(value.toComplexDouble().real());
+        reply->put<double>(value.toComplexDouble().imag());
+      } else if (value.isNone()) {
+        reply->put('n');
+      } else {
+        TORCH_CHECK_NOT_IMPLEMENTED(false, op.name, " returns a ", value.tagKind(),
+                                    ", which the device proxy cannot send");
+      }
+    }
+  }
+  for (size_t i = 0; i < made_.size(); i++) state_.storages[record.base + i] = std::move(made_[i]);
+  if (reply) {
+    const auto made = static_cast<uint32_t>(made_.size());
+    std::memcpy(reply->at(start), &made, sizeof(made));
+  }
+}
+
+void Executor::tensor_result(const Tensor& tensor, bool all_new, Buffer* reply) {
+  if (!tensor.defined()) {
+    if (reply) reply->put(MetaKind::undefined);
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided,
+                              "the result is a tensor of layout ", tensor.layout(),
+                              ", and the proxied device supports strided tensors only; use .to_dense() first");
+  const c10::Storage& storage = tensor.storage();
+  c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
+  MetaKind kind = MetaKind::new_storage;
+  uint32_t index = 0;
+  if (!all_new)
+    for (size_t i = 0; i < inputs_.size() && kind == MetaKind::new_storage; i++)
+      if (inputs_[i] == impl) {
+        kind = MetaKind::input_storage;
+        index = static_cast<uint32_t>(i);
+      }
+  if (kind == MetaKind::new_storage) {
+    while (index < made_.size() && made_[index].unsafeGetStorageImpl() != impl) index++;
+    if (index == made_.size()) made_.push_back(storage);
+  }
+  if (!reply) return;
+  const uint8_t flags = (tensor.is_conj() ? kConjugate : 0) | (tensor.is_neg() ? kNegative : 0) |
+                        (tensor.device() != state_.device ? kHostResult : 0);
+  reply->put(kind);
+  reply->put<uint8_t>(static_cast<uint8_t>(tensor.scalar_type()));
+  reply->put<uint8_t>(static_cast<uint8_t>(tensor.dim()));
+  reply->put<uint8_t>(flags);
+  reply->put<uint32_t>(index);
+  reply->put<int64_t>(tensor.storage_offset());
+  reply->put<uint64_t>(impl->nbytes());
+  reply->put_bytes(tensor.sizes().data(), static_cast<size_t>(tensor.dim()) * 8);
+  reply->put_bytes(tensor.strides().data(), static_cast<size_t>(tensor.dim()) * 8);
+}
+
+}  // namespace singularity

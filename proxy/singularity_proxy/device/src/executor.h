@@ -1,0 +1,59 @@
+// Executes records on a State. One per ring, used by the ring's thread only.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <vector>
+
+#include "reader.h"
+#include "state.h"
+#include "wire/records.h"
+
+namespace singularity {
+
+// True for records that change nothing: they only ask.
+constexpr bool only_asks(Kind kind) {
+  return kind == Kind::read || kind == Kind::get_rng || kind == Kind::sync || kind == Kind::event_time;
+}
+
+// When an event happened: the ring's thread writes its clock where an operator has its number, so
+// that the journal keeps it.
+inline void stamp(RecordHeader& record, uint64_t ns) {
+  record.op = static_cast<uint32_t>(ns);
+  record.key_bytes = static_cast<uint32_t>(ns >> 32);
+}
+inline uint64_t stamp_of(const RecordHeader& record) {
+  return record.op | static_cast<uint64_t>(record.key_bytes) << 32;
+}
+
+class Executor {
+ public:
+  explicit Executor(State& state) : state_(state) {}
+
+  // Executes one record; the payload of its reply (if it asks for one) is appended to `reply`.
+  // Throws what the operation throws. Not for Kind::read: its bytes go straight to the queue.
+  void execute(const RecordHeader& record, const char* body, Buffer& reply);
+  uint64_t operations() const { return operations_; }
+
+  // What a failed record leaves behind when its worker does not learn of it at once.
+  void mark_failed(const RecordHeader& record, const std::string& origin);
+  // "aten::mm", or what the record does, for error texts.
+  std::string name_of(const RecordHeader& record) const;
+
+ private:
+  void run(const RecordHeader& record, const char* body, Buffer& reply);
+  void results(const RecordHeader& record, const OperatorEntry& op, Buffer& reply);
+  void tensor_result(const at::Tensor& tensor, bool all_new, Buffer* reply);
+  c10::IValue argument(Reader& key, Reader& values);
+  c10::IValue scalar(uint8_t tag, Reader& key, Reader& values) const;
+  at::Tensor device_tensor(Reader& key, Reader& values);
+  static at::Tensor host_tensor(uint8_t tag, Reader& key, Reader& values);
+
+  State& state_;
+  torch::jit::Stack stack_, kept_;
+  std::vector<c10::StorageImpl*> inputs_;       // of the record's device tensors, in order
+  std::vector<c10::Storage> made_;              // new storages of its results, in order
+  uint64_t operations_ = 0;
+};
+
+}  // namespace singularity

@@ -1,0 +1,131 @@
+#include "journal.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace singularity {
+namespace {
+constexpr uint64_t kFirstBytes = 256 << 10;
+constexpr uint64_t kLargestStep = 64 << 20;
+}  // namespace
+
+void Journal::open(const std::string& path, uint64_t base_seq) {
+  close();
+  path_ = path;
+  fd_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (fd_.get() < 0) throw FileError(errno, "cannot open the journal", path);
+  struct stat info;
+  if (::fstat(fd_.get(), &info)) throw FileError(errno, "cannot open the journal", path);
+  const auto bytes = static_cast<uint64_t>(info.st_size);
+  // A proxy that was killed before it wrote the magic has not executed anything either.
+  map(std::max(bytes & ~uint64_t{4095}, kFirstBytes));
+  if (header()->magic == 0) {
+    header()->version = kJournalVersion;
+    header()->base_seq = base_seq;
+    header()->end.store(kJournalHeaderBytes);
+    header()->magic = kJournalMagic;
+    return;
+  }
+  const uint64_t end = header()->end.load();
+  if (header()->magic != kJournalMagic || header()->version != kJournalVersion || end < kJournalHeaderBytes ||
+      end > mapped_ || end % 8)
+    throw StateError(path + " is not a journal of version 1");
+}
+
+void Journal::close() {
+  if (base_) ::munmap(base_, mapped_);
+  base_ = nullptr;
+  mapped_ = 0;
+  fd_.close();
+}
+
+void Journal::remove() {
+  close();
+  if (!path_.empty()) ::unlink(path_.c_str());
+}
+
+void Journal::map(uint64_t bytes) {
+  // Reserved for real: storing into a hole of a full file system would end the process by SIGBUS.
+  int failed;
+  do failed = ::fallocate(fd_.get(), 0, 0, static_cast<off_t>(bytes)) ? errno : 0;
+  while (failed == EINTR);
+  if (failed) throw FileError(failed, "cannot reserve room for the journal", path_);
+  void* p = base_ ? ::mremap(base_, mapped_, bytes, MREMAP_MAYMOVE)
+                  : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
+  if (p == MAP_FAILED) throw FileError(errno, "cannot map the journal", path_);
+  base_ = static_cast<char*>(p);
+  mapped_ = bytes;
+}
+
+char* Journal::room(size_t bytes) {
+  const uint64_t end = header()->end.load(std::memory_order_relaxed);
+  if (__builtin_expect(end + bytes > mapped_, 0)) {
+    uint64_t wanted = mapped_ + std::min(mapped_, kLargestStep);
+    while (end + bytes > wanted) wanted += kLargestStep;
+    map(wanted);
+  }
+  return base_ + end;
+}
+
+void Journal::publish(size_t bytes) {
+  header()->end.store(header()->end.load(std::memory_order_relaxed) + bytes, std::memory_order_release);
+}
+
+void Journal::append(const RecordHeader& record, const char* body) {
+  char* at = room(record.length);
+  std::memcpy(at, &record, sizeof(record));
+  std::memcpy(at + sizeof(record), body, record.length - sizeof(record));
+  publish(record.length);
+}
+
+void Journal::append_stub(RecordHeader record) {
+  record.length = sizeof(record);
+  std::memcpy(room(sizeof(record)), &record, sizeof(record));
+  publish(sizeof(record));
+}
+
+void Journal::append_failed(uint64_t seq, uint32_t status, const std::string& text) {
+  const auto text_bytes = static_cast<uint32_t>(std::min<size_t>(text.size(), 4096));
+  RecordHeader record{};
+  record.length = static_cast<uint32_t>(padded(sizeof(record) + 8 + text_bytes));
+  record.kind = kFailedMark;
+  record.seq = seq;
+  char* at = room(record.length);
+  std::memset(at, 0, record.length);
+  std::memcpy(at, &record, sizeof(record));
+  std::memcpy(at + sizeof(record), &status, 4);
+  std::memcpy(at + sizeof(record) + 4, &text_bytes, 4);
+  std::memcpy(at + sizeof(record) + 8, text.data(), text_bytes);
+  publish(record.length);
+}
+
+void Journal::restart(uint64_t base_seq) {
+  header()->end.store(kJournalHeaderBytes);
+  header()->base_seq = base_seq;
+  if (mapped_ > kFirstBytes) {
+    ::munmap(base_, mapped_);
+    base_ = nullptr;
+    mapped_ = 0;
+    if (::ftruncate(fd_.get(), kFirstBytes)) throw FileError(errno, "cannot shorten the journal", path_);
+    map(kFirstBytes);
+  }
+}
+
+const RecordHeader* Journal::next(uint64_t& position) const {
+  const uint64_t end = header()->end.load(std::memory_order_acquire);
+  if (position == 0) position = kJournalHeaderBytes;
+  if (position >= end) return nullptr;
+  const auto* record = reinterpret_cast<const RecordHeader*>(base_ + position);
+  if (end - position < sizeof(RecordHeader) || record->length < sizeof(RecordHeader) || record->length % 8 ||
+      record->length > end - position)
+    throw StateError(path_ + " is damaged behind byte " + std::to_string(position));
+  position += record->length;
+  return record;
+}
+
+}  // namespace singularity

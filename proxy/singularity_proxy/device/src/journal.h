@@ -1,0 +1,69 @@
+// The journal: every record that changes a ring's state, in a file, before it is executed.
+//
+// File: a header page {u64 magic "SINGJRNL", u32 version, u32 0, u64 base_seq, u64 end}, then entries
+// as they were in the ring (RecordHeader and body, a multiple of 8 bytes). Records that change nothing
+// leave their header alone, so the sequence numbers have no gap. `end` is stored after an entry is
+// complete: whatever kills the proxy, the file holds whole entries only. Memory that is mapped from a
+// file survives the process, so nothing is ever flushed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "wire/records.h"
+#include "files.h"
+
+namespace singularity {
+
+constexpr uint64_t kJournalMagic = 0x4c4e524a474e4953ull;  // "SINGJRNL" in the file
+constexpr uint32_t kJournalVersion = 1;
+constexpr size_t kJournalHeaderBytes = 4096;
+// Kind of an entry that was no record: the operator before it failed for want of memory, which
+// another run of it might not do. Body: u32 Status, u32 text bytes, text.
+constexpr uint16_t kFailedMark = 0xff01;
+
+struct JournalHeader {
+  uint64_t magic;
+  uint32_t version, reserved;
+  uint64_t base_seq;          // entries follow the snapshot of this sequence number
+  std::atomic<uint64_t> end;  // bytes from the start of the file
+};
+
+class Journal {
+ public:
+  Journal() = default;
+  Journal(const Journal&) = delete;
+  Journal& operator=(const Journal&) = delete;
+  ~Journal() { close(); }
+
+  // Continues the journal at `path` or starts an empty one. Throws FileError, StateError.
+  void open(const std::string& path, uint64_t base_seq);
+  bool is_open() const { return base_ != nullptr; }
+  void close();
+  void remove();  // closes it and deletes the file
+
+  // Adds a record whose body is at `body` (its header may have been changed). Throws FileError when
+  // there is no room; the journal is then as before.
+  void append(const RecordHeader& header, const char* body);
+  void append_stub(RecordHeader header);  // a record that changed nothing
+  void append_failed(uint64_t seq, uint32_t status, const std::string& text);
+  void restart(uint64_t base_seq);        // everything in it is in a snapshot now
+
+  uint64_t bytes() const { return base_ ? header()->end.load(std::memory_order_relaxed) - kJournalHeaderBytes : 0; }
+
+  // Reading, from the start: the next entry or nullptr at the end; throws StateError when damaged.
+  const RecordHeader* next(uint64_t& position) const;
+
+ private:
+  JournalHeader* header() const { return reinterpret_cast<JournalHeader*>(base_); }
+  char* room(size_t bytes);
+  void publish(size_t bytes);
+  void map(uint64_t bytes);
+  std::string path_;
+  Descriptor fd_;
+  char* base_ = nullptr;
+  uint64_t mapped_ = 0;
+};
+
+}  // namespace singularity

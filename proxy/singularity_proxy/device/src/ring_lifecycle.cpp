@@ -1,0 +1,341 @@
+// How a ring's thread begins, stops between records, and ends.
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/InferenceMode.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+
+#include "heart.h"
+#include "memory.h"
+#include "ring_server.h"
+
+namespace singularity {
+namespace {
+
+constexpr int kIdleSleepMs = 100;  // a stop request wakes the thread, so this only bounds lost wake-ups
+
+c10::Device device_of(const std::string& name) {
+  c10::Device device(name);
+  if (!device.is_cpu() && !device.has_index()) device.set_index(0);
+  return device.is_cpu() ? c10::Device(c10::kCPU) : device;
+}
+
+}  // namespace
+
+RingServer::RingServer(RingOptions options)
+    : options_(std::move(options)), state_(device_of(options_.device)), executor_(state_) {
+  idle_.sleep_ms = kIdleSleepMs;
+  idle_.poll = [](void* self) { return !static_cast<RingServer*>(self)->stop_.load(); };
+  idle_.context = this;
+  brief_.spin_ns = 0;
+  brief_.poll = [](void*) { return false; };
+}
+
+RingServer::~RingServer() { stop(false); }
+
+RingServer::Started RingServer::start() {
+  sigset_t all, before;  // signals belong to Python's main thread
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread(&RingServer::run, this);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return started_; });
+  if (start_error_) {
+    lock.unlock();
+    thread_.join();
+    std::rethrow_exception(start_error_);
+  }
+  return start_result_;
+}
+
+void RingServer::run() {
+  pthread_setname_np(pthread_self(), "ring");
+  struct Ended {  // whatever happens below, nobody waits for this thread for ever
+    RingServer* self;
+    ~Ended() {
+      std::lock_guard<std::mutex> lock(self->mutex_);
+      self->started_ = self->ended_ = true;
+      self->changed_.notify_all();
+    }
+  } ended{this};
+  c10::InferenceMode inference;
+  c10::OptionalDeviceGuard on_device;
+  try {
+    if (!state_.device.is_cpu()) {
+      at::globalContext().lazyInitDevice(state_.device.type());
+      on_device.reset_device(state_.device);
+    }
+    at::set_num_threads(std::max(options_.threads, 1));  // of this thread: OpenMP keeps one per thread
+    start_result_ = rebuild();
+    attach();
+  } catch (...) {
+    start_error_ = std::current_exception();
+    return;
+  }
+  Heart::one().add(this);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    started_ = true;
+  }
+  changed_.notify_all();
+  for (;;) {
+    try {
+      serve();
+    } catch (...) {
+      break_down(describe(std::current_exception()).text);
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      if (stop_.load()) {
+        paused_ = true;
+        changed_.notify_all();
+      }
+      changed_.wait(lock, [&] { return ending_ || stop_.load() != paused_; });
+      if (ending_) return;
+      if (stop_.load()) continue;
+      paused_ = false;
+      if (broken_.empty()) break;  // a broken ring is not served again, it only waits for its end
+    }
+  }
+}
+
+void RingServer::break_down(const std::string& why) {
+  RingHeader* h = file_.header();
+  const size_t n = std::min(why.size(), kFailureBytes - 1);
+  std::memcpy(h->failure, why.data(), n);
+  h->failure[n] = '\0';
+  h->state.store(static_cast<uint32_t>(RingState::failed));
+  futex_wake(h->state, INT_MAX);
+  std::lock_guard<std::mutex> lock(mutex_);
+  broken_ = why;
+}
+
+RingServer::Started RingServer::rebuild() {
+  file_.open(options_.path);
+  RingHeader* h = file_.header();
+  lock_ = Descriptor(::open(options_.path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (lock_.get() < 0) throw FileError(errno, "cannot open the ring", options_.path);
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB))
+    throw Refused("another device proxy still serves this ring; end it first");
+  const auto ring_state = static_cast<RingState>(h->state.load());
+  if (ring_state == RingState::failed || ring_state == RingState::closed)
+    throw Refused(ring_state == RingState::closed ? "this ring is closed: its worker has ended"
+                                                  : "this ring has failed: " + std::string(h->failure, strnlen(h->failure, kFailureBytes)));
+  if (options_.epoch < h->epoch.load())
+    throw Stale("this device belongs to an older lease of the session (epoch " + std::to_string(options_.epoch) +
+                "; the ring is at " + std::to_string(h->epoch.load()) + ")");
+  name_device_in_errors(h->virtual_device);
+  requests_.bind(file_.request_words(), file_.request_base(), h->request_bytes);
+  replies_.bind(file_.reply_words(), file_.reply_base(), h->reply_bytes);
+  // Was the reply that the last proxy was about to publish published?
+  if (h->reply_intent_seq.load() > h->replied_seq.load() && h->reply.head.load() == h->reply_intent_head.load())
+    h->replied_seq.store(h->reply_intent_seq.load());
+  already_done_ = h->done_seq.load();
+
+  Started started;
+  Unlimited unlimited;
+  have_snapshot_ = snapshot_exists(snapshot_path());
+  attached_ns_ = monotonic_ns();
+  if (have_snapshot_) {
+    const uint64_t used = memory_of(state_.device).current;
+    const uint64_t room = options_.capacity ? std::max<uint64_t>(options_.capacity - std::min(used, options_.capacity), 1) : 0;
+    const Restored restored = load_snapshot(state_, snapshot_path(), room);
+    started.restored_bytes = restored.bytes;
+    clock_base_ = restored.clock_ns;
+    if (state_.pending_seq && state_.pending_seq <= h->replied_seq.load()) {
+      state_.pending_seq = 0;
+      state_.pending_reply.clear();
+    }
+  }
+  replay(started);
+  if (state_.seq < already_done_)
+    throw StateError("the device state cannot be rebuilt: record " + std::to_string(already_done_) +
+                     " of the ring was executed, but what is saved ends at record " + std::to_string(state_.seq) +
+                     (have_snapshot_ || started.replayed_records ? "" : " (nothing was saved: recovery was off)"));
+  snapshot_ns_ = monotonic_ns() - attached_ns_;
+  next_base_bytes_ = std::max<uint64_t>(options_.journal_bytes, state_.bytes());
+  attached_ns_ = monotonic_ns();
+  return started;
+}
+
+void RingServer::replay(Started& started) {
+  const bool wanted = options_.journal_bytes > 0;
+  if (!wanted && ::access(journal_path().c_str(), F_OK)) return;
+  try {
+    journal_.open(journal_path(), state_.seq);
+  } catch (const FileError& error) {
+    if (error.number != ENOSPC && error.number != EDQUOT) throw;
+    if (::access(journal_path().c_str(), F_OK) == 0 && state_.seq < already_done_) throw;  // it is needed
+    switch_recovery_off(error.text);
+    return;
+  }
+  uint64_t position = 0;
+  const RecordHeader* next = journal_.next(position);
+  while (next) {
+    const RecordHeader* entry = next;
+    next = journal_.next(position);
+    if (entry->seq <= state_.seq) continue;
+    if (entry->seq != state_.seq + 1)
+      throw StateError("the journal goes on with record " + std::to_string(entry->seq) + " after record " +
+                       std::to_string(state_.seq) + ", so the device state cannot be rebuilt");
+    const char* body = reinterpret_cast<const char*>(entry + 1);
+    RecordHeader record = *entry;
+    if (!only_asks(static_cast<Kind>(record.kind))) {
+      Failure failure;
+      const bool failed = next && next->kind == kFailedMark && next->seq == record.seq;
+      if (failed) {
+        Reader in(reinterpret_cast<const char*>(next + 1), reinterpret_cast<const char*>(next) + next->length);
+        failure.status = static_cast<Status>(in.get<uint32_t>());
+        const auto n = in.get<uint32_t>();
+        failure.text.assign(in.bytes(n), n);
+        failure.repeatable = false;
+      }
+      if (static_cast<Kind>(record.kind) == Kind::event_record) clock_base_ = std::max(clock_base_, stamp_of(record));
+      apply(record, body, failed ? &failure : nullptr, true);
+      dirty_ = true;
+      started.replayed_records++;
+    }
+    state_.seq = record.seq;
+    RingHeader* h = file_.header();
+    if (record.seq > h->done_seq.load()) h->done_seq.store(record.seq);
+  }
+  if (!wanted) {
+    journal_.remove();
+    if (dirty_ && have_snapshot_) {
+      ::unlink(snapshot_path().c_str());
+      have_snapshot_ = false;
+    }
+    return;
+  }
+  if (started.replayed_records == 0 && !dirty_ && journal_.bytes()) journal_.restart(state_.seq);
+  recovery_.store(true);
+  journal_now_.store(journal_.bytes());
+}
+
+void RingServer::attach() {
+  RingHeader* h = file_.header();
+  h->device_type.store(state_.device.is_cpu() ? 0 : 1);
+  h->memory_capacity.store(options_.capacity);
+  h->epoch.store(options_.epoch);
+  h->heartbeat_ns.store(monotonic_ns());
+  publish_memory();
+  h->generation.fetch_add(1);
+  attached_.store(true, std::memory_order_release);
+  uint32_t now = h->state.load();
+  do {
+    if (now == static_cast<uint32_t>(RingState::closed) || now == static_cast<uint32_t>(RingState::failed)) {
+      attached_.store(false);
+      throw Refused("this ring was closed while its state was restored");
+    }
+  } while (!h->state.compare_exchange_weak(now, static_cast<uint32_t>(RingState::attached)));
+  futex_wake(h->state, INT_MAX);
+}
+
+void RingServer::detach() {
+  attached_.store(false);
+  RingHeader* h = file_.header();
+  uint32_t now = h->state.load();
+  while (now == static_cast<uint32_t>(RingState::attached) || now == static_cast<uint32_t>(RingState::moving))
+    if (h->state.compare_exchange_weak(now, static_cast<uint32_t>(RingState::detached))) break;
+  futex_wake(h->state, INT_MAX);
+  lock_.close();  // from here on another proxy may attach
+}
+
+void RingServer::request_pause() {
+  stop_.store(true);
+  for (std::atomic<uint32_t>* word : {&file_.header()->request.consumer_sleeps, &file_.header()->reply.producer_sleeps})
+    if (word->exchange(0)) futex_wake(*word);
+}
+
+void RingServer::wait_paused() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  // The wake-up of a thread that was just about to sleep can be lost: ask again.
+  while (!changed_.wait_for(lock, std::chrono::microseconds(200), [&] { return paused_ || ended_; })) {
+    lock.unlock();
+    request_pause();
+    lock.lock();
+  }
+}
+
+void RingServer::resume() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_.store(false);
+  }
+  changed_.notify_all();
+}
+
+uint64_t RingServer::prepare_park() {
+  prepared_.reset();
+  if (!dirty_ && (have_snapshot_ || state_.seq == 0)) return state_.bytes();
+  prepared_ = std::make_unique<Snapshot>(state_, clock_ns(), snapshot_path(), false);
+  return prepared_->bytes();
+}
+
+void RingServer::commit_park() {
+  if (prepared_) {
+    prepared_->commit();
+    prepared_.reset();
+    have_snapshot_ = true;
+    dirty_ = false;
+    snapshots_.fetch_add(1);
+  } else if (have_snapshot_) {
+    advance_snapshot(snapshot_path(), state_.seq);
+  }
+}
+
+void RingServer::leave() {
+  journal_.remove();
+  recovery_.store(false);
+  detach();
+}
+
+void RingServer::abandon_park() { prepared_.reset(); }
+
+uint64_t RingServer::save_copy(const std::string& path) {
+  Snapshot snapshot(state_, clock_ns(), path, true);
+  snapshot.commit();
+  return snapshot.bytes();
+}
+
+void RingServer::stop(bool forget) {
+  if (thread_.joinable()) {
+    Heart::one().remove(this);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_all();
+    if (file_.is_open()) {
+      request_pause();
+      wait_paused();
+    }
+    thread_.join();
+  }
+  if (forget && file_.is_open()) {
+    journal_.remove();
+    ::unlink(snapshot_path().c_str());
+    detach();
+  }
+  prepared_.reset();
+  journal_.close();
+  lock_.close();
+}
+
+RingStats RingServer::stats() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  RingHeader* h = file_.header();
+  return {records_.load(), operations_.load(), h->last_record_ns.load(), h->done_seq.load(), journal_now_.load(),
+          snapshots_.load(), h->worker_waiting.load() != 0, recovery_.load(), recovery_off_, broken_};
+}
+
+}  // namespace singularity

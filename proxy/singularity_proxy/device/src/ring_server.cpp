@@ -1,0 +1,298 @@
+#include "ring_server.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+
+#include "memory.h"
+
+namespace singularity {
+namespace {
+
+// A new base is also due when rebuilding would take this long, or this many times the time that
+// writing the last base took, whichever is longer: a bounded recovery for at most 1 % of the work.
+constexpr uint64_t kMaxReplayNs = 10'000'000'000ull;
+constexpr uint64_t kSnapshotShare = 100;
+constexpr size_t kErrorReplyBytes = 8192;
+
+}  // namespace
+
+// ---- serving
+
+void RingServer::serve() {
+  while (!stop_.load(std::memory_order_relaxed)) {
+    if (state_.pending_seq && !flush_reply(true)) return;
+    const char* at = requests_.peek(sizeof(RecordHeader), idle_);
+    if (!at) return;
+    RecordHeader record;
+    std::memcpy(&record, at, sizeof(record));
+    if (record.length < sizeof(record) || record.length % 8 || record.length > kMaxRecordBytes ||
+        !requests_.available(record.length) || record.seq > state_.seq + 1)
+      throw StateError("the worker wrote a record that the device proxy cannot read (record " +
+                       std::to_string(record.seq) + " after " + std::to_string(state_.seq) + ")");
+    if (record.seq > state_.seq && step(record, at + sizeof(record)) == Step::stopped) return;
+    requests_.release(record.length);
+  }
+}
+
+RingServer::Step RingServer::step(const RecordHeader& record, const char* body) {
+  if (only_asks(static_cast<Kind>(record.kind))) return answer(record, body);
+  RecordHeader kept = record;
+  if (static_cast<Kind>(record.kind) == Kind::event_record) stamp(kept, clock_ns());
+  if (!dirty_) {
+    dirty_ = true;
+    if (!journal_.is_open() && have_snapshot_) {  // from here on it would rebuild an old state
+      ::unlink(snapshot_path().c_str());
+      have_snapshot_ = false;
+    }
+  }
+  append(kept, body);
+  const uint64_t start = monotonic_ns();
+  apply(kept, body, nullptr, false);
+  finish(kept);
+  busy_ns_ += file_.header()->last_record_ns.load(std::memory_order_relaxed) - start;
+  new_base_if_due();
+  return Step::done;
+}
+
+// A record that changes nothing: it is executed when its reply can be published, so that stopping
+// before that is stopping in front of the record.
+RingServer::Step RingServer::answer(const RecordHeader& record, const char* body) {
+  if (record.seq > file_.header()->replied_seq.load(std::memory_order_relaxed)) {
+    try {
+      if (static_cast<Kind>(record.kind) == Kind::read) {
+        if (!reply_bytes(record, body)) return Step::stopped;
+      } else {
+        reply_.clear();
+        executor_.execute(record, body, reply_);
+        make_reply(record.seq, Status::ok, reply_.data(), reply_.size());
+      }
+    } catch (...) {
+      const Failure failure = describe(std::current_exception());
+      make_reply(record.seq, failure.status, failure.text.data(), failure.text.size());
+    }
+    if (state_.pending_seq && !flush_reply(true)) {
+      state_.pending_seq = 0;
+      state_.pending_reply.clear();
+      return Step::stopped;
+    }
+  }
+  if (journal_.is_open()) {
+    try {
+      journal_.append_stub(record);
+    } catch (const FileError& error) {
+      switch_recovery_off(error.text);
+    }
+  }
+  finish(record);
+  return Step::done;
+}
+
+// Kind::read: straight from the storage into the queue. False when asked to stop before.
+bool RingServer::reply_bytes(const RecordHeader& record, const char* body) {
+  Reader in(body, body + record.length - sizeof(record));
+  const auto offset = in.get<uint64_t>(), bytes = in.get<uint64_t>();
+  const size_t length = padded(sizeof(ReplyHeader) + bytes);
+  TORCH_CHECK(bytes <= kMaxPayloadBytes && length <= replies_.capacity(), "a copy of ", bytes,
+              " bytes is too long for one reply");
+  char* place = replies_.reserve(length, idle_);
+  if (!place) return false;
+  state_.read(record.base, offset, bytes, place + sizeof(ReplyHeader));
+  const ReplyHeader head{static_cast<uint32_t>(length), static_cast<uint32_t>(bytes), record.seq, 0, 0};
+  std::memcpy(place, &head, sizeof(head));
+  publish_reply(record.seq, length);
+  return true;
+}
+
+// Executes a record that changes the state. `known` is its failure, when it is known not to repeat.
+void RingServer::apply(const RecordHeader& record, const char* body, const Failure* known, bool replaying) {
+  reply_.clear();
+  Failure failure;
+  bool failed = known != nullptr;
+  if (known) {
+    failure = *known;
+  } else {
+    try {
+      executor_.execute(record, body, reply_);
+    } catch (...) {
+      failure = describe(std::current_exception());
+      failed = true;
+    }
+  }
+  if (failed && !failure.repeatable && !replaying && journal_.is_open()) {
+    try {
+      journal_.append_failed(record.seq, static_cast<uint32_t>(failure.status), failure.text);
+    } catch (const FileError& error) {
+      switch_recovery_off(error.text);
+    }
+    // It may have changed a part of its arguments: only a new base can repeat that.
+    if (journal_.is_open() && (record.flags & kNoOutputs)) next_base_bytes_ = 0;
+  }
+  if (record.flags & kReply) {
+    if (record.seq <= file_.header()->replied_seq.load(std::memory_order_relaxed)) return;
+    if (failed)
+      make_reply(record.seq, failure.status, failure.text.data(), failure.text.size());
+    else
+      make_reply(record.seq, Status::ok, reply_.data(), reply_.size());
+    if (!replaying) flush_reply(false);
+  } else if (failed) {
+    const bool first = failure.origin.empty();
+    const std::string origin = first ? executor_.name_of(record) + ": " + failure.text : failure.origin;
+    executor_.mark_failed(record, origin);
+    // Whoever uses a result that was never made learns of the first failure only.
+    if (first && (!replaying || record.seq > already_done_)) publish_error(record, failure.status, origin);
+  }
+}
+
+void RingServer::finish(const RecordHeader& record) {
+  RingHeader* h = file_.header();
+  state_.seq = record.seq;
+  records_.store(records_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  operations_.store(executor_.operations(), std::memory_order_relaxed);
+  publish_memory();
+  h->last_record_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  if (record.seq > h->done_seq.load(std::memory_order_relaxed)) h->done_seq.store(record.seq, std::memory_order_release);
+}
+
+void RingServer::publish_error(const RecordHeader& record, Status status, const std::string& text) {
+  RingHeader* h = file_.header();
+  if (h->error_seq.load(std::memory_order_acquire)) return;  // the first one is still unread
+  const size_t n = std::min(text.size(), kFailureBytes - 1);
+  std::memcpy(h->failure, text.data(), n);
+  h->failure[n] = '\0';
+  h->error_status.store(static_cast<uint32_t>(status), std::memory_order_relaxed);
+  h->error_seq.store(record.seq, std::memory_order_release);
+}
+
+void RingServer::publish_memory() {
+  RingHeader* h = file_.header();
+  h->memory_current.store(memory_of(state_.device).current, std::memory_order_relaxed);
+  uint64_t known = h->memory_peak.load(std::memory_order_relaxed);
+  for (;;) {
+    if (known == 0) reset_peak(state_.device);  // the worker asked for it
+    const uint64_t peak = std::max<uint64_t>(memory_of(state_.device).peak, 1);
+    if (known >= peak || h->memory_peak.compare_exchange_weak(known, peak)) return;
+  }
+}
+
+void RingServer::beat() {
+  if (!attached_.load(std::memory_order_acquire)) return;
+  RingHeader* h = file_.header();
+  h->heartbeat_ns.store(monotonic_ns(), std::memory_order_relaxed);
+  publish_memory();
+}
+
+// ---- replies
+
+void RingServer::make_reply(uint64_t seq, Status status, const char* payload, size_t bytes) {
+  std::string too_long;
+  const size_t room = replies_.capacity() - sizeof(ReplyHeader);
+  if (status != Status::ok) {
+    bytes = std::min({bytes, room, kErrorReplyBytes});
+  } else if (bytes > room) {
+    status = Status::runtime_error;
+    too_long = "the description of the results is too long for one reply of the device proxy";
+    payload = too_long.data();
+    bytes = std::min(too_long.size(), room);
+  }
+  const ReplyHeader head{static_cast<uint32_t>(padded(sizeof(ReplyHeader) + bytes)), static_cast<uint32_t>(bytes), seq,
+                         static_cast<uint32_t>(status), 0};
+  state_.pending_reply.assign(reinterpret_cast<const char*>(&head), sizeof(head));
+  state_.pending_reply.append(payload, bytes);
+  state_.pending_reply.resize(head.length, '\0');
+  state_.pending_seq = seq;
+}
+
+// False when there is no room (or, when waiting, the thread was asked to stop first): the reply then
+// stays a part of the state.
+bool RingServer::flush_reply(bool wait) {
+  const size_t n = state_.pending_reply.size();
+  char* place = replies_.reserve(n, wait ? idle_ : brief_);
+  if (!place) return false;
+  std::memcpy(place, state_.pending_reply.data(), n);
+  publish_reply(state_.pending_seq, n);
+  state_.pending_seq = 0;
+  state_.pending_reply.clear();
+  return true;
+}
+
+void RingServer::publish_reply(uint64_t seq, size_t bytes) {
+  RingHeader* h = file_.header();
+  h->reply_intent_head.store(replies_.position() + bytes, std::memory_order_release);
+  h->reply_intent_seq.store(seq, std::memory_order_release);
+  replies_.advance(bytes);
+  replies_.publish();
+  h->replied_seq.store(seq, std::memory_order_release);
+}
+
+// ---- the journal
+
+void RingServer::append(const RecordHeader& record, const char* body) {
+  if (!journal_.is_open()) return;
+  try {
+    journal_.append(record, body);
+    journal_now_.store(journal_.bytes(), std::memory_order_relaxed);
+  } catch (const FileError& error) {
+    switch_recovery_off(error.text);
+  }
+}
+
+// The user's work goes on; only a kill of this proxy would lose it from now on. What is on file would
+// rebuild an old state, so it goes (and makes room).
+void RingServer::switch_recovery_off(const std::string& why) {
+  journal_.remove();
+  journal_now_.store(0, std::memory_order_relaxed);
+  recovery_.store(false, std::memory_order_relaxed);
+  if (dirty_) {
+    ::unlink(snapshot_path().c_str());
+    have_snapshot_ = false;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  recovery_off_ = why;
+}
+
+void RingServer::new_base_if_due() {
+  if (!journal_.is_open()) return;
+  const bool slow = busy_ns_ > std::max(kMaxReplayNs, kSnapshotShare * snapshot_ns_);
+  if (__builtin_expect(journal_.bytes() <= next_base_bytes_ && !slow, 1)) return;
+  if (!slow && next_base_bytes_) {
+    const uint64_t limit = std::max(options_.journal_bytes, state_.bytes());
+    if (journal_.bytes() <= limit) {
+      next_base_bytes_ = limit;
+      return;
+    }
+  }
+  try {
+    new_base();
+  } catch (const FileError&) {
+    // No room for it: the old base and the journal still rebuild everything. Try again later.
+    next_base_bytes_ = 2 * std::max<uint64_t>(journal_.bytes(), options_.journal_bytes);
+    busy_ns_ = 0;
+  }
+}
+
+void RingServer::new_base() {
+  const uint64_t start = monotonic_ns();
+  {
+    Snapshot snapshot(state_, clock_ns(), snapshot_path(), false);
+    snapshot.commit();
+  }
+  have_snapshot_ = true;
+  dirty_ = false;
+  snapshots_.fetch_add(1, std::memory_order_relaxed);
+  snapshot_ns_ = monotonic_ns() - start;
+  busy_ns_ = 0;
+  next_base_bytes_ = std::max<uint64_t>(options_.journal_bytes, state_.bytes());
+  try {
+    journal_.restart(state_.seq);
+  } catch (const FileError& error) {
+    switch_recovery_off(error.text);
+  }
+  journal_now_.store(journal_.bytes(), std::memory_order_relaxed);
+}
+
+}  // namespace singularity

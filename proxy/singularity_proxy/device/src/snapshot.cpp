@@ -1,0 +1,262 @@
+#include "snapshot.h"
+
+#include <ATen/EmptyTensor.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "reader.h"
+#include "wire/records.h"
+
+namespace singularity {
+namespace {
+
+constexpr uint64_t kTransferBytes = 16 << 20;  // between device and file, piece by piece
+
+uint64_t aligned(uint64_t position, uint64_t bytes) {
+  const uint64_t alignment = bytes >= 65536 ? 4096 : 64;
+  return (position + alignment - 1) & ~(alignment - 1);
+}
+
+uint64_t checksum(const char* p, size_t n) {
+  uint64_t h = 0xcbf29ce484222325ull;
+  for (size_t i = 0; i < n; i++) h = (h ^ static_cast<uint8_t>(p[i])) * 0x100000001b3ull;
+  return h;
+}
+
+void put_text(Buffer& out, const std::string& text) {
+  out.put<uint32_t>(static_cast<uint32_t>(text.size()));
+  out.put_bytes(text.data(), text.size());
+}
+std::string get_text(Reader& in) {
+  const auto n = in.get<uint32_t>();
+  return std::string(in.bytes(n), n);
+}
+
+struct Entry {
+  uint64_t id;
+  const c10::Storage* storage;
+  uint64_t offset;
+  bool alias;  // the bytes belong to an earlier entry
+};
+
+std::vector<Entry> sorted_storages(const State& state) {
+  std::vector<Entry> entries;
+  entries.reserve(state.storages.size());
+  for (const auto& [id, storage] : state.storages) entries.push_back({id, &storage, 0, false});
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.id < b.id; });
+  return entries;
+}
+
+// Everything but the storages' bytes; their offsets count from `data_offset` 0.
+void write_table(const State& state, const std::vector<Entry>& entries, Buffer& out) {
+  out.put<uint64_t>(entries.size());
+  for (const Entry& e : entries) {
+    out.put<uint64_t>(e.id);
+    out.put<uint64_t>(e.storage->nbytes());
+    out.put<uint64_t>(e.offset);
+    out.put<uint32_t>(e.storage->device() != state.device);
+    out.put<uint32_t>(0);
+  }
+  out.put<uint32_t>(static_cast<uint32_t>(state.ops.size()));
+  for (const OperatorEntry& op : state.ops) {
+    out.put<uint32_t>(static_cast<uint32_t>(op.name.size()));
+    out.put<uint32_t>(static_cast<uint32_t>(op.overload.size()));
+    out.put_bytes(op.name.data(), op.name.size());
+    out.put_bytes(op.overload.data(), op.overload.size());
+  }
+  out.put<uint32_t>(static_cast<uint32_t>(state.generators.size()));
+  for (const auto& [id, generator] : state.generators) {
+    at::Generator g = generator;
+    std::lock_guard<std::mutex> lock(g.mutex());
+    const at::Tensor saved = g.get_state();
+    out.put<uint64_t>(id);
+    out.put<uint32_t>(static_cast<uint32_t>(saved.nbytes()));
+    out.put_bytes(saved.const_data_ptr(), saved.nbytes());
+  }
+  out.put<uint32_t>(static_cast<uint32_t>(state.events.size()));
+  for (const auto& [id, ns] : state.events) {
+    out.put<uint64_t>(id);
+    out.put<uint64_t>(ns);
+  }
+  out.put<uint32_t>(static_cast<uint32_t>(state.failed.size()));
+  for (const auto& [id, origin] : state.failed) {
+    out.put<uint64_t>(id);
+    put_text(out, origin);
+  }
+  out.put<uint64_t>(state.pending_seq);
+  put_text(out, state.pending_reply);
+}
+
+void read_table(State& state, Reader& in) {
+  for (auto n = in.get<uint32_t>(), i = uint32_t{0}; i < n; i++) {
+    const auto name_bytes = in.get<uint32_t>(), overload_bytes = in.get<uint32_t>();
+    std::string name(in.bytes(name_bytes), name_bytes), overload(in.bytes(overload_bytes), overload_bytes);
+    if (!name.empty()) state.define(i, std::move(name), std::move(overload));
+  }
+  for (auto n = in.get<uint32_t>(); n; n--) {
+    const auto id = in.get<uint64_t>();
+    const auto bytes = in.get<uint32_t>();
+    at::Tensor saved = at::detail::empty_cpu({static_cast<int64_t>(bytes)}, at::kByte);
+    std::memcpy(saved.mutable_data_ptr(), in.bytes(bytes), bytes);
+    at::Generator& generator = state.generator(id);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(saved);
+  }
+  for (auto n = in.get<uint32_t>(); n; n--) {
+    const auto id = in.get<uint64_t>();
+    state.events[id] = in.get<uint64_t>();
+  }
+  for (auto n = in.get<uint32_t>(); n; n--) {
+    const auto id = in.get<uint64_t>();
+    state.failed[id] = get_text(in);
+  }
+  state.pending_seq = in.get<uint64_t>();
+  state.pending_reply = get_text(in);
+}
+
+}  // namespace
+
+uint64_t Snapshot::expected_bytes(const State& state) {
+  uint64_t sum = 0;
+  for (const auto& [id, storage] : state.storages) sum += storage.nbytes();
+  return sum;
+}
+
+Snapshot::Snapshot(const State& state, uint64_t clock_ns, const std::string& path, bool durable)
+    : file_(path, expected_bytes(state)), durable_(durable) {
+  std::vector<Entry> entries = sorted_storages(state);
+  std::unordered_map<const void*, uint64_t> seen;
+  Buffer table(1 << 16);
+  write_table(state, entries, table);  // for its length: the offsets follow from it
+  SnapshotHeader header{};
+  header.data_offset = (sizeof(header) + table.size() + 4095) & ~uint64_t{4095};
+  uint64_t position = header.data_offset;
+  for (Entry& e : entries) {
+    const auto [first, fresh] = seen.try_emplace(e.storage->unsafeGetStorageImpl(), 0);
+    if (fresh) {
+      position = aligned(position, e.storage->nbytes());
+      first->second = position;
+      position += e.storage->nbytes();
+    }
+    e.offset = first->second;
+    e.alias = !fresh;
+  }
+  table.clear();
+  write_table(state, entries, table);
+  header.magic = kSnapshotMagic;
+  header.version = kSnapshotVersion;
+  header.device_type = state.device.is_cpu() ? 0 : 1;
+  header.seq = state.seq;
+  header.clock_ns = clock_ns;
+  header.table_bytes = table.size();
+  header.file_bytes = position;
+  header.checksum = checksum(table.data(), table.size());
+  file_.write(&header, sizeof(header));
+  file_.write(table.data(), table.size());
+  std::unique_ptr<char[]> piece;
+  for (const Entry& e : entries) {
+    if (e.alias) continue;
+    file_.pad_to(e.offset);
+    const uint64_t bytes = e.storage->nbytes();
+    if (e.storage->device().is_cpu()) {
+      file_.write(e.storage->data(), bytes);
+      continue;
+    }
+    if (!piece) piece.reset(new char[kTransferBytes]);
+    for (uint64_t at = 0; at < bytes; at += kTransferBytes) {
+      const uint64_t n = std::min(kTransferBytes, bytes - at);
+      copy_to_host(*e.storage, at, n, piece.get());
+      file_.write(piece.get(), n);
+    }
+  }
+  file_.pad_to(header.file_bytes);
+  file_.finish(durable);
+  bytes_ = header.file_bytes;
+}
+
+void Snapshot::commit() { file_.commit(durable_); }
+
+bool snapshot_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+void advance_snapshot(const std::string& path, uint64_t seq) {
+  Descriptor fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (fd.get() < 0 || ::pwrite(fd.get(), &seq, sizeof(seq), offsetof(SnapshotHeader, seq)) != sizeof(seq))
+    throw FileError(errno, "cannot update", path);
+}
+
+Restored load_snapshot(State& state, const std::string& path, uint64_t room) {
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (fd.get() < 0) throw FileError(errno, "cannot open", path);
+  struct stat info;
+  if (::fstat(fd.get(), &info)) throw FileError(errno, "cannot open", path);
+  SnapshotHeader header;
+  read_exactly(fd.get(), path, &header, sizeof(header), 0);
+  if (header.magic != kSnapshotMagic || header.version != kSnapshotVersion)
+    throw StateError(path + " is not a device state of version " + std::to_string(kSnapshotVersion));
+  if (header.file_bytes > static_cast<uint64_t>(info.st_size) || header.table_bytes > header.file_bytes)
+    throw StateError(path + " is cut short, so the device state in it is not complete");
+  const uint32_t device_type = state.device.is_cpu() ? 0 : 1;
+  if (header.device_type != device_type)
+    throw Refused(std::string("this state is of a ") + (header.device_type ? "cuda" : "cpu") +
+                  " device and cannot continue on " + state.device.str());
+  std::string table(header.table_bytes, '\0');
+  read_exactly(fd.get(), path, table.data(), table.size(), sizeof(header));
+  if (checksum(table.data(), table.size()) != header.checksum) throw StateError(path + " is damaged");
+
+  Reader in(table.data(), table.data() + table.size());
+  const auto count = in.get<uint64_t>();
+  uint64_t total = 0;
+  {
+    Reader ahead = in;
+    for (uint64_t i = 0; i < count; i++) {
+      ahead.get<uint64_t>();
+      total += ahead.get<uint64_t>();
+      ahead.bytes(16);
+    }
+  }
+  if (room && total > room)
+    throw Refused("the session's " + std::to_string(total) + " bytes of device memory do not fit the " +
+                  std::to_string(room) + " bytes that are free on this device");
+  std::unordered_map<uint64_t, c10::Storage> by_offset;
+  std::unique_ptr<char[]> piece;
+  for (uint64_t i = 0; i < count; i++) {
+    const auto id = in.get<uint64_t>(), bytes = in.get<uint64_t>(), offset = in.get<uint64_t>();
+    const bool on_host = in.get<uint32_t>();
+    in.get<uint32_t>();
+    if (const auto shared = by_offset.find(offset); bytes && shared != by_offset.end()) {
+      state.storages[id] = shared->second;
+      continue;
+    }
+    c10::Storage storage;
+    if (on_host) {
+      c10::Allocator* host = c10::GetAllocator(c10::kCPU);
+      storage = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes), host->allocate(bytes), host, true);
+    } else {
+      storage = state.make_storage(bytes);
+    }
+    if (storage.device().is_cpu()) {
+      if (bytes) read_exactly(fd.get(), path, storage.mutable_data(), bytes, offset);
+    } else {
+      if (!piece) piece.reset(new char[kTransferBytes]);
+      for (uint64_t at = 0; at < bytes; at += kTransferBytes) {
+        const uint64_t n = std::min(kTransferBytes, bytes - at);
+        read_exactly(fd.get(), path, piece.get(), n, offset + at);
+        copy_from_host(storage, at, n, piece.get());
+      }
+    }
+    if (bytes) by_offset[offset] = storage;
+    state.storages[id] = std::move(storage);
+  }
+  read_table(state, in);
+  state.seq = header.seq;
+  return {total, header.clock_ns};
+}
+
+}  // namespace singularity

@@ -1,0 +1,172 @@
+#include "state.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/detail/AcceleratorHooksInterface.h>
+#include <ATen/ops/from_blob.h>
+
+#include <mutex>
+
+#include "errors.h"
+
+namespace singularity {
+namespace {
+
+// Beyond these the oldest are forgotten: ids only grow, and so old ones are seldom asked for.
+constexpr size_t kMaxEvents = 1 << 20;
+constexpr size_t kMaxFailed = 4096;
+
+std::mutex default_generator_mutex;
+
+at::Generator& global_default(c10::Device device) {
+  return const_cast<at::Generator&>(at::globalContext().defaultGenerator(device));
+}
+
+at::Tensor as_bytes(const c10::Storage& storage, uint64_t offset, uint64_t bytes) {
+  const auto options = at::TensorOptions().dtype(at::kByte).device(storage.device());
+  return at::empty({0}, options).set_(storage, static_cast<int64_t>(offset), {static_cast<int64_t>(bytes)}, {1});
+}
+at::Tensor host_bytes(const char* at, uint64_t bytes) {
+  return at::from_blob(const_cast<char*>(at), {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte));
+}
+
+void check_range(const c10::Storage& storage, uint64_t offset, uint64_t bytes) {
+  TORCH_CHECK(offset <= storage.nbytes() && bytes <= storage.nbytes() - offset, "a copy of ", bytes,
+              " bytes at ", offset, " does not fit into device memory of ", storage.nbytes(),
+              " bytes (an earlier resize may have failed)");
+}
+
+}  // namespace
+
+void copy_from_host(const c10::Storage& storage, uint64_t offset, uint64_t bytes, const char* from) {
+  if (bytes == 0) return;
+  if (storage.device().is_cpu())
+    std::memcpy(static_cast<char*>(storage.mutable_data()) + offset, from, bytes);
+  else
+    as_bytes(storage, offset, bytes).copy_(host_bytes(from, bytes));
+}
+void copy_to_host(const c10::Storage& storage, uint64_t offset, uint64_t bytes, char* to) {
+  if (bytes == 0) return;
+  if (storage.device().is_cpu())
+    std::memcpy(to, static_cast<const char*>(storage.data()) + offset, bytes);
+  else
+    host_bytes(to, bytes).copy_(as_bytes(storage, offset, bytes));
+}
+
+c10::Storage& State::storage(uint64_t id) {
+  const auto found = storages.find(id);
+  if (__builtin_expect(found != storages.end(), 1)) return found->second;
+  // The newest failed operation whose results may have had this id: ids only grow.
+  auto after = failed.upper_bound(id);
+  if (after == failed.begin()) TORCH_CHECK(false, "the device proxy knows no storage ", id);
+  throw MissingStorage(std::prev(after)->second);
+}
+
+c10::Storage State::make_storage(uint64_t bytes) const {
+  c10::Allocator* allocator = c10::GetAllocator(device.type());
+  return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes), allocator->allocate(bytes),
+                      allocator, /*resizable=*/true);
+}
+
+void State::resize(uint64_t id, uint64_t bytes) {
+  c10::Storage& old = storage(id);
+  c10::Storage larger = make_storage(bytes);
+  const uint64_t kept = std::min<uint64_t>(bytes, old.nbytes());
+  if (kept) {
+    if (device.is_cpu())
+      std::memcpy(larger.mutable_data(), old.data(), kept);
+    else
+      as_bytes(larger, 0, kept).copy_(as_bytes(old, 0, kept));
+  }
+  old = std::move(larger);
+}
+
+void State::write(uint64_t id, uint64_t offset, uint64_t bytes, const char* from) {
+  const c10::Storage& s = storage(id);
+  check_range(s, offset, bytes);
+  copy_from_host(s, offset, bytes, from);
+}
+void State::read(uint64_t id, uint64_t offset, uint64_t bytes, char* to) {
+  const c10::Storage& s = storage(id);
+  check_range(s, offset, bytes);
+  copy_to_host(s, offset, bytes, to);
+}
+uint64_t State::bytes() const {
+  uint64_t sum = 0;
+  for (const auto& entry : storages) sum += entry.second.nbytes();
+  return sum;
+}
+
+void State::define(uint32_t index, std::string name, std::string overload) {
+  TORCH_CHECK(index < (1u << 20), "operator number ", index, " is too large");
+  OperatorEntry entry;
+  entry.handle = c10::Dispatcher::singleton().findSchema({name, overload});
+  entry.name = std::move(name);
+  entry.overload = std::move(overload);
+  if (!entry.handle) {
+    entry.missing = entry.name + (entry.overload.empty() ? "" : "." + entry.overload) +
+                    " does not exist in the device proxy's PyTorch; its package may not be installed there";
+  } else {
+    const auto& schema = entry.handle->schema();
+    int aliases = 0;
+    for (const auto& result : schema.returns()) {
+      int alias = -1;
+      if (result.alias_info() && result.alias_info()->isWrite())
+        for (size_t i = 0; i < schema.arguments().size(); i++) {
+          const auto* info = schema.arguments()[i].alias_info();
+          if (info && info->isWrite() && info->beforeSets() == result.alias_info()->beforeSets())
+            alias = static_cast<int>(i);
+        }
+      if (alias >= 0) aliases++;
+      entry.result_alias.push_back(alias);
+    }
+    entry.keep_arguments = aliases > 1;
+    entry.uses_default_rng = entry.handle->hasTag(at::Tag::nondeterministic_seeded);
+  }
+  if (ops.size() <= index) ops.resize(index + 1);
+  ops[index] = std::move(entry);
+}
+
+OperatorEntry& State::op(uint32_t index) {
+  TORCH_CHECK(index < ops.size() && !ops[index].name.empty(), "operator ", index, " was never defined");
+  TORCH_CHECK_NOT_IMPLEMENTED(ops[index].handle, ops[index].missing);
+  return ops[index];
+}
+
+at::Generator& State::generator(uint64_t id) {
+  const auto found = generators.find(id);
+  if (found != generators.end()) return found->second;
+  at::Generator made = device.is_cpu()
+                           ? at::detail::createCPUGenerator()
+                           : at::globalContext().getAcceleratorHooksInterface(device.type()).getNewGenerator(device.index());
+  return generators.emplace(id, std::move(made)).first->second;
+}
+
+void State::mark_failed(uint64_t first, std::string origin) {
+  if (failed.size() >= kMaxFailed) failed.erase(failed.begin());
+  failed.insert_or_assign(first, std::move(origin));
+}
+
+void State::record_event(uint64_t id, uint64_t ns) {
+  if (events.size() >= kMaxEvents) events.erase(events.begin());
+  events[id] = ns;
+}
+double State::event_milliseconds(uint64_t first, uint64_t second) const {
+  const auto a = events.find(first), b = events.find(second);
+  TORCH_CHECK_VALUE(a != events.end() && b != events.end(),
+                    "Both events must be recorded before calculating elapsed time.");
+  return (static_cast<double>(b->second) - static_cast<double>(a->second)) * 1e-6;
+}
+
+UseDefaultGenerator::UseDefaultGenerator(State& state) : global_(global_default(state.device)) {
+  default_generator_mutex.lock();
+  before_ = global_;
+  global_ = state.generator(0);
+}
+UseDefaultGenerator::~UseDefaultGenerator() {
+  global_ = std::move(before_);
+  default_generator_mutex.unlock();
+}
+
+}  // namespace singularity
