@@ -154,7 +154,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         terminal.stats.setdefault("failed", []).append(leak)
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if matrix.is_full():
+    # A part of the tests makes no report of the whole.
+    if matrix.is_full() and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
         path = report.write(ROOT, terminal.stats, time.monotonic() - _started, matrix.seed())
         terminal.write_line("")
         terminal.write_line(f"report: {path.relative_to(ROOT)}")
