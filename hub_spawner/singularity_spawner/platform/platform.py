@@ -285,7 +285,7 @@ class Platform:
                 try:
                     cluster = await self.service().cluster()
                     missing = "the node agent with its devices"
-                    if len(cluster["devices"]) >= self._devices:
+                    if cluster["devices"]:
                         return
                 except SingularityError:
                     pass
@@ -327,8 +327,7 @@ async def clean_up_after(last: Settings | None) -> None:
 
 
 async def end_platform(settings: Settings) -> None:
-    """End every process of the run: first all are asked (the Hub ends service and proxy, the
-    service its agent, the agent its sessions), after `STOP_SECONDS` they are killed."""
+    """End every process of the run: first all are asked, after `STOP_SECONDS` they are killed."""
     left = await processes.end_run(settings.instance, STOP_SECONDS)
     _remove_memory(settings)
     _refuse_survivors(left)

@@ -18,7 +18,11 @@ from singularity_spawner.proc import Process, read_process
 from .settings import MARK
 
 _AGENT = b"singularity_scheduler.agent"
-"""The module a node agent runs, as it stands in its arguments."""
+_SERVICE = b"singularity_scheduler.service"
+"""The modules that a node agent and the scheduler service run, as they stand in their arguments."""
+
+_SERVICE_SECONDS = 1.0
+"""How long the service gets to end before its agent is asked to: it would start another one."""
 
 
 def all_processes() -> Iterator[Process]:
@@ -48,15 +52,15 @@ def _has_variable(pid: int, wanted: bytes) -> bool:
     return wanted in environ.split(b"\0")
 
 
-def below_agents(run: Iterable[Process]) -> set[Process]:
-    """Those of `run` that a living node agent started. They are the agent's to end: it saves
-    nothing for a process that was ended behind its back, it would start it anew."""
+def agents_of(run: Iterable[Process]) -> tuple[set[Process], set[Process]]:
+    """The node agents of `run`, and the processes below them. Those are the agent's to end: it
+    starts a device proxy anew that was ended behind its back."""
     by_pid = {process.pid: process for process in run}
     agents = {pid for pid in by_pid if _AGENT in _arguments(pid)}
     below = set(agents)
     while more := {p.pid for p in by_pid.values() if p.parent in below} - below:
         below |= more
-    return {by_pid[pid] for pid in below - agents}
+    return {by_pid[pid] for pid in agents}, {by_pid[pid] for pid in below - agents}
 
 
 def _arguments(pid: int) -> list[bytes]:
@@ -89,12 +93,22 @@ async def wait_gone(instance: str, seconds: float) -> set[Process]:
 
 
 async def end_run(instance: str, term_seconds: float) -> set[Process]:
-    """Ask every process of the run to end (those below a node agent through the agent), kill it
-    after `term_seconds`. Returns what survived even that (in uninterruptible sleep), normally
-    nothing."""
+    """Ask every process of the run to end, in an order that loses nothing (Hub, service and
+    servers; then the agents, which end what is below them); kill it after `term_seconds`.
+
+    Returns what survived even that (in uninterruptible sleep), normally nothing.
+    """
+    loop = asyncio.get_running_loop()
+    kill_at = loop.time() + term_seconds
     run = of_run(instance)
-    send(run - below_agents(run), signal.SIGTERM)
-    left = await wait_gone(instance, term_seconds)
+    agents, below = agents_of(run)
+    send(run - agents - below, signal.SIGTERM)
+    services = {process for process in run if _SERVICE in _arguments(process.pid)}
+    agents_at = min(kill_at, loop.time() + _SERVICE_SECONDS)
+    while services & of_run(instance) and loop.time() < agents_at:
+        await asyncio.sleep(0.02)
+    send(agents, signal.SIGTERM)
+    left = await wait_gone(instance, kill_at - loop.time())
     for _ in range(10):  # a process that forks while it is hunted needs another round
         if not left:
             break

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from singularity_proxy.errors import BadRequest, Conflict, SingularityError
 
@@ -72,8 +73,9 @@ async def _run(platform: Platform) -> int:
             return EXIT_OK
         starting.result()
         seconds = time.monotonic() - began
+        cluster = await platform.service().cluster()
         note = await shared_uid_note(platform)
-        print("\n".join([*greeting(platform, seconds), *note]), flush=True)
+        print("\n".join([*greeting(platform, cluster, seconds), *note]), flush=True)
         code = await _until_stopped(platform, stop)
     finally:
         stopping.cancel()
@@ -116,13 +118,13 @@ async def shared_uid_note(platform: Platform) -> list[str]:
     return [] if identity["mapped"] else [f"  Note: {identity['sentence']}", ""]
 
 
-def greeting(platform: Platform, seconds: float) -> list[str]:
+def greeting(platform: Platform, cluster: dict[str, Any], seconds: float) -> list[str]:
     """What a person reads when the platform is ready."""
     folder = platform.folder.path
-    noun = "device" if platform.settings.devices == 1 else "devices"
+    devices = ", ".join(str(device["id"]) for device in cluster["devices"])
     return [
         "",
-        f"  {platform.url}    ready in {seconds:.1f} s with {platform.settings.devices} cpu {noun}",
+        f"  {platform.url}    ready in {seconds:.1f} s; devices: {devices}",
         "",
         f"  Log in with any user name and the password  {platform.password}",
         f"  (it is kept in {folder / 'password'}; the user '{ADMIN_USER}' has the one in "

@@ -222,7 +222,10 @@ def test_what_an_agent_started_is_the_agents_to_end():
     ) as agent:
         child = int(agent.stdout.readline())
         found = processes.of_run(run)
-        assert {process.pid for process in processes.below_agents(found)} == {child}
+        assert [{p.pid for p in group} for group in processes.agents_of(found)] == [
+            {agent.pid},
+            {child},
+        ]
         processes.send(found, 9)
 
 
