@@ -55,7 +55,7 @@ def modules(package: str) -> Iterator[Any]:
     yield importlib.import_module(package)
     path = importlib.import_module(package).__path__
     for info in pkgutil.walk_packages(path, prefix=f"{package}."):
-        if not info.name.endswith("__main__"):
+        if not info.name.endswith("__main__") and ".migrations." not in info.name:
             yield importlib.import_module(info.name)
 
 
