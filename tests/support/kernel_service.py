@@ -19,6 +19,7 @@ from typing import Any
 
 from singularity_proxy.errors import Conflict, Forbidden, NotFound, SingularityError, to_wire
 from tornado import web
+from tornado.iostream import StreamClosedError
 
 TOKEN = "a-token-of-the-hub"
 
@@ -103,6 +104,9 @@ class Scheduler:
         """Raised by the next session starts while it is set."""
         self.keys: dict[str, Session] = {}
         self.polls = 0
+        self.events: list[tuple[str, Any]] = []
+        """What the event stream sends."""
+        self.listeners = 0
         self.port = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -138,6 +142,9 @@ class Scheduler:
             (prefix, _Sessions, {"scheduler": self}),
             (prefix + "/([^/]+)", _Session, {"scheduler": self}),
             (prefix + "/([^/]+)/signal", _Signal, {"scheduler": self}),
+            (prefix + "/([^/]+)/(why|history)", _About, {"scheduler": self}),
+            (prefix.replace("sessions", "cluster"), _Cluster, {"scheduler": self}),
+            (prefix.replace("sessions", "events"), _Events, {"scheduler": self}),
         ]
         server = web.Application(routes).listen(self.port, "127.0.0.1")
         self.port = next(iter(server._sockets.values())).getsockname()[1]
@@ -191,6 +198,13 @@ class _Base(web.RequestHandler):
 
 
 class _Sessions(_Base):
+    def get(self) -> None:
+        found = [session.look() for session in self.scheduler.sessions]
+        state = self.get_query_argument("state", None)
+        if state:
+            found = [s for s in found if s["process_state"] == state or state == "active"]
+        self.finish(json.dumps({"sessions": found}))
+
     def post(self) -> None:
         key = self.request.headers.get("Idempotency-Key") or uuid.uuid4().hex
         session = self.scheduler.create(json.loads(self.request.body), key)
@@ -224,6 +238,43 @@ class _Signal(_Base):
             raise Conflict("the session has ended")
         os.killpg(session.kernel.pid, signum)
         self.finish(json.dumps(session.look()))
+
+
+class _About(_Base):
+    def get(self, sid: str, what: str) -> None:
+        self.scheduler.find(sid)
+        limit = int(self.get_query_argument("limit", "0"))
+        answers = {"why": {"sentence": "because", "facts": {}}, "history": {"history": [limit]}}
+        self.finish(json.dumps(answers[what]))
+
+
+class _Cluster(_Base):
+    def get(self) -> None:
+        self.finish(json.dumps({"devices": [], "waiting": {}}))
+
+
+class _Events(_Base):
+    """Server-sent events: a snapshot, then whatever the test appends to `Scheduler.events`."""
+
+    async def get(self) -> None:
+        if self.scheduler.refusal:
+            raise self.scheduler.refusal
+        self.set_header("Content-Type", "text/event-stream")
+        told = 0
+        self.scheduler.listeners += 1
+        try:
+            while True:
+                for event, data in self.scheduler.events[told:]:
+                    self.write(f"event: {event}\ndata: {json.dumps(data)}\n\n")
+                told = len(self.scheduler.events)
+                await self.flush()
+                await asyncio.sleep(0.02)
+                if self.request.connection.stream.closed():  # type: ignore[attr-defined]
+                    return
+        except StreamClosedError:
+            return
+        finally:
+            self.scheduler.listeners -= 1
 
 
 @contextmanager

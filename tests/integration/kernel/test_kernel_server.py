@@ -1,0 +1,156 @@
+"""What a browser gets from a real Jupyter server: kernels as sessions, and the relayed API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from singularity_proxy.errors import BadRequest, Unavailable
+from support.kernel_relay import wait_until
+from support.kernel_server import Server, server
+from support.kernel_service import Scheduler, scheduler
+
+API = "singularity/api/v1/"
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Scheduler]]:
+    import tempfile
+
+    with (
+        tempfile.TemporaryDirectory(prefix="srv") as folder,
+        scheduler(Path(folder)) as platform,
+        server(
+            tmp_path_factory.mktemp("server"),
+            **platform.environment,
+            JUPYTER_DEFAULT_PROVISIONER_NAME="singularity",
+        ) as running,
+    ):
+        yield running, platform
+
+
+@pytest.fixture
+def platform(both: tuple[Server, Scheduler]) -> Iterator[Scheduler]:
+    yield both[1]
+    both[1].refusal = None
+    both[1].events.clear()
+
+
+@pytest.fixture
+def jupyter(both: tuple[Server, Scheduler], platform: Scheduler) -> Server:
+    return both[0]
+
+
+@pytest.mark.parametrize("name", ["singularity", "python3"])
+def test_a_kernel_of_the_server_is_a_session(
+    jupyter: Server, platform: Scheduler, name: str
+) -> None:
+    before = len(platform.sessions)
+    started = jupyter.ask("api/kernels", "POST", {"name": name})
+    assert started.status == 201
+    (session,) = platform.sessions[before:]
+    assert session.launch["owner_pid"] == jupyter.process.pid
+    kernel = f"api/kernels/{started.body['id']}"
+    assert jupyter.ask(f"{kernel}/restart", "POST", {}).status == 200
+    assert len(platform.sessions) == before + 2
+    assert session.look()["process_state"] != "live"
+    assert jupyter.ask(kernel, "DELETE").status == 204
+    assert all(s.look()["process_state"] != "live" for s in platform.sessions)
+
+
+def test_a_refusal_reaches_the_dialog_as_its_sentence(jupyter: Server, platform: Scheduler) -> None:
+    platform.refusal = BadRequest("there are 2 devices, not 9: choose fewer in the spawn form")
+    answer = jupyter.ask("api/kernels", "POST", {"name": "singularity"})
+    assert answer.status == 400
+    assert answer.body["message"] == platform.refusal.message
+    assert not answer.body.get("traceback")
+    assert platform.refusal.message in jupyter.log
+    assert "Traceback" not in jupyter.log
+
+
+def test_sessions_and_cluster_are_relayed(jupyter: Server, platform: Scheduler) -> None:
+    started = jupyter.ask("api/kernels", "POST", {"name": "singularity"})
+    sid = platform.sessions[-1].json["id"]
+    found = jupyter.ask(API + "sessions?state=active").body["sessions"]
+    assert sid in [s["id"] for s in found]
+    assert jupyter.ask(API + "sessions?state=no-such-state").body == {"sessions": []}
+    assert jupyter.ask(API + f"sessions/{sid}").body["id"] == sid
+    assert jupyter.ask(API + f"sessions/{sid}/why").body["sentence"] == "because"
+    assert jupyter.ask(API + f"sessions/{sid}/history?limit=7").body == {"history": [7]}
+    assert jupyter.ask(API + "cluster").body == {"devices": [], "waiting": {}}
+    jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE")
+
+
+def test_refusals_keep_status_and_sentence(jupyter: Server) -> None:
+    answer = jupyter.ask(API + "sessions/0123456789ab")
+    assert answer.status == 404
+    assert answer.body["reason"] == "not_found"
+    assert "0123456789ab" in answer.body["message"]
+    assert jupyter.ask(API + "sessions/x/history?limit=many").status == 400
+
+
+@pytest.mark.parametrize("path", ["sessions", "sessions/x", "cluster", "events"])
+def test_strangers_are_refused(jupyter: Server, platform: Scheduler, path: str) -> None:
+    assert jupyter.ask(API + path, token=None).status == 403
+    assert jupyter.ask(API + path, token="wrong").status == 403
+    assert platform.listeners == 0
+
+
+def _event(stream: object) -> tuple[str, object]:
+    name, data = "", None
+    while line := stream.readline().decode().rstrip("\n"):  # type: ignore[attr-defined]
+        if line.startswith("event:"):
+            name = line[6:].strip()
+        elif line.startswith("data:"):
+            data = json.loads(line[5:])
+    return name, data
+
+
+def test_events_are_relayed_until_the_browser_leaves(jupyter: Server, platform: Scheduler) -> None:
+    platform.events.append(("snapshot", {"sessions": []}))
+    with jupyter.open(API + "events") as stream:
+        assert _event(stream) == ("snapshot", {"sessions": []})
+        platform.events.append(("session", {"id": "a", "state": "parked"}))
+        assert _event(stream) == ("session", {"id": "a", "state": "parked"})
+        assert stream.headers["Content-Type"] == "text/event-stream"  # type: ignore[attr-defined]
+        assert platform.listeners == 1
+    wait_until(lambda: platform.listeners == 0, why="the scheduler's stream stayed open")
+
+
+def test_a_refused_event_stream_is_an_error_document(jupyter: Server, platform: Scheduler) -> None:
+    platform.refusal = Unavailable("the scheduler starts up; try again in a moment")
+    answer = jupyter.ask(API + "events")
+    assert answer.status == 503
+    assert answer.body["message"] == platform.refusal.message
+
+
+def test_a_scheduler_that_goes_away_is_told_and_ends_the_stream(
+    jupyter: Server, platform: Scheduler
+) -> None:
+    platform.events.append(("snapshot", {"sessions": []}))
+    try:
+        with jupyter.open(API + "events") as stream:
+            _event(stream)
+            platform.stop()
+            name, data = _event(stream)
+            assert name == "away"
+            assert "event stream ended" in str(data)
+            assert stream.read() == b""
+        answer = jupyter.ask(API + "sessions")
+        assert answer.status == 503
+        assert "does not answer" in answer.body["message"]
+    finally:
+        platform.start()
+
+
+def test_without_a_platform_every_request_says_so(tmp_path: Path) -> None:
+    with server(tmp_path) as alone:
+        for path in ("sessions", "cluster", "events"):
+            answer = alone.ask(API + path)
+            assert answer.status == 503
+            assert "SINGULARITY_API_URL" in answer.body["message"]
+        assert alone.ask("api/kernels", "POST", {"name": "singularity"}).status == 201
+        assert "without an accelerator" in alone.log
+        assert "Traceback" not in alone.log
