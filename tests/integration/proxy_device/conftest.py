@@ -1,0 +1,60 @@
+"""Device proxies and rings of one test; both are gone after it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.proxy_device import Proxies, Proxy, RingClient, make_ring
+
+
+@pytest.fixture
+def proxies(short_dir: Path) -> Iterator[Proxies]:
+    """Starts device proxies; all of them are ended after the test."""
+    made = Proxies(short_dir)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def shared_dir() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="m"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def shared(shared_dir: Path) -> Iterator[Proxy]:
+    """One bound proxy (256 MiB) for the tests of a module that do not end it."""
+    made = Proxies(shared_dir)
+    proxy = made.bound(capacity=256 << 20)
+    yield proxy
+    made.close()
+
+
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A folder in /dev/shm, as the agent makes one per session."""
+    path = Path(tempfile.mkdtemp(prefix="singularity-test-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def ring(shm: Path) -> Iterator[RingClient]:
+    """A ring nobody serves yet."""
+    client = make_ring(shm / "ring.ring")
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def served(shared: Proxy, ring: RingClient) -> Iterator[RingClient]:
+    """A ring served by the module's proxy, without a journal."""
+    ring_id = f"{ring.path.parent.name}"
+    shared.attach(ring, ring_id=ring_id)
+    yield ring
+    shared.call("close_ring", ring_id=ring_id)
