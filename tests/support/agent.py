@@ -206,6 +206,26 @@ class AgentBox:
         marker = f"SINGULARITY_SOCKET={self.folder(session)}/agent.sock".encode()
         return list(processes_with(marker, in_environment=True))
 
+    def proxies(self) -> list[int]:
+        """Pids of the device proxies of this agent and of the ones before it."""
+        return _with_words(lambda words: f"{self.runtime}/p/" in words)
+
+    def relays(self, session: str) -> list[int]:
+        return _with_words(lambda words: f"{self.folder(session)}/client.json" in words)
+
+
+def _with_words(wanted: Callable[[str], bool]) -> list[int]:
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and alive(int(entry)):
+            try:
+                words = Path(f"/proc/{entry}/cmdline").read_text(errors="replace")
+            except OSError:
+                continue
+            if wanted(words):
+                found.append(int(entry))
+    return found
+
 
 class DoubleFleet(LocalFleet):
     """The agent with the stand-in for device proxies."""

@@ -50,10 +50,16 @@ class DeviceKeeper:
     # -- commands of the service ------------------------------------------------------------------
 
     async def attach(
-        self, live: LiveSession, epoch: int, devices: list[str], received: float
+        self,
+        live: LiveSession,
+        epoch: int,
+        devices: list[str],
+        received: float,
+        reason: str,
     ) -> dict[str, Any]:
         """Give the session `devices` (one per virtual device) under lease `epoch`. `received` is
-        the CLOCK_BOOTTIME of the command's arrival: the lease runs from there."""
+        the CLOCK_BOOTTIME of the command's arrival: the lease runs from there. `reason` is the
+        scheduler's sentence for people."""
         record, node = live.record, self._node
         record.check_live()
         record.check_epoch(epoch)
@@ -71,7 +77,7 @@ class DeviceKeeper:
             node.leases.grant(record.session, epoch, node.settings.lease_ttl_s, received)
             node.save_leases()
             if record.phase is Phase.HELD and record.devices == devices:
-                record.epoch = epoch
+                record.epoch, record.reason = epoch, reason
                 node.save(live)
                 return {"ms": 0.0}
             if record.phase is Phase.HELD:
@@ -87,11 +93,12 @@ class DeviceKeeper:
                 await self._give_up_attach(live, before)
                 raise
             record.move(Phase.HELD)
+            record.reason = reason
             live.waiting = False
             node.save(live)
         return {"ms": round((time.monotonic() - started) * 1e3, 3)}
 
-    async def park(self, live: LiveSession, epoch: int) -> dict[str, Any]:
+    async def park(self, live: LiveSession, epoch: int, reason: str) -> dict[str, Any]:
         """Write the session's device state to its files and free its devices. Raises `NoSpace`
         when it cannot be written: then the session keeps its devices and goes on."""
         record = live.record
@@ -101,7 +108,7 @@ class DeviceKeeper:
             record.check_live()
             record.check_epoch(epoch)
             record.epoch = epoch
-            return await self._park_locked(live)
+            return await self._park_locked(live, reason)
 
     async def fence(self, live: LiveSession) -> None:
         """The lease lapsed: stop using the devices. State that cannot be written now is kept in
@@ -113,8 +120,9 @@ class DeviceKeeper:
             try:
                 async with live.lock:
                     if self._node.leases.epoch(record.session) is None and record.alive:
-                        record.reason = "the scheduler was away and the lease ran out; state kept"
-                        await self._park_locked(live)
+                        await self._park_locked(
+                            live, "the scheduler was away and the lease ran out; nothing was lost"
+                        )
                 return
             except SingularityError as error:
                 log.error("session %s cannot be parked: %s", record.session, error.message)
@@ -278,7 +286,11 @@ class DeviceKeeper:
         )
         total = {"restored_bytes": 0, "replayed_records": 0}
         for ring in rings:
-            answer = await self._attach_ring(live, proxy, ring)
+            try:
+                answer = await self._attach_ring(live, proxy, ring)
+            except ProxyFailed as error:  # this ring's state cannot be rebuilt, ever
+                self._fail_rings(live, [ring], error.message)
+                continue
             for key in total:
                 total[key] += int(answer.get(key, 0))
         return total
@@ -314,7 +326,7 @@ class DeviceKeeper:
 
     # -- park -------------------------------------------------------------------------------------
 
-    async def _park_locked(self, live: LiveSession) -> dict[str, Any]:
+    async def _park_locked(self, live: LiveSession, reason: str = "") -> dict[str, Any]:
         record, node = live.record, self._node
         if record.phase in (Phase.NONE, Phase.PARKED):
             return {"bytes": 0, "ms": 0.0}
@@ -336,6 +348,7 @@ class DeviceKeeper:
             node.save(live)
             raise errors[0]
         record.move(Phase.PARKED)
+        record.reason = reason or record.reason
         node.leases.release(record.session)
         node.save(live)
         node.save_leases()
@@ -350,9 +363,8 @@ class DeviceKeeper:
             if proxy.connected:
                 raise  # its own answer
             # Killed at this very moment: its snapshot and journal are the state.
-            rings = self._rings_of(live, device)
-            self._fail_unsaved(live, rings)
-            written = sum(_size(r.record.prefix + s) for r in rings for s in (".snap", ".journal"))
+            prefixes = [ring.record.prefix for ring in self._rings_of(live, device)]
+            written = sum(_size(p + suffix) for p in prefixes for suffix in (".snap", ".journal"))
         await self._discard(live, device, proxy)
         self._detach_headers(live, device)
         return written
@@ -383,16 +395,18 @@ class DeviceKeeper:
             rings = self._rings_of(live, device)
             if dead is not None:
                 await self._discard(live, device, dead)
-            self._fail_unsaved(live, rings)
             self._fail_repeaters(live, rings)
             rings = [r for r in rings if r.file.state is not RingState.FAILED]
             for ring in rings:
                 ring.file.set_state(RingState.DETACHED)
             try:
                 done = await self._attach_device(live, device, rings)
-            except SingularityError as error:
+            except ProxyFailed as error:
                 self._fail_rings(live, rings, error.message)
                 node.save(live)
+                return
+            except SingularityError as error:
+                await self._set_down(live, error)
                 return
             node.save(live)
             ms = round((time.monotonic() - started) * 1e3, 3)
@@ -403,16 +417,15 @@ class DeviceKeeper:
             )
             node.emit(record.session, "proxy.recovered", records=done["replayed_records"], ms=ms)
 
-    def _fail_unsaved(self, live: LiveSession, rings: list[LiveRing]) -> None:
-        if self._node.settings.journal_bytes == 0:
-            lost = [r for r in rings if r.file.read().done_seq > 0]
-            self._fail_rings(
-                live,
-                lost,
-                "the device proxy ended, and the journal that would have kept its state is "
-                "switched off on this node; variables in host memory were kept: restart the "
-                "kernel or build the tensors again in a new process",
-            )
+    async def _set_down(self, live: LiveSession, error: SingularityError) -> None:
+        """No proxy can serve the session now (no memory for one, for instance), but its state is on
+        file: it gives its devices back and waits for the service to try again."""
+        record = live.record
+        log.error("session %s gives its devices back: %s", record.session, error.message)
+        record.reason = f"its device proxy ended and cannot be replaced now: {error.message}"
+        with contextlib.suppress(SingularityError):
+            await self._park_locked(live)
+        self._node.emit(record.session, "lease.lapsed")
 
     def _fail_repeaters(self, live: LiveSession, rings: list[LiveRing]) -> None:
         """A record that ends its proxy twice would do so for ever: its ring fails."""

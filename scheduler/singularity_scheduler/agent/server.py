@@ -159,23 +159,21 @@ class CommandServer:
         if not isinstance(devices, list) or not all(isinstance(d, str) for d in devices):
             raise BadRequest("'devices' must be a list of device ids")
 
-        async def run() -> Any:
-            answer = await self._devices.attach(live, epoch, devices, received)
-            live.record.reason = str(params.get("reason") or "")
-            return answer
-
-        return await self._once(params, "device.attach", run)
+        reason = str(params.get("reason") or "")
+        return await self._once(
+            params,
+            "device.attach",
+            lambda: self._devices.attach(live, epoch, devices, received, reason),
+        )
 
     async def park(self, _: Peer, params: dict[str, Any]) -> Any:
         live = self._node.session(text(params, "session"))
         epoch = number(params, "epoch")
 
-        async def run() -> Any:
-            answer = await self._devices.park(live, epoch)
-            live.record.reason = str(params.get("reason") or "")
-            return answer
-
-        return await self._once(params, "device.park", run)
+        reason = str(params.get("reason") or "")
+        return await self._once(
+            params, "device.park", lambda: self._devices.park(live, epoch, reason)
+        )
 
     async def checkpoint(self, _: Peer, params: dict[str, Any]) -> Any:
         live = self._node.session(text(params, "session"))

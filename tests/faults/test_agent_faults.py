@@ -1,0 +1,268 @@
+"""Processes are killed, disks are full, strangers knock: one sentence, nothing lost, no leak."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from singularity_proxy.errors import NoSpace
+from singularity_proxy.wire.rpc import SyncPeer
+from support.agent import AgentBox, alive, until
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@pytest.mark.asyncio
+async def test_a_killed_proxy_is_replaced_behind_the_same_ring() -> None:
+    async with AgentBox(double=True) as box:
+        go = box.work / "go"
+        session = await box.worker("open", "need", f"next:{go}", "need", "sleep")
+        await box.event("device.need", session)
+        await box.attach(session, 2)
+        await box.logged(session, "attached r1 generation 1")
+        [pid] = box.proxies()
+        os.kill(pid, signal.SIGKILL)
+        await box.event("proxy.recovered", session)
+        go.touch()
+        await box.logged(session, "attached r1 generation 2 epoch 2")
+        assert (await box.session(session))["devices"] == ["cpu:0"]
+        assert pid not in box.proxies()
+
+
+@pytest.mark.asyncio
+async def test_a_record_that_ends_its_proxy_twice_fails_its_ring_only() -> None:
+    async with AgentBox(double=True) as box:
+        go = box.work / "go"
+        session = await box.worker("open", "need", "pending", f"next:{go}", "need", "sleep")
+        other = await box.worker("open", "need", "sleep")
+        for each, device in ((session, "cpu:0"), (other, "cpu:1")):
+            await box.event("device.need", each)
+            await box.attach(each, 1, device)
+            await box.logged(each, "attached")
+        [first] = [p for p in box.proxies() if _serves(p, box, session)]
+        os.kill(first, signal.SIGKILL)
+        await box.event("proxy.recovered", session)
+        [second] = [p for p in box.proxies() if _serves(p, box, session)]
+        os.kill(second, signal.SIGKILL)
+        data = await box.event("proxy.failed", session)
+        assert "ended twice at the same operation" in data["sentence"]
+        go.touch()
+        await box.logged(session, "ring failed the device proxy ended twice")
+        assert (await box.session(other))["devices"] == ["cpu:1"]
+        assert [t for s, t, _ in box.events if s == other and t.startswith("proxy.")] == []
+
+
+def _serves(pid: int, box: AgentBox, session: str) -> bool:
+    maps = Path(f"/proc/{pid}/fd")
+    return any(os.readlink(f).startswith(str(box.shm / session)) for f in maps.iterdir())
+
+
+@contextlib.asynccontextmanager
+async def small_disk(path: Path, megabytes: int) -> AsyncIterator[Path]:
+    """A file system of its own at `path`; yields a file that fills it up when written by `fill`."""
+    os.mkdir(path)
+    size = f"size={megabytes}m,mode=755"
+    await asyncio.to_thread(
+        subprocess.run, ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(path)], check=True
+    )
+    try:
+        yield path / "filler"
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "-l", str(path)], check=True)
+
+
+def fill(filler: Path) -> None:
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+@pytest.mark.root
+@needs_root
+@pytest.mark.asyncio
+async def test_no_room_to_park_keeps_the_device_and_says_so() -> None:
+    box = AgentBox("--NodeAgent.lease_ttl_s=600", double=True)
+    async with small_disk(box.root / "m", 40) as filler:
+        box.fleet.shm_dir = str(box.root / "m" / "shm")
+        async with box:
+            session = await box.worker("open:0", "open:1", "need", "sleep", virtual_devices=2)
+            await box.event("device.need", session)
+            await box.attach(session, 1, "cpu:0", "cpu:1")
+            await box.logged(session, "attached r1")
+            fill(filler)
+            with pytest.raises(NoSpace, match="could not be written"):
+                await box.park(session, 1)
+            report = await box.session(session)
+            assert report["devices"] == ["cpu:0", "cpu:1"]
+            assert len(box.proxies()) == 2
+            # Nor is there room for another ring: that worker is told, nobody is hurt.
+            other = await box.worker("open", "sleep")
+            await box.logged(other, "NoSpace there is no room for a device ring")
+            filler.unlink()
+            assert (await box.park(session, 1))["bytes"] == 16
+            assert box.proxies() == []
+
+
+@pytest.mark.root
+@needs_root
+@pytest.mark.asyncio
+async def test_a_checkpoint_without_room_leaves_no_half_one() -> None:
+    box = AgentBox(double=True)
+    async with small_disk(box.root / "state", 4) as filler, box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        made = await box.call("device.checkpoint", session=session, name="a", seq=1)
+        fill(filler)
+        with pytest.raises(NoSpace, match="the disk is full"):
+            await box.call("device.checkpoint", session=session, name="b", seq=2)
+        filler.unlink()
+        folder = box.root / "state" / "checkpoints" / session
+        assert [p.name for p in folder.iterdir()] == [made["id"]]
+        assert (await box.session(session))["devices"] == ["cpu:0"]
+
+
+@pytest.mark.root
+@needs_root
+@pytest.mark.asyncio
+async def test_a_ledger_without_room_refuses_a_start_and_keeps_the_others() -> None:
+    box = AgentBox(double=True)
+    async with small_disk(box.root / "state", 4) as filler, box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        fill(filler)
+
+        async def start_many() -> None:
+            for _ in range(200):
+                await box.end(await box.worker("sleep"))
+
+        with pytest.raises(NoSpace, match="cannot write its ledger"):
+            await start_many()
+        filler.unlink()
+        assert [p.name for p in (box.runtime / "s").iterdir()] == [session]
+        assert (await box.session(session))["alive"] is True
+        await box.attach(session, 1)
+        await box.logged(session, "attached")
+
+
+@pytest.mark.root
+@needs_root
+@pytest.mark.asyncio
+async def test_strangers_are_refused_at_the_session_sockets() -> None:
+    async with AgentBox(double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        bob = await box.call("identity", user="bob")
+        await box.event("device.need", session)
+        path = box.folder(session)
+        for call in (
+            f"SyncPeer('{path}/agent.sock').call('status')",
+            f"SyncPeer('{box.runtime}/agent.sock').call('hello')",
+            f"open('{box.shm / session}/r1.ring', 'rb')",
+            f"socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).connect('{path}/doorbell')",
+        ):
+            said = await _as_user(bob["uid"], call)
+            assert "Permission denied" in said, (call, said)
+        # The agent's own uid may pass every file mode, but is not the session's user either.
+        with SyncPeer(path / "agent.sock") as peer, pytest.raises(Exception, match="may not use"):
+            await asyncio.to_thread(peer.call, "status")
+        rung = len(box.events)
+        bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        bell.sendto(b"need r1", str(path / "doorbell"))
+        bell.close()
+        with SyncPeer(box.runtime / "agent.sock") as peer:
+            await asyncio.to_thread(peer.call, "hello", observer=True)
+        assert len(box.events) - rung <= 1
+
+
+async def _as_user(uid: int, expression: str) -> str:
+    code = (
+        "import socket\nfrom singularity_proxy.wire.rpc import SyncPeer\n"
+        f"try:\n    print('worked', {expression})\nexcept Exception as error:\n    print(error)"
+    )
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", code],
+        user=uid,
+        group=uid,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return str(done.stdout)
+
+
+@pytest.mark.asyncio
+async def test_nonsense_on_the_sockets_changes_nothing() -> None:
+    async with AgentBox(double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        identity = await box.call("identity", user="alice")
+        words: list[Any] = [b"", b"\xff" * 100, b"need", b"need ../../x", b"need r999", b"x" * 5000]
+
+        def ring() -> None:
+            bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            for word in words:
+                bell.sendto(word, str(box.folder(session) / "doorbell"))
+            bell.close()
+            for line in (b"\n", b"{}\n", b"[1]\n", b'{"method": 5}\n', b"\xff\xfe\n"):
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                    sock.connect(str(box.folder(session) / "agent.sock"))
+                    sock.sendall(line)
+                    sock.settimeout(0.2)
+                    try:
+                        sock.recv(1000)
+                    except OSError:
+                        pass
+
+        assert identity["uid"] >= 0
+        await asyncio.to_thread(ring)
+        await box.attach(session, 1)
+        await box.logged(session, "attached")
+
+
+@pytest.mark.asyncio
+async def test_a_dead_relay_comes_back_on_the_same_ports() -> None:
+    ports = []
+    holders = []
+    for _ in range(5):
+        holder = socket.socket()
+        holder.bind(("127.0.0.1", 0))
+        holders.append(holder)
+        ports.append(holder.getsockname()[1])
+    for holder in holders:
+        holder.close()
+    names = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+    connection = {
+        "transport": "tcp",
+        "ip": "127.0.0.1",
+        "key": "k",
+        "signature_scheme": "hmac-sha256",
+        "kernel_name": "x",
+        **dict(zip(names, ports, strict=True)),
+    }
+    async with AgentBox() as box:
+        session = await box.worker("sleep", connection=connection)
+        [relay] = box.relays(session)
+        os.kill(relay, signal.SIGKILL)
+        await until(lambda: [p for p in box.relays(session) if p != relay] != [])
+        await until(lambda: _listens(ports[0]))
+        [relay] = box.relays(session)
+        await box.kill_agent()
+        assert box.relays(session) == [relay]
+        await box.end(session)
+        assert not alive(relay)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,140 @@
+"""The node agent is killed at any moment: sessions go on, the next agent takes them over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+from support.agent import AgentBox, alive, sleeper, stop, until
+
+
+@pytest.mark.asyncio
+async def test_sessions_go_on_and_everything_is_known_again() -> None:
+    async with AgentBox(double=True) as box:
+        go, more = box.work / "go", box.work / "more"
+        session = await box.worker(
+            "busy", "open", "need", f"next:{go}", "idle", "open", "need", f"next:{more}", "exit:5"
+        )
+        pid = box.started["pid"]
+        await box.event("device.need", session)
+        attached = await box.attach(session, 4, seq=9)
+        await box.logged(session, "attached r1")
+        [proxy] = (box.runtime / "p").glob("*.sock")
+        before = await box.session(session)
+        await box.kill_agent()
+        assert await box.session(session) == before
+        assert alive(pid)
+        assert proxy.exists()
+        # What was done is not done again, what was refused stays refused.
+        assert await box.attach(session, 4, "cpu:1", seq=9) == attached
+        # Workers, magics and the doorbell find the new sockets; the proxy was adopted.
+        go.touch()
+        await box.logged(session, "attached r2 generation 1 epoch 4")
+        assert (await box.session(session))["busy"] is False
+        await box.park(session, 4)
+        await until(lambda: not proxy.exists())
+        more.touch()
+        data = await box.event("process.exited", session)
+        # The first agent was the parent of the process, so its code is nobody's to know.
+        assert data["exit_code"] is None
+        assert not (box.shm / session).exists()
+
+
+@pytest.mark.asyncio
+async def test_a_waiting_worker_rings_on_through_the_restart() -> None:
+    async with AgentBox(double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        await box.kill_agent()
+        box.forget_events()
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        await box.logged(session, "attached r1 generation 1 epoch 1")
+
+
+@pytest.mark.asyncio
+async def test_what_ended_meanwhile_is_noticed() -> None:
+    async with AgentBox("--NodeAgent.orphan_grace_s=0.1", double=True) as box:
+        owner = sleeper()
+        gone = await box.worker("open", "need", "sleep")
+        gone_pid = box.started["pid"]
+        orphan = await box.worker("open", "sleep", owner_pid=owner.pid)
+        stays = await box.worker("open", "need", "sleep")
+        await box.event("device.need", gone)
+        await box.event("device.need", stays)
+        await box.attach(gone, 1, "cpu:0")
+        await box.attach(stays, 1, "cpu:1")
+        for session in (gone, stays):
+            await box.logged(session, "attached")
+        box.fleet._ended = True  # nobody starts an agent until we say so
+        os.kill(box.agent_pid, signal.SIGKILL)
+        await until(lambda: box.connections[-1:] == [False])
+        os.kill(gone_pid, signal.SIGKILL)
+        stop(owner)
+        proxies = box.proxies()
+        assert len(proxies) == 2
+        for pid in proxies:
+            os.kill(pid, signal.SIGKILL)
+        await box.fleet.stop()
+        await box.fleet.start()
+        await until(lambda: not box.folder(gone).exists() and not box.folder(orphan).exists())
+        await until(lambda: len(box.proxies()) == 1)
+        [hello] = await box.fleet.hello()
+        report = {s["session"]: s for s in hello["sessions"]}
+        assert report[gone]["alive"] is False
+        assert report[orphan]["alive"] is False
+        assert report[stays]["alive"] is True
+        # Its proxy died while nobody watched: another one serves the ring now.
+        assert report[stays]["devices"] == ["cpu:1"]
+        assert sorted(p.name for p in box.shm.iterdir()) == [stays]
+
+
+@pytest.mark.asyncio
+async def test_a_lease_runs_on_while_the_agent_is_dead() -> None:
+    async with AgentBox("--NodeAgent.lease_ttl_s=1.5", double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        await box.kill_agent()
+        await box.event("lease.lapsed", session)
+        await until(lambda: not box.proxies())
+        assert (await box.session(session))["devices"] == []
+
+
+@pytest.mark.asyncio
+async def test_a_kill_during_any_command_leaves_a_defined_state() -> None:
+    """Killed 0 to 60 ms into an attach and into a park, the command repeated: always finished."""
+    async with AgentBox(double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        for epoch, delay in enumerate((0.0, 0.02, 0.04, 0.06), start=1):
+            for command, held in ((box.attach, True), (box.park, False)):
+                seq = 1000 + 10 * epoch + held
+                first = asyncio.ensure_future(command(session, epoch, seq=seq))
+                await asyncio.sleep(delay)
+                await box.kill_agent()
+                await asyncio.wait([first])
+                first.exception()
+                await command(session, epoch, seq=seq)
+                report = await box.session(session)
+                assert report["devices"] == (["cpu:0"] if held else []), (epoch, command)
+                assert len(box.proxies()) == held
+        await box.attach(session, 50)
+        await box.logged(session, "attached")
+
+
+@pytest.mark.asyncio
+async def test_a_start_that_was_cut_off_leaves_nothing() -> None:
+    async with AgentBox(double=True) as box:
+        for delay in (0.0, 0.01, 0.03):
+            start = asyncio.ensure_future(box.worker("open", "sleep"))
+            await asyncio.sleep(delay)
+            await box.kill_agent()
+            await asyncio.wait([start])
+            [hello] = await box.fleet.hello()
+            for session in hello["sessions"]:
+                await box.end(session["session"])
+            assert [p.name for p in (box.runtime / "s").iterdir()] == []
+            assert list(box.shm.iterdir()) == []
