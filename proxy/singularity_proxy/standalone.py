@@ -37,19 +37,17 @@ START_SECONDS = 60.0
 class _Proxy:
     """A device proxy process and the connection to it."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], peer: rpc.Peer, bound: dict[str, Any]
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], peer: rpc.Peer) -> None:
         self.process = process
         self.peer = peer
-        self.bound = bound
+        self.bound: dict[str, Any] = {}
 
 
 class Standalone:
     """A session of `devices` virtual devices; `with Standalone() as s: subprocess.run(..., env=s.env())`.
 
     Each virtual device i has an own proxy on the physical device `{device_type}:{i}` until `attach`
-    names others. `capacity_bytes` is per device, `threads` per proxy (0: torch's default),
+    names others. `capacity_bytes` is per device, `threads` per proxy (0: one per core),
     `journal_bytes` as in the device proxy (0: no recovery). Methods may be called from any thread.
     """
 
@@ -64,7 +62,7 @@ class Standalone:
         self.device_type = device_type
         self.devices = devices
         self.capacity_bytes = capacity_bytes
-        self.threads = threads
+        self.threads = threads or os.cpu_count() or 1
         self.journal_bytes = journal_bytes
         self.session = uuid.uuid4().hex[:12]
         self.epoch = 0
@@ -224,7 +222,14 @@ class Standalone:
             while self._bell.recv(256):
                 self.doorbell_rings += 1
         if self.automatic:
-            self._answer = asyncio.create_task(self._attach(None))
+            self._answer = asyncio.create_task(self._attach_or_fail())
+
+    async def _attach_or_fail(self) -> None:
+        try:
+            await self._attach(None)
+        except SingularityError as error:  # the worker that waits is told
+            for _, ring in self._rings.values():
+                ring.fail(error.message)
 
     async def _attach(self, physical: list[str] | None) -> None:
         async with self._lock:
@@ -240,6 +245,8 @@ class Standalone:
                 if proxy is None:
                     process, peer = await self._spare
                     self._spare = asyncio.create_task(self._spawn())
+                    proxy = _Proxy(process, peer)
+                    self._proxies[index] = proxy
                     await peer.call(
                         "bind",
                         session=self.session,
@@ -250,7 +257,6 @@ class Standalone:
                         threads=self.threads,
                         epoch=self.epoch,
                     )
-                    proxy = self._proxies[index] = _Proxy(process, peer, {})
                 for ring_id, (virtual, ring) in list(self._rings.items()):
                     if virtual == index and ring_id not in proxy.bound:
                         proxy.bound[ring_id] = await proxy.peer.call(
