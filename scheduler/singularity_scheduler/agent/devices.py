@@ -23,6 +23,7 @@ from singularity_proxy.errors import (
 )
 from singularity_proxy.wire.ring import RingState
 
+from .leases import LeaseGrant
 from .live import LiveSession
 from .node import Node
 from .proxies import Proxy, adopt_proxy
@@ -50,19 +51,12 @@ class DeviceKeeper:
     # -- commands of the service ------------------------------------------------------------------
 
     async def attach(
-        self,
-        live: LiveSession,
-        epoch: int,
-        devices: list[str],
-        received: float,
-        reason: str,
+        self, live: LiveSession, lease: LeaseGrant, devices: list[str]
     ) -> dict[str, Any]:
-        """Give the session `devices` (one per virtual device) under lease `epoch`. `received` is
-        the CLOCK_BOOTTIME of the command's arrival: the lease runs from there. `reason` is the
-        scheduler's sentence for people."""
+        """Give the session `devices`, one per virtual device, under `lease`."""
         record, node = live.record, self._node
         record.check_live()
-        record.check_epoch(epoch)
+        record.check_epoch(lease.epoch)
         if len(devices) != record.virtual_devices:
             raise BadRequest(
                 f"session {record.session} has {record.virtual_devices} virtual devices, "
@@ -73,19 +67,19 @@ class DeviceKeeper:
         started = time.monotonic()
         async with live.lock:
             record.check_live()
-            record.check_epoch(epoch)
-            node.leases.grant(record.session, epoch, node.settings.lease_ttl_s, received)
+            record.check_epoch(lease.epoch)
+            node.leases.grant(record.session, lease.epoch, lease.ttl_s, lease.received)
             node.save_leases()
             if record.phase is Phase.HELD and record.devices == devices:
-                record.epoch, record.reason = epoch, reason
+                record.epoch, record.reason = lease.epoch, lease.reason
                 node.save(live)
                 return {"ms": 0.0}
             if record.phase is Phase.HELD:
                 await self._park_locked(live)
-                node.leases.grant(record.session, epoch, node.settings.lease_ttl_s, received)
+                node.leases.grant(record.session, lease.epoch, lease.ttl_s, lease.received)
             before = record.phase
             record.move(Phase.ATTACHING)
-            record.epoch, record.devices = epoch, list(devices)
+            record.epoch, record.devices = lease.epoch, list(devices)
             node.save(live)
             try:
                 await self._attach_all(live)
@@ -93,7 +87,7 @@ class DeviceKeeper:
                 await self._give_up_attach(live, before)
                 raise
             record.move(Phase.HELD)
-            record.reason = reason
+            record.reason = lease.reason
             live.waiting = False
             node.save(live)
         return {"ms": round((time.monotonic() - started) * 1e3, 3)}

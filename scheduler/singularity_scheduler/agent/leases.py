@@ -19,6 +19,18 @@ def boot_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+@dataclass(frozen=True)
+class LeaseGrant:
+    """The lease that a device command brings along."""
+
+    epoch: int
+    received: float
+    """CLOCK_BOOTTIME of the command's arrival: the lease runs from there."""
+    ttl_s: float
+    reason: str
+    """The scheduler's sentence for people."""
+
+
 @dataclass
 class Lease:
     epoch: int

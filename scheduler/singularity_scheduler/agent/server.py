@@ -18,7 +18,7 @@ from singularity_proxy.wire.rpc import Handler, Peer
 from .checkpoints import take_checkpoint
 from .devices import DeviceKeeper
 from .launch import LaunchRequest, number, text
-from .leases import boot_clock
+from .leases import LeaseGrant, boot_clock
 from .lifecycle import Lifecycle
 from .node import Node
 
@@ -153,17 +153,17 @@ class CommandServer:
         return {"exit_code": code}
 
     async def attach(self, _: Peer, params: dict[str, Any]) -> Any:
-        received = boot_clock()
         live = self._node.session(text(params, "session"))
         epoch, devices = number(params, "epoch"), params.get("devices")
         if not isinstance(devices, list) or not all(isinstance(d, str) for d in devices):
             raise BadRequest("'devices' must be a list of device ids")
 
-        reason = str(params.get("reason") or "")
+        ttl_s = params.get("ttl_s", self._node.settings.lease_ttl_s)
+        if not isinstance(ttl_s, int | float) or ttl_s <= 0:
+            raise BadRequest("'ttl_s' must be a positive number of seconds")
+        lease = LeaseGrant(epoch, boot_clock(), float(ttl_s), str(params.get("reason") or ""))
         return await self._once(
-            params,
-            "device.attach",
-            lambda: self._devices.attach(live, epoch, devices, received, reason),
+            params, "device.attach", lambda: self._devices.attach(live, lease, devices)
         )
 
     async def park(self, _: Peer, params: dict[str, Any]) -> Any:
