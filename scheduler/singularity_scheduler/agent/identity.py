@@ -19,7 +19,12 @@ from singularity_proxy.errors import BadRequest, Forbidden, NoSpace
 from .ledger import Ledger
 from .processes import ask_process
 
-_PROBE = "import importlib.util, singularity_proxy.errors; importlib.util.find_spec('torch')"
+_PROBE = """
+import importlib.util, os, singularity_proxy.errors
+torch = importlib.util.find_spec("torch")
+if torch and torch.submodule_search_locations:
+    open(os.path.join(torch.submodule_search_locations[0], "version.py")).close()
+"""
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,11 @@ class Identities:
     async def _environment_is_readable(self) -> bool:
         if self._readable is None:
             uid = self._uids[0]
-            code, _ = await ask_process(
-                [sys.executable, "-c", _PROBE], self._folder, uid=uid, gid=uid, timeout=60
-            )
+            try:
+                code, _ = await ask_process(
+                    [sys.executable, "-c", _PROBE], self._folder, uid=uid, gid=uid, timeout=60
+                )
+            except BadRequest:  # not even the interpreter
+                code = 1
             self._readable = code == 0
         return self._readable
