@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -272,33 +273,56 @@ class Platform:
     async def _wait_ready(self, timeout: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
+        # Asked directly at first: the proxy logs every request that it cannot pass on yet.
+        direct = HubApi(f"http://127.0.0.1:{self.settings.hub_port}", self.admin_token)
         missing = "JupyterHub"
         while loop.time() < deadline:
             code = self.hub_exit_code()
             if code is not None:
                 raise Unavailable(
                     f"JupyterHub ended with exit code {code} while it started; everything is "
-                    f"stopped again. {self._log_tail()}"
+                    f"stopped again. {log_tail(self.folder.hub_log)}"
                 )
-            if await self.hub.healthy():
-                missing = "the scheduler service"
-                try:
-                    cluster = await self.service().cluster()
-                    missing = "the node agent with its devices"
-                    if cluster["devices"]:
-                        return
-                except SingularityError:
-                    pass
+            if await direct.healthy():
+                missing = await self._missing()
+                if not missing:
+                    return
             await asyncio.sleep(0.1)
         raise Unavailable(
             f"{missing} did not answer within {timeout:g} s; everything is stopped again. "
-            f"{self._log_tail()}"
+            f"{log_tail(self.folder.hub_log)}"
         )
 
-    def _log_tail(self) -> str:
-        lines = self.folder.hub_log.read_text(errors="replace").strip().splitlines()[-3:]
-        said = " | ".join(line.strip() for line in lines)
-        return f"The log is {self.folder.hub_log}; its end: {said}"
+    async def _missing(self) -> str:
+        """What does not answer yet though the Hub does, "" when everything is there."""
+        try:
+            # Straight to the service: its route in the proxy comes last.
+            client = ServiceClient(
+                f"{self.settings.service_url}/services/singularity/", self.admin_token, timeout=5.0
+            )
+            if not (await client.cluster())["devices"]:
+                return "the node agent with its devices"
+        except SingularityError:
+            return "the scheduler service"
+        if not await self.hub.healthy():
+            return "JupyterHub's proxy"
+        try:
+            await self.service().cluster()
+        except SingularityError:
+            return "the proxy's route to the scheduler service"
+        return ""
+
+
+def log_tail(path: Path) -> str:
+    """What a person needs of the Hub's log to see why: its last lines that tell of an error."""
+    lines = path.read_text(errors="replace").strip().splitlines()
+    telling = [
+        line
+        for line in lines
+        if "ConfigProxy" not in line and re.search(r"^\[[CE] |\w(Error|Exception): ", line)
+    ]
+    said = " | ".join(line.strip() for line in (telling or lines)[-3:])
+    return f"The log is {path}; it says: {said}"
 
 
 def take_lock(folder: StateFolder) -> int:
