@@ -30,6 +30,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, SingularityError, Unavailable
 from tornado.web import HTTPError
 from traitlets import Float, Integer, Unicode, default
@@ -132,6 +133,9 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         self.mode = Mode.LOCAL
         self.session_id: str | None = None
         """The session behind the kernel now; None before the start and after `cleanup`."""
+        self._process: ProcessIdentity | None = None
+        """The kernel's own process when it runs on this machine as this user: the way to it while
+        the scheduler is away."""
         self._running = False
         self._exit_code: int | None = None
         self._ending = False
@@ -153,9 +157,9 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
             self.parent.cache_ports = False
         kwargs = await super().pre_launch(**kwargs)
         env: dict[str, str] = kwargs["env"]
+        kwargs["cmd"] = with_extension(kwargs["cmd"], env)
         if self.mode is Mode.SESSION:
             kwargs["env"] = session_environment(env)
-            kwargs["cmd"] = with_extension(kwargs["cmd"], env)
         elif self.mode is Mode.NESTED:
             env[NESTED] = "1"
         else:
@@ -180,6 +184,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         launch = created.get("launch") or {}
         self.session_id = str(created["id"])
         self.pid = launch.get("pid")
+        self._process = None
         self._running, self._exit_code, self._ending = True, None, False
         self._asked_at, self._missing_since = time.monotonic(), None
         self.connection_info = _connection(self.connection_info, launch.get("connection"))
@@ -207,9 +212,10 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
             "connection": _as_json(self.connection_info),
             "owner_pid": os.getpid(),
         }
+        client = self._client()
         while True:
             try:
-                return await self._client().create_session(
+                return await client.create_session(
                     kind="interactive",
                     name=self._name(env),
                     tier=self.tier or None,
@@ -282,8 +288,11 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
             return self._exit_code
         except SingularityError as error:
             self._tell_away(error)
-            return None
+            if self._known_process() is not None and not self._process_lives():
+                self._exit_code = EXIT_UNKNOWN
+            return self._exit_code
         self._missing_since, self._away = None, False
+        self._known_process()
         if session["process_state"] in ENDED:
             code = session.get("exit_code")
             failed = session["process_state"] != "completed"
@@ -323,9 +332,33 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
             except (NotFound, Conflict):
                 pass  # it has ended in the meantime
             except SingularityError as error:
-                self.log.warning(
-                    "Singularity: signal %s was not delivered: %s", signum, error.message
-                )
+                if not self._signal_directly(signum):
+                    self.log.warning(
+                        "Singularity: signal %s was not delivered: %s", signum, error.message
+                    )
+
+    def _known_process(self) -> ProcessIdentity | None:
+        """The kernel's process, looked up as soon as its environment can be read."""
+        if self._process is None:
+            self._process = local_process(self.pid, self.session_id)
+        return self._process
+
+    def _process_lives(self) -> bool:
+        try:
+            return self._process == ProcessIdentity.of(self.pid or 0)
+        except ProcessLookupError:
+            return False
+
+    def _signal_directly(self, signum: int) -> bool:
+        """Signal the kernel's process group without the scheduler; the agent notices its end."""
+        process = self._known_process()
+        if process is None or not self._process_lives():
+            return False
+        try:
+            os.killpg(process.pid, signum)
+        except OSError:
+            return False
+        return True
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -365,11 +398,12 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         except NotFound:
             ended = {}
         except SingularityError as error:
-            self.log.warning(
-                "Singularity: session %s could not be ended now; its lease runs out by itself: %s",
-                self.session_id,
-                error.message,
-            )
+            if not self._signal_directly(signal.SIGKILL):
+                self.log.warning(
+                    "Singularity: session %s could not be ended, it ends with this server: %s",
+                    self.session_id,
+                    error.message,
+                )
             return
         if self._exit_code is None:
             code = ended.get("exit_code")
@@ -403,6 +437,17 @@ def _mode() -> Mode:
     if os.environ.get("SINGULARITY_SESSION"):
         return Mode.NESTED
     return Mode.SESSION if os.environ.get("SINGULARITY_API_URL") else Mode.LOCAL
+
+
+def local_process(pid: int | None, session: str | None) -> ProcessIdentity | None:
+    """The process `pid` if it is one of `session`'s on this machine and this user may look at it;
+    on another node the number would mean somebody else's process."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            ours = f"SINGULARITY_SESSION={session}".encode() in file.read().split(b"\0")
+        return ProcessIdentity.of(pid or 0) if ours else None
+    except (OSError, ProcessLookupError):
+        return None
 
 
 def _as_json(connection: dict[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Session:
     def variables(self) -> dict[str, str]:
         return {
             "SINGULARITY_SOCKET": str(self.folder / "agent.sock"),
-            "TEST_SINGULARITY_SESSION": self.json["id"],
+            "SINGULARITY_SESSION": self.json["id"],
             "CUDA_VISIBLE_DEVICES": "",
         }
 

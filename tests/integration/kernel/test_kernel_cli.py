@@ -91,8 +91,7 @@ def test_run_gives_the_command_a_session_and_passes_everything_through(
     assert session.launch["mode"] == "joined"
     assert session.launch["argv"] == [sys.executable, str(script), "--tier", "x"]
     env = json.loads(done.stdout)
-    assert env["TEST_SINGULARITY_SESSION"] == session.json["id"]
-    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert env["SINGULARITY_SESSION"] == session.json["id"]
     assert TOKEN not in done.stdout + str(session.launch)
     assert "SINGULARITY_API_URL" not in env
 

@@ -173,7 +173,7 @@ async def test_any_ipykernel_kernelspec_goes_through_the_provisioner(
     try:
         async with kernel(specs, "plain") as (_, client):
             assert len(platform.sessions) == 1
-            found = await run(client, "import os; print(os.environ['TEST_SINGULARITY_SESSION'])")
+            found = await run(client, "import os; print(os.environ['SINGULARITY_SESSION'])")
             assert found.strip() == platform.sessions[0].json["id"]
     finally:
         KernelProvisionerFactory.clear_instance()
@@ -268,6 +268,26 @@ async def test_a_kernel_stays_alive_while_the_scheduler_is_away(
         platform.start()
         provisioner(manager)._asked_at = 0.0
         assert await manager.is_alive()
+
+
+@pytest.mark.asyncio
+async def test_a_kernel_can_be_interrupted_and_ended_while_the_scheduler_is_away(
+    platform: Scheduler, specs: KernelSpecManager
+) -> None:
+    async with kernel(specs) as (manager, client):
+        process = platform.sessions[0].kernel
+        assert process is not None
+        platform.stop()
+        code = "print('on', flush=True)\nimport time\nfor _ in range(600): time.sleep(0.1)"
+        cell = asyncio.ensure_future(run(client, code))
+        await asyncio.sleep(0.5)
+        await manager.interrupt_kernel()
+        assert "KeyboardInterrupt" in await asyncio.wait_for(cell, 30)
+        # As the node agent does: a process that has ended is reaped at once.
+        ended = asyncio.get_running_loop().run_in_executor(None, process.wait)
+        await manager.shutdown_kernel(now=True)
+        assert await asyncio.wait_for(ended, 20) == -signal.SIGKILL
+        assert not manager.has_kernel
 
 
 @pytest.mark.asyncio
@@ -426,7 +446,7 @@ async def test_a_kernel_inside_a_session_joins_it(
 
 def test_a_plain_jupyter_execute_is_a_session(platform: Scheduler, tmp_path: Path) -> None:
     notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell("%env TEST_SINGULARITY_SESSION")],
+        cells=[nbformat.v4.new_code_cell("%env SINGULARITY_SESSION")],
         metadata={"kernelspec": {"name": "python3", "display_name": "x", "language": "python"}},
     )
     path = tmp_path / "plain.ipynb"
