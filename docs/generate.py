@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import json
 import os
 import pkgutil
 import re
@@ -36,7 +37,7 @@ CONFIGURABLE_PACKAGES = (
 
 def cell(text: object) -> str:
     """`text` as the content of a Markdown table cell."""
-    return " ".join(str(text).split()).replace("|", "\\|")
+    return " ".join(str(text).split()).replace("``", "`").replace("|", "\\|")
 
 
 def table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
@@ -90,7 +91,9 @@ def configuration_page() -> str:
         "command line of the class's program `--ClassName.name=value`.\n",
     ]
     for cls in configurables():
-        out.append(f"## {cls.__name__}\n\n`{cls.__module__}`: {first_paragraph(cls.__doc__)}\n")
+        out.append(
+            f"## {cls.__name__}\n\n`{cls.__module__}` {cell(first_paragraph(cls.__doc__))}\n"
+        )
         rows: list[tuple[object, ...]] = []
         for name, trait in sorted(cls.class_own_traits(config=True).items()):  # type: ignore[attr-defined]
             kind = type(trait).__name__
@@ -255,12 +258,113 @@ def ring_page() -> str:
     )
 
 
+# ---- REST ----------------------------------------------------------------------------------------
+
+ROUTES = {
+    "GET healthz": "200 when sessions can be started, else 503; no token needed.",
+    "GET cluster": "Nodes, devices, tiers and how many sessions wait. A device names its session "
+    "only to who may see it.",
+    "GET events": "Server-sent events: `snapshot` with all sessions first, then `session` for each "
+    "changed one. Own sessions; admins see all.",
+    "GET sessions": "`{sessions: [...]}`: own sessions, admins all. `?state=` keeps those with "
+    "that word, or `active` for those that have not ended.",
+    "POST sessions": "Start a session: `{kind, name?, tier?, devices?, launch}`. 201 with the "
+    "session and `launch`. Its user is the user of the token.",
+    "GET sessions/{session}": "One session.",
+    "DELETE sessions/{session}": "End it; answers its last state. `?reason=`, `?grace_s=` (seconds "
+    "after SIGTERM, default 5). May be repeated.",
+    "POST sessions/{session}/signal": "`{signum}`: send a signal to its main process.",
+    "POST sessions/{session}/park": "Free its devices; its process and state stay.",
+    "POST sessions/{session}/resume": "Take devices now instead of at the next device call.",
+    "POST sessions/{session}/migrate": "`{device?}`: go on with another device: a number, a name, "
+    "or one name per virtual device.",
+    "POST sessions/{session}/checkpoint": "`{name?}`: store its device state; execution goes on.",
+    "GET sessions/{session}/why": "`{sentence, facts}`: why it is in its state.",
+    "GET sessions/{session}/history": "`{history: [...]}`: its changes, oldest first; `?limit=`.",
+    "PUT users/{name}": "The uid of a user's processes, made when there is none; for that user and "
+    "admins.",
+}
+"""What each route does; `rest_page` fails when this and the service's routes differ."""
+
+
+def routes() -> list[str]:
+    """ "METHOD path" of every route that the service answers."""
+    from singularity_scheduler.service.handlers import make_application
+
+    app = make_application(None, None, "/")  # type: ignore[arg-type]
+    found = []
+    for rule in app.wildcard_router.rules:
+        path = rule.matcher.regex.pattern.removeprefix("/api/v1/").rstrip("$")
+        verbs = re.search(r"\(\?P<verb>([a-z|]+)\)", path)
+        for verb in verbs[1].split("|") if verbs else [""]:
+            plain = re.sub(r"\(\?P<verb>[a-z|]+\)", verb, path)
+            plain = re.sub(r"\(\?P<(\w+)>[^)]*\)", r"{\1}", plain)
+            for method in ("get", "post", "put", "patch", "delete"):
+                if method in vars(rule.target):
+                    found.append(f"{method.upper()} {plain}")
+    return found
+
+
+def example_session() -> str:
+    from dataclasses import replace
+
+    from singularity_scheduler.core.cluster import ClusterState
+    from singularity_scheduler.core.model import Kind, SessionView, Tier
+    from singularity_scheduler.core.states import DeviceState, ProcessState
+    from singularity_scheduler.service.documents import session_document
+
+    view = SessionView(
+        id="3f9c2a7b10de",
+        user="ada",
+        kind=Kind.INTERACTIVE,
+        name="train.ipynb",
+        tier=Tier.STANDARD,
+        virtual_devices=1,
+        node="local",
+        created_at=1.8e9,
+        updated_at=1.8e9 + 60,
+    )
+    view = replace(
+        view,
+        process_state=ProcessState.LIVE,
+        device_state=DeviceState.HELD,
+        devices=("cpu:1",),
+        reason="holds cpu:1",
+        epoch=3,
+        busy=True,
+        server="",
+    )
+    return json.dumps(session_document(ClusterState(), view), indent=2)
+
+
+def rest_page() -> str:
+    found = routes()
+    if set(found) != set(ROUTES):
+        raise SystemExit(f"docs/generate.py: ROUTES differs in {set(found) ^ set(ROUTES)}")
+    rows: list[tuple[object, ...]] = [(f"`{route}`", ROUTES[route]) for route in found]
+    return "\n".join(
+        [
+            "# REST API\n",
+            "Below `/services/singularity/api/v1/` of the Hub. Calls carry a JupyterHub token "
+            "(`Authorization: token ...`) with the scope `custom:singularity:use` or "
+            "`custom:singularity:admin`. A refusal is an `application/problem+json` document "
+            "whose `detail` is the sentence for people ([errors](errors.md)). A `POST` with an "
+            "`Idempotency-Key` header may be repeated.\n",
+            table(("route", "what it does"), rows),
+            "## A session\n",
+            f"```json\n{example_session()}\n```\n",
+            "The states are in [session states](states.md).\n",
+        ]
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
     "states.md": states_page,
     "magics.md": magics_page,
     "command-line.md": command_line_page,
     "errors.md": errors_page,
+    "rest.md": rest_page,
     "ring.md": ring_page,
 }
 
