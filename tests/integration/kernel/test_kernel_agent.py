@@ -1,0 +1,97 @@
+"""A kernel started by the real node agent: relay, session socket, extension, end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.asynchronous import AsyncKernelClient
+from support.agent import AgentBox, until
+from support.kernel_relay import Channels
+
+pytestmark = pytest.mark.asyncio
+
+KERNEL = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+
+
+@asynccontextmanager
+async def notebook(
+    box: AgentBox, channels: Channels
+) -> AsyncIterator[tuple[str, AsyncKernelClient]]:
+    """A session with a kernel that loads the extension, and a client of its relay."""
+    connection = json.loads(channels.client.read_text())
+    sid = await box.start([*KERNEL, "--ext", "singularity_kernel"], connection=connection)
+    client = AsyncKernelClient()
+    client.load_connection_file(str(channels.client))
+    client.start_channels()
+    try:
+        await client.wait_for_ready(timeout=60)
+        yield sid, client
+    finally:
+        client.stop_channels()
+        client.context.destroy(linger=0)
+        await box.call("session.end", session=sid, reason="the test is over", grace_s=1.0)
+
+
+async def run(client: AsyncKernelClient, code: str) -> str:
+    texts = []
+
+    def output(message: dict[str, Any]) -> None:
+        content = message["content"]
+        texts.append(content.get("text") or content.get("data", {}).get("text/plain", ""))
+        texts.append(content.get("evalue", ""))
+
+    await client.execute_interactive(code, output_hook=output, timeout=60)
+    return "".join(texts)
+
+
+async def test_a_kernel_of_the_agent_works_through_its_relay(short_dir: Path) -> None:
+    channels = Channels(short_dir)
+    async with AgentBox(double=True) as box:
+        async with notebook(box, channels) as (sid, client):
+            seen = await run(client, "import os; print(os.environ['SINGULARITY_SESSION'])")
+            assert seen.strip() == sid
+
+            def busy() -> list[bool]:
+                return [d["busy"] for s, t, d in box.events if s == sid and t == "activity"]
+
+            await until(lambda: busy()[-2:] == [True, False])
+            assert box.started["connection"]["shell_port"] == channels.ports["shell"]
+
+            await run(client, "%singularity migrate --device 1")
+            assert box.commands[-1] == {
+                "session": sid,
+                "verb": "migrate",
+                "args": {"device": 1},
+                "by": "user",
+            }
+            code = "print('on')\nimport time\nfor _ in range(600): time.sleep(0.1)"
+            cell = asyncio.ensure_future(run(client, code))
+            await asyncio.sleep(0.5)
+            await box.call("session.signal", session=sid, signum=signal.SIGINT)
+            await asyncio.wait_for(cell, 30)
+            assert await run(client, "print('alive')") == "alive\n"
+        with pytest.raises(ConnectionRefusedError):
+            channels.connect("shell")
+
+
+async def test_reports_and_magic_survive_an_agent_that_is_killed(short_dir: Path) -> None:
+    channels = Channels(short_dir)
+    async with AgentBox(double=True) as box, notebook(box, channels) as (sid, client):
+        await run(client, "kept = 42")
+        await box.kill_agent()
+        box.events.clear()
+        # Nobody runs a cell: the new agent still learns that the notebook is idle.
+        await until(lambda: (sid, "activity", False) in [
+            (s, t, d.get("busy")) for s, t, d in box.events
+        ])  # fmt: skip
+        assert await run(client, "print(kept)") == "42\n"
+        await run(client, "%singularity park")
+        assert box.commands[-1]["verb"] == "park"
