@@ -1,0 +1,191 @@
+"""The real device proxies under the agent: every fault leaves training bitwise what it was.
+
+One process trains on a CPU without any proxy; sessions that are parked, moved, and whose proxies
+and agents are killed in the middle print the same losses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from singularity_proxy.errors import NoSpace
+from support.agent import SUPPORT, AgentBox, alive, until
+
+TRAINING = str(SUPPORT / "agent_training.py")
+STEPS = 24
+
+
+def losses(text: str) -> dict[int, str]:
+    return {int(n): x for n, x in re.findall(r"^step (\d+) (\S+)$", text, re.MULTILINE)}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """The losses of an undisturbed run, by step."""
+    log = tmp_path_factory.mktemp("reference") / "log"
+    with log.open("w") as out:
+        run = subprocess.Popen([sys.executable, TRAINING, "cpu", str(STEPS)], stdout=out)
+        try:
+            while "done" not in log.read_text():
+                assert run.poll() is None
+                os.sched_yield()
+        finally:
+            run.kill()
+            run.wait()
+    found = losses(log.read_text())
+    assert len(found) == STEPS
+    return found
+
+
+async def start_training(box: AgentBox, *stops: int) -> str:
+    for step in stops:
+        (box.work / f"stop-{step}").touch()
+    argv = [sys.executable, TRAINING, "cuda", str(STEPS), str(box.work)]
+    session = await box.start(argv)
+    await box.event("device.need", session)
+    return session
+
+
+async def reach(box: AgentBox, session: str, step: int) -> None:
+    await box.logged(session, f"waiting {step}")
+
+
+def go(box: AgentBox, step: int) -> None:
+    (box.work / f"go-{step}").touch()
+
+
+@pytest.mark.asyncio
+async def test_parked_moved_and_killed_in_between(reference: dict[int, str]) -> None:
+    async with AgentBox(warm=1) as box:
+        session = await start_training(box, 4, 8, 12, 16)
+        await box.attach(session, 1, "cpu:0")
+        await reach(box, session, 4)
+        [first] = [p for p in box.proxies() if _owned(p, session)]
+        done = await box.park(session, 1)
+        assert done["bytes"] > 100_000
+        assert not alive(first)
+        go(box, 4)
+        await box.attach(session, 2, "cpu:1")
+        await reach(box, session, 8)
+        [second] = [p for p in box.proxies() if _owned(p, session)]
+        os.kill(second, signal.SIGKILL)
+        data = await box.event("proxy.recovered", session)
+        assert data["records"] > 0
+        go(box, 8)
+        await reach(box, session, 12)
+        await box.kill_agent()
+        go(box, 12)
+        await reach(box, session, 16)
+        await box.call("device.checkpoint", session=session, name="here", seq=1)
+        await box.attach(session, 3, "cpu:0")
+        go(box, 16)
+        await box.logged(session, "done")
+        assert losses(box.log(session)) == reference
+
+
+@pytest.mark.asyncio
+async def test_proxies_killed_in_the_middle_of_steps(reference: dict[int, str]) -> None:
+    """Not at a pause: wherever the kill happens to hit."""
+    async with AgentBox(warm=1) as box:
+        session = await start_training(box)
+        await box.attach(session, 1, "cpu:0")
+        for step, kill in ((3, 1), (11, 2)):
+            await until(lambda step=step: step in losses(box.log(session)))  # type: ignore[misc]
+            for pid in [p for p in box.proxies() if _owned(p, session)]:
+                os.kill(pid, signal.SIGKILL)
+            await box.event("proxy.recovered", session, count=kill)
+        await box.logged(session, "done")
+        assert losses(box.log(session)) == reference
+
+
+@pytest.mark.asyncio
+async def test_preempted_at_random_moments_by_park_and_attach(reference: dict[int, str]) -> None:
+    async with AgentBox(warm=2) as box:
+        session = await start_training(box)
+        epoch = 0
+        while "done" not in box.log(session):
+            epoch += 1
+            await box.attach(session, epoch, f"cpu:{epoch % 2}")
+            await asyncio.sleep(0.05)
+            await box.park(session, epoch)
+            assert epoch < 200
+        assert losses(box.log(session)) == reference
+        assert epoch > 1
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.asyncio
+async def test_a_full_disk_during_a_park_keeps_the_device(reference: dict[int, str]) -> None:
+    box = AgentBox()
+    place = box.root / "m"
+    await _mount(place)
+    try:
+        box.fleet.shm_dir = str(place / "shm")
+        async with box:
+            session = await start_training(box, 6)
+            await box.attach(session, 1)
+            await reach(box, session, 6)
+            filler = place / "filler"
+            _fill(filler)
+            with pytest.raises(NoSpace):
+                await box.park(session, 1)
+            assert (await box.session(session))["devices"] == ["cpu:0"]
+            filler.unlink()
+            await box.park(session, 1)
+            go(box, 6)
+            await box.attach(session, 2, "cpu:1")
+            await box.logged(session, "done")
+            assert losses(box.log(session)) == reference
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "-l", str(place)], check=True)
+
+
+async def _mount(place: Path) -> None:
+    os.mkdir(place)
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=755", "tmpfs", str(place)]
+    await asyncio.to_thread(subprocess.run, command, check=True)
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            pass
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_is_killed_takes_its_ring_along() -> None:
+    async with AgentBox() as box:
+        code = (
+            "import subprocess, sys, time\n"
+            f"subprocess.run([sys.executable, {TRAINING!r}, 'cuda', '1'])\n"
+            "print('the child ended', flush=True)\n"
+            "time.sleep(600)"
+        )
+        session = await box.python(code)
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        await box.logged(session, "done")
+        [child] = [p for p in box.processes(session) if p.pid != box.started["pid"]]
+        os.kill(child.pid, signal.SIGKILL)
+        await box.logged(session, "the child ended")
+        await until(lambda: list((box.shm / session).iterdir()) == [])
+        assert len([p for p in box.proxies() if _owned(p, session)]) == 1
+
+
+def _owned(pid: int, session: str) -> bool:
+    """The proxy is bound to the session: its name says so."""
+    try:
+        return session[:4] in Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return False

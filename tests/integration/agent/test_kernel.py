@@ -1,0 +1,70 @@
+"""A real ipykernel behind the agent and the relay, spoken to with the real protocol."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import pytest
+from jupyter_client.asynchronous import AsyncKernelClient
+from jupyter_client.connect import write_connection_file
+from support.agent import AgentBox, alive, until
+
+
+def connection(box: AgentBox) -> dict[str, Any]:
+    path = str(box.work / "client.json")
+    _, info = write_connection_file(path, ip="127.0.0.1", key=b"secret", kernel_name="python3")
+    return dict(info)
+
+
+async def client_of(info: dict[str, Any]) -> AsyncKernelClient:
+    client = AsyncKernelClient()
+    client.load_connection_info({**info, "key": info["key"].encode()})
+    client.start_channels()
+    await client.wait_for_ready(timeout=60)
+    return client
+
+
+async def run(client: AsyncKernelClient, code: str) -> str:
+    said: list[str] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        content = message["content"]
+        said.append(content.get("text") or "\n".join(content.get("traceback", [])))
+
+    await client.execute_interactive(code, output_hook=hear, timeout=60)
+    return "".join(said)
+
+
+@pytest.mark.asyncio
+async def test_a_kernel_lives_behind_its_relay_and_through_an_agent_restart() -> None:
+    async with AgentBox() as box:
+        info = connection(box)
+        session = await box.start(
+            [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            connection=info,
+        )
+        assert box.started["connection"] == info
+        client = await client_of(info)
+        try:
+            said = await run(client, "x = 21; import os; print(os.getpid(), os.getuid())")
+            identity = await box.call("identity", user="alice")
+            assert said.split() == [str(box.started["pid"]), str(identity["uid"])]
+            await box.kill_agent()
+            assert await run(client, "print(2 * x)") == "42\n"
+            sleep = client.execute("import time; print('asleep'); time.sleep(600)")
+            assert sleep
+            while (await client.get_iopub_msg(timeout=30))["header"]["msg_type"] != "stream":
+                pass
+            await box.call("session.signal", session=session, signum=signal.SIGINT)
+            reply = await client.get_shell_msg(timeout=30)
+            assert reply["content"]["ename"] == "KeyboardInterrupt"
+            [relay] = box.relays(session)
+            pid = box.started["pid"]
+            os.kill(pid, signal.SIGKILL)
+            await box.event("process.exited", session)
+            await until(lambda: not alive(relay))
+        finally:
+            client.stop_channels()
