@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from singularity_proxy.errors import Unavailable
-from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.httpclient import HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 SILENCE_S = 60.0
@@ -54,17 +54,9 @@ async def event_stream(url: str, headers: dict[str, str]) -> AsyncIterator[dict[
     buffer, status_known = "", False
     try:
         while True:
-            getter = asyncio.ensure_future(chunks.get())
-            try:
-                await asyncio.wait(
-                    {getter, done}, timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED
-                )
-            finally:
-                if not getter.done():
-                    getter.cancel()
-            if not getter.done() or getter.cancelled():
+            chunk = await _next_chunk(chunks, done)
+            if chunk is None:
                 break
-            chunk = getter.result()
             if not status_known and chunk[:1] == b"{":  # a problem document, not a stream
                 with contextlib.suppress(OSError, HTTPClientError):
                     response = await done
@@ -82,3 +74,16 @@ async def event_stream(url: str, headers: dict[str, str]) -> AsyncIterator[dict[
         with contextlib.suppress(asyncio.CancelledError, OSError, HTTPClientError):
             await done
         client.close()
+
+
+async def _next_chunk(
+    chunks: asyncio.Queue[bytes], done: asyncio.Future[HTTPResponse]
+) -> bytes | None:
+    """The next bytes; None when the connection is over or silent for too long."""
+    getter = asyncio.ensure_future(chunks.get())
+    waiting: set[asyncio.Future[Any]] = {getter, done}
+    try:
+        await asyncio.wait(waiting, timeout=SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        return getter.result() if getter.done() else None
+    finally:
+        getter.cancel()

@@ -16,6 +16,7 @@ class SessionCreated:
     session: str
     user: str
     spec: SessionSpec
+    server: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,15 @@ class EndAsked:
 
 @dataclass(frozen=True)
 class NodeJoined:
-    """A node's agent is connected; `sessions` is the truth about what runs there."""
+    """A node's agent is connected; `sessions` is the truth about what runs there.
+
+    `starting`: sessions whose start command is being sent now; they may be missing in `sessions`.
+    """
 
     node: str
     devices: tuple[DeviceView, ...]
     sessions: tuple[AgentFacts, ...] = ()
+    starting: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,8 @@ class SessionView:
     exit_code: int | None = None
     ended: bool = False
     """Final, and its agent has confirmed that nothing of it is left."""
+    server: str | None = None
+    """Name of the user's notebook server it was started from ("" is the default one)."""
     grace_s: float = 5.0
     """Seconds its process gets after SIGTERM when it is ended."""
     last_checkpoint: CheckpointRef | None = None

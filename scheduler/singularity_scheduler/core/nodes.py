@@ -91,6 +91,8 @@ def joined(draft: Draft, event: ev.NodeJoined) -> None:
     known = draft.state.nodes.get(event.node)
     for sid in sorted(known.sessions if known else ()):
         view = draft.state.sessions[sid]
+        if sid in event.starting:
+            continue  # whoever sends the command learns what became of it
         if sid not in facts:
             _missing(draft, view)
         elif view.final:
@@ -105,7 +107,8 @@ def joined(draft: Draft, event: ev.NodeJoined) -> None:
 def _missing(draft: Draft, view: SessionView) -> None:
     """The agent does not know this session: nothing of it is left there."""
     if not view.final:
-        reason = reasons.gone(view.node)
+        unborn = view.process_state is ProcessState.STARTING
+        reason = reasons.not_started() if unborn else reasons.gone(view.node)
         view = draft.step(queue.freed(view), ProcessEvent.FAIL, reason, "agent.restarted")
     # Whatever its device state was: with the agent's proxies gone there is none any more.
     draft.put(replace(queue.freed(view), device_state=DeviceState.NONE, ended=True))

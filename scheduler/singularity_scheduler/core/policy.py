@@ -55,6 +55,7 @@ def _created(draft: Draft, event: ev.SessionCreated) -> None:
         created_at=draft.now,
         updated_at=draft.now,
         seq=1,
+        server=event.server,
     )
     reason = "its process is being started"
     view = draft.step(view, ProcessEvent.START, reason, "start")
@@ -79,7 +80,7 @@ def choose_node(state: ClusterState, devices: int) -> str:
             devices=devices,
             largest=largest,
         )
-    return min(fitting, key=lambda n: (len(n.sessions) / len(n.devices), n.id)).id
+    return min(fitting, key=lambda n: (len(n.sessions) / max(len(n.devices), 1), n.id)).id
 
 
 def _asked(draft: Draft, session: str) -> SessionView:

@@ -80,6 +80,10 @@ def gone(node: str) -> str:
     )
 
 
+def not_started() -> str:
+    return "it was not started before the scheduler or its node went away: start it again"
+
+
 def attach_failed(sentence: str, saved: bool) -> str:
     rest = "its saved state is kept and" if saved else "nothing was lost and"
     return f"no device could be attached ({sentence}); {rest} the next device call tries again"

@@ -29,7 +29,7 @@ class _AgentSessionBase(TypedDict):
     tier: str
     virtual_devices: int
     alive: bool
-    """False: the process tree has ended (then `exit_code` says how, None when nobody could tell)."""
+    """False: the process tree has ended; `exit_code` says how (None: nobody could tell)."""
     pid: int | None
     exit_code: int | None
     epoch: int

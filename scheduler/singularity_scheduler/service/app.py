@@ -1,0 +1,227 @@
+"""`SchedulerApp`: the scheduler as a service that JupyterHub manages.
+
+    c.JupyterHub.services = [{
+        "name": "singularity", "url": "http://127.0.0.1:8765",
+        "command": [sys.executable, "-m", "singularity_scheduler.service"],
+    }]
+
+`singularity_spawner.configure` writes this and the scopes that go with it. JupyterHub passes the
+address, the prefix and the service's token in the environment (JUPYTERHUB_SERVICE_URL, ...).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from singularity_proxy.errors import Conflict, SingularityError, Unavailable
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from traitlets import Dict, Float, Type, Unicode, default
+from traitlets.config import Application
+
+from singularity_scheduler.fleet.local import LocalFleet
+
+from .auth import Gate, make_hub_auth
+from .controller import Controller
+from .handlers import make_application
+from .ledger import Ledger
+
+LOCK_WAIT_S = 10.0
+"""How long a starting service waits for the one before it to let go of the ledger."""
+
+MAX_BODY_BYTES = 4 << 20
+
+
+class SchedulerApp(Application):  # type: ignore[misc]
+    """The process. Settings of its parts: `Controller` (leases), and those of the fleet class."""
+
+    name = "jupyter-singularity-service"
+    description = "The scheduler service of Singularity, run by JupyterHub."
+    classes = [Controller, LocalFleet]
+    aliases = Dict({"config": "SchedulerApp.config_file", "log-level": "Application.log_level"})
+
+    state_dir = Unicode(
+        config=True,
+        help="""Folder for the ledger and, below it, the node agent's files; made when missing,
+        mode 0700. Default: jupyter-singularity in $XDG_STATE_HOME or ~/.local/state.""",
+    )
+    ledger_url = Unicode(
+        config=True,
+        help="""SQLAlchemy URL of the ledger. Empty: the SQLite file ledger.sqlite in `state_dir`.
+        Example: "postgresql+psycopg://scheduler@db/singularity".""",
+    )
+    fleet_class = Type(
+        "singularity_scheduler.fleet.local.LocalFleet",
+        klass=object,
+        config=True,
+        help="""How node agents are reached (see `singularity_scheduler.service.ports.Fleet`). The
+        default runs one agent on this machine.""",
+    )
+    config_file = Unicode("", config=True, help="Python file with settings. Empty: none is read.")
+    keep_history_days = Float(
+        90.0,
+        min=0.0,
+        config=True,
+        help="Days after which ended sessions and their history are forgotten. 0: never.",
+    )
+
+    @default("log_level")  # type: ignore[untyped-decorator]
+    def _default_log_level(self) -> int:
+        return 20
+
+    @default("log_format")  # type: ignore[untyped-decorator]
+    def _default_log_format(self) -> str:
+        return "[%(levelname)1.1s %(asctime)s.%(msecs).03d singularity] %(message)s"
+
+    @default("state_dir")  # type: ignore[untyped-decorator]
+    def _default_state_dir(self) -> str:
+        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        return os.path.join(base, "jupyter-singularity")
+
+    def initialize(self, argv: list[str] | None = None) -> None:
+        super().initialize(argv)
+        if self.config_file:
+            self.load_config_file(self.config_file)
+            self.parse_command_line(argv)  # the command line has the last word
+        _log_like(self.log)
+
+    def start(self) -> None:
+        """Run until SIGTERM or SIGINT. An error that keeps the service from starting is one
+        sentence on the log and exit code 1."""
+        try:
+            asyncio.run(self._serve())
+        except SingularityError as error:
+            self.log.critical("%s", error.message)
+            sys.exit(1)
+
+    async def _serve(self) -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        async with self.running():
+            await stop.wait()
+            self.log.info("stopping: sessions go on")
+
+    @contextlib.asynccontextmanager
+    async def running(self, hub_auth: Any = None) -> Any:
+        """An ``async with`` block in which the service serves; yields its `Controller`."""
+        host, port, prefix = service_address(os.environ)
+        make_state_dir(self.state_dir)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(await lock_state_dir(self.state_dir))
+            sockets = listen(host, port)  # first: a taken port must change nothing
+            for sock in sockets:
+                stack.callback(sock.close)
+            ledger = await Ledger.open(self._ledger_url())
+            stack.push_async_callback(ledger.close)
+            if self.keep_history_days:
+                await ledger.trim(time.time() - self.keep_history_days * 86400)
+            controller = Controller(ledger, self.fleet_class(parent=self), parent=self)
+            gate = Gate(hub_auth or make_hub_auth(parent=self))
+            stack.push_async_callback(gate.close)
+            server = HTTPServer(
+                make_application(controller, gate, prefix), max_body_size=MAX_BODY_BYTES
+            )
+            stack.push_async_callback(_close, server)
+            stack.push_async_callback(controller.stop)
+            await controller.start()
+            server.add_sockets(sockets)
+            self.log.info("the scheduler serves at http://%s:%d%s", host, port, prefix)
+            yield controller
+
+    def _ledger_url(self) -> str:
+        return self.ledger_url or f"sqlite:///{Path(self.state_dir).resolve() / 'ledger.sqlite'}"
+
+
+def service_address(environ: Mapping[str, str]) -> tuple[str, int, str]:
+    """Host, port and path prefix from what JupyterHub sets; `Unavailable` when it set nothing."""
+    url = urlsplit(environ.get("JUPYTERHUB_SERVICE_URL", ""))
+    prefix = environ.get("JUPYTERHUB_SERVICE_PREFIX", "")
+    if not url.hostname or not url.port or not prefix:
+        raise Unavailable(
+            "JUPYTERHUB_SERVICE_URL and JUPYTERHUB_SERVICE_PREFIX say where to serve and are not "
+            "set: this program is started by JupyterHub as a managed service (see "
+            "singularity_spawner.configure)"
+        )
+    return url.hostname, url.port, prefix
+
+
+def make_state_dir(path: str) -> None:
+    """Make the folder for the ledger, closed to others."""
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(
+            f"the scheduler's folder {path} cannot be made ({error.strerror}): choose another "
+            "SchedulerApp.state_dir",
+            state_dir=path,
+        ) from None
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Listen at this address; `Conflict` when somebody else does."""
+    try:
+        return bind_sockets(port, host)
+    except OSError as error:
+        raise Conflict(
+            f"the scheduler service cannot listen at {host}:{port} ({error.strerror}): stop the "
+            "program that uses this port, or choose another port for the service",
+            host=host,
+            port=port,
+        ) from None
+
+
+async def lock_state_dir(path: str, wait_s: float = LOCK_WAIT_S) -> contextlib.ExitStack:
+    """Hold the folder for this process: two schedulers with one ledger would both decide. Waits
+    for one that is just stopping; `Conflict` when it does not."""
+    stack = contextlib.ExitStack()
+    try:
+        lock = os.open(os.path.join(path, "service.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise Unavailable(
+            f"the scheduler's folder {path} cannot be written ({error.strerror}): choose another "
+            "SchedulerApp.state_dir",
+            state_dir=path,
+        ) from None
+    stack.callback(os.close, lock)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return stack
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                stack.close()
+                raise Conflict(
+                    f"another scheduler service works in {path}: stop it, or give this one "
+                    "another SchedulerApp.state_dir",
+                    state_dir=path,
+                ) from None
+        await asyncio.sleep(0.1)
+
+
+async def _close(server: HTTPServer) -> None:
+    server.stop()
+    await server.close_all_connections()
+
+
+def _log_like(log: logging.Logger) -> None:
+    """What our modules and tornado log goes where the application's own log goes."""
+    for name in ("singularity", "tornado"):
+        logger = logging.getLogger(name)
+        logger.handlers = log.handlers
+        logger.setLevel(log.level if name == "singularity" else logging.WARNING)
+        logger.propagate = False

@@ -1,0 +1,107 @@
+"""Who asks: JupyterHub's tokens, checked with the Hub, and what their scopes allow.
+
+`HubOAuth` only: having `HubAuth` beside it in one process fails. Only the Authorization header
+counts; cookies and tokens in URLs are not accepted, so no web page can act for somebody.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from jupyterhub.services.auth import HubOAuth
+from singularity_proxy.errors import Forbidden, Unavailable
+from tornado.web import HTTPError
+
+USE_SCOPE = "custom:singularity:use"
+ADMIN_SCOPE = "custom:singularity:admin"
+
+CACHE_S = 60
+"""How long an answer of the Hub is believed: a revoked token works at most this long."""
+
+_SERVER = re.compile(r"access:servers!server=(?P<user>[^/]+)/(?P<server>.*)")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Whose token it is."""
+
+    name: str
+    is_user: bool
+    """False for a service's token: it has no sessions of its own."""
+    admin: bool
+    server: str | None = None
+    """The user's notebook server whose token it is ("": the default one); None for others."""
+
+    @property
+    def sees(self) -> str | None:
+        """The user whose sessions the caller sees; None for everybody's."""
+        return None if self.admin else self.name
+
+
+class Gate:
+    """Checks tokens; one per service. `hub` talks to the Hub with the service's own token, which
+    JupyterHub passes in the environment."""
+
+    def __init__(self, hub: HubOAuth) -> None:
+        self._hub = hub
+
+    async def caller(self, authorization: str | None) -> Caller:
+        """The caller behind an Authorization header; raises `Forbidden` or `Unavailable`."""
+        token = _token(authorization)
+        if token is None:
+            raise Forbidden(
+                "no JupyterHub token came with the request: send 'Authorization: token ...'"
+            )
+        try:
+            model = await self._hub.user_for_token(token, sync=False)
+        except HTTPError as error:
+            raise Unavailable(
+                "JupyterHub could not check the token, so nothing was done "
+                f"({error.log_message or error.status_code}): try again in a moment"
+            ) from None
+        if not model:
+            raise Forbidden("JupyterHub does not know this token, or it has expired: get a new one")
+        return self._caller_of(model)
+
+    async def close(self) -> None:
+        """Close the connections to the Hub of this event loop."""
+        try:
+            from jupyterhub.httpclient import JupyterHubHTTPClient
+        except ImportError:  # before JupyterHub 6 nothing stays open
+            return
+        await JupyterHubHTTPClient.loop_instance().close()
+
+    def _caller_of(self, model: dict[str, Any]) -> Caller:
+        scopes = set(model.get("scopes") or ())
+        name = str(model.get("name") or "")
+        admin = bool(self._hub.check_scopes({ADMIN_SCOPE}, model))
+        access = self._hub.access_scopes
+        if access and not self._hub.check_scopes(set(access), model):
+            raise Forbidden(f"the token of {name} gives no access to this service", user=name)
+        if not admin and not self._hub.check_scopes({USE_SCOPE}, model):
+            raise Forbidden(
+                f"the token of {name} lacks the scope {USE_SCOPE}: ask for a token with it",
+                user=name,
+                scope=USE_SCOPE,
+            )
+        return Caller(name, model.get("kind", "user") == "user", admin, _server(name, scopes))
+
+
+def make_hub_auth(**settings: Any) -> HubOAuth:
+    """The Hub's client of this process; there must be only one."""
+    return HubOAuth.instance(cache_max_age=CACHE_S, **settings)
+
+
+def _token(authorization: str | None) -> str | None:
+    scheme, _, token = (authorization or "").strip().partition(" ")
+    return token.strip() or None if scheme.lower() in ("token", "bearer") else None
+
+
+def _server(user: str, scopes: set[str]) -> str | None:
+    """The one server that a server's token gives access to."""
+    found = {
+        match["server"] for s in scopes if (match := _SERVER.fullmatch(s)) and match["user"] == user
+    }
+    return found.pop() if len(found) == 1 else None

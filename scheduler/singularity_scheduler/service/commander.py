@@ -1,0 +1,289 @@
+"""Carries the policy's actions out: one task per command to a node's agent.
+
+A command whose answer got lost (the agent or the connection went away) is sent again with the same
+epoch and sequence number as soon as the node is back, as long as the session still stands where the
+command was decided; an agent that has done it answers what it answered then. Every outcome goes
+back to the controller as an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from singularity_proxy.errors import NotFound, SingularityError, Unavailable
+
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.model import CheckpointRef, SessionView
+from singularity_scheduler.core.states import DeviceState, ProcessState
+
+from .documents import parse_iso
+from .ports import Fleet
+
+log = logging.getLogger("singularity.service")
+
+RETRY_S = 5.0
+"""Pause before the end of a session is tried again when its agent could not do it."""
+
+Key = tuple[type, str, int, int]
+
+
+class Commander:
+    """`report` takes an outcome (it must not fail); `look` finds a session as it is now."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        report: Callable[[ev.Event], Awaitable[None]],
+        look: Callable[[str], SessionView | None],
+        ttl_s: float,
+    ) -> None:
+        self._fleet = fleet
+        self._report = report
+        self._look = look
+        self._ttl_s = ttl_s
+        self._tasks: dict[Key, asyncio.Task[Any]] = {}
+        self._launches: dict[str, dict[str, Any]] = {}
+        self._generation: dict[str, int] = {}
+        self._connected: dict[str, asyncio.Event] = {}
+        self.failures: dict[str, SingularityError] = {}
+        """Last failed command by session; who asked for it takes its sentence from here."""
+
+    # -- told by the controller -------------------------------------------------------------
+
+    def connection(self, node: str, connected: bool) -> None:
+        """A connection came or went: commands wait for the next one, or go on."""
+        self._generation[node] = self._generation.get(node, 0) + 1
+        gate = self._connected.setdefault(node, asyncio.Event())
+        if connected:
+            gate.set()
+        else:
+            gate.clear()
+
+    def starting(self) -> frozenset[str]:
+        """Sessions whose start command is under way."""
+        return frozenset(
+            sid
+            for (kind, sid, _, _), task in self._tasks.items()
+            if kind is ev.Start and not task.done()
+        )
+
+    def prepare(self, session: str, launch: dict[str, Any]) -> None:
+        """What to start, before the action to start it comes; kept in memory only until then."""
+        self._launches[session] = launch
+
+    def forget(self, session: str) -> None:
+        self._launches.pop(session, None)
+        self.failures.pop(session, None)
+
+    def carry_out(self, action: ev.Action) -> asyncio.Task[Any]:
+        """Begin an action; the same one twice is carried out once."""
+        key: Key = (type(action), action.session, action.epoch, action.seq)
+        task = self._tasks.get(key)
+        if task is None:
+            task = asyncio.ensure_future(self._dispatch(action))
+            self._tasks[key] = task
+            task.add_done_callback(lambda done: self._done(key, done))
+        return task
+
+    async def close(self) -> None:
+        """Stop everything under way; the next start goes on with it from the ledger."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _done(self, key: Key, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(key, None)
+        if not task.cancelled() and (error := task.exception()):
+            if isinstance(error, SingularityError):
+                self.failures[key[1]] = error
+            else:
+                log.error("a command for session %s failed", key[1], exc_info=error)
+
+    # -- the commands -----------------------------------------------------------------------
+
+    async def _dispatch(self, action: ev.Action) -> Any:
+        if isinstance(action, ev.Attach):
+            return await self._attach(action)
+        if isinstance(action, ev.Park):
+            return await self._park(action)
+        if isinstance(action, ev.Start):
+            return await self._start(action)
+        if isinstance(action, ev.End):
+            return await self._end(action)
+        assert isinstance(action, ev.TakeCheckpoint)
+        return await self._checkpoint(action)
+
+    async def _start(self, action: ev.Start) -> dict[str, Any]:
+        """Returns the agent's ``{pid, connection, env}``; raises what it refused."""
+        launch = self._launches.get(action.session)
+        view = self._look(action.session)
+        try:
+            if launch is None or view is None:
+                raise Unavailable("the scheduler was restarted before it could be started")
+            answer: dict[str, Any] = await self._call(
+                action,
+                "session.start",
+                lambda: self._in_process(action, ProcessState.STARTING),
+                user=view.user,
+                kind=view.kind.value,
+                tier=view.tier.value,
+                name=view.name,
+                virtual_devices=view.virtual_devices,
+                launch=launch,
+                epoch=action.epoch,
+                seq=action.seq,
+            )
+        except SingularityError as error:
+            await self._report(ev.StartFailed(action.session, error.message))
+            raise
+        finally:
+            self._launches.pop(action.session, None)
+        await self._report(ev.Started(action.session))
+        return answer
+
+    async def start_again(self, view: SessionView, launch: dict[str, Any]) -> dict[str, Any]:
+        """The agent's stored answer to the start command of a session that runs already."""
+        answer: dict[str, Any] = await self._fleet.call(
+            view.node,
+            "session.start",
+            timeout=None,
+            session=view.id,
+            user=view.user,
+            kind=view.kind.value,
+            tier=view.tier.value,
+            name=view.name,
+            virtual_devices=view.virtual_devices,
+            launch=launch,
+            epoch=0,
+            seq=1,
+        )
+        return answer
+
+    async def _attach(self, action: ev.Attach) -> None:
+        try:
+            answer = await self._call(
+                action,
+                "device.attach",
+                lambda: self._in_device(action, DeviceState.ATTACHING),
+                epoch=action.epoch,
+                seq=action.seq,
+                devices=list(action.devices),
+                reason=action.reason,
+                ttl_s=self._ttl_s,
+            )
+        except SingularityError as error:
+            if self._in_device(action, DeviceState.ATTACHING):
+                self.failures[action.session] = error
+                await self._report(ev.AttachFailed(action.session, action.epoch, error.message))
+            return
+        await self._report(ev.Attached(action.session, action.epoch, float(answer["ms"])))
+
+    async def _park(self, action: ev.Park) -> None:
+        try:
+            answer = await self._call(
+                action,
+                "device.park",
+                lambda: self._in_device(action, DeviceState.PARKING),
+                epoch=action.epoch,
+                seq=action.seq,
+                reason=action.reason,
+            )
+        except SingularityError as error:
+            if self._in_device(action, DeviceState.PARKING):
+                self.failures[action.session] = error
+                await self._report(ev.ParkFailed(action.session, action.epoch, error.message))
+            return
+        await self._report(
+            ev.Parked(action.session, action.epoch, int(answer["bytes"]), float(answer["ms"]))
+        )
+
+    async def _checkpoint(self, action: ev.TakeCheckpoint) -> CheckpointRef:
+        """Raises what the agent refused; not sent twice, for a second one would be another."""
+        answer = await self._fleet.call(
+            action.node,
+            "device.checkpoint",
+            timeout=None,
+            session=action.session,
+            name=action.name,
+            epoch=action.epoch,
+            seq=action.seq,
+        )
+        reference = CheckpointRef(
+            str(answer["id"]),
+            parse_iso(answer["at"], 0.0),
+            int(answer["bytes"]),
+            str(answer.get("level") or "device"),
+        )
+        await self._report(ev.CheckpointTaken(action.session, reference))
+        return reference
+
+    async def _end(self, action: ev.End) -> None:
+        start: Key = (ev.Start, action.session, 0, 1)
+        if task := self._tasks.get(start):  # what is half started cannot be removed completely
+            await asyncio.gather(task, return_exceptions=True)
+        while True:
+            try:
+                answer = await self._call(
+                    action,
+                    "session.end",
+                    lambda: self._wanted(action),
+                    reason=action.reason,
+                    grace_s=action.grace_s,
+                )
+            except NotFound:
+                answer = {}
+            except SingularityError as error:
+                if not self._wanted(action):
+                    return
+                log.error("session %s could not be ended yet: %s", action.session, error.message)
+                self.failures[action.session] = error
+                await asyncio.sleep(RETRY_S)
+                continue
+            await self._report(ev.Ended(action.session, answer.get("exit_code")))
+            return
+
+    # -- sending ----------------------------------------------------------------------------
+
+    async def _call(
+        self, action: ev.Action, method: str, wanted: Callable[[], bool], **params: Any
+    ) -> Any:
+        """Call the agent until it answers. `Unavailable` when nobody wants the answer any more."""
+        first = True
+        while True:
+            gate = self._connected.setdefault(action.node, asyncio.Event())
+            first = first and gate.is_set()
+            await gate.wait()
+            if not first and not wanted():
+                raise Unavailable("the connection broke, and the command is no longer wanted")
+            first = False
+            generation = self._generation.get(action.node)
+            try:
+                return await self._fleet.call(
+                    action.node, method, timeout=None, session=action.session, **params
+                )
+            except Unavailable:
+                # The agent's own word, unless the connection broke meanwhile.
+                if self._generation.get(action.node) == generation or not wanted():
+                    raise
+
+    def _in_device(self, action: ev.Action, state: DeviceState) -> bool:
+        view = self._look(action.session)
+        return (
+            view is not None
+            and view.device_state is state
+            and (view.epoch, view.seq) == (action.epoch, action.seq)
+        )
+
+    def _in_process(self, action: ev.Action, state: ProcessState) -> bool:
+        view = self._look(action.session)
+        return view is not None and view.process_state is state
+
+    def _wanted(self, action: ev.Action) -> bool:
+        """Whether the end of the session is still to be confirmed (an unknown one: once is
+        enough, the agent will tell again)."""
+        view = self._look(action.session)
+        return view is not None and view.final

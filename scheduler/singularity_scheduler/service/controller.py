@@ -1,0 +1,476 @@
+"""The controller: events in, decisions made durable, actions out. One per service.
+
+Every event, from people and from nodes, takes the same way, one at a time: `core.decide`, the
+ledger, the state in memory, then the actions and the listeners. What cannot be made durable is
+not done and not answered; what nodes report then waits and is tried again, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+from uuid import uuid4
+
+from singularity_proxy.errors import (
+    Conflict,
+    NoSpace,
+    NotFound,
+    SingularityError,
+    Unavailable,
+)
+from traitlets import Float
+from traitlets.config import LoggingConfigurable
+
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.explain import explain
+from singularity_scheduler.core.model import SessionSpec, SessionView
+from singularity_scheduler.core.policy import choose_node, decide
+from singularity_scheduler.core.states import DeviceState
+
+from . import documents, translate
+from .broker import Broker
+from .commander import Commander
+from .leases import LeaseKeeper
+from .ledger import Command, Ledger
+from .ports import Fleet
+
+Json = dict[str, Any]
+
+RETRY_S = 1.0
+"""Pause before something that could not be written or started is tried again."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A durable decision and its actions under way."""
+
+    decision: ev.Decision
+    tasks: dict[ev.Action, asyncio.Task[Any]]
+
+
+class Controller(LoggingConfigurable):  # type: ignore[misc]
+    """Owns the state. Made and started by `SchedulerApp`; called by the REST handlers."""
+
+    lease_ttl_s = Float(
+        30.0,
+        min=1.0,
+        config=True,
+        help="""Seconds a node may hold devices without hearing from the service. Shorter: devices
+        of a lost node are free sooner. It is renewed six times in this time.""",
+    )
+    lease_margin_s = Float(
+        5.0,
+        min=0.0,
+        config=True,
+        help="Seconds added on this side before devices of a silent node are given to others.",
+    )
+    settle_s = Float(
+        20.0,
+        min=0.0,
+        config=True,
+        help="""Longest time in seconds a park, resume or migrate request waits for its result
+        before it answers with the state reached so far. 0: answer at once.""",
+    )
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        fleet: Fleet,
+        clock: Callable[[], float] = time.time,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.ledger = ledger
+        self.fleet = fleet
+        self.state = ClusterState()
+        self.broker = Broker()
+        self.node_trouble = "the node agent is being started"
+        """What keeps a node from working, for `healthz`; "" when nothing does."""
+        self.ledger_trouble = ""
+        """The same of the ledger."""
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._stopped = False
+        self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        self._changed = asyncio.Condition()
+        self._keys: dict[tuple[str, str], asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.commander = Commander(
+            fleet, self.report_now, self.state.sessions.get, self.lease_ttl_s
+        )
+        self.leases = LeaseKeeper(
+            self.state,
+            fleet,
+            self.report_now,
+            self.resync,
+            ttl_s=self.lease_ttl_s,
+            margin_s=self.lease_margin_s,
+        )
+
+    # -- life -------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the ledger and begin to work; the fleet may come up later."""
+        self.state.load(await self.ledger.active())
+        for view in self.state.sessions.values():
+            self.leases.changed(view)
+        self.fleet.on_event(self._on_event)
+        self.fleet.on_command(self._on_command)
+        self.fleet.on_connection(self._on_connection)
+        self._spawn(self._work_off_reports())
+        self._spawn(self.leases.run())
+        self._spawn(self._start_fleet())
+
+    async def stop(self) -> None:
+        """Stop working; sessions and agents go on, the ledger has everything."""
+        async with self._lock:  # let a decision that is being written become complete
+            self._stopped = True
+        async with self._changed:
+            self._changed.notify_all()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.commander.close()
+        self.broker.close()
+        await self.fleet.stop()
+
+    async def _start_fleet(self) -> None:
+        while True:
+            try:
+                await self.fleet.start()
+                return
+            except SingularityError as error:
+                self.node_trouble = error.message
+                self.log.error("%s", error.message)
+                await asyncio.sleep(RETRY_S)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self.log.error("a task of the scheduler ended", exc_info=error)
+
+    # -- the one way of every event ---------------------------------------------------------
+
+    async def submit(self, event: ev.Event, command: Command | None = None) -> Submitted:
+        """Decide on an event. Returns when the decision is durable and its actions have begun;
+        raises the typed error otherwise, and then nothing has changed. Goes on to its end even
+        when the caller is cancelled."""
+        return await asyncio.shield(asyncio.ensure_future(self._submit_locked(event, command)))
+
+    async def _submit_locked(self, event: ev.Event, command: Command | None) -> Submitted:
+        async with self._lock:
+            return await self._submit(event, command)
+
+    async def _submit(self, event: ev.Event, command: Command | None = None) -> Submitted:
+        if self._stopped:
+            raise Unavailable("the scheduler service is stopping: try again in a moment")
+        decision = decide(self.state, event, self._clock())
+        if decision.empty and command is None:
+            return Submitted(decision, {})
+        await self.ledger.write(decision, command)
+        self.state.apply(decision)
+        for view in decision.sessions:
+            self.leases.changed(view)
+        tasks = {}
+        for action in decision.actions:
+            self.log.info(
+                "%s %s: %s (%s)", type(action).__name__, action.session, action.reason, action.rule
+            )
+            tasks[action] = self.commander.carry_out(action)
+        self._publish(decision)
+        async with self._changed:
+            self._changed.notify_all()
+        return Submitted(decision, tasks)
+
+    def _publish(self, decision: ev.Decision) -> None:
+        views = {view.id: view for view in decision.sessions}
+        if self.broker.listening:
+            for node in {view.node for view in decision.sessions}:
+                # Their places in the queue may have changed.
+                views = {view.id: view for view in self.state.waiting(node)} | views
+        for view in views.values():
+            self.broker.publish(view, lambda v: documents.session_document(self.state, v))
+            if view.ended:
+                self.commander.forget(view.id)
+
+    async def report_now(self, event: ev.Event) -> None:
+        """Decide on something that happened and cannot be refused: tried until it is durable."""
+        while True:
+            try:
+                await self.submit(event)
+            except (NoSpace, Unavailable) as error:
+                if self._stopped:
+                    return
+                self.ledger_trouble = error.message
+                self.log.error("%s", error.message)
+                await asyncio.sleep(RETRY_S)
+            except Exception as error:
+                self.log.error("%r was not taken in", event, exc_info=error)
+                return
+            else:
+                self.ledger_trouble = ""
+                return
+
+    async def _work_off_reports(self) -> None:
+        while True:
+            await (await self._reports.get())()
+
+    def _report_later(self, event: ev.Event) -> None:
+        """In order with everything else that nodes say."""
+        self._reports.put_nowait(lambda: self.report_now(event))
+
+    # -- what nodes say ---------------------------------------------------------------------
+
+    def _on_event(self, node: str, session: str, type_: str, data: Json) -> None:
+        view = self.state.sessions.get(session)
+        if view is not None and view.node != node:
+            self.log.warning("node %s spoke of session %s of node %s", node, session, view.node)
+            return
+        event = translate.agent_event(session, type_, data, self._clock())
+        if event is None:
+            self.log.warning("node %s sent an event of unknown type %r", node, type_)
+        else:
+            self._report_later(event)
+
+    def _on_connection(self, node: str, connected: bool) -> None:
+        self.commander.connection(node, connected)
+        if connected:
+            self._reports.put_nowait(lambda: self._resync_until_done(node))
+        else:
+            self.node_trouble = f"node {node} does not answer"
+            self._report_later(ev.NodeAway(node))
+
+    async def _resync_until_done(self, node: str) -> None:
+        while True:
+            try:
+                if await self.resync(node):
+                    self.node_trouble = ""
+                return
+            except SingularityError as error:
+                if self._stopped:
+                    return
+                self.node_trouble = error.message
+                self.log.error("node %s could not be taken over: %s", node, error.message)
+                await asyncio.sleep(RETRY_S)
+
+    async def resync(self, node: str) -> bool:
+        """Ask the agent for its truth and put ledger and agent right; False when it is gone again.
+        No decision is made in between, so what it says is not older than what we know."""
+        return await asyncio.shield(asyncio.ensure_future(self._resync(node)))
+
+    async def _resync(self, node: str) -> bool:
+        async with self._lock:
+            hello = next((h for h in await self.fleet.hello() if h["node"] == node), None)
+            if hello is None:
+                return False  # the next connection asks anew
+            unknown = [
+                s["session"] for s in hello["sessions"] if s["session"] not in self.state.sessions
+            ]
+            over = await self.ledger.ended_among(unknown) if unknown else set()
+            await self._submit(translate.node_joined(hello, self.commander.starting(), over))
+        for session in over:
+            self.commander.carry_out(
+                ev.End(session, node, "it ended while its node was away", "recover", 0, 0)
+            )
+        return True
+
+    async def _on_command(
+        self, node: str, session: str, verb: str, args: Json, by: str
+    ) -> Json | list[Json]:
+        view = await self.find(session)
+        if view.node != node:
+            raise NotFound(f"there is no session {session} on node {node}", session=session)
+        if verb == "status":
+            return self.status(view)
+        if verb == "why":
+            return self.why(view)
+        if verb == "history":
+            return await self.history(view, translate.limit(args.get("limit"), 20))
+        if verb in ("park", "resume", "migrate", "checkpoint"):
+            await self.act(view, verb, args, view.user)
+            return self.status(await self.find(session))
+        raise NotFound(f"there is no command '{verb}' for a session", verb=verb)
+
+    # -- what people ask --------------------------------------------------------------------
+
+    async def find(self, session: str) -> SessionView:
+        """A session, ended ones included; raises `NotFound`."""
+        view = self.state.sessions.get(session) or await self.ledger.session(session)
+        if view is None:
+            raise NotFound(f"there is no session {session}", session=session)
+        return view
+
+    async def create(
+        self,
+        user: str,
+        spec: SessionSpec,
+        launch: Json,
+        *,
+        server: str | None = None,
+        key: str | None = None,
+    ) -> tuple[SessionView, Json]:
+        """Start a session; returns it and the agent's launch answer. The same `key` again answers
+        with the same session. When its start fails, its error is raised and the session is there
+        as failed, with the reason."""
+        async with self._once(user, key):
+            if key and (before := await self.ledger.command(user, key)):
+                return await self._created_before(before, launch)
+            session = uuid4().hex[:12]
+            self.commander.prepare(session, launch)
+            try:
+                event = ev.SessionCreated(session, user, spec, server)
+                done = await self.submit(event, self._command(user, key, "create", session))
+            except BaseException:
+                self.commander.forget(session)
+                raise
+        answer = await asyncio.shield(
+            next(task for action, task in done.tasks.items() if isinstance(action, ev.Start))
+        )
+        return await self.find(session), answer
+
+    async def _created_before(self, before: Command, launch: Json) -> tuple[SessionView, Json]:
+        if before.verb != "create":
+            raise Conflict(f"this key was already used to {before.verb} session {before.session}")
+        view = await self.find(before.session)
+        if view.final:
+            raise Conflict(
+                f"session {view.label} that this key started has ended: {view.reason}",
+                session=view.id,
+                state=view.word,
+            )
+        answer = await self.commander.start_again(view, launch)
+        return await self.find(before.session), answer
+
+    async def act(
+        self, view: SessionView, verb: str, args: Json, by: str, key: str | None = None
+    ) -> SessionView:
+        """park, resume, migrate or checkpoint; returns the session as it is when that is done,
+        refused (raised), or has taken `settle_s`."""
+        async with self._once(by, key):
+            if key and (before := await self.ledger.command(by, key)):
+                if (before.verb, before.session) != (verb, view.id):
+                    raise Conflict(f"this key was used to {before.verb} session {before.session}")
+                return await self.find(view.id)
+            node = self.state.nodes.get(view.node)
+            types = {d.id: d.type for d in node.devices.values()} if node else {}
+            event = translate.verb_event(view.id, verb, args, by, types)
+            self.commander.failures.pop(view.id, None)
+            done = await self.submit(event, self._command(by, key, verb, view.id))
+        for action, task in done.tasks.items():
+            if isinstance(action, ev.TakeCheckpoint):
+                await asyncio.shield(task)
+        await self._until(lambda: self._settled(view.id))
+        if error := self.commander.failures.pop(view.id, None):
+            raise error
+        return await self.find(view.id)
+
+    async def end(self, view: SessionView, by: str, reason: str, grace_s: float) -> SessionView:
+        """End a session and wait until its agent has confirmed it (at most `grace_s` + 10 s)."""
+        if not view.ended:
+            await self.submit(ev.EndAsked(view.id, by, reason, grace_s))
+            await self._until(lambda: view.id not in self.state.sessions, grace_s + 10.0)
+        return await self.find(view.id)
+
+    async def signal(self, view: SessionView, signum: int) -> None:
+        """Send a signal to the session's main process."""
+        if view.final:
+            raise Conflict(
+                f"session {view.label} has ended, so there is nothing to signal",
+                session=view.id,
+                state=view.word,
+            )
+        await self.fleet.call(view.node, "session.signal", session=view.id, signum=signum)
+
+    async def sessions(self, user: str | None) -> list[SessionView]:
+        """All sessions of a user (None: everybody's), newest first."""
+        stored = await self.ledger.sessions(user)
+        return [self.state.sessions.get(view.id, view) for view in stored]
+
+    def status(self, view: SessionView) -> Json:
+        """The session's document with who else waits."""
+        document = documents.session_document(self.state, view)
+        return document | {"others_waiting": documents.others_waiting(self.state, view)}
+
+    def why(self, view: SessionView) -> Json:
+        return explain(self.state, view, self._clock())
+
+    async def history(self, view: SessionView, limit: int) -> list[Json]:
+        return [documents.change_document(c) for c in await self.ledger.history(view.id, limit)]
+
+    def cluster(self, user: str | None) -> Json:
+        """The cluster as `user` may see it; None: all of it."""
+        visible = (
+            None
+            if user is None
+            else {sid for sid, view in self.state.sessions.items() if view.user == user}
+        )
+        return documents.cluster_document(self.state, visible)
+
+    async def identity(self, user: str) -> Json:
+        """The uid and gid of a user's processes, by the agent of the first node that answers."""
+        node = choose_node(self.state, 0)
+        return cast(Json, await self.fleet.call(node, "identity", user=user))
+
+    @property
+    def largest(self) -> int | None:
+        """Most devices one session can have; None while no node is connected."""
+        return max((len(n.devices) for n in self.state.nodes.values() if n.connected), default=None)
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def _settled(self, session: str) -> bool:
+        view = self.state.sessions.get(session)
+        if view is None or view.final or session in self.commander.failures:
+            return True
+        if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
+            return False
+        if view.device_state is not DeviceState.WAITING:
+            return not view.wants
+        # Devices that are being freed for it, or for who is before it, come within moments.
+        holders = self.state.nodes[view.node].leases.values()
+        return not any(
+            self.state.sessions[sid].device_state is DeviceState.PARKING for sid in holders
+        )
+
+    async def _until(self, condition: Callable[[], bool], limit_s: float | None = None) -> None:
+        async def wait() -> None:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._stopped or condition())
+
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(wait(), self.settle_s if limit_s is None else limit_s)
+
+    def _command(self, user: str, key: str | None, verb: str, session: str) -> Command | None:
+        return Command(user, key, verb, session, self._clock()) if key else None
+
+    @contextlib.asynccontextmanager
+    async def _once(self, user: str, key: str | None) -> AsyncIterator[None]:
+        """One request with this key at a time."""
+        if key is None:
+            yield
+            return
+        lock = self._keys.setdefault((user, key), asyncio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                self._keys.pop((user, key), None)
+
+    def require_node(self) -> None:
+        """Raise `Unavailable` with what is known about it while no node is there."""
+        if self.largest is None:
+            raise Unavailable(
+                f"nothing can be started now ({self.node_trouble or 'no node is connected'}): try "
+                "again in a few seconds"
+            )

@@ -1,0 +1,133 @@
+"""The JSON documents of the API, made from the values of `core`; the one place with their keys."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.model import Change, SessionView, Tier
+from singularity_scheduler.core.states import DeviceState
+
+Json = dict[str, Any]
+
+MAX_OTHERS = 20
+"""How many other waiting sessions a status names."""
+
+
+def iso(at: float | None) -> str | None:
+    """UNIX seconds as ISO 8601 in UTC with milliseconds; None stays None."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def parse_iso(text: object, fallback: float) -> float:
+    """UNIX seconds of an ISO 8601 time or of a number; `fallback` for anything else."""
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        return float(text)
+    try:
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return fallback
+
+
+def session_document(state: ClusterState, view: SessionView) -> Json:
+    """One session as REST, the event stream and the magics show it."""
+    checkpoint = view.last_checkpoint
+    queue = None
+    if view.device_state is DeviceState.WAITING and view.id in state.sessions:
+        place = state.place(view)
+        queue = {"place": place, "ahead": place - 1}
+    return {
+        "id": view.id,
+        "user": view.user,
+        "kind": view.kind.value,
+        "name": view.name,
+        "tier": view.tier.value,
+        "state": view.word,
+        "process_state": view.process_state.value,
+        "device_state": view.device_state.value,
+        "reason": view.reason,
+        "idle_since": iso(view.idle_since),
+        "busy": view.busy is not False,
+        "virtual_devices": view.virtual_devices,
+        "devices": list(view.devices),
+        "node": view.node,
+        "epoch": view.epoch,
+        "created_at": iso(view.created_at),
+        "updated_at": iso(view.updated_at),
+        "waiting_since": iso(view.waiting_since),
+        "queue": queue,
+        "last_checkpoint": checkpoint
+        and {
+            "id": checkpoint.id,
+            "at": iso(checkpoint.at),
+            "bytes": checkpoint.bytes,
+            "level": checkpoint.level,
+        },
+        "exit_code": view.exit_code,
+        "owner": {} if view.server is None else {"server": view.server},
+    }
+
+
+def others_waiting(state: ClusterState, view: SessionView) -> list[Json]:
+    """Who else waits for devices of the same node, in the order in which they are served."""
+    found = []
+    for other in state.waiting(view.node):
+        if other.id != view.id:
+            found.append(
+                {
+                    "user": other.user,
+                    "name": other.name,
+                    "tier": other.tier.value,
+                    "devices": other.virtual_devices,
+                }
+            )
+        if len(found) == MAX_OTHERS:
+            break
+    return found
+
+
+def change_document(change: Change) -> Json:
+    return {
+        "at": iso(change.at),
+        "process_state": change.process_state.value,
+        "device_state": change.device_state.value,
+        "state": change.word,
+        "reason": change.reason,
+        "rule": change.rule,
+    }
+
+
+def cluster_document(state: ClusterState, visible: set[str] | None) -> Json:
+    """Nodes, devices and queues. A device names its session only to who may see it (`visible`,
+    None: all); to others it is just taken."""
+    devices = []
+    for node in state.nodes.values():
+        for device in node.devices.values():
+            holder = node.leases.get(device.id)
+            seen = holder if holder is None or visible is None or holder in visible else "other"
+            devices.append(
+                {
+                    "id": device.id,
+                    "node": device.node,
+                    "type": device.type,
+                    "name": device.name,
+                    "capacity_bytes": device.capacity_bytes,
+                    "session": seen,
+                }
+            )
+    waiting = {tier.value: 0 for tier in Tier}
+    for node in state.nodes.values():
+        for view in state.waiting(node.id):
+            waiting[view.tier.value] += 1
+    return {
+        "nodes": [
+            {"id": n.id, "connected": n.connected, "devices": len(n.devices)}
+            for n in state.nodes.values()
+        ],
+        "devices": devices,
+        "tiers": [tier.value for tier in Tier],
+        "waiting": waiting,
+    }

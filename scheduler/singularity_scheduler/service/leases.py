@@ -1,0 +1,146 @@
+"""Leases of the service: renewed every TTL / 6, reaped when a node does not answer for too long.
+
+The agent counts the TTL from the moment it receives a renewal, this side from the moment the answer
+is here, plus a margin: so an agent has always fenced itself before its devices are given to
+anybody else. The clock is CLOCK_BOOTTIME, which no one sets and which goes on while the machine
+sleeps. Nothing of this is stored: after a restart every lease gets a full TTL + margin, because
+the service before may have renewed it in its last moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from singularity_proxy.errors import SingularityError
+
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.states import DeviceState
+
+from .ports import Fleet
+
+log = logging.getLogger("singularity.service")
+
+
+def boot_clock() -> float:
+    """Seconds since boot, sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass
+class _Deadline:
+    epoch: int
+    at: float
+
+
+class LeaseKeeper:
+    """Made by the controller; `run` is its loop. `report` takes events and does not fail."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        fleet: Fleet,
+        report: Callable[[ev.Event], Awaitable[None]],
+        resync: Callable[[str], Awaitable[bool]],
+        *,
+        ttl_s: float,
+        margin_s: float,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self._state = state
+        self._fleet = fleet
+        self._report = report
+        self._resync = resync
+        self._ttl_s = ttl_s
+        self._margin_s = margin_s
+        self._clock = clock
+        self._deadlines: dict[str, _Deadline] = {}
+        self._asking: set[str] = set()
+
+    @property
+    def period_s(self) -> float:
+        return self._ttl_s / 6
+
+    def changed(self, view: SessionView) -> None:
+        """A session was decided on: a new lease runs from now, an ended one is forgotten."""
+        if not view.leased:
+            self._deadlines.pop(view.id, None)
+            return
+        known = self._deadlines.get(view.id)
+        if known is None or known.epoch != view.epoch:
+            at = self._clock() + self._ttl_s + self._margin_s
+            self._deadlines[view.id] = _Deadline(view.epoch, at)
+
+    async def run(self) -> None:
+        """Renew and reap until cancelled."""
+        while True:
+            await asyncio.sleep(self.period_s)
+            nodes = [n.id for n in self._state.nodes.values()]
+            await asyncio.gather(*(self.look_after(node) for node in nodes))
+
+    async def look_after(self, node: str) -> None:
+        """One round for one node. Never waits for a node longer than a renewal may take."""
+        if self._state.nodes[node].connected and node not in self._asking:
+            self._asking.add(node)
+            try:
+                await self._renew(node)
+            except SingularityError as error:
+                log.warning("leases of node %s were not renewed: %s", node, error.message)
+            finally:
+                self._asking.discard(node)
+        await self._reap(node)
+        entry = self._state.nodes[node]
+        if entry.connected and (entry.retry or entry.queue):
+            await self._report(ev.Tick(node))
+
+    async def _renew(self, node: str) -> None:
+        asked = {
+            view.id: view
+            for sid in set(self._state.nodes[node].leases.values())
+            if (view := self._state.sessions[sid])
+        }
+        answer = await self._fleet.call(
+            node,
+            "renew",
+            timeout=self._ttl_s / 3,
+            leases=[{"session": v.id, "epoch": v.epoch} for v in asked.values()],
+            ttl_s=self._ttl_s,
+        )
+        now = self._clock()
+        held = {lease["session"] for lease in answer["held"]}
+        for sid, view in asked.items():
+            known = self._deadlines.get(sid)
+            if known is None or known.epoch != view.epoch:
+                continue
+            current = self._state.sessions.get(sid)
+            if current is None or current.epoch != view.epoch:
+                continue
+            # A command under way may be executed any time from now on while its node answers.
+            under_way = current.device_state is not DeviceState.HELD
+            if sid in held or under_way:
+                known.at = now + self._ttl_s + self._margin_s
+            elif view.device_state is DeviceState.HELD and sid not in answer["gone"]:
+                await self._report(ev.LeaseLapsed(sid))
+        if any(sid in asked and not asked[sid].final for sid in answer["gone"]):
+            await self._resync(node)
+
+    async def _reap(self, node: str) -> None:
+        now = self._clock()
+        for sid, deadline in list(self._deadlines.items()):
+            view = self._state.sessions.get(sid)
+            if view is None or view.node != node or now < deadline.at:
+                continue
+            silent = self._ttl_s + self._margin_s
+            await self._report(
+                ev.LeaseReaped(
+                    sid,
+                    deadline.epoch,
+                    f"parked because node {node} did not answer for {silent:g} s: its agent keeps "
+                    "the state and has freed the devices; it comes back with the next device call",
+                )
+            )

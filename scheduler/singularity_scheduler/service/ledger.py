@@ -1,0 +1,263 @@
+"""The ledger: the only truth about sessions and leases, on disk before anything is acknowledged.
+
+SQLite in WAL mode with full synchronisation by default; any SQLAlchemy URL works. All access goes
+through one thread of its own, so the event loop never waits for a disk. Nothing of SQLAlchemy
+leaves this module: callers give and get the plain values of `core`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import alembic.command
+import alembic.config
+from singularity_proxy.errors import NoSpace, SingularityError, Unavailable
+from sqlalchemy import Connection, Engine, create_engine, delete, event, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import StaticPool
+
+from singularity_scheduler.core.events import Decision
+from singularity_scheduler.core.model import Change, SessionView
+
+from . import rows
+from .tables import commands, leases, sessions, transitions
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_S = 5.0
+"""How long SQLite waits for another process that has the file locked (a backup, a shell)."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A request that carried an idempotency key; written in the transaction of its decision."""
+
+    user: str
+    key: str
+    verb: str
+    session: str
+    at: float
+
+
+class Ledger:
+    """Open with `await Ledger.open(url)`, close with `await close()`. Methods raise `NoSpace` when
+    the disk is full and `Unavailable` when the database cannot be used now; then nothing of the
+    call is in the ledger."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._engine: Engine | None = None
+
+    @classmethod
+    async def open(cls, url: str) -> Ledger:
+        """Connect and bring the schema up to date. Called once at the start of the service."""
+        ledger = cls(url)
+        try:
+            await ledger._run(ledger._open)
+        except BaseException:
+            await ledger.close()
+            raise
+        return ledger
+
+    async def close(self) -> None:
+        """Let go of the database; idempotent."""
+        with contextlib.suppress(RuntimeError):  # the thread is gone: closed before
+            await self._run(self._dispose)
+        self._thread.shutdown(wait=True)
+
+    # -- writing ----------------------------------------------------------------------------
+
+    async def write(self, decision: Decision, command: Command | None = None) -> None:
+        """Make a decision durable: everything of it or nothing."""
+        if decision.sessions or decision.history or command:
+            await self._run(lambda: self._write(decision, command))
+
+    async def trim(self, before: float) -> int:
+        """Forget ended sessions last changed before this time, with their history, and older
+        idempotency keys; returns how many sessions."""
+        return await self._run(lambda: self._trim(before))
+
+    # -- reading ----------------------------------------------------------------------------
+
+    async def active(self) -> list[SessionView]:
+        """Sessions whose end is not confirmed yet: what the scheduler works on."""
+        return await self._run(lambda: self._sessions(sessions.c.ended.is_(False)))
+
+    async def session(self, session: str) -> SessionView | None:
+        found = await self._run(lambda: self._sessions(sessions.c.id == session))
+        return found[0] if found else None
+
+    async def sessions(self, user: str | None, limit: int = 1000) -> list[SessionView]:
+        """Newest first, ended ones included; `user` None: everybody's."""
+        condition = sessions.c.id.is_not(None) if user is None else sessions.c.user == user
+        return await self._run(lambda: self._sessions(condition, limit))
+
+    async def ended_among(self, ids: list[str]) -> set[str]:
+        """Which of these sessions the ledger knows as ended for good."""
+        condition = sessions.c.id.in_(ids) & sessions.c.ended.is_(True)
+        return {view.id for view in await self._run(lambda: self._sessions(condition))}
+
+    async def history(self, session: str, limit: int) -> list[Change]:
+        """The newest `limit` changes, oldest first."""
+        return await self._run(lambda: self._history(session, limit))
+
+    async def command(self, user: str, key: str) -> Command | None:
+        return await self._run(lambda: self._command(user, key))
+
+    # -- in the thread ----------------------------------------------------------------------
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: self._guarded(work)
+        )
+
+    def _guarded(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except SQLAlchemyError as error:
+            raise self._explained(error) from None
+
+    def _explained(self, error: SQLAlchemyError) -> SingularityError:
+        text = str(getattr(error, "orig", None) or error)
+        where = self._engine.url.render_as_string(hide_password=True) if self._engine else self.url
+        if "full" in text or "No space" in text or "disk I/O error" in text:
+            return NoSpace(
+                f"the scheduler's ledger cannot be written ({text}); nothing was changed: free "
+                f"some space for {where} and try again",
+                ledger=where,
+            )
+        if "locked" in text:
+            return Unavailable(
+                f"the scheduler's ledger is locked by another program for more than "
+                f"{BUSY_TIMEOUT_S:g} s; nothing was changed: try again in a moment",
+                ledger=where,
+            )
+        return Unavailable(
+            f"the scheduler's ledger cannot be used ({text}); nothing was changed: look at {where}",
+            ledger=where,
+        )
+
+    def _open(self) -> None:
+        sqlite = self.url.startswith("sqlite")
+        if sqlite:
+            self._engine = create_engine(
+                self.url,
+                poolclass=StaticPool,  # one connection, used by one thread
+                connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_S},
+            )
+            event.listen(self._engine, "connect", _prepare_sqlite)
+            event.listen(self._engine, "begin", _begin_sqlite)
+        else:
+            self._engine = create_engine(self.url, pool_size=1, max_overflow=0, pool_pre_ping=True)
+        config = alembic.config.Config()
+        config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+        config.set_main_option("path_separator", "os")
+        with self._engine.begin() as connection:
+            config.attributes["connection"] = connection
+            alembic.command.upgrade(config, "head")
+        if sqlite and self._engine.url.database not in (None, "", ":memory:"):
+            os.chmod(str(self._engine.url.database), 0o600)
+
+    def _dispose(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        if self._engine is None:
+            raise Unavailable("the scheduler's ledger is closed: the service is stopping")
+        with self._engine.begin() as connection:
+            yield connection
+
+    def _write(self, decision: Decision, command: Command | None) -> None:
+        changed = [view.id for view in decision.sessions]
+        with self._transaction() as connection:
+            if changed:
+                connection.execute(delete(leases).where(leases.c.session.in_(changed)))
+            for view in decision.sessions:
+                row = rows.session_to_row(view)
+                found = connection.execute(
+                    update(sessions).where(sessions.c.id == view.id).values(row)
+                )
+                if not found.rowcount:
+                    connection.execute(insert(sessions).values(row))
+            held = [row for view in decision.sessions for row in rows.lease_rows(view)]
+            if held:
+                connection.execute(insert(leases), held)
+            if decision.history:
+                connection.execute(
+                    insert(transitions), [rows.change_to_row(c) for c in decision.history]
+                )
+            if command:
+                connection.execute(insert(commands).values(**vars(command)))
+
+    def _trim(self, before: float) -> int:
+        old = select(sessions.c.id).where(
+            sessions.c.ended.is_(True), sessions.c.updated_at < before
+        )
+        with self._transaction() as connection:
+            connection.execute(delete(commands).where(commands.c.session.in_(old)))
+            connection.execute(delete(commands).where(commands.c.at < before))
+            connection.execute(delete(transitions).where(transitions.c.session.in_(old)))
+            gone = connection.execute(
+                delete(sessions).where(sessions.c.ended.is_(True), sessions.c.updated_at < before)
+            )
+            return int(gone.rowcount)
+
+    def _sessions(self, condition: Any, limit: int | None = None) -> list[SessionView]:
+        query = (
+            select(sessions)
+            .where(condition)
+            .order_by(sessions.c.created_at.desc(), sessions.c.id)
+            .limit(limit)
+        )
+        with self._transaction() as connection:
+            found = connection.execute(query).mappings().all()
+            held = connection.execute(
+                select(leases).order_by(leases.c.session, leases.c.virtual_device)
+            ).mappings()
+            devices: dict[str, list[str]] = {}
+            for lease in held:
+                devices.setdefault(lease["session"], []).append(lease["device"])
+        return [rows.session_from_row(dict(r), tuple(devices.get(r["id"], ()))) for r in found]
+
+    def _history(self, session: str, limit: int) -> list[Change]:
+        query = (
+            select(transitions)
+            .where(transitions.c.session == session)
+            .order_by(transitions.c.n.desc())
+            .limit(limit)
+        )
+        with self._transaction() as connection:
+            found = connection.execute(query).mappings().all()
+        return [rows.change_from_row(dict(row)) for row in reversed(found)]
+
+    def _command(self, user: str, key: str) -> Command | None:
+        query = select(commands).where(commands.c.user == user, commands.c.key == key)
+        with self._transaction() as connection:
+            row = connection.execute(query).mappings().first()
+        return Command(**row) if row else None
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    # We say BEGIN ourselves: the driver's own would start the write transaction too late.
+    connection.isolation_level = None
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",  # WAL with less forgets the last commits when the power fails
+        "foreign_keys=ON",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

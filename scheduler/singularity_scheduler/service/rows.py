@@ -1,0 +1,120 @@
+"""Sessions and history lines as table rows and back: the only place that knows both shapes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from singularity_scheduler.core.model import (
+    Change,
+    CheckpointRef,
+    Kind,
+    SessionView,
+    Tier,
+)
+from singularity_scheduler.core.states import DeviceState, ProcessState
+
+Row = dict[str, Any]
+
+_SAME = (
+    "id",
+    "user",
+    "name",
+    "virtual_devices",
+    "node",
+    "server",
+    "reason",
+    "epoch",
+    "seq",
+    "busy",
+    "idle_since",
+    "waiting_since",
+    "queue_order",
+    "attach_order",
+    "saved",
+    "wants",
+    "park_failed_at",
+    "asked",
+    "moving",
+    "exit_code",
+    "ended",
+    "grace_s",
+    "created_at",
+    "updated_at",
+)
+
+
+def session_to_row(view: SessionView) -> Row:
+    """`view` without its devices, which are rows of their own (`lease_rows`)."""
+    checkpoint = view.last_checkpoint
+    return {
+        **{name: getattr(view, name) for name in _SAME},
+        "kind": view.kind.value,
+        "tier": view.tier.value,
+        "process_state": view.process_state.value,
+        "device_state": view.device_state.value,
+        "preferred": json.dumps(view.preferred),
+        "checkpoint_id": checkpoint.id if checkpoint else None,
+        "checkpoint_at": checkpoint.at if checkpoint else None,
+        "checkpoint_bytes": checkpoint.bytes if checkpoint else None,
+        "checkpoint_level": checkpoint.level if checkpoint else None,
+    }
+
+
+def lease_rows(view: SessionView) -> list[Row]:
+    return [
+        {
+            "node": view.node,
+            "device": device,
+            "session": view.id,
+            "virtual_device": index,
+            "epoch": view.epoch,
+        }
+        for index, device in enumerate(view.devices)
+    ]
+
+
+def session_from_row(row: Mapping[str, Any], devices: tuple[str, ...]) -> SessionView:
+    checkpoint = None
+    if row["checkpoint_id"] is not None:
+        checkpoint = CheckpointRef(
+            row["checkpoint_id"],
+            row["checkpoint_at"],
+            row["checkpoint_bytes"],
+            row["checkpoint_level"],
+        )
+    return SessionView(
+        **{name: row[name] for name in _SAME},
+        kind=Kind(row["kind"]),
+        tier=Tier(row["tier"]),
+        process_state=ProcessState(row["process_state"]),
+        device_state=DeviceState(row["device_state"]),
+        devices=devices,
+        preferred=tuple(json.loads(row["preferred"])),
+        last_checkpoint=checkpoint,
+    )
+
+
+def change_to_row(change: Change) -> Row:
+    return {
+        "session": change.session,
+        "at": change.at,
+        "process_state": change.process_state.value,
+        "device_state": change.device_state.value,
+        "word": change.word,
+        "reason": change.reason,
+        "rule": change.rule,
+    }
+
+
+def change_from_row(row: Mapping[str, Any]) -> Change:
+    return Change(
+        row["session"],
+        row["at"],
+        ProcessState(row["process_state"]),
+        DeviceState(row["device_state"]),
+        row["word"],
+        row["reason"],
+        row["rule"],
+    )

@@ -1,0 +1,105 @@
+"""The ledger's tables (SQLAlchemy Core). The migrations below `migrations/` create them.
+
+No launch environment, argument list, connection key or token is stored: they are secrets, and the
+node agent is the only one that needs them.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData()
+
+# SQLite numbers rows by itself only in an INTEGER column; PostgreSQL's INTEGER is too small.
+_Serial = BigInteger().with_variant(Integer, "sqlite")
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("user", String(255), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("name", String(255), nullable=False),
+    Column("tier", String(16), nullable=False),
+    Column("virtual_devices", Integer, nullable=False),
+    Column("node", String(255), nullable=False),
+    Column("server", String(255)),
+    Column("process_state", String(16), nullable=False),
+    Column("device_state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("busy", Boolean),
+    Column("idle_since", Float),
+    Column("waiting_since", Float),
+    Column("queue_order", BigInteger, nullable=False),
+    Column("attach_order", BigInteger, nullable=False),
+    Column("saved", Boolean, nullable=False),
+    Column("wants", Boolean, nullable=False),
+    Column("park_failed_at", Float),
+    Column("asked", Boolean, nullable=False),
+    Column("moving", Boolean, nullable=False),
+    Column("preferred", Text, nullable=False),
+    Column("exit_code", Integer),
+    Column("ended", Boolean, nullable=False),
+    Column("grace_s", Float, nullable=False),
+    Column("checkpoint_id", String(255)),
+    Column("checkpoint_at", Float),
+    Column("checkpoint_bytes", BigInteger),
+    Column("checkpoint_level", String(32)),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Index("sessions_by_user", "user", "created_at"),
+    Index("sessions_active", "ended"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("node", String(255), primary_key=True),
+    Column("device", String(64), primary_key=True),
+    Column("session", String(32), ForeignKey("sessions.id"), nullable=False),
+    Column("virtual_device", Integer, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    UniqueConstraint("session", "virtual_device", name="leases_one_per_virtual_device"),
+)
+"""The primary key is the promise that a device is leased once, kept by the database itself."""
+
+transitions = Table(
+    "transitions",
+    metadata,
+    Column("n", _Serial, primary_key=True, autoincrement=True),
+    Column("session", String(32), ForeignKey("sessions.id"), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("process_state", String(16), nullable=False),
+    Column("device_state", String(16), nullable=False),
+    Column("word", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("rule", String(64), nullable=False),
+    Index("transitions_by_session", "session", "n"),
+)
+
+commands = Table(
+    "commands",
+    metadata,
+    Column("user", String(255), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("verb", String(32), nullable=False),
+    Column("session", String(32), ForeignKey("sessions.id"), nullable=False),
+    Column("at", Float, nullable=False),
+    Index("commands_by_age", "at"),
+)
+"""Requests that carried an idempotency key: which session each was about."""

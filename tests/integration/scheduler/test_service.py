@@ -1,0 +1,369 @@
+"""The service over HTTP: sessions from start to end, devices coming and going, what people read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from singularity_proxy.errors import BadRequest, Conflict, NoSpace, NotFound, Unavailable
+from support.scheduler_service import LAUNCH, Platform, platform, until
+from tornado.httpclient import AsyncHTTPClient
+
+
+@pytest.mark.asyncio
+async def test_a_session_from_start_to_end(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        client = p.client("server")
+        created = await client.create_session(
+            kind="interactive", tier="premium", devices=2, name="train", launch=LAUNCH
+        )
+        assert created["launch"] == {"pid": 4711, "connection": LAUNCH["connection"], "env": {}}
+        assert (created["state"], created["tier"], created["user"]) == ("ready", "premium", "alice")
+        assert created["owner"] == {"server": "big"}
+        session = created["id"]
+        p.agent.busy(session, True)
+        p.agent.need(session)
+        await p.state(session, "running")
+        now = await client.get_session(session)
+        assert now["devices"] == ["cpu:0", "cpu:1"]
+        assert now["reason"] == "holds cpu:0 and cpu:1"
+        assert now["busy"] is True
+        cluster = await client.cluster()
+        assert [d["session"] for d in cluster["devices"]] == [session, session]
+        await client.signal(session, 2)
+        ended = await client.end_session(session, reason="done")
+        assert (ended["state"], ended["devices"]) == ("completed", [])
+        assert ended["reason"] == "closed by alice: done"
+        again = await client.end_session(session)
+        assert again["reason"] == "closed by alice: done"
+        with pytest.raises(Conflict, match="has ended"):
+            await client.signal(session, 2)
+        history = [line["state"] for line in await client.history(session)]
+        assert history == [
+            "starting",
+            "ready",
+            "waiting",
+            "attaching",
+            "running",
+            "completed",
+            "completed",
+            "completed",
+        ]
+        assert await client.list_sessions("active") == []
+        assert [s["id"] for s in await client.list_sessions()] == [session]
+
+
+@pytest.mark.asyncio
+async def test_no_secret_is_in_the_ledger(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        await p.holder(name="a")
+    everything = b"".join(f.read_bytes() for f in (tmp_path / "state").iterdir())
+    assert b"alice" in everything
+    for secret in (b"in-the-environment", b"connection-secret", b"-token"):
+        assert secret not in everything
+
+
+@pytest.mark.asyncio
+async def test_preemption_tells_both_sides(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        idle = await p.holder("alice", name="note")
+        basic = await p.holder("bob", name="exp", tier="basic")
+        p.agent.busy(idle, False)
+        await until(lambda: p.controller.state.sessions[idle].idle, "idle")
+        first = await p.holder("bob", name="train", tier="premium")
+        second = await p.holder("bob", name="train2", tier="premium")
+        assert (await p.client().get_session(idle))["reason"] == (
+            "paused for bob/train: premium needs 1 device and this notebook was idle; nothing is "
+            "lost; it comes back with the next device call"
+        )
+        assert "premium goes before basic" in (await p.client("bob").get_session(basic))["reason"]
+        p.agent.need(basic)
+        await p.state(basic, "waiting")
+        shown = await p.client("bob").get_session(basic)
+        assert shown["queue"] == {"place": 1, "ahead": 0}
+        why = await p.client("bob").why(basic)
+        assert "in use: cpu:0 by bob/train (premium, busy), cpu:1 by bob/train2" in why["sentence"]
+        seen = await p.agent.command(idle, "status")
+        assert seen["others_waiting"] == [
+            {"user": "bob", "name": "exp", "tier": "basic", "devices": 1}
+        ]
+        p.agent.exit(first, 0)
+        await p.state(basic, "running")
+        await p.client("bob").end_session(second)
+
+
+@pytest.mark.asyncio
+async def test_verbs_by_rest_and_by_magic(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        client = p.client()
+        session = await p.holder(name="a")
+        moved = await client.migrate(session, 1)
+        assert (moved["state"], moved["devices"], moved["epoch"]) == ("running", ["cpu:1"], 2)
+        parked = await client.park(session)
+        assert (parked["state"], parked["reason"]) == (
+            "parked",
+            "parked by alice: nothing is lost; it comes back with the next device call",
+        )
+        with pytest.raises(Conflict, match="is parked already"):
+            await client.park(session)
+        assert (await p.agent.command(session, "resume"))["state"] == "running"
+        stored = await p.agent.command(session, "checkpoint", name="best")
+        assert stored["last_checkpoint"] == {
+            "id": "c-best",
+            "at": "2026-01-02T03:04:05.000+00:00",
+            "bytes": 77,
+            "level": "device",
+        }
+        assert (await p.agent.command(session, "why"))["sentence"].startswith("alice/a is running")
+        lines = await p.agent.command(session, "history", limit=2)
+        assert [line["rule"] for line in lines] == ["queue.grant", "device.attached"]
+        with pytest.raises(BadRequest, match="no device 'cpu:9' here: pick from cpu:0, cpu:1"):
+            await client.migrate(session, "cpu:9")
+        with pytest.raises(NotFound, match="no command 'explode'"):
+            await p.agent.command(session, "explode")
+        with pytest.raises(NotFound):
+            await p.agent.command("0" * 12, "status")
+
+
+@pytest.mark.asyncio
+async def test_a_failed_park_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        session = await p.holder(name="a")
+        p.agent.refuse["device.park"] = NoSpace("no space left on /dev/shm")
+        with pytest.raises(NoSpace, match="no space left on /dev/shm"):
+            await p.client().park(session)
+        shown = await p.client().get_session(session)
+        assert (shown["state"], shown["devices"]) == ("running", ["cpu:0"])
+        assert (await p.client().park(session))["state"] == "parked"
+
+
+@pytest.mark.asyncio
+async def test_a_failed_start_is_told_and_stays_in_the_history(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        p.agent.refuse["session.start"] = BadRequest("there is no program 'pyhton'")
+        with pytest.raises(BadRequest, match="no program 'pyhton'"):
+            await p.kernel()
+        await until(lambda: not p.controller.state.sessions, "removed")
+        (shown,) = await p.client().list_sessions("failed")
+        assert shown["reason"] == "could not be started: there is no program 'pyhton'"
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({"tier": "gold"}, "unknown tier 'gold': pick premium, standard or basic"),
+        ({"devices": 0}, "0 devices asked, but a session needs at least 1: ask for 1 to 2"),
+        ({"devices": 10**6}, "1000000 devices asked, but this cluster has at most 2 for one"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_bad_requests_change_nothing(tmp_path: Path, spec: dict, sentence: str) -> None:
+    async with platform(tmp_path) as p:
+        with pytest.raises(BadRequest, match=sentence) as caught:
+            await p.kernel(**spec)
+        assert caught.value.fields
+        assert await p.client("admin").list_sessions() == []
+
+
+@pytest.mark.asyncio
+async def test_the_same_key_starts_one_session_and_acts_once(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        client = p.client()
+        args = {"kind": "interactive", "launch": LAUNCH, "key": "k1"}
+        first = await client.create_session(**args)
+        await p.stop()
+        await p.start()
+        await p.ready()
+        second = await client.create_session(**args)
+        assert (second["id"], second["launch"]) == (first["id"], first["launch"])
+        starts = [c for c in p.agent.carried_out if c[0] == "session.start"]
+        assert len(starts) == 1
+        other = await p.client("bob").create_session(**args)
+        assert other["id"] != first["id"]
+        await client.end_session(first["id"])
+        with pytest.raises(Conflict, match="that this key started has ended"):
+            await client.create_session(**args)
+
+
+@pytest.mark.asyncio
+async def test_restart_keeps_everything_and_repeats_what_was_under_way(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.holder("alice", name="a", tier="premium")
+        b = await p.holder("bob", name="b", tier="premium")
+        c = await p.kernel("alice", name="c", tier="basic")
+        p.agent.need(c)
+        await p.state(c, "waiting")
+        p.agent.hold["device.park"] = asyncio.Event()
+        asking = asyncio.ensure_future(p.client().park(a))
+        await p.state(a, "parking")
+        await p.stop()
+        assert (await asking)["state"] == "parking"
+        p.agent.hold.pop("device.park").set()
+        await p.start()
+        await p.state(a, "parked")
+        await p.state(c, "running")
+        shown = {s["id"]: s for s in await p.client("admin").list_sessions()}
+        assert (shown[b]["state"], shown[b]["devices"]) == ("running", ["cpu:1"])
+        assert shown[c]["devices"] == ["cpu:0"]
+        assert len([x for x in p.agent.carried_out if x == ("device.park", a)]) == 1
+
+
+@pytest.mark.asyncio
+async def test_sessions_a_new_agent_does_not_know_fail_with_the_reason(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.holder(name="a")
+        await p.agent.stop()
+        p.agent.sessions.clear()
+        await p.agent.start()
+        await p.state(a, "failed")
+        assert (
+            "its variables are lost; start it again" in (await p.client().get_session(a))["reason"]
+        )
+        assert [d["session"] for d in (await p.client().cluster())["devices"]] == [None, None]
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_was_away_is_taken_over_as_it_is(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.holder(name="a")
+        await p.agent.stop()
+        await until(lambda: not p.controller.state.nodes["local"].connected, "away")
+        with pytest.raises(Unavailable, match="nothing can be started now"):
+            await p.kernel()
+        await p.agent.start()
+        await p.ready()
+        assert (await p.client().get_session(a))["state"] == "running"
+        await p.holder("bob", name="b")
+
+
+@pytest.mark.asyncio
+async def test_lease_is_renewed_while_the_agent_answers_and_reaped_when_not(
+    tmp_path: Path,
+) -> None:
+    quick = {"lease_ttl_s": 1.2, "lease_margin_s": 0.3}
+    async with platform(tmp_path, controller=quick) as p:
+        a = await p.holder(name="a")
+        renewals = lambda: [c for c in p.agent.calls if c[0] == "renew" and c[1]["leases"]]  # noqa: E731
+        await until(lambda: len(renewals()) >= 12, "twelve renewals, so two TTLs")
+        assert renewals()[-1][1] == {"leases": [{"session": a, "epoch": 1}], "ttl_s": 1.2}
+        assert (await p.client().get_session(a))["state"] == "running"
+        await p.agent.stop()
+        await p.state(a, "parked")
+        shown = await p.client().get_session(a)
+        assert shown["reason"].startswith("parked because node local did not answer for 1.5 s")
+        # The agent comes back and still holds the device: it is taken back before anybody gets it.
+        await p.agent.start()
+        await until(lambda: not p.agent.sessions[a]["devices"], "given back")
+        b = await p.holder("bob", name="b")
+        assert (await p.client("bob").get_session(b))["devices"] == ["cpu:0"]
+
+
+@pytest.mark.asyncio
+async def test_a_lease_the_agent_does_not_hold_any_more_is_parked(tmp_path: Path) -> None:
+    async with platform(tmp_path, controller={"lease_ttl_s": 1.2}) as p:
+        a = await p.holder(name="a")
+        p.agent.holds_leases = False
+        await p.state(a, "parked")
+        assert "lease was not renewed in time" in (await p.client().get_session(a))["reason"]
+
+
+async def _limit_ledger(p: Platform, pages: int | None) -> None:
+    """Let the ledger's file have this many pages; None: as many as it has now."""
+    engine = p.controller.ledger._engine
+    assert engine is not None
+
+    def limit() -> None:
+        with engine.connect() as connection:
+            now = connection.exec_driver_sql("PRAGMA page_count").scalar()
+            connection.exec_driver_sql(f"PRAGMA max_page_count={pages or now}")
+
+    await p.controller.ledger._run(limit)
+
+
+async def _start_many(p: Platform) -> None:
+    for _ in range(200):
+        await p.kernel(name="x" * 200)
+
+
+async def _drain(stream: AsyncIterator[dict[str, Any]]) -> None:
+    async for _ in stream:
+        pass
+
+
+@pytest.mark.asyncio
+async def test_full_disk_is_one_sentence_and_nothing_is_lost(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.holder(name="a")
+        before = await p.client().get_session(a)
+        await _limit_ledger(p, None)
+        sentence = "the scheduler's ledger cannot be written .database or disk is full.; nothing"
+        # Small changes still fit into the file's last page: go on until one does not.
+        with pytest.raises(NoSpace, match=sentence) as caught:
+            await _start_many(p)
+        assert caught.value.fields["ledger"].endswith("ledger.sqlite")
+        started = len([c for c in p.agent.carried_out if c[0] == "session.start"])
+        assert len(p.controller.state.sessions) == started
+        assert (await p.client().get_session(a))["devices"] == before["devices"]
+        # What the agent reports meanwhile waits, and is taken in when there is space again.
+        p.agent.exit(a, 0, reason="long " * 2000)
+        await until(lambda: bool(p.controller.ledger_trouble), "trouble is told")
+
+        await _limit_ledger(p, 1_000_000)
+        await p.state(a, "completed")
+        await until(lambda: not p.controller.ledger_trouble, "trouble is over")
+        await p.stop()
+        await p.start()
+        await p.ready()
+        assert len(p.controller.state.sessions) == started - 1
+
+
+@pytest.mark.asyncio
+async def test_events_come_as_they_happen_and_only_ones_own(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.kernel("alice", name="a")
+        stream, everything = p.client().events(), p.client("admin").events()
+        first = await anext(stream)
+        assert first["event"] == "snapshot"
+        assert [s["id"] for s in first["data"]["sessions"]] == [a]
+        assert (await anext(everything))["event"] == "snapshot"
+        b = await p.holder("bob", name="b")
+        p.agent.need(a)
+        words = []
+        while not words or words[-1] != "running":
+            message = await anext(stream)
+            assert message["data"]["id"] == a
+            words.append(message["data"]["state"])
+        assert words == ["attaching", "running"]
+        seen = set()
+        while seen != {a, b}:
+            seen.add((await anext(everything))["data"]["id"])
+        await stream.aclose()  # type: ignore[attr-defined]
+        await p.stop()
+        with pytest.raises(Unavailable, match="event stream ended"):
+            await _drain(everything)
+        await p.start()
+        await p.ready()
+
+
+@pytest.mark.asyncio
+async def test_health_says_what_is_wrong(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+
+        async def health() -> tuple[int, dict]:
+            response = await AsyncHTTPClient().fetch(f"{p.url}api/v1/healthz", raise_error=False)
+            return response.code, json.loads(response.body)
+
+        await until(lambda: not p.controller.node_trouble, "ready")
+        assert await health() == (200, {"status": "ok", "nodes": 1, "detail": "ready"})
+        await p.agent.stop()
+        await until(lambda: bool(p.controller.node_trouble), "away")
+        assert await health() == (
+            503,
+            {"status": "degraded", "nodes": 0, "detail": "node local does not answer"},
+        )
+        await p.agent.start()
+        await p.ready()

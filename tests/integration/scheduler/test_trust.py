@@ -1,0 +1,197 @@
+"""Who may do what: tokens, scopes, and that nobody sees or touches another user's sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from singularity_proxy.errors import BadRequest, Forbidden, NotFound, Unavailable
+from singularity_scheduler.client import ServiceClient
+from support.scheduler_service import LAUNCH, platform
+from tornado.httpclient import AsyncHTTPClient
+
+
+@pytest.mark.asyncio
+async def test_another_users_session_is_not_there(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.holder("alice", name="a")
+        bob = p.client("bob")
+        for attempt in (
+            bob.get_session(a),
+            bob.end_session(a),
+            bob.signal(a, 9),
+            bob.park(a),
+            bob.resume(a),
+            bob.migrate(a, 1),
+            bob.checkpoint(a),
+            bob.why(a),
+            bob.history(a),
+        ):
+            with pytest.raises(NotFound, match=f"there is no session {a}") as caught:
+                await attempt
+            assert "alice" not in str(caught.value)
+        assert await bob.list_sessions() == []
+        devices = (await bob.cluster())["devices"]
+        assert [d["session"] for d in devices] == ["other", None]
+        shown = await p.client("alice").get_session(a)
+        assert shown["state"] == "running"
+
+
+@pytest.mark.asyncio
+async def test_admins_and_the_spawner_see_all_but_services_own_nothing(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.holder("alice", name="a")
+        for who in ("admin", "spawner"):
+            assert (await p.client(who).get_session(a))["user"] == "alice"
+            assert [s["id"] for s in await p.client(who).list_sessions()] == [a]
+        with pytest.raises(Forbidden, match="spawner is a service and a session belongs to a user"):
+            await p.kernel("spawner")
+        ended = await p.client("spawner").end_session(a)
+        assert ended["reason"] == "closed by spawner"
+
+
+@pytest.mark.parametrize(
+    ("token", "sentence"),
+    [
+        ("expired", "JupyterHub does not know this token, or it has expired"),
+        ("no-use", "lacks the scope custom:singularity:use"),
+        ("no-access", "gives no access to this service"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_refused_tokens(tmp_path: Path, token: str, sentence: str) -> None:
+    async with platform(tmp_path) as p:
+        client = p.client(token)
+        with pytest.raises(Forbidden, match=sentence):
+            await client.cluster()
+        with pytest.raises(Forbidden, match=sentence):
+            await client.create_session(kind="interactive", launch=LAUNCH)
+        with pytest.raises(Forbidden, match=sentence):
+            await anext(client.events())
+        assert p.agent.sessions == {}
+
+
+@pytest.mark.asyncio
+async def test_tokens_in_cookies_and_urls_do_not_count(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        url = f"{p.url}api/v1/cluster"
+        for where, headers in (
+            (url, {}),
+            (f"{url}?token=alice-token", {}),
+            (url, {"Cookie": "service-singularity=alice-token"}),
+            (url, {"Authorization": "Basic alice-token"}),
+        ):
+            response = await AsyncHTTPClient().fetch(where, headers=headers, raise_error=False)
+            assert response.code == 403
+            assert response.headers["Content-Type"] == "application/problem+json"
+            problem = json.loads(response.body)
+            assert problem == {
+                "type": "urn:jupyter-singularity:forbidden",
+                "title": "Forbidden",
+                "status": 403,
+                "detail": "no JupyterHub token came with the request: send 'Authorization: token "
+                "...'",
+                "reason": "forbidden",
+                "error": "Forbidden",
+            }
+
+
+@pytest.mark.asyncio
+async def test_a_token_that_is_revoked_stops_working(tmp_path: Path) -> None:
+    async with platform(tmp_path, cache_max_age=1) as p:
+        await p.client().cluster()
+        del p.hub.tokens["alice-token"]
+        await asyncio.sleep(1.1)
+        with pytest.raises(Forbidden):
+            await p.client().cluster()
+
+
+@pytest.mark.asyncio
+async def test_the_hub_is_not_asked_for_every_request_and_may_be_away(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        await p.client().cluster()
+        await p.client().cluster()
+        assert p.hub.asked == 1
+        p.hub.ill = True
+        assert await p.client().cluster()
+        with pytest.raises(Unavailable, match="JupyterHub could not check the token"):
+            await p.client("bob").cluster()
+
+
+@pytest.mark.asyncio
+async def test_identity_is_for_oneself_and_for_the_spawner(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        for who in ("alice", "spawner"):
+            assert (await p.client(who).identity("alice"))["uid"] == 70001
+        with pytest.raises(Forbidden, match="only be asked for by its user or an administrator"):
+            await p.client("bob").identity("alice")
+
+
+@pytest.mark.asyncio
+async def test_a_node_only_speaks_for_its_own_sessions(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.holder("alice", name="a")
+        with pytest.raises(NotFound):
+            await p.controller._on_command("elsewhere", a, "status", {}, "user")
+        p.controller._on_event("elsewhere", a, "process.exited", {"exit_code": 0})
+        assert (await p.client().get_session(a))["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "error"),
+    [
+        ("POST", "sessions", "{", 400, "BadRequest"),
+        ("POST", "sessions", "[]", 400, "BadRequest"),
+        ("POST", "sessions", "{}", 400, "BadRequest"),
+        ("GET", "nowhere", None, 404, "NotFound"),
+        ("DELETE", "cluster", None, 405, "BadRequest"),
+        ("GET", "sessions/0123456789ab/history?limit=0", None, 404, "NotFound"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_every_refusal_is_a_problem_document(
+    tmp_path: Path, method: str, path: str, body: str | None, status: int, error: str
+) -> None:
+    async with platform(tmp_path) as p:
+        response = await AsyncHTTPClient().fetch(
+            f"{p.url}api/v1/{path}",
+            method=method,
+            body=body,
+            headers={"Authorization": "token alice-token"},
+            raise_error=False,
+        )
+        assert response.code == status
+        problem = json.loads(response.body)
+        assert (problem["status"], problem["error"]) == (status, error)
+        assert problem["detail"]
+
+
+@pytest.mark.asyncio
+async def test_limits_of_small_things(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.kernel()
+        client = p.client()
+        with pytest.raises(BadRequest, match="limit must be a whole number from 1"):
+            await client.history(a, limit=0)
+        with pytest.raises(BadRequest, match="signum must be the number of a signal"):
+            await client.signal(a, 0)
+        with pytest.raises(BadRequest, match="grace_s must be a number of seconds"):
+            await client.end_session(a, grace_s=-1)
+        with pytest.raises(BadRequest, match="Idempotency-Key has 1 to 200 characters"):
+            await client.create_session(kind="batch", launch=LAUNCH, key="k" * 201)
+
+
+@pytest.mark.asyncio
+async def test_client_without_service_or_environment() -> None:
+    with pytest.raises(Unavailable, match="SINGULARITY_API_URL is not set"):
+        ServiceClient.from_environment({"JUPYTERHUB_API_TOKEN": "t"})
+    with pytest.raises(Unavailable, match="SINGULARITY_API_URL and JUPYTERHUB_API_TOKEN are not"):
+        ServiceClient.from_environment({})
+    env = {"SINGULARITY_API_URL": "http://127.0.0.1:9/", "JUPYTERHUB_API_TOKEN": "t"}
+    client = ServiceClient.from_environment(env)
+    with pytest.raises(Unavailable, match="the scheduler service does not answer"):
+        await client.cluster()
+    with pytest.raises(Unavailable):
+        await anext(client.events())

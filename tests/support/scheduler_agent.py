@@ -1,0 +1,240 @@
+"""A node agent for tests of the service: real RPC over a real unix socket, devices of paper.
+
+It keeps the contract of the real agent (stored answers per (epoch, seq), leases, hello) and can be
+told to misbehave. `PaperFleet` reaches it the way `LocalFleet` reaches the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import Any
+
+from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unavailable
+from singularity_proxy.wire import rpc
+from singularity_scheduler.fleet.base import AgentLink, Callbacks
+
+
+class PaperAgent:
+    """`start()` it at a socket path; `sessions` is what it would tell in `hello`."""
+
+    def __init__(self, path: str, devices: int = 2) -> None:
+        self.path = path
+        self.instance = os.urandom(4).hex()
+        self.devices = [
+            {"id": f"cpu:{i}", "type": "cpu", "capacity_bytes": 4 << 30, "name": f"core {i}"}
+            for i in range(devices)
+        ]
+        self.sessions: dict[str, dict[str, Any]] = {}
+        self.answers: dict[tuple[str, str, int, int], Any] = {}
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.carried_out: list[tuple[str, str]] = []
+        self.refuse: dict[str, SingularityError] = {}
+        """method -> error of its next call"""
+        self.hold: dict[str, asyncio.Event] = {}
+        """method -> gate its calls wait at"""
+        self.holds_leases = True
+        self.peer: rpc.Peer | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._peers: set[rpc.Peer] = set()
+
+    async def start(self) -> None:
+        self._server = await rpc.serve(
+            self.path,
+            {
+                name: self._handler(name)
+                for name in (
+                    "hello",
+                    "identity",
+                    "session.start",
+                    "session.signal",
+                    "session.end",
+                    "device.attach",
+                    "device.park",
+                    "device.checkpoint",
+                    "renew",
+                )
+            },
+            allowed_uids={os.getuid()},
+            on_connect=self._peers.add,
+            on_close=self._peers.discard,
+        )
+
+    async def stop(self) -> None:
+        if self._server:
+            self._server.close()
+            self._server = None
+        for peer in list(self._peers):
+            await peer.close()
+        await asyncio.sleep(0)
+
+    def event(self, session: str, type_: str, **data: Any) -> None:
+        assert self.peer is not None
+        self.peer.notify("event", session=session, type=type_, data=data)
+
+    async def command(self, session: str, verb: str, **args: Any) -> Any:
+        assert self.peer is not None
+        return await self.peer.call(
+            "session.command", session=session, verb=verb, args=args, by="user"
+        )
+
+    def need(self, session: str) -> None:
+        self.sessions[session]["waiting"] = True
+        self.event(session, "device.need")
+
+    def busy(self, session: str, busy: bool) -> None:
+        self.sessions[session]["busy"] = busy
+        self.event(session, "activity", busy=busy, at="2026-01-01T00:00:00.000+00:00")
+
+    def exit(self, session: str, code: int | None, reason: str = "") -> None:
+        self.sessions[session] |= {"alive": False, "exit_code": code, "devices": []}
+        self.event(session, "process.exited", exit_code=code, reason=reason)
+
+    def _handler(self, method: str) -> rpc.Handler:
+        async def serve(peer: rpc.Peer, params: dict[str, Any]) -> Any:
+            self.calls.append((method, params))
+            if gate := self.hold.get(method):
+                await gate.wait()
+            if error := self.refuse.pop(method, None):
+                raise error
+            if method == "hello":
+                self.peer = peer
+            key = (method, params.get("session", ""), params.get("epoch", 0), params.get("seq", 0))
+            if "seq" in params and key in self.answers:
+                return self.answers[key]
+            answer = getattr(self, "_" + method.replace(".", "_"))(params)
+            self.carried_out.append((method, params.get("session", "")))
+            if "seq" in params:
+                self.answers[key] = answer
+            return answer
+
+        return serve
+
+    def _hello(self, params: dict[str, Any]) -> Any:
+        return {
+            "node": "local",
+            "instance": self.instance,
+            "devices": self.devices,
+            "capabilities": {},
+            "sessions": list(self.sessions.values()),
+        }
+
+    def _identity(self, params: dict[str, Any]) -> Any:
+        return {"uid": 70001, "gid": 70001, "mapped": True, "sentence": params["user"]}
+
+    def _session_start(self, params: dict[str, Any]) -> Any:
+        self.sessions[params["session"]] = {
+            "session": params["session"],
+            "user": params["user"],
+            "kind": params["kind"],
+            "tier": params["tier"],
+            "name": params["name"],
+            "virtual_devices": params["virtual_devices"],
+            "alive": True,
+            "pid": 4711,
+            "exit_code": None,
+            "epoch": 0,
+            "devices": [],
+            "saved": False,
+            "waiting": False,
+            "busy": None,
+        }
+        return {"pid": 4711, "connection": params["launch"]["connection"], "env": {}}
+
+    def _session_signal(self, params: dict[str, Any]) -> Any:
+        self._known(params)
+        return {}
+
+    def _session_end(self, params: dict[str, Any]) -> Any:
+        session = self.sessions.pop(params["session"], None)
+        return {"exit_code": None if session is None else session["exit_code"]}
+
+    def _device_attach(self, params: dict[str, Any]) -> Any:
+        session = self._known(params)
+        taken = {d for s in self.sessions.values() if s is not session for d in s["devices"]}
+        if twice := taken & set(params["devices"]):
+            raise Conflict(f"{twice} is attached twice")
+        session |= {
+            "devices": params["devices"],
+            "epoch": params["epoch"],
+            "saved": True,
+            "waiting": False,
+        }
+        return {"ms": 1.0}
+
+    def _device_park(self, params: dict[str, Any]) -> Any:
+        self._known(params)["devices"] = []
+        return {"bytes": 1024, "ms": 2.0}
+
+    def _device_checkpoint(self, params: dict[str, Any]) -> Any:
+        self._known(params)
+        at = "2026-01-02T03:04:05.000+00:00"
+        return {"id": f"c-{params['name']}", "at": at, "bytes": 77, "level": "device"}
+
+    def _renew(self, params: dict[str, Any]) -> Any:
+        asked = params["leases"]
+        held = [
+            lease
+            for lease in asked
+            if self.holds_leases
+            and (s := self.sessions.get(lease["session"]))
+            and s["devices"]
+            and s["epoch"] == lease["epoch"]
+        ]
+        gone = [x["session"] for x in asked if x["session"] not in self.sessions]
+        return {"held": held, "gone": gone}
+
+    def _known(self, params: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self.sessions[params["session"]]
+        except KeyError:
+            raise NotFound(f"no session {params['session']}") from None
+
+
+class PaperFleet:
+    """Reaches the agent at `path`, again and again when it goes away."""
+
+    path = ""
+
+    def __init__(self, parent: Any = None) -> None:
+        self._callbacks = Callbacks()
+        self._link = AgentLink(self._callbacks)
+        self._task: asyncio.Task[None] | None = None
+
+    def on_event(self, callback: Any) -> None:
+        self._callbacks.event = callback
+
+    def on_command(self, callback: Any) -> None:
+        self._callbacks.command = callback
+
+    def on_connection(self, callback: Any) -> None:
+        self._callbacks.connection = callback
+
+    async def start(self) -> None:
+        self._task = asyncio.ensure_future(self._stay_connected())
+
+    async def _stay_connected(self) -> None:
+        while True:
+            with contextlib.suppress(Unavailable):
+                await self._link.connect(self.path)
+                await self._link.wait_closed()
+            await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        if self._task:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._link.close()
+
+    async def hello(self) -> list[Any]:
+        try:
+            return [await self._link.call("hello", 10.0, {})]
+        except Unavailable:
+            return []
+
+    async def call(
+        self, node: str, method: str, timeout: float | None = 60.0, **params: Any
+    ) -> Any:
+        return await self._link.call(method, timeout, params)

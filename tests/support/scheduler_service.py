@@ -1,0 +1,184 @@
+"""The real service with a real ledger, a Hub that only knows tokens, and an agent for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from jupyterhub.services.auth import HubOAuth
+from singularity_scheduler.client import ServiceClient
+from singularity_scheduler.service.app import SchedulerApp
+from singularity_scheduler.service.controller import Controller
+from support.scheduler_agent import PaperAgent, PaperFleet
+from tornado.httpserver import HTTPServer
+from tornado.testing import bind_unused_port
+from tornado.web import Application, RequestHandler
+from traitlets.config import Config
+
+USE, ADMIN = "custom:singularity:use", "custom:singularity:admin"
+ACCESS = "access:services!service=singularity"
+PREFIX = "/services/singularity/"
+
+LAUNCH = {
+    "mode": "capsule",
+    "argv": ["python", "-c", "pass"],
+    "env": {"SECRET": "in-the-environment"},
+    "connection": {"key": "connection-secret", "shell_port": 1},
+}
+
+TOKENS: dict[str, dict[str, Any]] = {
+    "alice-token": {"name": "alice", "kind": "user", "scopes": [ACCESS, USE]},
+    "bob-token": {"name": "bob", "kind": "user", "scopes": [ACCESS, USE]},
+    "server-token": {
+        "name": "alice",
+        "kind": "user",
+        "scopes": [ACCESS, USE, "access:servers!server=alice/big", "read:users!user=alice"],
+    },
+    "admin-token": {"name": "root", "kind": "user", "scopes": [ACCESS, USE, ADMIN]},
+    "spawner-token": {"name": "spawner", "kind": "service", "scopes": [ACCESS, USE, ADMIN]},
+    "no-use-token": {"name": "carol", "kind": "user", "scopes": [ACCESS]},
+    "no-access-token": {"name": "carol", "kind": "user", "scopes": [USE]},
+}
+
+
+class TokenHub:
+    """Answers GET /hub/api/user like JupyterHub does."""
+
+    def __init__(self) -> None:
+        self.tokens = dict(TOKENS)
+        self.asked = 0
+        self.ill = False
+        hub = self
+
+        class User(RequestHandler):
+            def get(self) -> None:
+                hub.asked += 1
+                if hub.ill:
+                    self.set_status(503)
+                    return
+                token = self.request.headers["Authorization"].removeprefix("token ")
+                if token not in hub.tokens:
+                    self.set_status(403)
+                    self.finish(json.dumps({"status": 403, "message": "Forbidden"}))
+                    return
+                self.finish(json.dumps(hub.tokens[token]))
+
+        sock, self.port = bind_unused_port()
+        self.server = HTTPServer(Application([("/hub/api/user", User)]))
+        self.server.add_sockets([sock])
+
+    async def close(self) -> None:
+        self.server.stop()
+        await self.server.close_all_connections()
+
+
+class Platform:
+    """What a test gets: `client(user)`, the `agent`, the `controller`, and start and stop."""
+
+    def __init__(self, tmp_path: Path, socket: str, **settings: Any) -> None:
+        self.tmp_path = tmp_path
+        self.agent = PaperAgent(socket)
+        self.hub = TokenHub()
+        self.controller: Controller
+        self._settings = settings
+        self._stack = contextlib.AsyncExitStack()
+        sock, self.port = bind_unused_port()
+        sock.close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}{PREFIX}"
+
+    def client(self, who: str = "alice") -> ServiceClient:
+        return ServiceClient(self.url, f"{who}-token", timeout=20.0)
+
+    async def start(self) -> None:
+        fleet = type("Fleet", (PaperFleet,), {"path": self.agent.path})
+        config = Config(
+            SchedulerApp={
+                "state_dir": str(self.tmp_path / "state"),
+                "log_level": 50,
+                "ledger_url": self._settings.get("ledger_url", ""),
+            },
+            Controller=self._settings.get("controller", {}),
+        )
+        app = SchedulerApp(config=config)
+        app.fleet_class = fleet
+        auth = HubOAuth(
+            api_url=f"http://127.0.0.1:{self.hub.port}/hub/api",
+            api_token="service-token",
+            base_url=PREFIX,
+            access_scopes={ACCESS},
+            cache_max_age=self._settings.get("cache_max_age", 60),
+        )
+        os.environ["JUPYTERHUB_SERVICE_URL"] = f"http://127.0.0.1:{self.port}"
+        os.environ["JUPYTERHUB_SERVICE_PREFIX"] = PREFIX
+        self._stack = contextlib.AsyncExitStack()
+        self.controller = await self._stack.enter_async_context(app.running(auth))
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    async def ready(self) -> None:
+        await until(
+            lambda: any(n.connected for n in self.controller.state.nodes.values()), "connected"
+        )
+
+    async def kernel(self, who: str = "alice", **spec: Any) -> str:
+        """A live interactive session."""
+        created = await self.client(who).create_session(kind="interactive", launch=LAUNCH, **spec)
+        return str(created["id"])
+
+    async def holder(self, who: str = "alice", **spec: Any) -> str:
+        """A session that holds its devices and is busy."""
+        session = await self.kernel(who, **spec)
+        self.agent.busy(session, True)
+        self.agent.need(session)
+        await self.state(session, "running")
+        return session
+
+    async def state(self, session: str, word: str) -> None:
+        """Wait until the session is in this state."""
+
+        async def look() -> bool:
+            view = await self.controller.find(session)
+            return view.word == word
+
+        for _ in range(1000):
+            if await look():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{session} is not {word}: {await self.controller.find(session)}")
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"never: {what}")
+
+
+@contextlib.asynccontextmanager
+async def platform(tmp_path: Path, **settings: Any) -> AsyncIterator[Platform]:
+    """A running service; everything is gone afterwards."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="sg-", dir="/tmp") as short:
+        made = Platform(tmp_path, os.path.join(short, "agent.sock"), **settings)
+        try:
+            await made.agent.start()
+            await made.start()
+            await made.ready()
+            yield made
+        finally:
+            await made.stop()
+            await made.agent.stop()
+            await made.hub.close()
+            os.environ.pop("JUPYTERHUB_SERVICE_URL", None)
+            os.environ.pop("JUPYTERHUB_SERVICE_PREFIX", None)
