@@ -48,10 +48,10 @@ async def test_a_record_that_ends_its_proxy_twice_fails_its_ring_only() -> None:
             await box.event("device.need", each)
             await box.attach(each, 1, device)
             await box.logged(each, "attached")
-        [first] = [p for p in box.proxies() if _serves(p, box, session)]
+        [first] = box.proxies_of(session)
         os.kill(first, signal.SIGKILL)
         await box.event("proxy.recovered", session)
-        [second] = [p for p in box.proxies() if _serves(p, box, session)]
+        [second] = box.proxies_of(session)
         os.kill(second, signal.SIGKILL)
         data = await box.event("proxy.failed", session)
         assert "ended twice at the same operation" in data["sentence"]
@@ -59,11 +59,6 @@ async def test_a_record_that_ends_its_proxy_twice_fails_its_ring_only() -> None:
         await box.logged(session, "ring failed the device proxy ended twice")
         assert (await box.session(other))["devices"] == ["cpu:1"]
         assert [t for s, t, _ in box.events if s == other and t.startswith("proxy.")] == []
-
-
-def _serves(pid: int, box: AgentBox, session: str) -> bool:
-    maps = Path(f"/proc/{pid}/fd")
-    return any(os.readlink(f).startswith(str(box.shm / session)) for f in maps.iterdir())
 
 
 @contextlib.asynccontextmanager

@@ -67,14 +67,14 @@ async def test_parked_moved_and_killed_in_between(reference: dict[int, str]) -> 
         session = await start_training(box, 4, 8, 12, 16)
         await box.attach(session, 1, "cpu:0")
         await reach(box, session, 4)
-        [first] = [p for p in box.proxies() if _owned(p, session)]
+        [first] = box.proxies_of(session)
         done = await box.park(session, 1)
         assert done["bytes"] > 100_000
         assert not alive(first)
         go(box, 4)
         await box.attach(session, 2, "cpu:1")
         await reach(box, session, 8)
-        [second] = [p for p in box.proxies() if _owned(p, session)]
+        [second] = box.proxies_of(session)
         os.kill(second, signal.SIGKILL)
         data = await box.event("proxy.recovered", session)
         assert data["records"] > 0
@@ -98,7 +98,7 @@ async def test_proxies_killed_in_the_middle_of_steps(reference: dict[int, str]) 
         await box.attach(session, 1, "cpu:0")
         for step, kill in ((3, 1), (11, 2)):
             await until(lambda step=step: step in losses(box.log(session)))  # type: ignore[misc]
-            for pid in [p for p in box.proxies() if _owned(p, session)]:
+            for pid in box.proxies_of(session):
                 os.kill(pid, signal.SIGKILL)
             await box.event("proxy.recovered", session, count=kill)
         await box.logged(session, "done")
@@ -180,12 +180,4 @@ async def test_a_worker_that_is_killed_takes_its_ring_along() -> None:
         os.kill(child.pid, signal.SIGKILL)
         await box.logged(session, "the child ended")
         await until(lambda: list((box.shm / session).iterdir()) == [])
-        assert len([p for p in box.proxies() if _owned(p, session)]) == 1
-
-
-def _owned(pid: int, session: str) -> bool:
-    """The proxy is bound to the session: its name says so."""
-    try:
-        return session[:4] in Path(f"/proc/{pid}/comm").read_text()
-    except OSError:
-        return False
+        assert len(box.proxies()) == 1

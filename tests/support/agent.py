@@ -210,8 +210,22 @@ class AgentBox:
         """Pids of the device proxies of this agent and of the ones before it."""
         return _with_words(lambda words: f"{self.runtime}/p/" in words)
 
+    def proxies_of(self, session: str) -> list[int]:
+        """Pids of the device proxies that serve rings of the session."""
+        return [pid for pid in self.proxies() if _has_open(pid, f"{self.shm}/{session}/")]
+
     def relays(self, session: str) -> list[int]:
         return _with_words(lambda words: f"{self.folder(session)}/client.json" in words)
+
+
+def _has_open(pid: int, start: str) -> bool:
+    try:
+        return any(
+            os.readlink(f"/proc/{pid}/fd/{fd}").startswith(start)
+            for fd in os.listdir(f"/proc/{pid}/fd")
+        )
+    except OSError:
+        return False
 
 
 def _with_words(wanted: Callable[[str], bool]) -> list[int]:

@@ -22,6 +22,7 @@ model = torch.nn.Sequential(
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 data = torch.randn(256, 64, generator=torch.Generator().manual_seed(1)).to(device)
 label = torch.arange(256).remainder(10).to(device)
+torch.manual_seed(7)  # the CPU and "cuda" have a generator each: both begin here
 for step in range(steps):
     if folder and os.path.exists(os.path.join(folder, f"stop-{step}")):
         print("waiting", step, flush=True)
@@ -31,6 +32,6 @@ for step in range(steps):
     loss = torch.nn.functional.cross_entropy(model(data), label)
     loss.backward()
     optimizer.step()
-    print("step", step, float(loss).hex(), flush=True)
+    print("step", step, float(loss.detach()).hex(), flush=True)
 print("done", flush=True)
 time.sleep(600)
