@@ -78,7 +78,9 @@ class SingularityMagics(Magics):  # type: ignore[misc]
             # A UsageError is shown as its sentence, without a traceback.
             raise UsageError(error.message) from None
         if verb == "status":
-            answer = {"memory": device_memory(answer.get("devices") or ()), **answer}
+            # A cell runs, this one: the report of its start may still be under way.
+            answer = {**answer, "busy": True, "idle_since": None}
+            answer["memory"] = device_memory(answer.get("devices") or ())
         display(present(verb, answer, datetime.now(timezone.utc)))
 
 
@@ -123,12 +125,10 @@ def present(verb: str, answer: Any, now: datetime) -> Table | Sentence:
 
 
 def _done(verb: str, answer: Any, now: datetime) -> str:
+    """What a verb did, in one sentence: the scheduler's own reason, and where that led."""
     rows = dict(status_rows(answer, now))
-    done = {
-        "park": "Parked; variables and tensors stay, the next device call goes on",
-        "resume": "Resumed",
-        "migrate": "Migrated",
-        "checkpoint": "Checkpoint stored",
-    }[verb]
-    detail = rows["Last checkpoint"] if verb == "checkpoint" else rows["Devices"]
-    return f"{done} ({detail}). State: {rows['State']}"
+    if verb == "checkpoint":
+        return f"Checkpoint stored: {rows['Last checkpoint']}."
+    reason = str(answer.get("reason") or answer.get("state") or "done")
+    where = f" ({rows['Devices']})" if answer.get("devices") else ""
+    return f"{reason[:1].upper()}{reason[1:]}{where}."

@@ -54,6 +54,9 @@ MISSING_S = 10.0
 
 EXIT_UNKNOWN = 1
 
+NAME_CHARACTERS = 200
+"""Longer names are refused by the scheduler, and a file may have one."""
+
 
 class Mode(enum.Enum):
     SESSION = "session"
@@ -249,7 +252,8 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
     def _name(self, env: dict[str, str]) -> str:
         """What people call the session: the notebook's file name, else the kernel's."""
         path = env.get("JPY_SESSION_NAME", "")
-        return os.path.basename(path) or str(getattr(self.kernel_spec, "display_name", ""))
+        name = os.path.basename(path) or str(getattr(self.kernel_spec, "display_name", ""))
+        return "".join(c for c in name if c.isprintable())[:NAME_CHARACTERS]
 
     def _client(self) -> ServiceClient:
         if self._service is None:
@@ -410,9 +414,9 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
             self._exit_code = code if code is not None else -signal.SIGKILL
 
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
-        """A session ends by way of scheduler and agent: a little more than a local process gets."""
+        """A session ends by way of scheduler and agent: more than a local process gets."""
         base: float = super().get_shutdown_wait_time(recommended)
-        return base + 2.0 if self.mode is Mode.SESSION else base
+        return base + 5.0 if self.mode is Mode.SESSION else base
 
     # -- hand-over to another server --------------------------------------------------------
 

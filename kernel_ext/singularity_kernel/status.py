@@ -96,13 +96,19 @@ def _others(status: Json) -> str:
     return ", ".join(parts)
 
 
+def _state(state: str, reason: str) -> str:
+    if not reason or reason.startswith(state):
+        return reason or state
+    return f"{state}: {reason}"
+
+
 def status_rows(status: Json, now: datetime) -> list[tuple[str, str]]:
     """Label and text of every line that there is something to say on."""
     state = str(status.get("state") or status.get("process_state") or "unknown")
     reason = str(status.get("reason") or "")
     idle = human_age(status.get("idle_since"), now)
     rows = [
-        ("State", f"{state}: {reason}" if reason else state),
+        ("State", _state(state, reason)),
         ("Activity", f"idle since {idle}" if idle else ("busy" if status.get("busy") else "")),
         ("Tier", str(status.get("tier") or "")),
         ("Devices", _devices(status)),
@@ -123,7 +129,7 @@ def history_rows(entries: Sequence[Json], now: datetime) -> list[tuple[str, str]
     return [
         (
             human_age(entry.get("at"), now) or str(entry.get("at") or ""),
-            ": ".join(str(entry[k]) for k in ("state", "reason") if entry.get(k)),
+            _state(str(entry.get("state") or ""), str(entry.get("reason") or "")),
         )
         for entry in entries
     ]

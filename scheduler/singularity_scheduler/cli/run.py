@@ -143,7 +143,7 @@ async def _begin(command: Sequence[str], tier: str, devices: int | None) -> dict
     """Start the session; returns the environment of its processes."""
     created = await ServiceClient.from_environment().create_session(
         kind="batch",
-        name=os.path.basename(command[0]),
+        name=_name(command[0]),
         tier=tier or None,
         devices=devices,
         launch={
@@ -157,6 +157,11 @@ async def _begin(command: Sequence[str], tier: str, devices: int | None) -> dict
     )
     launch: dict[str, Any] = created["launch"]
     return {**stripped_environment(os.environ), **launch["env"]}
+
+
+def _name(program: str) -> str:
+    """What people call the session; the scheduler takes 200 printable characters."""
+    return "".join(c for c in os.path.basename(program) if c.isprintable())[:200]
 
 
 def _run_child(command: Sequence[str], env: dict[str, str]) -> int:

@@ -187,7 +187,9 @@ def test_verbs_act_on_the_session(
 ) -> None:
     notebook.agent.answers[method] = STATUS
     notebook.agent.calls.clear()
-    assert "State: running" in notebook.text(f"%singularity {line}")
+    said = notebook.text(f"%singularity {line}")
+    assert said.endswith(".")
+    assert ("cuda:0 -> cpu:1" in said) == (method != "checkpoint")
     assert (method, params) in notebook.agent.calls
 
 

@@ -43,6 +43,12 @@ def rows(**status: Any) -> dict[str, str]:
     return dict(status_rows({"virtual_devices": 2, **status}, NOW))
 
 
+def test_the_state_is_not_said_twice() -> None:
+    assert rows(state="parked", reason="parked by ada")["State"] == "parked by ada"
+    assert rows(state="ready", reason="its process runs")["State"] == "ready: its process runs"
+    assert rows(state="ready")["State"] == "ready"
+
+
 def test_devices_are_shown_virtual_to_physical() -> None:
     assert rows(devices=["cpu:1", "cpu:0"])["Devices"] == "cuda:0 -> cpu:1, cuda:1 -> cpu:0"
     assert rows(devices=[])["Devices"].startswith("2 virtual devices; none held now")

@@ -1,0 +1,113 @@
+"""The real scheduler service, node agent and device proxies, with the Hub's answer to "whose token
+is this?" given by the test: everything a kernel meets, without a Hub."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from singularity_scheduler.service.app import SchedulerApp
+from support.kernel_relay import free_ports
+from traitlets.config import Config
+
+PREFIX = "/services/singularity/"
+USER_SCOPES = ["access:services!service=singularity", "custom:singularity:use"]
+
+
+class Hub:
+    """Knows the users' tokens ("token-of-ada"); the part of HubOAuth that the service uses."""
+
+    access_scopes = {"access:services!service=singularity"}
+
+    async def user_for_token(self, token: str, sync: bool = True) -> dict[str, Any] | None:
+        name = token.removeprefix("token-of-")
+        if name == token:
+            return None
+        return {"name": name, "kind": "user", "scopes": USER_SCOPES}
+
+    def check_scopes(self, wanted: set[str], model: dict[str, Any]) -> set[str]:
+        return wanted & set(model["scopes"])
+
+
+class Platform:
+    """The service on a thread of its own; the agent is a process."""
+
+    def __init__(self, folder: Path, devices: int) -> None:
+        self._config = Config()
+        self._config.SchedulerApp.state_dir = str(folder / "state")
+        self._config.LocalFleet.runtime_dir = str(folder / "rt")
+        self._config.LocalFleet.cpu_devices = devices
+        self._config.LocalFleet.device_type = "cpu"
+        (self._port,) = free_ports(1)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._end_agent = False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}{PREFIX}"
+
+    def environment(self, user: str = "ada") -> dict[str, str]:
+        """What the spawner sets in the environment of `user`'s server."""
+        return {"SINGULARITY_API_URL": self.url, "JUPYTERHUB_API_TOKEN": f"token-of-{user}"}
+
+    def start(self) -> None:
+        ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(ready,))
+        self._thread.start()
+        assert ready.wait(90), "the service did not start"
+        if self._failure:
+            self._thread.join()
+            raise self._failure
+
+    def stop(self, end_agent: bool = False) -> None:
+        """Stop the service; `end_agent`: and everything else."""
+        self._end_agent = end_agent
+        if self._thread and self._loop and self._stop:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, ready: threading.Event) -> None:
+        try:
+            asyncio.run(self._serve(ready))
+        except BaseException as error:
+            self._failure = error
+        ready.set()
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        address = {
+            "JUPYTERHUB_SERVICE_URL": f"http://127.0.0.1:{self._port}",
+            "JUPYTERHUB_SERVICE_PREFIX": PREFIX,
+        }
+        app = SchedulerApp(config=self._config)
+        with mock.patch.dict(os.environ, address):
+            running = app.running(hub_auth=Hub())
+            controller = await running.__aenter__()
+        try:
+            ready.set()
+            await self._stop.wait()
+            if self._end_agent:
+                await controller.fleet.stop_agent()
+        finally:
+            await running.__aexit__(None, None, None)
+
+
+@contextmanager
+def platform(folder: Path, devices: int = 2) -> Iterator[Platform]:
+    """A running platform; all of it is ended afterwards."""
+    found = Platform(folder, devices)
+    found.start()
+    try:
+        yield found
+    finally:
+        found.stop(end_agent=True)
