@@ -44,7 +44,7 @@ class _Proxy:
 
 
 class Standalone:
-    """A session of `devices` virtual devices; `with Standalone() as s: subprocess.run(..., env=s.env())`.
+    """A session of `devices` virtual devices: `with Standalone() as s: run(..., env=s.env())`.
 
     Each virtual device i has an own proxy on the physical device `{device_type}:{i}` until `attach`
     names others. `capacity_bytes` is per device, `threads` per proxy (0: one per core),
@@ -113,7 +113,7 @@ class Standalone:
     # ---- verbs
 
     def park(self) -> dict[str, Any]:
-        """Free the devices; answers {"bytes", "ms"}, ms measured until every proxy process is gone."""
+        """Free the devices; answers {"bytes", "ms"}, ms until every proxy process is gone."""
         return self._run(self._park())
 
     def attach(self, physical: list[str] | None = None) -> None:
@@ -182,9 +182,10 @@ class Standalone:
         await asyncio.to_thread(process.wait)
 
     async def _spawn(self) -> tuple[subprocess.Popen[bytes], rpc.Peer]:
+        """A proxy that belongs to nobody yet."""
         path = self.folder / f"p-{uuid.uuid4().hex[:8]}.sock"
         env = {k: v for k, v in os.environ.items() if not k.startswith("SINGULARITY_")}
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220  (a fork takes a millisecond)
             [sys.executable, "-m", "singularity_proxy.device", "--socket", str(path), "--warm"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -192,12 +193,17 @@ class Standalone:
             start_new_session=True,
         )
         deadline = time.monotonic() + START_SECONDS
-        while not path.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()
-                raise Unavailable(f"the device proxy did not start (exit code {process.poll()})")
-            await asyncio.sleep(0.01)
-        return process, await rpc.connect(path)
+        while True:
+            try:
+                return process, await rpc.connect(path)
+            except Unavailable:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    process.kill()
+                    await asyncio.to_thread(process.wait)
+                    raise Unavailable(
+                        f"the device proxy did not start (exit code {process.returncode})"
+                    ) from None
+                await asyncio.sleep(0.02)
 
     async def _open_ring(self, peer: rpc.Peer, params: dict[str, Any]) -> dict[str, Any]:
         virtual = int(params["virtual_device"])

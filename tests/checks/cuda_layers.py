@@ -221,6 +221,6 @@ def interpolate_grid():
     )
     close(F.interpolate(x.cuda(), size=7), F.interpolate(x, size=7))
     F.grid_sample(x.cuda(), torch.zeros(1, 3, 3, 2, device=D))
-    F.pad(x.cuda(), (1, 1), mode="reflect")
+    F.pad(x.cuda(), (1, 1, 1, 1), mode="reflect")
     F.unfold(x.cuda(), 2)
     F.pixel_shuffle(x.cuda().repeat(1, 2, 1, 1), 2)

@@ -1,7 +1,7 @@
 """Waits for `import torch` in a session's process, then puts the device proxy behind "cuda".
 
-Loaded at interpreter start by `singularity_proxy.pth`, only when SINGULARITY_SESSION is set; it must
-stay cheap and import nothing heavy, because every Python process of the session pays for it.
+Loaded at interpreter start by `singularity_proxy.pth`, only when SINGULARITY_SESSION is set; it
+must stay cheap and import nothing heavy: every Python process of the session pays for it.
 
 The moment matters: `torch._C` must be complete and `torch.cuda` not yet imported, so the loader of
 `torch._C` is wrapped rather than torch's own autoload entry points used (they come too late).

@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Unavailable
-from ..wire.rpc import SyncPeer
+from singularity_proxy.errors import Unavailable
+from singularity_proxy.wire.rpc import SyncPeer
 
 
 @dataclass(frozen=True)

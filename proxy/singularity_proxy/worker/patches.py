@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 
-def apply(torch: ModuleType) -> None:
+def apply(torch: Any) -> None:
     """Called by `hook` right after `torch` was executed."""
     if torch.version.cuda is None:  # a CPU build: the version that COMPILED_VERSION stands for
         torch.version.cuda = "12.8"
@@ -16,8 +15,8 @@ def apply(torch: ModuleType) -> None:
     _raw_pointers(torch)
 
 
-def _storages(torch: ModuleType) -> None:
-    """CPU builds know "cuda" storages only behind `#ifdef USE_CUDA`; CUDA builds would call the driver."""
+def _storages(torch: Any) -> None:
+    """CPU builds know "cuda" storages only under `#ifdef USE_CUDA`; CUDA builds call the driver."""
     cls = torch.UntypedStorage
     make, resize = cls.__new__, cls.resize_
 
@@ -38,6 +37,19 @@ def _storages(torch: ModuleType) -> None:
             torch.empty(0, dtype=torch.uint8, device=self.device).set_(self).resize_(size)
         return self
 
+    write_file, set_from_file = cls._write_file, cls._set_from_file
+
+    def _write_file(self: Any, *args: Any) -> Any:  # torch.save's old format, and so pickle
+        return write_file(self.cpu() if self.device.type == "cuda" else self, *args)
+
+    def _set_from_file(self: Any, *args: Any) -> Any:
+        if self.device.type != "cuda":
+            return set_from_file(self, *args)
+        host = torch.UntypedStorage(self.nbytes())
+        set_from_file(host, *args)
+        self.copy_(host)
+        return self
+
     def refuse_share(*_: Any, **__: Any) -> Any:
         raise RuntimeError(
             "device memory cannot be shared between processes of a session: "
@@ -46,11 +58,13 @@ def _storages(torch: ModuleType) -> None:
 
     cls.__new__ = staticmethod(new)
     cls.resize_ = resize_
+    cls._write_file = _write_file
+    cls._set_from_file = _set_from_file
     cls._share_cuda_ = refuse_share
     cls._new_shared_cuda = staticmethod(refuse_share)
 
 
-def _raw_pointers(torch: ModuleType) -> None:
+def _raw_pointers(torch: Any) -> None:
     """An address of proxied memory must not reach code that would dereference it."""
     text = (
         "a proxied device has no address that this process can read ({what}): "
@@ -77,5 +91,4 @@ def _raw_pointers(torch: ModuleType) -> None:
             raise RuntimeError(text.format(what="DLPack"))
         return to_dlpack(tensor)
 
-    torch._C._to_dlpack = refuse_to_dlpack
-    torch.to_dlpack = refuse_to_dlpack
+    torch._C._to_dlpack = torch.to_dlpack = torch.utils.dlpack.to_dlpack = refuse_to_dlpack

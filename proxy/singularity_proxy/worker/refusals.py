@@ -7,40 +7,44 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 
 def _raiser(what: str, instead: str) -> Callable[..., Any]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(f"{what} needs a device inside this process, which a session never has: {instead}")
+        raise RuntimeError(
+            f"{what} needs a device inside this process, which a session never has: {instead}"
+        )
 
     return refuse
 
 
-def _triton(module: ModuleType) -> None:
+def _triton(module: Any) -> None:
     module.JITFunction.run = _raiser(
-        "A Triton kernel", "use torch operators instead (torch.compile(..., backend='aot_eager') works)"
+        "A Triton kernel",
+        "use torch operators (torch.compile(..., backend='aot_eager') works)",
     )
 
 
-def _numba(module: ModuleType) -> None:
-    refuse = _raiser("numba.cuda", "use torch operators on device 'cuda', or numba.njit on the host")
+def _numba(module: Any) -> None:
+    refuse = _raiser(
+        "numba.cuda", "use torch operators on device 'cuda', or numba.njit on the host"
+    )
     for name in ("jit", "to_device", "device_array", "select_device", "synchronize"):
         setattr(module, name, refuse)
 
 
-def _cupy(module: ModuleType) -> None:
+def _cupy(module: Any) -> None:
     refuse = _raiser("CuPy", "use torch operators on device 'cuda', or NumPy on the host")
     for name in ("array", "asarray", "zeros", "ones", "empty", "arange", "RawKernel"):
         setattr(module, name, refuse)
 
 
-def _pycuda(module: ModuleType) -> None:
+def _pycuda(module: Any) -> None:
     module.init = _raiser("PyCUDA", "use torch operators on device 'cuda'")
 
 
-def _inductor(module: ModuleType) -> None:
+def _inductor(module: Any) -> None:
     compile_fx = module.compile_fx
 
     @functools.wraps(compile_fx)
@@ -48,8 +52,8 @@ def _inductor(module: ModuleType) -> None:
         for value in example_inputs:
             if getattr(getattr(value, "device", None), "type", None) == "cuda":
                 raise RuntimeError(
-                    "torch.compile with the inductor backend needs Triton and a device inside this process, "
-                    "which a session never has: use torch.compile(..., backend='aot_eager')"
+                    "torch.compile with the inductor backend needs Triton and a device inside this "
+                    "process, which a session never has: use torch.compile(..., backend='aot_eager')"
                 )
         return compile_fx(model, example_inputs, *args, **kwargs)
 
@@ -57,9 +61,22 @@ def _inductor(module: ModuleType) -> None:
 
 
 COLLECTIVES = (
-    "all_reduce all_gather all_gather_into_tensor broadcast reduce reduce_scatter reduce_scatter_tensor "
-    "gather scatter all_to_all all_to_all_single send recv isend irecv"
-).split()
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "broadcast",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+)
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -68,7 +85,7 @@ def _tensors(value: Any) -> list[Any]:
     return [value] if hasattr(value, "is_cuda") else []
 
 
-def _collectives(module: ModuleType) -> None:
+def _collectives(module: Any) -> None:
     """In a CPU build gloo would crash on a device tensor instead of refusing it."""
 
     def guard(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,8 +93,8 @@ def _collectives(module: ModuleType) -> None:
         def checked(*args: Any, **kwargs: Any) -> Any:
             if any(t.is_cuda for t in _tensors([*args, *kwargs.values()])):
                 raise RuntimeError(
-                    f"torch.distributed.{function.__name__} does not take tensors of a proxied device yet: "
-                    "send tensor.cpu() and copy the result back"
+                    f"torch.distributed.{function.__name__} does not take tensors of a proxied "
+                    "device yet: send tensor.cpu() and copy the result back"
                 )
             return function(*args, **kwargs)
 
@@ -88,7 +105,7 @@ def _collectives(module: ModuleType) -> None:
             setattr(module, name, guard(getattr(module, name)))
 
 
-def _data_parallel(module: ModuleType) -> None:
+def _data_parallel(module: Any) -> None:
     cls = module.DistributedDataParallel
     init = cls.__init__
 
@@ -96,15 +113,15 @@ def _data_parallel(module: ModuleType) -> None:
     def checked(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         if any(p.is_cuda for p in model.parameters()):
             raise RuntimeError(
-                "DistributedDataParallel on a proxied device is not supported yet: train in one process, "
-                "or keep the model on the host"
+                "DistributedDataParallel on a proxied device is not supported yet: train in one "
+                "process, or keep the model on the host"
             )
         init(self, model, *args, **kwargs)
 
     cls.__init__ = checked
 
 
-TABLE: dict[str, Callable[[ModuleType], None]] = {
+TABLE: dict[str, Callable[[Any], None]] = {
     "triton.runtime.jit": _triton,
     "numba.cuda": _numba,
     "cupy": _cupy,
@@ -115,6 +132,6 @@ TABLE: dict[str, Callable[[ModuleType], None]] = {
 }
 
 
-def apply(module: ModuleType) -> None:
+def apply(module: Any) -> None:
     """Called by `hook` after `module` was executed."""
     TABLE[module.__name__](module)

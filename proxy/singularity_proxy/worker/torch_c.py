@@ -15,7 +15,7 @@ from . import link
 
 CAPABILITY = (9, 0)
 COMPILED_VERSION = 12080
-"""Only for CPU builds, which have no CUDA version of their own (torch.version.cuda is set to fit)."""
+"""Only for CPU builds, which have no CUDA version of their own (`patches` sets one to fit)."""
 
 native: Any = None
 """The native module, after `take_over`."""
@@ -24,10 +24,10 @@ native: Any = None
 def refused(what: str, instead: str) -> type:
     """A stand-in for `what` that raises one sentence when it is used."""
 
-    def __init__(self: object, *args: object, **kwargs: object) -> None:
+    def __new__(cls: type, *args: object, **kwargs: object) -> object:
         raise RuntimeError(f"{what} is not supported on a proxied device: {instead}")
 
-    return type(what, (), {"__init__": __init__, "__doc__": f"{what}: refused, {instead}"})
+    return type(what, (), {"__new__": __new__, "__doc__": f"{what}: refused, {instead}"})
 
 
 class DeviceProperties:
@@ -76,12 +76,21 @@ def memory_stats(device: int = -1) -> dict[str, Any]:
     stats = native.stats(_index(device))
     held = _pool(stats.get("memory_current", 0), stats.get("memory_peak", 0))
     names = (
-        "allocated_bytes reserved_bytes active_bytes inactive_split_bytes requested_bytes "
-        "allocation segment active inactive_split"
-    ).split()
+        "allocated_bytes",
+        "reserved_bytes",
+        "active_bytes",
+        "inactive_split_bytes",
+        "requested_bytes",
+        "allocation",
+        "segment",
+        "active",
+        "inactive_split",
+    )
     counters: dict[str, Any] = {
         name: {
-            "all": dict(held) if name.split("_")[0] in ("allocated", "reserved", "active", "requested") else _pool(),
+            "all": dict(held)
+            if name.split("_")[0] in ("allocated", "reserved", "active", "requested")
+            else _pool(),
             "small_pool": _pool(),
             "large_pool": _pool(),
         }
@@ -149,6 +158,9 @@ def _event_base(torch_c: ModuleType) -> type:
     class _CudaEventBase:
         """Markers in a device's queue; times are of the proxy's clock."""
 
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return object.__new__(cls)
+
         def __init__(
             self,
             enable_timing: bool = False,
@@ -178,7 +190,9 @@ def _event_base(torch_c: ModuleType) -> type:
             return torch.device("cuda", self._device_index)
 
         def record(self, stream: Any = None) -> None:
-            self._device_index = stream.device_index if stream is not None else native.current_device()
+            self._device_index = (
+                stream.device_index if stream is not None else native.current_device()
+            )
             self._event.record(self._device_index)
 
         def wait(self, stream: Any = None) -> None:
@@ -201,6 +215,33 @@ def _event_base(torch_c: ModuleType) -> type:
     return _CudaEventBase
 
 
+def _scatter(
+    tensor: Any, devices: list[int], chunk_sizes: Any = None, dim: int = 0, streams: Any = None
+) -> list[Any]:
+    """torch.cuda.comm.scatter: pieces of `tensor` along `dim`, one per device."""
+    pieces = tensor.split(chunk_sizes, dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+    return [p.to(f"cuda:{d}") for p, d in zip(pieces, devices, strict=False)]
+
+
+def _gather(tensors: list[Any], dim: int, destination: int | None) -> Any:
+    """torch.cuda.comm.gather: the pieces on one device (None: the current one; -1: the host)."""
+    import torch
+
+    index = native.current_device() if destination is None else destination
+    device = "cpu" if index == -1 else f"cuda:{index}"
+    return torch.cat([t.to(device) for t in tensors], dim)
+
+
+def _broadcast(tensor: Any, devices: list[int]) -> list[Any]:
+    """torch.cuda.comm.broadcast: a copy per device, the first one is the tensor itself."""
+    return [tensor.to(f"cuda:{d}") for d in devices]
+
+
+def _broadcast_coalesced(tensors: list[Any], devices: list[int], _: int) -> list[list[Any]]:
+    """torch.cuda.comm.broadcast_coalesced: per device, a copy of every tensor."""
+    return [[t.to(f"cuda:{d}") for t in tensors] for d in devices]
+
+
 class _SyncDebug:
     mode = 0
 
@@ -211,14 +252,15 @@ def _nvtx() -> SimpleNamespace:
 
     def push(_: str) -> int:
         local.depth = getattr(local, "depth", 0) + 1
-        return local.depth - 1
+        return int(local.depth) - 1
 
     def pop() -> int:
         local.depth = max(getattr(local, "depth", 0) - 1, 0)
-        return local.depth
+        return int(local.depth)
 
     return SimpleNamespace(
-        rangePushA=push, rangePop=pop, rangeStartA=lambda _: 0, rangeEnd=lambda _: None, markA=lambda _: None,
+        rangePushA=push, rangePop=pop, rangeStartA=lambda _: 0, rangeEnd=lambda _: None,
+        markA=lambda _: None,
         deviceRangeStart=lambda *_: None, deviceRangeEnd=lambda *_: None,
     )  # fmt: skip
 
@@ -232,7 +274,7 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
         torch.cuda.default_generators = tuple(
             native.default_generator(i) for i in range(native.device_count())
         )
-        torch.cuda._get_device_properties = DeviceProperties  # type: ignore[attr-defined]
+        torch.cuda._get_device_properties = DeviceProperties
 
     def set_device(index: int) -> None:
         native.exchange_device(index)
@@ -249,6 +291,10 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
         "_CudaDeviceProperties": DeviceProperties,
         "_CudaStreamBase": _stream_base(torch_c),
         "_CudaEventBase": _event_base(torch_c),
+        "_scatter": _scatter,
+        "_gather": _gather,
+        "_broadcast": _broadcast,
+        "_broadcast_coalesced": _broadcast_coalesced,
         "_cuda_init": init,
         "_cuda_isInBadFork": native.in_bad_fork,
         "_cuda_getDeviceCount": native.device_count,
@@ -256,11 +302,11 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": native.exchange_device,
         "_cuda_maybeExchangeDevice": native.exchange_device,
-        "_cuda_hasPrimaryContext": lambda device: native.is_open(device),
+        "_cuda_hasPrimaryContext": native.is_open,
         "_cuda_canDeviceAccessPeer": lambda a, b: True,
         "_cuda_synchronize": lambda: native.synchronize(-1),
         "_cuda_getCompiledVersion": lambda: COMPILED_VERSION,
-        "_cuda_getArchFlags": lambda: "sm_%d%d" % CAPABILITY,
+        "_cuda_getArchFlags": lambda: "sm_{}{}".format(*CAPABILITY),
         "_cuda_emptyCache": nothing,
         "_cuda_memoryStats": memory_stats,
         "_cuda_resetPeakMemoryStats": lambda device: native.reset_peak(_index(device)),
@@ -344,7 +390,7 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
 def take_over(torch_c: ModuleType) -> None:
     """Called by `hook` when `torch._C` is loaded and `torch.cuda` is not yet imported."""
     global native
-    from .. import build
+    from singularity_proxy import build
 
     native = build.load()
     native.set_open_ring(link.open_ring, threading.main_thread().ident)

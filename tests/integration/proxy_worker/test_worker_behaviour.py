@@ -227,7 +227,8 @@ def test_two_processes_of_one_session_share_its_proxy(session: Standalone) -> No
         import subprocess, sys, torch
         x = torch.full((4,), 3.0, device="cuda")
         code = "import torch; print(torch.ones(3, device='cuda').sum().item())"
-        print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip())
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        print(done.stdout.strip())
         print(x.sum().item())
         """,
     )
@@ -245,7 +246,7 @@ def test_what_cannot_work_is_refused_with_a_sentence(session: Standalone) -> Non
             try:
                 f()
             except Exception as error:
-                print(type(error).__name__, str(error).split(chr(10))[0])
+                print(type(error).__name__, str(error).replace(chr(10), ' '))
         said(lambda: x.__cuda_array_interface__)
         said(lambda: torch.utils.dlpack.to_dlpack(x))
         said(lambda: torch.cuda.CUDAGraph())

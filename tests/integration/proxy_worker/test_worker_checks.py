@@ -10,7 +10,18 @@ from singularity_proxy.standalone import Standalone
 
 RUN = Path(__file__).parents[2] / "checks" / "run.py"
 
-KNOWN_FAILURES = {}
+REFUSED = "refused with a sentence: a worker has no device of its own"
+KNOWN_FAILURES = {
+    "cuda_array_interface": REFUSED,
+    "cuda_graphs": REFUSED,
+    "dlpack": REFUSED,
+    "ipc_share": REFUSED,
+    "compile_inductor": REFUSED,
+    "ddp_gloo": "collectives are not sent to the proxies yet",
+    "nccl_available": "collectives are not sent to the proxies yet",
+    "sparse": "only strided tensors are sent",
+    "sparse_embedding_grad": "only strided tensors are sent",
+}
 """Check -> why it cannot pass yet. A check that starts to pass must leave this table."""
 
 
@@ -30,7 +41,7 @@ def test_enough_checks_pass(results: dict[str, str]) -> None:
         name for name, answer in results.items() if answer == "ok" or answer.startswith("ok:")
     ]
     assert len(results) >= 121
-    assert len(passed) >= 102
+    assert len(passed) >= len(results) - len(KNOWN_FAILURES) >= 102
 
 
 def test_exactly_the_known_checks_fail(results: dict[str, str]) -> None:

@@ -46,7 +46,7 @@ def test_losses_are_bitwise_those_of_the_cpu(model: str, native: dict[str, list[
 
 
 def disturb(session: Standalone, how: str, done: threading.Event, times: list[int]) -> None:
-    """Every 0.3 s: take the device away in the middle of whatever runs; the doorbell brings it back."""
+    """Every 0.3 s: take the device away in the middle of whatever runs."""
     while not done.wait(0.3):
         if not session.proxy_pids():
             continue

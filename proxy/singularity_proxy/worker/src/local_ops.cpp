@@ -230,6 +230,9 @@ Tensor dropout(const Tensor& input, double p, bool train) {
   return input.mul(noise);
 }
 
+bool no_vendor_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
+bool no_vendor_ctc_tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) { return false; }
+
 // ---- registration
 
 // Metadata and views: their composite or CPU-shared implementation works on our tensors as it is.
@@ -322,6 +325,10 @@ std::map<std::string, double> install() {
   put("is_set_to", &is_set_to);
   if (proxy_is_cpu()) {
     torch::Library& autograd = library("aten", c10::DispatchKey::AutogradCUDA);
+    put("_use_cudnn_ctc_loss", &no_vendor_ctc);
+    put("_use_cudnn_ctc_loss.Tensor", &no_vendor_ctc_tensor);
+    put("_use_miopen_ctc_loss", &no_vendor_ctc);
+    put("_use_miopen_ctc_loss.Tensor", &no_vendor_ctc_tensor);
     for (torch::Library* l : {&kernels, &autograd}) {
       l->impl("scaled_dot_product_attention", &attention);
       l->impl("dropout", &dropout);

@@ -524,7 +524,7 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
   }
   const auto starts = [&](const char* prefix) { return op->name.rfind(prefix, 0) == 0; };
   const auto has = [&](const char* part) { return op->name.find(part) != std::string::npos; };
-  op->host_tensors = starts("aten::index") || starts("aten::_index") || starts("aten::_ctc") || starts("aten::_foreach") ||
+  op->host_tensors = starts("aten::index") || starts("aten::_index") || has("ctc_loss") || starts("aten::_foreach") ||
                      has("_tensor_indices") || has("pack");
   op->in_place = all_aliases && schema.is_mutable() && !op->has_out;
   if (schema.returns().empty() && op->has_out) {  // _foreach_*.out
