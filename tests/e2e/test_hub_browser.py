@@ -36,19 +36,20 @@ async def test_a_person_uses_a_device_in_a_notebook(tmp_path):
             folder=str(tmp_path),
             cells=CELLS,
         )
-        (session,) = await platform.service().list_sessions("active")
-        shots = {path.name for path in tmp_path.glob("*.png")}
+        sessions = await platform.service().list_sessions("active")
+    shots = {path.name for path in tmp_path.glob("*.png")}
+    keep = os.environ.get("SCREENSHOTS")
+    for name in shots if keep else ():
+        shutil.copy(tmp_path / name, keep)
     done = steps[-1]
-    assert done["step"] == "done", steps
+    assert done["step"] == "done", json.dumps(steps, indent=1)
+    (session,) = sessions
     assert steps[1]["free"] == "2 of 2 cpu devices free now."
     assert (session["user"], session["tier"], session["virtual_devices"]) == ("alice", "premium", 2)
     assert set(done["hosts"]) == {"127.0.0.1"}, "the page asks nobody else"
     assert done["errors"] == []
+    assert done["toasts"] == 0, "nobody is asked about news from the internet"
     assert shots == {"form.png", "notebook.png"}
-    keep = os.environ.get("SCREENSHOTS")
-    if keep:
-        for name in shots:
-            shutil.copy(tmp_path / name, keep)
 
 
 async def browse(**task):

@@ -13,8 +13,6 @@ import requests
 from singularity_spawner.platform import Platform
 from singularity_spawner.platform.processes import of_run
 
-SHARED = (Path("/dev/shm"), Path("/tmp"))
-
 
 def state_folder():
     """A new folder for a platform's state: short, and open for servers under other uids."""
@@ -27,7 +25,6 @@ def state_folder():
 async def running_platform(**kwargs):
     """`async with` a started `Platform` in a folder of its own; checks that nothing is left."""
     folder = state_folder()
-    before = shared_folders()
     try:
         async with Platform(folder, **{"port": None, **kwargs}) as platform:
             try:
@@ -35,16 +32,17 @@ async def running_platform(**kwargs):
             except BaseException:
                 print(platform.folder.hub_log.read_text(errors="replace")[-20000:])
                 raise
-            instance = platform.settings.instance
-        assert not of_run(instance), "processes are left"
-        assert shared_folders() <= before, "folders in memory or in /tmp are left"
+            settings = platform.settings
+        assert left_of(settings) == []
     finally:
         shutil.rmtree(folder)
 
 
-def shared_folders():
-    """Run-time folders of ours that exist on this machine."""
-    return {path for base in SHARED for path in base.glob("singularity-*")}
+def left_of(settings):
+    """What a run that is over left behind: processes, folders in memory and in /tmp."""
+    processes = [Path(f"/proc/{p.pid}/cmdline").read_text() for p in of_run(settings.instance)]
+    folders = [path for path in (settings.runtime_dir, settings.shm_dir) if Path(path).exists()]
+    return processes + folders
 
 
 class Person:

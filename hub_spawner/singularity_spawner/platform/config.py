@@ -82,7 +82,7 @@ def configure_platform(c: Config, folder: str) -> None:
     spawner.environment = {MARK: settings.instance, "JUPYTER_PREFER_ENV_PATH": "1"}
     # JupyterLab would ask each new user whether it may fetch news from the internet.
     spawner.args = [
-        "--LabApp.news_url=",
+        "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]
     c.SingularitySpawner.homes_dir = str(state.homes)

@@ -18,7 +18,7 @@ const flags = [
 async function idle(page) {
   await page.waitForFunction(
     () => /\|\s*Idle/.test(document.querySelector('#jp-main-statusbar')?.textContent || ''),
-    null, { timeout: 120000 });
+    null, { timeout: 60000 });
 }
 
 async function run(page, number, cell) {
@@ -36,7 +36,7 @@ async function run(page, number, cell) {
       const out = cells[n]?.querySelector('.jp-OutputArea')?.textContent || '';
       return /\[\d+\]/.test(prompt) && (out.includes(text) || /Error/.test(out));
     },
-    [number, cell.expect], { timeout: 120000 });
+    [number, cell.expect], { timeout: 60000 });
   const text = await output.innerText();
   say('cell', { code: cell.code, output: text });
   if (!text.includes(cell.expect)) throw new Error(`cell ${number} printed ${text}`);
@@ -65,20 +65,22 @@ async function run(page, number, cell) {
     say('form', { free: await page.locator('#singularity-free').innerText() });
     await page.screenshot({ path: path.join(input.folder, 'form.png') });
     await page.locator('#spawn_form input[type=submit], #spawn_form button[type=submit]').click();
-    await page.waitForURL(new RegExp(`/user/${input.user}/lab`), { timeout: 120000 });
-    await page.waitForSelector('#jupyterlab-splash', { state: 'detached', timeout: 120000 });
-    await page.waitForSelector('.jp-Launcher', { timeout: 120000 });
+    await page.waitForURL(new RegExp(`/user/${input.user}/lab`), { timeout: 60000 });
+    await page.waitForSelector('#jupyterlab-splash', { state: 'detached', timeout: 60000 });
+    await page.waitForSelector('.jp-Launcher', { timeout: 60000 });
     say('lab');
 
     await page.click('.jp-LauncherCard[data-category="Notebook"][title*="Singularity"]');
     await page.waitForSelector('.jp-NotebookPanel .jp-Cell', { timeout: 60000 });
     for (const [number, cell] of input.cells.entries()) await run(page, number, cell);
     await idle(page);
+    const toasts = await page.locator('.Toastify__toast').count();
     await page.screenshot({ path: path.join(input.folder, 'notebook.png') });
-    say('done', { hosts: [...hosts], errors });
+    say('done', { hosts: [...hosts], errors, toasts });
   } catch (error) {
     await page.screenshot({ path: path.join(input.folder, 'failure.png') }).catch(() => {});
-    say('failed', { message: String(error), url: page.url() });
+    const shown = await page.locator('.jp-NotebookPanel, #jp-main-statusbar').allInnerTexts().catch(() => []);
+    say('failed', { message: String(error), url: page.url(), shown });
     process.exitCode = 1;
   } finally {
     await context.close();

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from singularity_spawner.platform.processes import end_run, of_run
 from singularity_spawner.platform.settings import Settings, StateFolder
-from support.hub_platform import shared_folders, state_folder
+from support.hub_platform import left_of, state_folder
 
 
 class Up:
@@ -76,7 +76,6 @@ def settings_of(folder):
 
 @pytest.mark.asyncio
 async def test_it_says_how_to_log_in_and_stops_everything(folder):
-    before = shared_folders()
     async with up(folder) as running:
         line = await running.until("ready in")
         assert line.split()[0] == settings_of(folder).url
@@ -84,8 +83,8 @@ async def test_it_says_how_to_log_in_and_stops_everything(folder):
         assert password == (folder / "password").read_text().strip()
         for name in ("password", "admin_password", "platform_token", "hub.sqlite", "hub.log"):
             assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
-        instance = settings_of(folder).instance
-        assert of_run(instance)
+        settings = settings_of(folder)
+        assert of_run(settings.instance)
 
         async with up(folder) as second:
             code, _, err = await second.end()
@@ -105,28 +104,27 @@ async def test_it_says_how_to_log_in_and_stops_everything(folder):
         code, out, err = await running.end(signal.SIGINT)
         assert (code, err) == (0, "")
         assert "Everything is stopped" in out
-    assert not of_run(instance)
-    assert shared_folders() <= before
+    assert left_of(settings) == []
 
 
 @pytest.mark.asyncio
 async def test_what_a_killed_run_left_is_cleaned_up_at_the_next_start(folder):
-    before = shared_folders()
     async with up(folder) as running:
         await running.until("ready in")
-        first = settings_of(folder).instance
+        first = settings_of(folder)
         await running.end(signal.SIGKILL)
-    assert of_run(first), "the rest of the platform goes on"
+    assert of_run(first.instance), "the rest of the platform goes on"
     try:
         async with up(folder) as running:
             await running.until("ready in")
-            assert not of_run(first)
-            assert settings_of(folder).instance != first
+            assert left_of(first) == []
+            second = settings_of(folder)
+            assert second.instance != first.instance
             code, _, _ = await running.end(signal.SIGTERM)
             assert code == 0
     finally:
-        await end_run(first, 1.0)
-    assert shared_folders() <= before
+        await end_run(first.instance, 1.0)
+    assert left_of(second) == []
 
 
 @pytest.mark.asyncio
@@ -139,7 +137,7 @@ async def test_stopping_while_it_starts_leaves_nothing(folder):
         code, out, _ = await running.end(signal.SIGTERM)
         assert code == 0
         assert "nothing is left running" in out
-    assert not of_run(settings.instance)
+    assert left_of(settings) == []
 
 
 @pytest.mark.asyncio
