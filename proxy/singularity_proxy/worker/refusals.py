@@ -22,7 +22,7 @@ def _raiser(what: str, instead: str) -> Callable[..., Any]:
 def _triton(module: Any) -> None:
     module.JITFunction.run = _raiser(
         "A Triton kernel",
-        "use torch operators (torch.compile(..., backend='aot_eager') works)",
+        "use torch operators, or torch.compile with backend aot_eager",
     )
 
 
