@@ -10,15 +10,17 @@ import ctypes
 import mmap
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from singularity_proxy.errors import Unavailable
 from singularity_proxy.wire import ring as ring_file
 from singularity_proxy.wire.rpc import SyncPeer
 
@@ -63,6 +65,13 @@ class Gen:
 
 
 @dataclass(frozen=True)
+class Text:
+    """A string argument."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Reply:
     seq: int
     status: int
@@ -73,14 +82,16 @@ class Reply:
         return self.payload.decode()
 
     def results(self) -> tuple[int, list[Any]]:
-        """Number of new storages, and per result (kind, index, offset, bytes, sizes) or a number."""
+        """Number of new storages, and per result its metadata or its number."""
         made, count = struct.unpack_from("<II", self.payload)
         at, found = 8, []
         for _ in range(count):
             kind = self.payload[at : at + 1]
             at += 1
             if kind in (b"i", b"b", b"d"):
-                found.append(struct.unpack_from("<d" if kind == b"d" else "<q", self.payload, at)[0])
+                found.append(
+                    struct.unpack_from("<d" if kind == b"d" else "<q", self.payload, at)[0]
+                )
                 at += 8
             elif kind == b"n":
                 found.append(None)
@@ -99,7 +110,9 @@ class Reply:
                     index, offset, size = struct.unpack_from("<IqQ", self.payload, at + 4)
                     words = struct.unpack_from(f"<{2 * dim}q", self.payload, at + 24)
                     at += 24 + 16 * dim
-                    found.append((meta, index, offset, size, words[:dim], words[dim:], dtype, flags))
+                    found.append(
+                        (meta, index, offset, size, words[:dim], words[dim:], dtype, flags)
+                    )
         return made, found
 
 
@@ -129,6 +142,8 @@ def encode(arguments: Iterable[Any]) -> tuple[bytes, bytes]:
             key += struct.pack("<Bd", 6, a)
         elif isinstance(a, Device):
             key += struct.pack("<BB", 20, 0)
+        elif isinstance(a, Text):
+            key += struct.pack("<BI", 19, len(a.text)) + a.text.encode()
         elif isinstance(a, Gen):
             key += b"\x15"
             values += struct.pack("<Q", a.id)
@@ -185,7 +200,14 @@ class RingClient:
     # ---- records
 
     def record(
-        self, kind: int, body: bytes = b"", *, flags: int = 0, op: int = 0, key: int = 0, base: int = 0
+        self,
+        kind: int,
+        body: bytes = b"",
+        *,
+        flags: int = 0,
+        op: int = 0,
+        key: int = 0,
+        base: int = 0,
     ) -> int:
         """Write one record without publishing it; returns its sequence number."""
         length = (HEADER.size + len(body) + 7) & ~7
@@ -272,7 +294,9 @@ class RingClient:
         if self.word(384) == tail:
             return None
         start = ring_file.HEADER_BYTES + self.request_bytes
-        length, size, seq, status, _ = REPLY_HEADER.unpack(self._ring(start, tail, REPLY_HEADER.size))
+        length, size, seq, status, _ = REPLY_HEADER.unpack(
+            self._ring(start, tail, REPLY_HEADER.size)
+        )
         data = self._ring(start, tail, length)
         self.word(448, tail + length)
         if self.word(576, bits=32):
@@ -306,8 +330,10 @@ class RingClient:
             time.sleep(0.001)
 
     def copy(self, path: Path) -> RingClient:
-        """A client of a copy of the ring file, at the same point of its work."""
-        shutil.copyfile(self.path, path)
+        """A client of a copy of the ring and its state files, at the same point of its work."""
+        for suffix in (".ring", ".snap", ".journal"):
+            if self.path.with_suffix(suffix).exists():
+                shutil.copyfile(self.path.with_suffix(suffix), path.with_suffix(suffix))
         other = RingClient(path)
         other.seq, other.defined = self.seq, dict(self.defined)
         other._head, other.replies = self._head, list(self.replies)
@@ -340,27 +366,34 @@ def make_ring(
 class Proxy:
     """One device proxy process. `close` ends it; `kill` does so without a warning."""
 
-    def __init__(self, folder: Path, *, options: Iterable[str] = (), wait: bool = True) -> None:
+    def __init__(self, folder: Path, *, options: Iterable[str] = ()) -> None:
         self.socket = folder / f"{time.monotonic_ns()}.sock"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "singularity_proxy.device", "--socket", str(self.socket), *options],
+            [
+                sys.executable,
+                "-m",
+                "singularity_proxy.device",
+                "--socket",
+                str(self.socket),
+                *options,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         self._peer: SyncPeer | None = None
-        if wait:
-            self.peer()
 
     def peer(self) -> SyncPeer:
         """The control connection; waits until the proxy listens."""
         if self._peer is None:
             deadline = time.monotonic() + 90
-            while not self.socket.exists():
+            while self._peer is None:
                 assert self.process.poll() is None, self.finish()
                 assert time.monotonic() < deadline, "the device proxy does not listen"
-                time.sleep(0.01)
-            self._peer = SyncPeer(self.socket, timeout=90)
+                try:
+                    self._peer = SyncPeer(self.socket, timeout=90)
+                except Unavailable:
+                    time.sleep(0.01)
         return self._peer
 
     def call(self, method: str, **params: Any) -> Any:
@@ -400,6 +433,15 @@ class Proxy:
         self.disconnect()
         return self.process.returncode, out, err
 
+    def stop(self) -> None:
+        """Freeze it: its memory is now what a kill at this instant would leave in shared files."""
+        self.process.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         self.process.kill()
         self.finish()
@@ -421,8 +463,10 @@ class Proxies:
         self._all: list[Proxy] = []
 
     def start(self, *options: str, wait: bool = True) -> Proxy:
-        proxy = Proxy(self.folder, options=options, wait=wait)
+        proxy = Proxy(self.folder, options=options)
         self._all.append(proxy)
+        if wait:
+            proxy.peer()
         return proxy
 
     def bound(self, **params: Any) -> Proxy:
@@ -442,10 +486,3 @@ def floats(data: bytes) -> list[float]:
 def pack_floats(values: Iterable[float]) -> bytes:
     numbers = list(values)
     return struct.pack(f"<{len(numbers)}f", *numbers)
-
-
-def images(paths: Iterable[Path], folder: Path) -> Iterator[Path]:
-    """Copies of files into `folder`, as a crash would leave them."""
-    for path in paths:
-        if path.exists():
-            yield Path(shutil.copy(path, folder / path.name))

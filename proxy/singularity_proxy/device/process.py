@@ -9,19 +9,20 @@ from typing import NoReturn
 from singularity_proxy.errors import Forbidden, SingularityError
 
 
-def become(uid: int, gid: int) -> None:
-    """Run as `uid`/`gid` from now on, for ever. Called once, before the first record.
-
-    Raises Forbidden when this process may not: only root can become someone else.
-    """
-    if os.getuid() == uid and os.geteuid() == uid:
-        return
-    if os.geteuid() != 0:
+def check_may_become(uid: int) -> None:
+    """Raises Forbidden when this process cannot run as `uid`: only root can become someone else."""
+    if os.geteuid() not in (0, uid):
         raise Forbidden(
             f"this device proxy runs as uid {os.geteuid()} and cannot serve uid {uid}; "
             "start the node agent as root to serve several users",
             uid=uid,
         )
+
+
+def become(uid: int, gid: int) -> None:
+    """Run as `uid`/`gid` from now on, for ever. Called once, before the first record."""
+    if os.getuid() == uid and os.geteuid() == uid:
+        return
     try:
         os.setgroups([])
         os.setresgid(gid, gid, gid)

@@ -90,12 +90,13 @@ class DeviceProxy:
                 f"not {threads} and {capacity_bytes}"
             )
         binding = Binding(session, device, capacity_bytes, threads, epoch)
+        process.check_may_become(uid)
+        process.set_name(f"sg-{device}-{session}")  # before: another uid may not open /proc/self
         process.become(uid, gid)
         if kind == "cpu":
             native.install_capacity(capacity_bytes)
         else:
             _limit_cuda(binding)
-        process.set_name(f"sg-{device}-{session}")
         self.binding = binding
         return {"pid": os.getpid()}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,3 +60,41 @@ def served(shared: Proxy, ring: RingClient) -> Iterator[RingClient]:
     shared.attach(ring, ring_id=ring_id)
     yield ring
     shared.call("close_ring", ring_id=ring_id)
+
+
+@pytest.fixture
+def ring_two(shared: Proxy, shm: Path) -> Iterator[RingClient]:
+    """A second ring, served by the module's proxy."""
+    client = make_ring(shm / "two.ring", virtual_device=1)
+    ring_id = f"{shm.name}-two"
+    shared.attach(client, ring_id=ring_id)
+    yield client
+    shared.call("close_ring", ring_id=ring_id)
+    client.close()
+
+
+@pytest.fixture
+def small_ring(shm: Path) -> Iterator[RingClient]:
+    """A ring with queues of 16 and 4 KiB, not served."""
+    client = make_ring(shm / "small.ring", request_bytes=16 << 10, reply_bytes=4096)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def tiny(short_dir: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    path = short_dir / "tiny"
+    path.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(path)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
