@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from singularity_proxy.errors import SingularityError, Unavailable, from_wire
-from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
+from tornado.httpclient import HTTPClientError, HTTPRequest, HTTPResponse
+from tornado.simple_httpclient import SimpleAsyncHTTPClient
 
 from .stream import event_stream
 
@@ -173,17 +174,26 @@ class ServiceClient:
             request_timeout=max(self._timeout, timeout),
             follow_redirects=False,
         )
+        # One of its own: the shared one lets ten calls through at a time, and ours may take long.
+        client = SimpleAsyncHTTPClient(force_instance=True)
         try:
-            response = await AsyncHTTPClient().fetch(request, raise_error=False)
+            response = await client.fetch(request, raise_error=False)
         except (OSError, HTTPClientError) as error:
             raise Unavailable(
                 f"the scheduler service does not answer ({error}); nothing was changed that it "
                 "did not confirm: try again in a moment",
                 url=self.url,
             ) from None
+        finally:
+            client.close()
         if response.code >= 300:
             raise problem_to_error(response)
-        answer: Json = json.loads(response.body)
+        try:
+            answer = json.loads(response.body)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise problem_to_error(response)
         return answer
 
 

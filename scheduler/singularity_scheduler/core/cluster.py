@@ -202,7 +202,14 @@ class Draft:
         rule: str,
         **fields: Any,
     ) -> SessionView:
-        """Take one step of the state table, with other `fields` of the session changed along."""
+        """Take one step of the state table, with other `fields` of the session changed along, and
+        write its line of history."""
+        return self.note(self.quiet_step(view, event, **fields), reason, rule)
+
+    def quiet_step(
+        self, view: SessionView, event: ProcessEvent | DeviceEvent, **fields: Any
+    ) -> SessionView:
+        """A step that is part of another one, which tells it; the result is not in the draft."""
         if isinstance(event, ProcessEvent):
             process = next_process(view.process_state, event, view.id, view.story)
             line = f"{view.process_state.value} --{event.value}--> {process.value}"
@@ -212,7 +219,7 @@ class Draft:
             line = f"{view.device_state.value} --{event.value}--> {device.value}"
             fields["device_state"] = device
         story = (*view.story, line)[-STORY_LENGTH:]
-        return self.note(replace(view, story=story, **fields), reason, rule)
+        return replace(view, story=story, **fields)
 
     def decision(self) -> Decision:
         return Decision(

@@ -32,12 +32,12 @@ def finish(
     exit_code: int | None = None,
 ) -> SessionView:
     """Let a session end: final at once, its devices stay leased until the agent confirms."""
-    devices = view.devices
-    view = draft.step(
-        replace(queue.freed(view), devices=devices), event, reason, rule, exit_code=exit_code
+    view = draft.quiet_step(
+        replace(queue.freed(view), devices=view.devices), event, exit_code=exit_code
     )
     if view.device_state is not DeviceState.NONE:
-        view = draft.step(view, DeviceEvent.RELEASE, reason, rule)
+        view = draft.quiet_step(view, DeviceEvent.RELEASE)
+    view = draft.note(view, reason, rule)
     command_end(draft, view, reason, rule)
     return view
 
@@ -130,6 +130,8 @@ def _unknown(draft: Draft, node: str, fact: AgentFacts) -> None:
         created_at=draft.now,
         updated_at=draft.now,
         epoch=fact.epoch,
+        # The agent answers a number it knows with what it answered then: begin far beyond.
+        seq=int(draft.now),
         process_state=ProcessState.LIVE,
         device_state=DeviceState.PARKED if fact.saved and not fact.devices else DeviceState.NONE,
     )

@@ -61,16 +61,14 @@ def withdrawn(saved: bool) -> str:
 
 
 def exited(exit_code: int | None, sentence: str) -> str:
-    """How a process ended; `sentence` (the agent's) adds what the code cannot say."""
+    """How a process ended; `sentence` (the agent's) says what the code cannot say."""
     if exit_code == 0:
-        text = "ended normally"
-    elif exit_code is None:
-        text = "its process is gone"
-    elif exit_code < 0:
-        text = f"its process was ended by signal {-exit_code}"
-    else:
-        text = f"its process ended with exit code {exit_code}"
-    return f"{text}: {sentence}" if sentence else text
+        return "ended normally"
+    if exit_code is None:
+        return f"its process is gone: {sentence}" if sentence else "its process is gone"
+    if exit_code < 0:
+        return f"its process was ended by signal {-exit_code}"
+    return f"its process ended with exit code {exit_code}"
 
 
 def gone(node: str) -> str:

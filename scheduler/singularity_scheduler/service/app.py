@@ -27,7 +27,6 @@ from urllib.parse import urlsplit
 
 from singularity_proxy.errors import Conflict, SingularityError, Unavailable
 from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
 from traitlets import Dict, Float, Type, Unicode, default
 from traitlets.config import Application
 
@@ -122,9 +121,8 @@ class SchedulerApp(Application):  # type: ignore[misc]
         make_state_dir(self.state_dir)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(await lock_state_dir(self.state_dir))
-            sockets = listen(host, port)  # first: a taken port must change nothing
-            for sock in sockets:
-                stack.callback(sock.close)
+            sock = listen(host, port)  # first: a taken port must change nothing
+            stack.callback(sock.close)
             ledger = await Ledger.open(self._ledger_url())
             stack.push_async_callback(ledger.close)
             if self.keep_history_days:
@@ -138,7 +136,7 @@ class SchedulerApp(Application):  # type: ignore[misc]
             stack.push_async_callback(_close, server)
             stack.push_async_callback(controller.stop)
             await controller.start()
-            server.add_sockets(sockets)
+            server.add_socket(sock)
             self.log.info("the scheduler serves at http://%s:%d%s", host, port, prefix)
             yield controller
 
@@ -171,10 +169,11 @@ def make_state_dir(path: str) -> None:
         ) from None
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
+def listen(host: str, port: int) -> socket.socket:
     """Listen at this address; `Conflict` when somebody else does."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return bind_sockets(port, host)
+        sock = socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise Conflict(
             f"the scheduler service cannot listen at {host}:{port} ({error.strerror}): stop the "
@@ -182,6 +181,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
             host=host,
             port=port,
         ) from None
+    sock.setblocking(False)
+    return sock
 
 
 async def lock_state_dir(path: str, wait_s: float = LOCK_WAIT_S) -> contextlib.ExitStack:

@@ -98,7 +98,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self._stopped = False
         self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._changed = asyncio.Condition()
-        self._keys: dict[tuple[str, str], asyncio.Lock] = {}
+        self._keys: dict[tuple[str, str], list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.commander = Commander(
             fleet, self.report_now, self.state.sessions.get, self.lease_ttl_s
@@ -135,6 +135,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.leases.close()
         await self.commander.close()
         self.broker.close()
         await self.fleet.stop()
@@ -393,8 +394,11 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
 
     async def sessions(self, user: str | None) -> list[SessionView]:
         """All sessions of a user (None: everybody's), newest first."""
-        stored = await self.ledger.sessions(user)
-        return [self.state.sessions.get(view.id, view) for view in stored]
+        stored = {view.id: view for view in await self.ledger.sessions(user)}
+        for view in self.state.sessions.values():  # the newest truth, and none left out
+            if user is None or view.user == user:
+                stored[view.id] = view
+        return sorted(stored.values(), key=lambda view: (-view.created_at, view.id))
 
     def status(self, view: SessionView) -> Json:
         """The session's document with who else waits."""
@@ -455,17 +459,23 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
 
     @contextlib.asynccontextmanager
     async def _once(self, user: str, key: str | None) -> AsyncIterator[None]:
-        """One request with this key at a time."""
+        """One request with this key at a time; the others wait in the order they came."""
         if key is None:
             yield
             return
-        lock = self._keys.setdefault((user, key), asyncio.Lock())
+        before = self._keys.setdefault((user, key), [])
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ahead = list(before)
+        before.append(mine)
         try:
-            async with lock:
-                yield
+            if ahead:
+                await asyncio.wait(ahead)
+            yield
         finally:
-            if not lock.locked():
-                self._keys.pop((user, key), None)
+            mine.set_result(None)
+            before.remove(mine)
+            if not before:
+                del self._keys[user, key]
 
     def require_node(self) -> None:
         """Raise `Unavailable` with what is known about it while no node is there."""

@@ -61,6 +61,7 @@ class LeaseKeeper:
         self._clock = clock
         self._deadlines: dict[str, _Deadline] = {}
         self._asking: set[str] = set()
+        self._telling: dict[tuple[type, str], asyncio.Task[None]] = {}
 
     @property
     def period_s(self) -> float:
@@ -83,6 +84,21 @@ class LeaseKeeper:
             nodes = [n.id for n in self._state.nodes.values()]
             await asyncio.gather(*(self.look_after(node) for node in nodes))
 
+    async def close(self) -> None:
+        """Give up what is being told; called after `run` was cancelled."""
+        tasks = list(self._telling.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tell(self, event: ev.LeaseLapsed | ev.LeaseReaped | ev.Tick) -> None:
+        """Report without waiting: while the ledger cannot be written, leases must be renewed."""
+        key = (type(event), event.node if isinstance(event, ev.Tick) else event.session)
+        if key not in self._telling:
+            task = asyncio.ensure_future(self._report(event))
+            self._telling[key] = task
+            task.add_done_callback(lambda _: self._telling.pop(key, None))
+
     async def look_after(self, node: str) -> None:
         """One round for one node. Never waits for a node longer than a renewal may take."""
         if self._state.nodes[node].connected and node not in self._asking:
@@ -93,10 +109,10 @@ class LeaseKeeper:
                 log.warning("leases of node %s were not renewed: %s", node, error.message)
             finally:
                 self._asking.discard(node)
-        await self._reap(node)
+        self._reap(node)
         entry = self._state.nodes[node]
         if entry.connected and (entry.retry or entry.queue):
-            await self._report(ev.Tick(node))
+            self._tell(ev.Tick(node))
 
     async def _renew(self, node: str) -> None:
         asked = {
@@ -125,18 +141,18 @@ class LeaseKeeper:
             if sid in held or under_way:
                 known.at = now + self._ttl_s + self._margin_s
             elif view.device_state is DeviceState.HELD and sid not in answer["gone"]:
-                await self._report(ev.LeaseLapsed(sid))
+                self._tell(ev.LeaseLapsed(sid))
         if any(sid in asked and not asked[sid].final for sid in answer["gone"]):
             await self._resync(node)
 
-    async def _reap(self, node: str) -> None:
+    def _reap(self, node: str) -> None:
         now = self._clock()
         for sid, deadline in list(self._deadlines.items()):
             view = self._state.sessions.get(sid)
             if view is None or view.node != node or now < deadline.at:
                 continue
             silent = self._ttl_s + self._margin_s
-            await self._report(
+            self._tell(
                 ev.LeaseReaped(
                     sid,
                     deadline.epoch,

@@ -51,7 +51,6 @@ async def test_a_session_from_start_to_end(tmp_path: Path) -> None:
             "running",
             "completed",
             "completed",
-            "completed",
         ]
         assert await client.list_sessions("active") == []
         assert [s["id"] for s in await client.list_sessions()] == [session]
@@ -309,16 +308,58 @@ async def test_full_disk_is_one_sentence_and_nothing_is_lost(tmp_path: Path) -> 
         assert len(p.controller.state.sessions) == started
         assert (await p.client().get_session(a))["devices"] == before["devices"]
         # What the agent reports meanwhile waits, and is taken in when there is space again.
-        p.agent.exit(a, 0, reason="long " * 2000)
+        p.agent.exit(a, None, reason="long " * 2000)
         await until(lambda: bool(p.controller.ledger_trouble), "trouble is told")
 
         await _limit_ledger(p, 1_000_000)
-        await p.state(a, "completed")
+        await p.state(a, "failed")
         await until(lambda: not p.controller.ledger_trouble, "trouble is over")
         await p.stop()
         await p.start()
         await p.ready()
         assert len(p.controller.state.sessions) == started - 1
+
+
+@pytest.mark.asyncio
+async def test_leases_are_kept_while_the_disk_is_full(tmp_path: Path) -> None:
+    quick = {"lease_ttl_s": 1.2, "lease_margin_s": 0.3}
+    async with platform(tmp_path, controller=quick) as p:
+        a = await p.holder(name="a")
+        b = await p.kernel("bob", name="b", devices=2)
+        await _limit_ledger(p, None)
+        with pytest.raises(NoSpace):
+            await _start_many(p)
+        p.agent.exit(b, 1)  # cannot be written, so it waits
+        before = len([c for c in p.agent.calls if c[0] == "renew"])
+        await until(
+            lambda: len([c for c in p.agent.calls if c[0] == "renew"]) >= before + 12, "two TTLs"
+        )
+        assert (await p.client().get_session(a))["state"] == "running"
+        assert p.agent.sessions[a]["devices"] == ["cpu:0"]
+        await _limit_ledger(p, 1_000_000)
+        await p.state(b, "failed")
+
+
+@pytest.mark.asyncio
+async def test_requests_with_the_same_key_at_the_same_time(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        made = await asyncio.gather(
+            *(
+                p.client().create_session(kind="interactive", launch=LAUNCH, key="k")
+                for _ in range(6)
+            )
+        )
+        assert len({m["id"] for m in made}) == 1
+        session = made[0]["id"]
+        parked = await asyncio.gather(
+            *(
+                p.controller.act(p.controller.state.sessions[session], "resume", {}, "alice", "r")
+                for _ in range(3)
+            )
+        )
+        assert {v.epoch for v in parked} == {1}
+        with pytest.raises(Conflict, match="this key was used to resume session"):
+            await p.controller.act(parked[0], "park", {}, "alice", "r")
 
 
 @pytest.mark.asyncio

@@ -1,0 +1,210 @@
+"""Small parts of the service: addresses, locks, ports, streams, translations, documents."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from singularity_proxy.errors import (
+    BadRequest,
+    Conflict,
+    NoSpace,
+    NotFound,
+    SingularityError,
+    StaleEpoch,
+    Unavailable,
+)
+from singularity_scheduler.client.api import problem_to_error
+from singularity_scheduler.client.stream import parse_events
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.states import InvalidTransition
+from singularity_scheduler.service import translate
+from singularity_scheduler.service.app import (
+    SchedulerApp,
+    listen,
+    lock_state_dir,
+    make_state_dir,
+    service_address,
+)
+from singularity_scheduler.service.broker import MAX_BEHIND, Broker
+from singularity_scheduler.service.documents import iso, parse_iso
+from singularity_scheduler.service.handlers import problem
+from support.scheduler_core import World
+from tornado.httpclient import HTTPRequest, HTTPResponse
+from tornado.httputil import HTTPHeaders
+
+
+def answer(body: bytes, code: int) -> HTTPResponse:
+    import io
+
+    return HTTPResponse(HTTPRequest("http://x"), code, HTTPHeaders(), io.BytesIO(body))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BadRequest("no", devices=3),
+        Conflict("no", session="a"),
+        NotFound("no"),
+        NoSpace("full", ledger="x"),
+        StaleEpoch("old"),
+        Unavailable("away"),
+        InvalidTransition(session="a", start="none", event="park", story=["x"]),
+        SingularityError("inside"),
+    ],
+)
+def test_an_error_is_the_same_on_the_other_side(error: SingularityError) -> None:
+    document = json.dumps(problem(error, error.http_status)).encode()
+    again = problem_to_error(answer(document, error.http_status))
+    assert type(again) is type(error)
+    assert (again.message, again.fields) == (error.message, error.fields)
+
+
+def test_what_we_did_not_foresee_says_nothing_of_its_inside() -> None:
+    shown = problem(KeyError("secret"), 500)
+    assert "secret" not in json.dumps(shown)
+    assert shown["detail"] == "the request failed: internal server error"
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"message": "404"}'])
+def test_an_answer_of_something_in_between(body: bytes) -> None:
+    error = problem_to_error(answer(body, 502))
+    assert isinstance(error, Unavailable)
+    assert "502" in error.message
+
+
+def test_events_are_cut_at_blank_lines_wherever_the_bytes_were_cut() -> None:
+    text = ': heartbeat\n\nevent: a\ndata: {"n": 1}\n\ndata: {"n":\ndata: 2}\n\nevent: c\n\n'
+    for cut in range(len(text)):
+        first, rest = parse_events(text[:cut])
+        second, rest = parse_events(rest + text[cut:])
+        assert first + second == [
+            {"event": "a", "data": {"n": 1}},
+            {"event": "message", "data": {"n": 2}},
+        ]
+        assert rest == ""
+
+
+def test_where_to_serve() -> None:
+    env = {
+        "JUPYTERHUB_SERVICE_URL": "http://127.0.0.1:8765",
+        "JUPYTERHUB_SERVICE_PREFIX": "/services/singularity/",
+    }
+    assert service_address(env) == ("127.0.0.1", 8765, "/services/singularity/")
+    for missing in env:
+        with pytest.raises(Unavailable, match="started by JupyterHub as a managed service"):
+            service_address({k: v for k, v in env.items() if k != missing})
+
+
+def test_a_taken_port_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(Conflict, match=f"cannot listen at 127.0.0.1:{port}"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.asyncio
+async def test_two_services_cannot_share_a_folder(tmp_path: Path) -> None:
+    first = await lock_state_dir(str(tmp_path))
+    with pytest.raises(Conflict, match="another scheduler service works in"):
+        await lock_state_dir(str(tmp_path), wait_s=0)
+    first.close()
+    with await lock_state_dir(str(tmp_path), wait_s=0):
+        pass
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match="cannot be made"):
+        make_state_dir(str(tmp_path / "file" / "below"))
+
+
+def test_started_by_hand_it_says_what_it_is() -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTERHUB_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "singularity_scheduler.service"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "started by JupyterHub as a managed service" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_client_is_light() -> None:
+    code = (
+        "import sys, singularity_scheduler.client;"
+        "print([m for m in ('sqlalchemy', 'alembic', 'jupyterhub', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_setting_is_explained() -> None:
+    for cls in SchedulerApp.classes:
+        for name, trait in cls.class_own_traits(config=True).items():
+            assert len(trait.help) > 20, f"{cls.__name__}.{name}"
+
+
+def test_a_slow_listener_is_let_go_not_waited_for() -> None:
+    world = World()
+    view = world.create("a")
+    broker = Broker()
+    slow, other = broker.subscribe("alice"), broker.subscribe("bob")
+    for n in range(MAX_BEHIND + 10):
+        broker.publish(view, lambda v, n=n: {"n": n})
+    assert other.queue.empty()
+    read = []
+    while not slow.queue.empty():
+        read.append(slow.queue.get_nowait())
+    assert read[-1] is None
+    assert len(read) == MAX_BEHIND + 1
+    assert broker.listening
+    broker.close()
+    assert other.queue.get_nowait() is None
+    assert not broker.listening
+
+
+@pytest.mark.parametrize(
+    ("type_", "data", "event"),
+    [
+        ("device.need", {}, ev.DeviceNeeded("s")),
+        ("device.withdrawn", {}, ev.DeviceWithdrawn("s")),
+        ("activity", {"busy": True, "at": 5}, ev.Activity("s", True, 5.0)),
+        ("activity", {"busy": False}, ev.Activity("s", False, 9.0)),
+        ("process.live", {"pid": 1}, ev.Started("s")),
+        ("process.exited", {"exit_code": -9}, ev.ProcessExited("s", -9)),
+        ("process.exited", {"exit_code": None, "reason": "x"}, ev.ProcessExited("s", None, "x")),
+        ("proxy.recovered", {"records": 1, "ms": 2}, ev.ProxyRecovered("s", 1, 2.0)),
+        ("proxy.failed", {"sentence": "x"}, ev.ProxyFailed("s", "x")),
+        ("lease.lapsed", {}, ev.LeaseLapsed("s")),
+        ("news", {}, None),
+    ],
+)
+def test_what_agents_say(type_: str, data: dict, event: ev.Event | None) -> None:
+    assert translate.agent_event("s", type_, data, 9.0) == event
+
+
+def test_checkpoint_names() -> None:
+    assert translate.verb_event("s", "checkpoint", {}, "a", {}) == ev.CheckpointAsked("s", "a")
+    for bad in (3, "x" * 201, "a\tb"):
+        with pytest.raises(BadRequest, match="a checkpoint's name must be printable"):
+            translate.verb_event("s", "checkpoint", {"name": bad}, "a", {})
+
+
+def test_times() -> None:
+    assert iso(0.0) == "1970-01-01T00:00:00.000+00:00"
+    assert parse_iso("1970-01-01T00:00:01.500+00:00", 0) == 1.5
+    assert parse_iso("1970-01-01T00:00:01Z", 0) == 1.0
+    assert parse_iso("yesterday", 7.0) == 7.0
+    assert parse_iso(True, 7.0) == 7.0
