@@ -79,12 +79,11 @@ def configure_platform(c: Config, folder: str) -> None:
     spawner = c.Spawner
     spawner.default_url = "/lab"
     spawner.http_timeout = 60
-    spawner.environment = {MARK: settings.instance, "JUPYTER_PREFER_ENV_PATH": "1"}
-    # JupyterLab would ask each new user whether it may fetch news from the internet.
-    spawner.args = [
-        "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-    ]
+    spawner.environment = {
+        MARK: settings.instance,
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        "JUPYTER_CONFIG_PATH": str(state.server_config),
+    }
     c.SingularitySpawner.homes_dir = str(state.homes)
     for name, value in settings.spawn_defaults.items():
         c.SingularitySpawnerMixin[name] = value

@@ -16,6 +16,10 @@ MARK = "JUPYTER_SINGULARITY_RUN"
 """Environment variable that every process of a run carries; its value is `Settings.instance`."""
 
 
+_PAGE_CONFIG = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
+"""JupyterLab would ask each new user whether it may fetch news from the internet."""
+
+
 @dataclass(frozen=True)
 class StateFolder:
     """The names inside a state folder. The folder itself is passable (0711) and not listable: the
@@ -51,6 +55,11 @@ class StateFolder:
     def scheduler(self) -> Path:
         return self.path / "scheduler"
 
+    @property
+    def server_config(self) -> Path:
+        """A folder of Jupyter configuration that all single-user servers read."""
+        return self.path / "server-config"
+
     def create(self) -> None:
         """Make the folder and what the Hub would create with wider modes; idempotent."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -59,6 +68,13 @@ class StateFolder:
         os.chmod(self.homes, 0o711)
         self.scheduler.mkdir(exist_ok=True)
         os.chmod(self.scheduler, 0o700)
+        lab = self.server_config / "labconfig"
+        for folder in (self.server_config, lab):
+            folder.mkdir(exist_ok=True)
+            os.chmod(folder, 0o755)
+        page = lab / "page_config.json"
+        page.write_text(json.dumps(_PAGE_CONFIG))
+        os.chmod(page, 0o644)
         for private in (self.hub_db, self.hub_log, self.lock):
             private.touch(mode=0o600)
             os.chmod(private, 0o600)
