@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from singularity_scheduler.service.app import SchedulerApp
-from support.kernel_relay import free_ports
+from support.kernel_relay import free_ports, wait_until
 from traitlets.config import Config
 
 PREFIX = "/services/singularity/"
@@ -67,6 +69,15 @@ class Platform:
         if self._failure:
             self._thread.join()
             raise self._failure
+        wait_until(self._healthy, 60, "no node agent came")
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}api/v1/healthz", timeout=10):
+                return True
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
 
     def stop(self, end_agent: bool = False) -> None:
         """Stop the service; `end_agent`: and everything else."""
