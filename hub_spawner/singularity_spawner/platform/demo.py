@@ -172,16 +172,13 @@ async def acts(
     for p in (p1, p2):  # open and imported, but the model is not on a device yet
         await p.run(SETUP.format(device="cuda", seed=13) + "import sklearn.datasets", SECONDS)
     t.say("Act 1: A (standard) trains a small GPT, B (basic) starts a long cell with a CNN")
-    answer = await a.run(
-        SETUP.format(device="cuda", seed=11) + GPT + "\nprint(torch.cuda.is_available())"
-    )
+    answer = await a.run(SETUP.format(device="cuda", seed=11) + "print(torch.cuda.is_available())")
     t.check(
         "torch.cuda.is_available() is True in a kernel without accelerator",
         answer.split() == ["True"],
     )
-    t.check(
-        "code that has not called a device yet holds none", (await sessions.of(a))["devices"] == []
-    )
+    t.check("code that has not called a device holds none", (await sessions.of(a))["devices"] == [])
+    await a.run(GPT, SECONDS)
     first = await t.step(f"A trains {A_STEPS} steps", a.run(f"train({A_STEPS})", SECONDS))
     a_device = (await sessions.of(a))["devices"]
     await b.run(SETUP.format(device="cuda", seed=12) + CNN, SECONDS)

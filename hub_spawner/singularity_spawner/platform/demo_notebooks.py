@@ -52,6 +52,7 @@ class GPT(nn.Module):
 model = GPT().to(DEVICE)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 picker = torch.Generator().manual_seed(1)
+torch.manual_seed(7)  # the model is built: from here on random numbers come from the device
 
 def train(steps):
     for _ in range(steps):
@@ -77,6 +78,7 @@ model = nn.Sequential(
     nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(512, 10)).to(DEVICE)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 picker = torch.Generator().manual_seed(2)
+torch.manual_seed(7)  # the model is built: from here on random numbers come from the device
 
 def train(steps):
     for _ in range(steps):
