@@ -79,7 +79,7 @@ class Capsule:
         identity: ProcessIdentity,
         on_exit: Callable[[ProcessWatch], None] | None = None,
     ) -> None:
-        self.watch = ProcessWatch(identity, on_exit)
+        self.watch = ProcessWatch(identity, on_exit, learn_code=True)
 
     @property
     def pid(self) -> int:
@@ -99,7 +99,7 @@ class Capsule:
 
     async def end(self, grace_s: float) -> int | None:
         """End the group: SIGTERM, `grace_s` seconds later SIGKILL (0: at once). Returns the exit
-        code, None when it is not known (not our child). Idempotent."""
+        code, None when nobody can tell it any more. Idempotent."""
         if self.watch.alive:
             if grace_s > 0:
                 self.signal(signal.SIGTERM)

@@ -9,9 +9,10 @@ alive and a recycled pid for the old process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import fcntl
 import os
 import signal
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -56,12 +57,29 @@ def uid_of(pid: int) -> int:
     raise ProcessLookupError(f"there is no process {pid}")
 
 
+_PIDFD_GET_INFO = 0xC040FF0B
+_PIDFD_INFO_EXIT = 1 << 3
+_CODE_EVERY_S = 0.05
+_CODE_LIMIT_S = 3.0
+
+
+def _status_of_stranger(pidfd: int) -> int | None:
+    """The wait status of a process that somebody else reaped (Linux >= 6.15); None when it was not
+    reaped yet, OSError where the kernel cannot tell."""
+    info = bytearray(64)
+    struct.pack_into("<Q", info, 0, _PIDFD_INFO_EXIT)
+    fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    known = struct.unpack_from("<Q", info, 0)[0] & _PIDFD_INFO_EXIT
+    return int(struct.unpack_from("<i", info, 60)[0]) if known else None
+
+
 class ProcessWatch:
     """Watches one process until it ends: capsules, workers, proxies, relays, owners alike.
 
     Made on the event loop. A process that is already gone (or whose pid now belongs to another
-    one) is a watch that has ended from the start. A child is reaped as soon as it ends; the exit
-    code of a process that is not our child is never known (None).
+    one) is a watch that has ended from the start. A child is reaped as soon as it ends. The exit
+    code of a process that is not our child stays unknown (None), unless `learn_code` is set and
+    the kernel can tell: then the end is told once the process was reaped, at most 3 s later.
     """
 
     _watched: ClassVar[dict[int, list[ProcessWatch]]] = {}
@@ -70,11 +88,15 @@ class ProcessWatch:
         self,
         identity: ProcessIdentity,
         on_exit: Callable[[ProcessWatch], None] | None = None,
+        *,
+        learn_code: bool = False,
     ) -> None:
         self.identity = identity
         self.exit_code: int | None = None
         """Exit status of a child; negative: the signal that ended it; None: unknown."""
         self._on_exit = on_exit
+        self._learn_code = learn_code
+        self._give_up_at: float | None = None
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._fd = -1
@@ -115,13 +137,35 @@ class ProcessWatch:
         return bool(watches)
 
     def _readable(self) -> None:
-        if self._fd < 0:
+        if self._fd < 0 or self._give_up_at is not None:
             return
-        with contextlib.suppress(ChildProcessError):
+        try:
             result = os.waitid(os.P_PIDFD, self._fd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            if self._learn_code:
+                self._loop.remove_reader(self._fd)
+                self._give_up_at = self._loop.time() + _CODE_LIMIT_S
+                self._ask_code()
+                return
+        else:
             if result is not None:
                 normal = result.si_code == os.CLD_EXITED
                 self.exit_code = result.si_status if normal else -result.si_status
+        self._release()
+        self._end()
+
+    def _ask_code(self) -> None:
+        if self._fd < 0 or self._give_up_at is None:
+            return  # closed meanwhile
+        try:
+            status = _status_of_stranger(self._fd)
+        except OSError:
+            status, self._give_up_at = None, 0.0
+        if status is None and self._loop.time() < self._give_up_at:
+            self._loop.call_later(_CODE_EVERY_S, self._ask_code)
+            return
+        if status is not None:
+            self.exit_code = os.waitstatus_to_exitcode(status)
         self._release()
         self._end()
 

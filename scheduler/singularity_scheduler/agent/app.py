@@ -34,7 +34,7 @@ from .leases import LeaseTable, boot_clock
 from .ledger import Ledger
 from .lifecycle import Lifecycle
 from .node import Node, Settings
-from .probe import probe_devices, torch_version
+from .probe import CPU_DEVICES, probe_devices, torch_version
 from .processes import adopt_orphans, end_marked
 from .proxies import ProxyPool
 from .server import CommandServer
@@ -187,6 +187,10 @@ class AgentProcess:
         app = self._app
         if not app.state_dir:
             raise SingularityError("the agent needs --state-dir, a folder for its ledger")
+        if app.device_count < 0 or app.device_capacity_bytes < 1 or app.journal_bytes < 0:
+            raise SingularityError(
+                "device_count and journal_bytes must not be negative, and a device needs a capacity"
+            )
         state_dir, lock = _lock(app.state_dir)
         try:
             adopt_orphans()
@@ -207,20 +211,12 @@ class AgentProcess:
             for _, body in ledger.all("session")
             for proxy in body["proxies"].values()
         }
-        for name in os.listdir(private):
-            path = os.path.join(private, name)
-            if name.endswith((".sock", ".log")):
-                socket_path = path.removesuffix(".log").removesuffix(".sock") + ".sock"
-                if socket_path in owned:
-                    continue
-                await end_marked(socket_path.encode(), in_environment=False)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        await _end_strays(private, owned)
         self.node = node = Node(
             settings=settings,
             instance=uuid.uuid4().hex[:12],
             devices=await probe_devices(
-                app.device_type, self._count(), app.device_capacity_bytes, private
+                app.device_type, app.device_count, app.device_capacity_bytes, private
             ),
             torch=torch_version(),
             ledger=ledger,
@@ -233,8 +229,8 @@ class AgentProcess:
         lifecycle = Lifecycle(node, devices)
         self._lifecycle, self._devices = lifecycle, devices
         node.pool.start()
-        for _, body in list(ledger.all("session")):
-            await lifecycle.adopt(SessionRecord.from_json(body))
+        records = [SessionRecord.from_json(body) for _, body in ledger.all("session")]
+        await asyncio.gather(*(lifecycle.adopt(record) for record in records))
         commands = CommandServer(node, lifecycle, devices, self.stop)
         path = os.path.join(settings.runtime_dir, "agent.sock")
         server = await rpc.serve(
@@ -253,6 +249,7 @@ class AgentProcess:
         if node.service:
             await node.service.close()
         await node.cancel_jobs()
+        await _end_strays(private, set())
         ledger.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(state_dir, ANNOUNCEMENT))
@@ -260,13 +257,6 @@ class AgentProcess:
         await asyncio.to_thread(shutil.rmtree, settings.shm_dir, True)
 
     # -- set-up -----------------------------------------------------------------------------------
-
-    def _count(self) -> int:
-        if self._app.device_count < 0:
-            raise SingularityError("device_count must be 0 (all) or a positive number")
-        if self._app.device_count == 0 and self._app.device_type != "cuda":
-            return 2
-        return int(self._app.device_count)
 
     def _settings(self, state_dir: str, ledger: Ledger) -> Settings:
         app = self._app
@@ -302,7 +292,8 @@ class AgentProcess:
             (shm_dir, 0o711),
         ):
             _own_folder(folder, mode)
-        threads = app.proxy_threads or max(1, (os.cpu_count() or 1) // max(1, self._count()))
+        share = (os.cpu_count() or 1) // (app.device_count or CPU_DEVICES)
+        threads = app.proxy_threads or max(1, share)
         return Settings(
             node=app.node or socket.gethostname(),
             runtime_dir=runtime_dir,
@@ -412,6 +403,19 @@ def _lock(folder: str) -> tuple[str, int]:
             "or give this one a folder of its own"
         ) from None
     return state_dir, fd
+
+
+async def _end_strays(private: str, owned: set[str]) -> None:
+    """End device proxies that no session owns, and remove what they left in the private folder."""
+    for name in os.listdir(private):
+        path = os.path.join(private, name)
+        if name.endswith((".sock", ".log")):
+            socket_path = path.removesuffix(".log").removesuffix(".sock") + ".sock"
+            if socket_path in owned:
+                continue
+            await end_marked(socket_path.encode(), in_environment=False)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _own_folder(folder: str, mode: int) -> None:

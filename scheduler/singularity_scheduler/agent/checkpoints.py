@@ -8,10 +8,12 @@ written last and the folder gets its name with it: a checkpoint exists or it doe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import time
@@ -25,7 +27,7 @@ from .node import Node
 from .sessions import Phase
 
 _BLOCK = 4 << 20
-_STATE_SUFFIXES = (".snap", ".journal")
+_SUFFIXES = (".snap", ".journal")
 
 
 async def take_checkpoint(node: Node, live: LiveSession, name: str) -> dict[str, Any]:
@@ -64,6 +66,9 @@ async def take_checkpoint(node: Node, live: LiveSession, name: str) -> dict[str,
             ],
         }
         started = time.monotonic()
+        wanted = {
+            ring.ring_id + suffix for ring in live.rings.rings.values() for suffix in _SUFFIXES
+        }
         try:
             if record.phase is Phase.HELD:
                 os.mkdir(source, 0o700)
@@ -73,7 +78,7 @@ async def take_checkpoint(node: Node, live: LiveSession, name: str) -> dict[str,
                     await proxy.call("checkpoint", timeout=None, directory=source)
             else:
                 source = node.settings.session_shm(record.session)
-            await asyncio.to_thread(_store, source, folder, manifest)
+            await asyncio.to_thread(_store, source, wanted, folder, manifest)
         except OSError as error:
             await asyncio.to_thread(shutil.rmtree, folder + ".partial", True)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -101,16 +106,27 @@ async def take_checkpoint(node: Node, live: LiveSession, name: str) -> dict[str,
         return dict(record.last_checkpoint)
 
 
-def _store(source: str, folder: str, manifest: dict[str, Any]) -> None:
+def remove_unfinished(node: Node, live: LiveSession) -> None:
+    """Remove what an agent that was killed in the middle of a checkpoint left behind."""
+    settings, session = node.settings, live.record.session
+    for folder, pattern in (
+        (settings.session_dir(session), re.compile(r"c-\d{8}T\d{6}-[0-9a-f]{6}")),
+        (settings.checkpoint_dir(session), re.compile(r".*\.partial")),
+    ):
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(folder):
+                if pattern.fullmatch(name):
+                    shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
+def _store(source: str, wanted: set[str], folder: str, manifest: dict[str, Any]) -> None:
     partial = folder + ".partial"
     os.makedirs(partial, 0o700)
     source_fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         files: dict[str, Any] = {}
-        for name in sorted(os.listdir(source_fd)):
-            fits = not source.startswith("/dev/shm") or name.endswith(_STATE_SUFFIXES)
-            if fits:
-                files[name] = _copy(source_fd, name, os.path.join(partial, name))
+        for name in sorted(wanted.intersection(os.listdir(source_fd))):
+            files[name] = _copy(source_fd, name, os.path.join(partial, name))
     finally:
         os.close(source_fd)
     manifest["files"] = files

@@ -85,10 +85,11 @@ class DeviceKeeper:
                 await self._attach_all(live)
             except BaseException:
                 await self._give_up_attach(live, before)
+                self._tell_need_soon(live)
                 raise
             record.move(Phase.HELD)
             record.reason = lease.reason
-            live.waiting = False
+            live.waiting, live.told_need = False, 0.0
             node.save(live)
         return {"ms": round((time.monotonic() - started) * 1e3, 3)}
 
@@ -102,7 +103,9 @@ class DeviceKeeper:
             record.check_live()
             record.check_epoch(epoch)
             record.epoch = epoch
-            return await self._park_locked(live, reason)
+            done = await self._park_locked(live, reason)
+        self._tell_need_soon(live)
+        return done
 
     async def fence(self, live: LiveSession) -> None:
         """The lease lapsed: stop using the devices. State that cannot be written now is kept in
@@ -136,10 +139,19 @@ class DeviceKeeper:
                 self._node.spawn(self._attach_late(live, ring), "attach of a new ring")
             return
         live.waiting = True
-        now = time.monotonic()
-        if record.phase in (Phase.NONE, Phase.PARKED) and now - live.told_need >= NEED_EVERY_S:
-            live.told_need = now
-            self._node.emit(record.session, "device.need")
+        if time.monotonic() - live.told_need >= NEED_EVERY_S:
+            self._tell_need(live)
+
+    def _tell_need(self, live: LiveSession) -> None:
+        """Pass on that a worker waits; again right after a park or a failed attach during which
+        it began to wait."""
+        if live.waiting and live.record.phase in (Phase.NONE, Phase.PARKED):
+            live.told_need = time.monotonic()
+            self._node.emit(live.record.session, "device.need")
+
+    def _tell_need_soon(self, live: LiveSession) -> None:
+        # Behind the answer to the command, which the service must see first.
+        asyncio.get_running_loop().call_later(0.02, self._tell_need, live)
 
     def check_waiting(self, live: LiveSession) -> None:
         """Notice that nobody waits any more; called about twice a second for waiting sessions."""

@@ -24,6 +24,7 @@ from singularity_proxy.capsule.launcher import (
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch, uid_of
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden, SingularityError, Unavailable
 
+from .checkpoints import remove_unfinished
 from .devices import DeviceKeeper
 from .launch import LaunchRequest
 from .live import LiveSession
@@ -84,7 +85,9 @@ class Lifecycle:
             if request.mode == "joined":
                 assert owner is not None
                 record.process = owner
-                live.joined = ProcessWatch(owner, lambda _: self._process_exited(live))
+                live.joined = ProcessWatch(
+                    owner, lambda _: self._process_exited(live), learn_code=True
+                )
             else:
                 await self._start_capsule(live, request)
                 if owner is not None:
@@ -345,6 +348,7 @@ class Lifecycle:
             self._adopt_processes(live)
             await self.end(live, record.reason, 0.0)
             return
+        await asyncio.to_thread(remove_unfinished, node, live)
         for lost in live.rings.adopt():
             log.error("session %s: ring %s is gone", record.session, lost.ring_id)
         self._adopt_processes(live)
@@ -358,7 +362,9 @@ class Lifecycle:
         record = live.record
         if record.mode == "joined":
             if record.process is not None:
-                live.joined = ProcessWatch(record.process, lambda _: self._process_exited(live))
+                live.joined = ProcessWatch(
+                    record.process, lambda _: self._process_exited(live), learn_code=True
+                )
             return
         if record.process is not None:
             live.capsule = self._node.launcher.adopt(

@@ -19,6 +19,9 @@ from singularity_proxy.errors import Unsupported
 
 from .processes import ask_process
 
+CPU_DEVICES = 2
+"""How many devices a node without GPUs has when nobody says a number."""
+
 _CUDA_PROBE = """
 import json, torch
 found = []
@@ -70,8 +73,8 @@ async def probe_devices(
     """The node's devices as `hello` reports them (id, type, capacity_bytes, name).
 
     `device_type`: "cpu", "cuda", or "auto" (cuda where torch finds GPUs, else cpu). For cpu there
-    are `count` devices of `capacity_bytes` each; for cuda `count` 0 means all that there are, and
-    the capacity is each card's memory. Raises `Unsupported` when cuda is asked for in vain.
+    are `count` devices of `capacity_bytes` each (0: two); for cuda `count` 0 means all that there
+    are, and the capacity is each card's memory. Raises `Unsupported` for cuda asked for in vain.
     """
     gpus: list[tuple[str, int]] = []
     if device_type in ("auto", "cuda"):
@@ -89,7 +92,7 @@ async def probe_devices(
     name = _cpu_name()
     return [
         {"id": f"cpu:{i}", "type": "cpu", "capacity_bytes": capacity_bytes, "name": name}
-        for i in range(max(count, 1))
+        for i in range(count or CPU_DEVICES)
     ]
 
 

@@ -67,6 +67,36 @@ async def test_exit_codes_and_signals_of_children(tmp_path: Path) -> None:
     assert capsule.signal(signal.SIGINT) is False
 
 
+def grandchild(code: int) -> int:
+    """The pid of a process that is not our child and ends with `code` after a moment."""
+    script = (
+        "import os, sys, time\n"
+        "if os.fork(): os._exit(0)\n"
+        "print(os.getpid(), flush=True); sys.stdout.close(); os.close(1)\n"
+        f"time.sleep(0.3); os._exit({code})"
+    )
+    return int(subprocess.check_output([sys.executable, "-c", script]))
+
+
+def kernel_tells_codes() -> bool:
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int(minor)) >= (6, 15)
+
+
+@pytest.mark.asyncio
+async def test_the_exit_code_of_a_stranger() -> None:
+    identity = ProcessIdentity.of(grandchild(6))
+    plain, learning = ProcessWatch(identity), ProcessWatch(identity, learn_code=True)
+    closed = ProcessWatch(identity, learn_code=True)
+    assert await plain.wait(10)
+    assert plain.exit_code is None
+    closed.close()
+    assert await learning.wait(10)
+    # Whoever adopts orphans here may take longer to reap than we wait.
+    assert learning.exit_code in ((6, None) if kernel_tells_codes() else (None,))
+    assert learning.alive is False
+
+
 @pytest.mark.asyncio
 async def test_a_recycled_pid_is_not_the_old_process() -> None:
     own = ProcessIdentity.of(os.getpid())
@@ -214,7 +244,7 @@ async def test_marked_processes_are_found_and_ended() -> None:
     marker = f"AGENT_TEST_MARK={os.urandom(6).hex()}"
     name, _, value = marker.partition("=")
     loop = "while :; do sleep 600 & sleep 0.05; done"
-    child = subprocess.Popen(["/bin/sh", "-c", loop], env={name: value, "PATH": os.environ["PATH"]})
+    child = child_of("/bin/sh", "-c", loop, env={name: value, "PATH": os.environ["PATH"]})
     await asyncio.sleep(0.2)
     assert len(list(processes_with(marker.encode(), in_environment=True))) > 2
     assert list(processes_with(marker.encode()[:-1], in_environment=True)) == []
