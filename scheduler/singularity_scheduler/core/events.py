@@ -48,6 +48,15 @@ class CheckpointAsked:
 
 
 @dataclass(frozen=True)
+class SignalAsked:
+    """A signal is about to be sent to the session's main process."""
+
+    session: str
+    by: str
+    signum: int
+
+
+@dataclass(frozen=True)
 class EndAsked:
     session: str
     by: str
@@ -196,6 +205,7 @@ Event = (
     | ResumeAsked
     | MigrateAsked
     | CheckpointAsked
+    | SignalAsked
     | EndAsked
     | NodeJoined
     | NodeAway

@@ -100,6 +100,8 @@ class SessionView:
     """It is on its way to other devices."""
     preferred: tuple[str, ...] = ()
     """Devices to take at the next grant when they can be had."""
+    stopped_by: str | None = None
+    """Who sent its process a signal that ends it; its end by a signal is then no failure."""
     exit_code: int | None = None
     ended: bool = False
     """Final, and its agent has confirmed that nothing of it is left."""

@@ -62,11 +62,24 @@ def exited(draft: Draft, event: ev.ProcessExited) -> None:
         if event.exit_code is not None and view.exit_code is None:
             draft.put(replace(view, exit_code=event.exit_code))
         return
-    step = ProcessEvent.FAIL
-    if event.exit_code == 0 and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
+    code = event.exit_code
+    step, reason = ProcessEvent.FAIL, reasons.exited(code, event.sentence)
+    if code == 0 and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
         step = ProcessEvent.COMPLETE
-    reason = reasons.exited(event.exit_code, event.sentence)
-    finish(draft, view, step, reason, "process.exited", exit_code=event.exit_code)
+    elif view.stopped_by is not None and (code is None or code < 0 or code > 128):
+        step, reason = closed(view, view.stopped_by)
+    finish(draft, view, step, reason, "process.exited", exit_code=code)
+
+
+def closed(view: SessionView, by: str, reason: str = "") -> tuple[ProcessEvent, str]:
+    """The step and the sentence of a session that somebody wanted to end. Being closed is the
+    normal end of a notebook; it has no other."""
+    interactive = view.kind is Kind.INTERACTIVE
+    step = ProcessEvent.CANCEL
+    if interactive and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
+        step = ProcessEvent.COMPLETE
+    sentence = f"{'closed' if interactive else 'cancelled'} by {by}"
+    return step, f"{sentence}: {reason}" if reason else sentence
 
 
 def ended(draft: Draft, event: ev.Ended) -> None:

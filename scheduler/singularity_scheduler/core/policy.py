@@ -16,10 +16,13 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
 from . import events as ev
 from . import nodes, queue, reasons
 from .cluster import ClusterState, Draft
-from .model import Kind, SessionView
-from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
+from .model import SessionView
+from .states import DeviceEvent, DeviceState, ProcessEvent
 
 Handler = Callable[[Draft, Any], None]
+
+ENDING_SIGNALS = frozenset({1, 9, 15})
+"""HUP, KILL, TERM: whoever sends one wants the process to end."""
 
 
 def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
@@ -88,13 +91,18 @@ def _asked(draft: Draft, session: str) -> SessionView:
     view = draft.get(session)
     if view is None:
         raise NotFound(f"there is no session {session}", session=session)
+    refuse_ended(view)
+    return view
+
+
+def refuse_ended(view: SessionView) -> None:
+    """`Conflict` when there is nothing left to act on."""
     if view.final:
         raise Conflict(
             f"session {view.label} has ended ({view.process_state.value}): start it again",
-            session=session,
+            session=view.id,
             state=view.word,
         )
-    return view
 
 
 def _park_asked(draft: Draft, event: ev.ParkAsked) -> None:
@@ -239,14 +247,15 @@ def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
     if view.final:
         nodes.command_end(draft, view, view.reason, "user.end")
         return
-    interactive = view.kind is Kind.INTERACTIVE
-    step = ProcessEvent.CANCEL
-    if interactive and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
-        step = ProcessEvent.COMPLETE  # a notebook has no other normal end than being closed
-    verb = "closed" if interactive else "cancelled"
-    reason = f"{verb} by {event.by}" + (f": {event.reason}" if event.reason else "")
     view = replace(view, grace_s=event.grace_s)
+    step, reason = nodes.closed(view, event.by, event.reason)
     nodes.finish(draft, view, step, reason, "user.end")
+
+
+def _signal_asked(draft: Draft, event: ev.SignalAsked) -> None:
+    view = _asked(draft, event.session)
+    if event.signum in ENDING_SIGNALS and view.stopped_by != event.by:
+        draft.put(replace(view, stopped_by=event.by))
 
 
 # -- what nodes report ----------------------------------------------------------------------
@@ -399,6 +408,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.ResumeAsked: _resume_asked,
     ev.MigrateAsked: _migrate_asked,
     ev.CheckpointAsked: _checkpoint_asked,
+    ev.SignalAsked: _signal_asked,
     ev.EndAsked: _end_asked,
     ev.NodeJoined: nodes.joined,
     ev.NodeAway: nodes.away,

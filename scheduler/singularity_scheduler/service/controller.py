@@ -29,7 +29,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import SessionSpec, SessionView
-from singularity_scheduler.core.policy import choose_node, decide
+from singularity_scheduler.core.policy import choose_node, decide, refuse_ended
 from singularity_scheduler.core.states import DeviceState
 
 from . import documents, translate
@@ -362,6 +362,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
                 if (before.verb, before.session) != (verb, view.id):
                     raise Conflict(f"this key was used to {before.verb} session {before.session}")
                 return await self.find(view.id)
+            refuse_ended(view)
             node = self.state.nodes.get(view.node)
             types = {d.id: d.type for d in node.devices.values()} if node else {}
             event = translate.verb_event(view.id, verb, args, by, types)
@@ -382,14 +383,10 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             await self._until(lambda: view.id not in self.state.sessions, grace_s + 10.0)
         return await self.find(view.id)
 
-    async def signal(self, view: SessionView, signum: int) -> None:
+    async def signal(self, view: SessionView, signum: int, by: str) -> None:
         """Send a signal to the session's main process."""
-        if view.final:
-            raise Conflict(
-                f"session {view.label} has ended, so there is nothing to signal",
-                session=view.id,
-                state=view.word,
-            )
+        refuse_ended(view)
+        await self.submit(ev.SignalAsked(view.id, by, signum))
         await self.fleet.call(view.node, "session.signal", session=view.id, signum=signum)
 
     async def sessions(self, user: str | None) -> list[SessionView]:

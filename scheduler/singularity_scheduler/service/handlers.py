@@ -224,7 +224,7 @@ class SignalHandler(ApiHandler):
         signum = self.body().get("signum")
         if isinstance(signum, bool) or not isinstance(signum, int) or not 1 <= signum <= 64:
             raise BadRequest("signum must be the number of a signal, 1 to 64")
-        await self.controller.signal(view, signum)
+        await self.controller.signal(view, signum, self.caller.name)
         self.answer_session(await self.session(session))
 
 

@@ -37,6 +37,7 @@ _SAME = (
     "park_failed_at",
     "asked",
     "moving",
+    "stopped_by",
     "exit_code",
     "ended",
     "grace_s",

@@ -53,6 +53,7 @@ sessions = Table(
     Column("asked", Boolean, nullable=False),
     Column("moving", Boolean, nullable=False),
     Column("preferred", Text, nullable=False),
+    Column("stopped_by", String(255)),
     Column("exit_code", Integer),
     Column("ended", Boolean, nullable=False),
     Column("grace_s", Float, nullable=False),

@@ -42,6 +42,8 @@ async def test_a_session_from_start_to_end(tmp_path: Path) -> None:
         assert again["reason"] == "closed by alice: done"
         with pytest.raises(Conflict, match="has ended"):
             await client.signal(session, 2)
+        with pytest.raises(Conflict, match="has ended"):
+            await client.park(session)
         history = [line["state"] for line in await client.history(session)]
         assert history == [
             "starting",

@@ -311,6 +311,28 @@ def test_how_a_process_ended(kind: Kind, code: int | None, word: str) -> None:
     assert decision.sessions[0].word == word
 
 
+@pytest.mark.parametrize(
+    ("kind", "signum", "code", "word", "reason"),
+    [
+        (Kind.INTERACTIVE, 15, -15, "completed", "closed by alice"),
+        (Kind.BATCH, 9, -9, "cancelled", "cancelled by alice"),
+        (Kind.BATCH, 15, 143, "cancelled", "cancelled by alice"),
+        (Kind.BATCH, 15, 1, "failed", "its process ended with exit code 1"),
+        (Kind.BATCH, 2, -2, "failed", "its process was ended by signal 2"),
+    ],
+)
+def test_ended_by_a_signal_somebody_sent(
+    kind: Kind, signum: int, code: int, word: str, reason: str
+) -> None:
+    world = World()
+    world.create("a", kind=kind)
+    world.do(ev.SignalAsked("a", "alice", signum))
+    (view,) = world.do(ev.ProcessExited("a", code)).sessions
+    assert (view.word, view.reason, view.exit_code) == (word, reason, code)
+    with pytest.raises(Conflict, match="has ended"):
+        world.do(ev.SignalAsked("a", "alice", signum))
+
+
 def test_ending_twice_is_no_error_and_what_it_is_called() -> None:
     world = World()
     world.create("note")

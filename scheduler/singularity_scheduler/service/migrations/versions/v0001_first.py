@@ -38,6 +38,7 @@ def upgrade() -> None:
         sa.Column("asked", sa.Boolean, nullable=False),
         sa.Column("moving", sa.Boolean, nullable=False),
         sa.Column("preferred", sa.Text, nullable=False),
+        sa.Column("stopped_by", sa.String(255)),
         sa.Column("exit_code", sa.Integer),
         sa.Column("ended", sa.Boolean, nullable=False),
         sa.Column("grace_s", sa.Float, nullable=False),
