@@ -274,7 +274,7 @@ def _run(command: list[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if "error" in line.lower()]
+        errors = [line for line in lines if "error: " in line or "undefined reference" in line]
         first = (errors or lines or ["no message"])[0]
         raise Unsupported(f"the native module cannot be built: {what} failed: {first.strip()}")
     if done.stderr.strip():
