@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jupyterhub.orm import APIToken
 from jupyterhub.spawner import LocalProcessSpawner
+from sqlalchemy.orm import object_session
 from traitlets import Unicode, default
 
 from .homes import blocked_folder, make_home
@@ -167,10 +169,26 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
 
     async def start(self) -> Any:
         """Start the server and note which process it is."""
+        self._revoke_older_tokens()
         url = await super().start()
         process = read_process(self.pid)
         self._server_started = process.started if process else None
         return url
+
+    def _revoke_older_tokens(self) -> None:
+        """Delete the API tokens of this server's earlier processes.
+
+        With `will_resume` the Hub keeps a server's token when it stops, for Spawners whose server
+        comes back with it. Ours gets a new one at each start, and the old ones would pile up.
+        """
+        session = object_session(self.orm_spawner) if self.server else None
+        if session is None:
+            return
+        current = APIToken.find(session, self.api_token)
+        for token in list(self.user.orm_user.api_tokens):
+            if token.note == f"Server at {self.server.base_url}" and token is not current:
+                session.delete(token)
+        session.commit()
 
     def get_state(self) -> dict[str, Any]:
         state: dict[str, Any] = super().get_state()

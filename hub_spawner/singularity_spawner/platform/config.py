@@ -49,6 +49,7 @@ def configure_platform(c: Config, folder: str) -> None:
     hub.hub_bind_url = f"http://127.0.0.1:{settings.hub_port}"
     hub.db_url = f"sqlite:///{state.hub_db}"
     hub.cookie_secret = bytes.fromhex(_hex(state.secret("cookie_secret", 64)))
+    hub.pid_file = str(state.path / "jupyterhub.pid")
     # Servers outlive a restart of the Hub; whoever ends the platform ends them (see `shutdown`).
     hub.cleanup_servers = False
     hub.allow_named_servers = True

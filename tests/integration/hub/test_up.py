@@ -128,6 +128,20 @@ async def test_what_a_killed_run_left_is_cleaned_up_at_the_next_start(folder):
 
 
 @pytest.mark.asyncio
+async def test_it_stops_everything_when_the_hub_ends(folder):
+    async with up(folder) as running:
+        await running.until("ready in")
+        settings = settings_of(folder)
+        hub = (folder / "jupyterhub.pid").read_text()
+        os.kill(int(hub), signal.SIGKILL)
+        code, out, err = await running.end()
+    assert code == 1
+    assert "JupyterHub ended by itself with exit code -9; stopping the rest." in err
+    assert "Everything is stopped" in out
+    assert left_of(settings) == []
+
+
+@pytest.mark.asyncio
 async def test_stopping_while_it_starts_leaves_nothing(folder):
     async with up(folder) as running:
         await running.until("Starting JupyterHub")

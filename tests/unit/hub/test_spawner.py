@@ -1,0 +1,166 @@
+"""`SingularitySpawner` starts a process as the right user; the process here is not Jupyter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import pytest_asyncio
+from jupyterhub.spawner import SpawnException
+from singularity_spawner.proc import read_process
+from singularity_spawner.spawner import SingularitySpawner
+from support.hub_scheduler import TOKEN, scheduler
+
+REPORT = """
+import json, os, time
+mask = os.umask(0)
+report = {"uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups(), "mask": mask,
+          "cwd": os.getcwd(), "env": dict(os.environ)}
+open("report.tmp", "w").write(json.dumps(report))
+os.rename("report.tmp", "report.json")
+time.sleep(60)
+"""
+ROOT = os.geteuid() == 0
+
+
+@pytest_asyncio.fixture
+async def service():
+    async with scheduler() as running:
+        uid = 1900000042 if ROOT else os.geteuid()
+        gid = 1900000042 if ROOT else os.getegid()
+        running.identities["alice"] = {"uid": uid, "gid": gid, "mapped": ROOT, "sentence": ""}
+        yield running
+
+
+@pytest.fixture
+def homes():
+    folder = Path(tempfile.mkdtemp(prefix="homes-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def make(service, homes, **traits):
+    spawner = SingularitySpawner(
+        service_url=service.url,
+        service_token=TOKEN,
+        service_timeout=0.0,
+        homes_dir=str(homes),
+        cmd=[sys.executable, "-c", REPORT],
+        hub=SimpleNamespace(public_host="", api_url="http://127.0.0.1:1/hub/api", base_url="/hub/"),
+        port=1,
+        **traits,
+    )
+    spawner.user = SimpleNamespace(name="alice", url="/user/alice/", escaped_name="alice")
+    spawner.orm_spawner = SimpleNamespace(
+        name="", user_options={}, display_name="", server=None, started=None, oauth_client=None
+    )
+    return spawner
+
+
+async def report_of(home):
+    async with asyncio.timeout(20):
+        while not (home / "report.json").exists():
+            await asyncio.sleep(0.02)
+    return json.loads((home / "report.json").read_text())
+
+
+@pytest.mark.asyncio
+async def test_the_server_runs_as_its_user_in_its_home(service, homes):
+    spawner = make(service, homes)
+    await spawner.start()
+    try:
+        report = await report_of(homes / "alice")
+    finally:
+        await spawner.stop(now=True)
+    identity = service.identities["alice"]
+    home = str(homes / "alice")
+    assert (report["uid"], report["gid"]) == (identity["uid"], identity["gid"])
+    if ROOT:
+        assert report["groups"] == []
+    assert report["mask"] == 0o077
+    assert report["cwd"] == home
+    env = report["env"]
+    assert (env["HOME"], env["USER"]) == (home, "alice")
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        assert env[name].startswith(f"{home}/")
+    assert env["JUPYTER_DEFAULT_PROVISIONER_NAME"] == "singularity"
+    assert await spawner.poll() is not None
+
+
+@pytest.mark.asyncio
+async def test_allow_root_is_said_only_to_a_server_that_must_run_as_root(service, homes):
+    spawner = make(service, homes, args=["--x"])
+    spawner.uid = 1900000042
+    assert spawner.get_args() == ["--x"]
+    spawner.uid = 0
+    assert spawner.get_args() == ["--x", "--allow-root"]
+    assert spawner.args == ["--x"]
+
+
+@pytest.mark.root
+@pytest.mark.asyncio
+async def test_without_mapping_the_server_runs_as_the_hub_does(service, homes):
+    service.identities["alice"] = {"uid": 0, "gid": 0, "mapped": False, "sentence": "shared"}
+    spawner = make(service, homes)
+    await spawner.start()
+    try:
+        report = await report_of(homes / "alice")
+    finally:
+        await spawner.stop(now=True)
+    assert report["uid"] == 0
+
+
+@pytest.mark.asyncio
+async def test_a_home_of_somebody_else_is_not_taken_over(service, homes):
+    (homes / "alice").symlink_to("/etc")
+    with pytest.raises(SpawnException) as caught:
+        await make(service, homes).start()
+    assert caught.value.reason == "singularity_home"
+    assert "belongs to uid" in caught.value.message
+
+
+@pytest.mark.root
+@pytest.mark.asyncio
+async def test_homes_below_a_closed_folder_are_refused(service, homes):
+    homes.chmod(0o700)
+    with pytest.raises(SpawnException, match="cannot be passed by other uids"):
+        await make(service, homes).start()
+
+
+@pytest.mark.skipif(ROOT, reason="root may become anybody")
+@pytest.mark.asyncio
+async def test_without_root_another_uid_is_refused(service, homes):
+    service.identities["alice"]["uid"] = os.geteuid() + 1
+    with pytest.raises(SpawnException, match="cannot change it"):
+        await make(service, homes).start()
+
+
+@pytest.mark.asyncio
+async def test_after_a_hub_restart_the_server_is_found_and_stopped(service, homes):
+    first = make(service, homes)
+    await first.start()
+    state = json.loads(json.dumps(first.get_state()))
+    second = make(service, homes)
+    second.load_state(state)
+    assert await second.poll() is None
+    assert (second.uid, second.pid) == (first.uid, first.pid)
+    pid = second.pid
+    await second.stop(now=True)  # the process is now a zombie, because `first` never asked for it
+    assert read_process(pid).zombie
+    assert await first.poll() is not None
+
+
+@pytest.mark.asyncio
+async def test_a_pid_that_belongs_to_another_process_is_not_our_server(service, homes):
+    spawner = make(service, homes)
+    me = read_process(os.getpid())
+    spawner.load_state({"pid": me.pid, "started": me.started - 1, "identity": {"uid": 1, "gid": 1}})
+    assert await spawner.poll() == 0
