@@ -411,6 +411,7 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
     def clear_state(self) -> None:
         super().clear_state()
         self.choice = None
+        self._story = None  # the Hub clears the state before each start
 
     # -- plumbing ---------------------------------------------------------------------------
 
