@@ -1,4 +1,4 @@
-"""Ships `singularity_proxy.pth` with editable installs too; the wheel gets it by `force-include`."""
+"""Ships `singularity_proxy.pth` with editable installs; the wheel gets it by `force-include`."""
 
 from __future__ import annotations
 

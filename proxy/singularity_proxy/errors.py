@@ -1,7 +1,7 @@
 """The typed errors of the project: one sentence for people, fields for programs.
 
-Every error that crosses a process boundary (worker, device proxy, node agent, scheduler service)
-is one of these. Over a socket it travels as ``{"type": class name, "message": ..., "fields": {...}}``
+Every error that crosses a process boundary (worker, device proxy, node agent, service) is one of
+these. Over a socket it travels as ``{"type": class name, "message": ..., "fields": {...}}``
 (see `wire.rpc`) and is raised again under its own type on the other side.
 """
 
@@ -97,7 +97,7 @@ def _types(base: type[SingularityError]) -> dict[str, type[SingularityError]]:
 
 
 def to_wire(error: BaseException) -> dict[str, Any]:
-    """`error` as the JSON object that `from_wire` turns back; called by `wire.rpc` and the REST API."""
+    """`error` as the JSON object that `from_wire` turns back; for `wire.rpc` and the REST API."""
     if isinstance(error, SingularityError):
         return {
             "type": type(error).__name__,

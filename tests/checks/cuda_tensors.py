@@ -398,7 +398,7 @@ def saved_file_portable():
     b.seek(0)
     z = zipfile.ZipFile(b)
     p = [z.read(n) for n in z.namelist() if n.endswith("data.pkl")][0]
-    assert b"cuda:0" in p, "location tag is not cuda:0: %r" % p[:160]
+    assert b"cuda:0" in p, f"location tag is not cuda:0: {p[:160]!r}"
 
 
 @check

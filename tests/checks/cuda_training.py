@@ -251,7 +251,19 @@ def distributions():
 
 
 def _add_optimizers():
-    for name in ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax", "ASGD", "Rprop"]:
+    for name in [
+        "SGD",
+        "Adam",
+        "AdamW",
+        "RMSprop",
+        "Adagrad",
+        "NAdam",
+        "RAdam",
+        "Adadelta",
+        "Adamax",
+        "ASGD",
+        "Rprop",
+    ]:
         options = {"momentum": 0.9} if name == "SGD" else {}
         fused = ({"fused": True},) if name in ("SGD", "Adam", "AdamW", "Adagrad") else ()
         for mode in ({"foreach": True}, {"foreach": False}, *fused):

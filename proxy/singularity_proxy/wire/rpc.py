@@ -25,7 +25,14 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Forbidden, NotFound, SingularityError, Unavailable, from_wire, to_wire
+from singularity_proxy.errors import (
+    Forbidden,
+    NotFound,
+    SingularityError,
+    Unavailable,
+    from_wire,
+    to_wire,
+)
 
 MAX_LINE_BYTES = 16 << 20
 """A line longer than this ends the connection: no peer of ours sends one."""
@@ -134,7 +141,10 @@ class Peer:
             handler = self._handlers.get(method)
             if handler is None:
                 raise NotFound(f"there is no method '{method}' on this socket", method=method)
-            answer: dict[str, Any] = {"id": call_id, "result": await handler(self, message["params"])}
+            answer: dict[str, Any] = {
+                "id": call_id,
+                "result": await handler(self, message["params"]),
+            }
         except asyncio.CancelledError:
             raise
         except Exception as error:

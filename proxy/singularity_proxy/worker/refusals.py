@@ -52,8 +52,9 @@ def _inductor(module: Any) -> None:
         for value in example_inputs:
             if getattr(getattr(value, "device", None), "type", None) == "cuda":
                 raise RuntimeError(
-                    "torch.compile with the inductor backend needs Triton and a device inside this "
-                    "process, which a session never has: use torch.compile(..., backend='aot_eager')"
+                    "torch.compile with the inductor backend needs Triton and a device inside "
+                    "this process, which a session never has: "
+                    "use torch.compile(..., backend='aot_eager')"
                 )
         return compile_fx(model, example_inputs, *args, **kwargs)
 
