@@ -12,6 +12,9 @@ namespace singularity {
 namespace {
 constexpr uint64_t kFirstBytes = 256 << 10;
 constexpr uint64_t kLargestStep = 64 << 20;
+#ifndef MADV_POPULATE_WRITE
+constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
+#endif
 }  // namespace
 
 void Journal::open(const std::string& path, uint64_t base_seq) {
@@ -66,10 +69,18 @@ char* Journal::room(size_t bytes) {
   const uint64_t end = header()->end.load(std::memory_order_relaxed);
   if (__builtin_expect(end + bytes > mapped_, 0)) {
     uint64_t wanted = mapped_ + std::min(mapped_, kLargestStep);
+    if (mapped_ < planned_) wanted = std::min(wanted, planned_);
     while (end + bytes > wanted) wanted += kLargestStep;
+    const uint64_t before = mapped_;
     map(wanted);
+    // One call instead of a fault for every page; a kernel that does not know it changes nothing.
+    ::madvise(base_ + before, wanted - before, MADV_POPULATE_WRITE);
   }
   return base_ + end;
+}
+
+void Journal::plan(uint64_t bytes) {
+  planned_ = (bytes + kJournalHeaderBytes + 2 * kMaxRecordBytes + 4095) & ~uint64_t{4095};
 }
 
 void Journal::publish(size_t bytes) {
@@ -107,13 +118,13 @@ void Journal::append_failed(uint64_t seq, uint32_t status, const std::string& te
 void Journal::restart(uint64_t base_seq) {
   header()->end.store(kJournalHeaderBytes);
   header()->base_seq = base_seq;
-  if (mapped_ > kFirstBytes) {
-    ::munmap(base_, mapped_);
-    base_ = nullptr;
-    mapped_ = 0;
-    if (::ftruncate(fd_.get(), kFirstBytes)) throw FileError(errno, "cannot shorten the journal", path_);
-    map(kFirstBytes);
-  }
+  const uint64_t kept = std::max(planned_, kFirstBytes);
+  if (mapped_ <= kept) return;
+  ::munmap(base_, mapped_);
+  base_ = nullptr;
+  mapped_ = 0;
+  if (::ftruncate(fd_.get(), static_cast<off_t>(kept))) throw FileError(errno, "cannot shorten the journal", path_);
+  map(kept);
 }
 
 const RecordHeader* Journal::next(uint64_t& position) const {

@@ -49,6 +49,9 @@ class Journal {
   void append_stub(RecordHeader header);  // a record that changed nothing
   void append_failed(uint64_t seq, uint32_t status, const std::string& text);
   void restart(uint64_t base_seq);        // everything in it is in a snapshot now
+  // How long it is expected to become between two restarts. So much of the file is kept by `restart`:
+  // memory that is in use already takes new entries several times faster than fresh memory does.
+  void plan(uint64_t bytes);
 
   uint64_t bytes() const { return base_ ? header()->end.load(std::memory_order_relaxed) - kJournalHeaderBytes : 0; }
 
@@ -63,7 +66,7 @@ class Journal {
   std::string path_;
   Descriptor fd_;
   char* base_ = nullptr;
-  uint64_t mapped_ = 0;
+  uint64_t mapped_ = 0, planned_ = 0;
 };
 
 }  // namespace singularity

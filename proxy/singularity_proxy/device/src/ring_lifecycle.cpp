@@ -162,7 +162,7 @@ RingServer::Started RingServer::rebuild() {
                      " of the ring was executed, but what is saved ends at record " + std::to_string(state_.seq) +
                      (have_snapshot_ || started.replayed_records ? "" : " (nothing was saved: recovery was off)"));
   snapshot_ns_ = monotonic_ns() - attached_ns_;
-  next_base_bytes_ = std::max<uint64_t>(options_.journal_bytes, state_.bytes());
+  plan(std::max<uint64_t>(options_.journal_bytes, state_.bytes()));
   attached_ns_ = monotonic_ns();
   return started;
 }

@@ -262,7 +262,7 @@ void RingServer::new_base_if_due() {
   if (!slow && next_base_bytes_) {
     const uint64_t limit = std::max(options_.journal_bytes, state_.bytes());
     if (journal_.bytes() <= limit) {
-      next_base_bytes_ = limit;
+      plan(limit);
       return;
     }
   }
@@ -270,9 +270,14 @@ void RingServer::new_base_if_due() {
     new_base();
   } catch (const FileError&) {
     // No room for it: the old base and the journal still rebuild everything. Try again later.
-    next_base_bytes_ = 2 * std::max<uint64_t>(journal_.bytes(), options_.journal_bytes);
+    plan(2 * std::max<uint64_t>(journal_.bytes(), options_.journal_bytes));
     busy_ns_ = 0;
   }
+}
+
+void RingServer::plan(uint64_t bytes) {
+  next_base_bytes_ = bytes;
+  journal_.plan(bytes);
 }
 
 void RingServer::new_base() {
@@ -286,7 +291,7 @@ void RingServer::new_base() {
   snapshots_.fetch_add(1, std::memory_order_relaxed);
   snapshot_ns_ = monotonic_ns() - start;
   busy_ns_ = 0;
-  next_base_bytes_ = std::max<uint64_t>(options_.journal_bytes, state_.bytes());
+  plan(std::max<uint64_t>(options_.journal_bytes, state_.bytes()));
   try {
     journal_.restart(state_.seq);
   } catch (const FileError& error) {

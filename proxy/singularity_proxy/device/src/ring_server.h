@@ -103,6 +103,7 @@ class RingServer {
   void switch_recovery_off(const std::string& why);
   void new_base_if_due();
   void new_base();
+  void plan(uint64_t bytes);  // the journal's length at which the next base is due
   void publish_memory();
   uint64_t clock_ns() const { return clock_base_ + monotonic_ns() - attached_ns_; }
   std::string snapshot_path() const { return options_.prefix + ".snap"; }
