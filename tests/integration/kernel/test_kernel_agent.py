@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -30,7 +31,7 @@ async def notebook(
     sid = await box.start([*KERNEL, "--ext", "singularity_kernel"], connection=connection)
     client = AsyncKernelClient()
     client.load_connection_file(str(channels.client))
-    client.start_channels()
+    client.start_channels(hb=False)
     try:
         await client.wait_for_ready(timeout=60)
         yield sid, client
@@ -83,15 +84,25 @@ async def test_a_kernel_of_the_agent_works_through_its_relay(short_dir: Path) ->
 
 
 async def test_reports_and_magic_survive_an_agent_that_is_killed(short_dir: Path) -> None:
-    channels = Channels(short_dir)
+    channels, flag = Channels(short_dir), short_dir / "go"
     async with AgentBox(double=True) as box, notebook(box, channels) as (sid, client):
-        await run(client, "kept = 42")
-        await box.kill_agent()
-        box.events.clear()
-        # Nobody runs a cell: the new agent still learns that the notebook is idle.
-        await until(lambda: (sid, "activity", False) in [
-            (s, t, d.get("busy")) for s, t, d in box.events
-        ])  # fmt: skip
-        assert await run(client, "print(kept)") == "42\n"
+        code = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\nx = 42"
+        cell = asyncio.ensure_future(run(client, code))
+        await _busy(box, sid, True)
+        os.kill(box.agent_pid, signal.SIGKILL)
+        flag.touch()
+        await cell  # it ended while there was no agent that could be told
+        await _busy(box, sid, False)
+        assert await run(client, "print(x)") == "42\n"
         await run(client, "%singularity park")
         assert box.commands[-1]["verb"] == "park"
+
+
+async def _busy(box: AgentBox, sid: str, expected: bool) -> None:
+    """Wait until the agent says so; while it restarts nobody answers."""
+    for _ in range(1500):
+        found = [s for hello in await box.fleet.hello() for s in hello["sessions"]]
+        if [s["busy"] for s in found if s["session"] == sid] == [expected]:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"the agent did not learn that busy is {expected}")

@@ -38,7 +38,8 @@ def real(running: Platform, monkeypatch: pytest.MonkeyPatch, short_dir: Path) ->
     for name, value in running.environment("ada").items():
         monkeypatch.setenv(name, value)
     short_dir.chmod(0o777)
-    monkeypatch.setenv("HOME", str(short_dir))
+    for name in ("HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
+        monkeypatch.setenv(name, str(short_dir))  # ada's own, whatever uid that is
     monkeypatch.chdir(short_dir)
     return running
 

@@ -85,6 +85,7 @@ def test_interrupt_reaches_a_running_cell(kernel: tuple[Channels, int]) -> None:
 
 def test_the_heartbeat_beats(kernel: tuple[Channels, int]) -> None:
     with client(kernel[0]) as found:
+        found.hb_channel.start()
         found.hb_channel.unpause()
         wait_until(found.hb_channel.is_beating, why="the heartbeat did not answer")
 
