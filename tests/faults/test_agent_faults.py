@@ -142,11 +142,22 @@ async def test_a_ledger_without_room_refuses_a_start_and_keeps_the_others() -> N
 
         with pytest.raises(NoSpace, match="cannot write its ledger"):
             await start_many()
+        with pytest.raises(NoSpace, match="cannot write its ledger"):
+            await box.attach(session, 1)
+        assert (await box.session(session))["devices"] == []
         filler.unlink()
         assert [p.name for p in (box.runtime / "s").iterdir()] == [session]
         assert (await box.session(session))["alive"] is True
         await box.attach(session, 1)
         await box.logged(session, "attached")
+        # What must happen happens, even when it cannot be written down.
+        fill(filler)
+        await box.park(session, 1)
+        assert box.proxies() == []
+        filler.unlink()
+        await box.kill_agent()
+        await box.attach(session, 2, "cpu:1")
+        assert (await box.session(session))["devices"] == ["cpu:1"]
 
 
 @pytest.mark.root

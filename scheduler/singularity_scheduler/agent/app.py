@@ -21,7 +21,7 @@ import tempfile
 import uuid
 from typing import Any
 
-from singularity_proxy.capsule.launcher import ProcessLauncher
+from singularity_proxy.capsule.launcher import ProcessLauncher, trim_log
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import Conflict, SingularityError
 from singularity_proxy.wire import rpc
@@ -50,6 +50,9 @@ LOGS_EVERY = 4
 
 STOP_LIMIT_S = 3.5
 """An orderly stop gives up waiting after this long (and has killed everything by then)."""
+
+LOG = "agent.log"
+"""In the state folder: what the agent says, when the fleet started it."""
 
 ANNOUNCEMENT = "agent.json"
 """In the state folder: where the running agent listens."""
@@ -330,7 +333,7 @@ class AgentProcess:
             await asyncio.sleep(max(0.01, pause))
             count += 1
             for session in node.leases.lapse(boot_clock()):
-                node.save_leases()
+                node.try_save_leases()
                 live = node.sessions.get(session)
                 if live is not None and live.record.alive:
                     node.spawn(self._devices.fence(live), "fence of a session")
@@ -339,6 +342,8 @@ class AgentProcess:
                     self._devices.check_waiting(live)
                 if count % LOGS_EVERY == 0 and live.record.alive:
                     self._lifecycle.trim_logs(live)
+            if count % LOGS_EVERY == 0:
+                trim_log(os.path.join(node.settings.state_dir, LOG), node.settings.log_bytes)
             self._check_idle()
 
     def _check_idle(self) -> None:

@@ -23,6 +23,7 @@ from singularity_proxy.errors import (
 )
 from singularity_proxy.wire.ring import RingState
 
+from .binding import ProxyBinder
 from .leases import LeaseGrant
 from .live import LiveSession
 from .node import Node
@@ -47,6 +48,7 @@ class DeviceKeeper:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._binder = ProxyBinder(node, self._proxy_exited)
 
     # -- commands of the service ------------------------------------------------------------------
 
@@ -80,8 +82,8 @@ class DeviceKeeper:
             before = record.phase
             record.move(Phase.ATTACHING)
             record.epoch, record.devices = lease.epoch, list(devices)
-            node.save(live)
             try:
+                node.save(live)
                 await self._attach_all(live)
             except BaseException:
                 await self._give_up_attach(live, before)
@@ -90,7 +92,7 @@ class DeviceKeeper:
             record.move(Phase.HELD)
             record.reason = lease.reason
             live.waiting, live.told_need = False, 0.0
-            node.save(live)
+            node.try_save(live)
         return {"ms": round((time.monotonic() - started) * 1e3, 3)}
 
     async def park(self, live: LiveSession, epoch: int, reason: str) -> dict[str, Any]:
@@ -198,7 +200,7 @@ class DeviceKeeper:
                     with contextlib.suppress(SingularityError):
                         await proxy.call("close_ring", timeout=None, ring_id=ring.ring_id)
             live.rings.forget(ring)
-            self._node.save(live)
+            self._node.try_save(live)
 
     async def _attach_late(self, live: LiveSession, ring: LiveRing) -> None:
         async with live.lock:
@@ -208,17 +210,23 @@ class DeviceKeeper:
             device = record.device_of(ring.record.virtual_device)
             proxy = live.proxies.get(device)
             if proxy is None:
-                await self._attach_device(live, device, [ring])
+                await self._binder.attach_device(live, device, [ring])
             elif ring.ring_id not in proxy.attached:
-                with contextlib.suppress(Unavailable):  # it died: recovery attaches all rings
-                    await self._attach_ring(live, proxy, ring)
+                try:
+                    await self._binder.attach_ring(live, proxy, ring)
+                except Unavailable:
+                    pass  # the proxy died: recovery attaches all rings
+                except ProxyFailed as error:
+                    self._binder.fail_rings(live, [ring], error.message)
 
     # -- attach -----------------------------------------------------------------------------------
 
     async def _attach_all(self, live: LiveSession) -> None:
         devices = sorted(set(live.record.devices))
         jobs = [
-            asyncio.ensure_future(self._attach_device(live, d, self._rings_of(live, d)))
+            asyncio.ensure_future(
+                self._binder.attach_device(live, d, self._binder.rings_of(live, d))
+            )
             for d in devices
         ]
         try:
@@ -229,92 +237,6 @@ class DeviceKeeper:
             await asyncio.gather(*jobs, return_exceptions=True)
             raise
 
-    def _rings_of(self, live: LiveSession, device: str) -> list[LiveRing]:
-        return [
-            live.rings.rings[r.ring_id]
-            for r in live.record.rings_of(device)
-            if r.ring_id in live.rings.rings
-            and live.rings.rings[r.ring_id].file.state is not RingState.FAILED
-        ]
-
-    async def _attach_device(
-        self, live: LiveSession, device: str, rings: list[LiveRing]
-    ) -> dict[str, int]:
-        """Start serving `rings` on `device` by a new proxy. A proxy that dies while it restores is
-        replaced once. Returns how much was restored and replayed."""
-        for last in (False, True):
-            proxy = await self._node.pool.take()
-            if not live.record.alive:  # it ended while the proxy started
-                await proxy.end()
-                live.record.check_live()
-            self._keep(live, device, proxy)
-            try:
-                return await self._bind(live, device, proxy, rings)
-            except BaseException as error:
-                died = not proxy.connected
-                await self._discard(live, device, proxy)
-                if not (died and isinstance(error, Unavailable)):
-                    raise
-                if last:
-                    raise ProxyFailed(
-                        f"the device proxy ended twice while it restored the state on {device}; "
-                        "the saved state was kept: move the session to another device",
-                        device=device,
-                    ) from None
-        raise AssertionError("unreachable")
-
-    def _keep(self, live: LiveSession, device: str, proxy: Proxy) -> None:
-        # In the ledger before it is bound: an agent that is killed next finds it again.
-        live.proxies[device] = proxy
-        live.record.proxies[device] = proxy.record(device)
-        proxy.on_exit = lambda gone: self._proxy_exited(live, device, gone)
-        self._node.save(live)
-
-    async def _discard(self, live: LiveSession, device: str, proxy: Proxy) -> None:
-        if live.proxies.get(device) is proxy:
-            del live.proxies[device]
-        live.record.proxies.pop(device, None)
-        await proxy.end()
-
-    async def _bind(
-        self, live: LiveSession, device: str, proxy: Proxy, rings: list[LiveRing]
-    ) -> dict[str, int]:
-        record, settings = live.record, self._node.settings
-        await proxy.call(
-            "bind",
-            session=record.session,
-            uid=record.uid,
-            gid=record.gid,
-            device=device,
-            capacity_bytes=self._node.device(device)["capacity_bytes"],
-            threads=settings.proxy_threads,
-            epoch=record.epoch,
-        )
-        total = {"restored_bytes": 0, "replayed_records": 0}
-        for ring in rings:
-            try:
-                answer = await self._attach_ring(live, proxy, ring)
-            except ProxyFailed as error:  # this ring's state cannot be rebuilt, ever
-                self._fail_rings(live, [ring], error.message)
-                continue
-            for key in total:
-                total[key] += int(answer.get(key, 0))
-        return total
-
-    async def _attach_ring(self, live: LiveSession, proxy: Proxy, ring: LiveRing) -> dict[str, Any]:
-        ring.file.set_epoch(live.record.epoch)
-        answer: dict[str, Any] = await proxy.call(
-            "attach",
-            timeout=None,
-            ring_id=ring.ring_id,
-            path=ring.record.path,
-            state_prefix=ring.record.prefix,
-            journal_bytes=self._node.settings.journal_bytes,
-            epoch=live.record.epoch,
-        )
-        proxy.attached.add(ring.ring_id)
-        return answer
-
     async def _give_up_attach(self, live: LiveSession, before: Phase) -> None:
         """An attach failed half way: what already runs is parked, the rest ended."""
         record = live.record
@@ -322,13 +244,13 @@ class DeviceKeeper:
             if proxy.attached and record.alive:
                 with contextlib.suppress(SingularityError):
                     await proxy.call("park", timeout=None)
-            await self._discard(live, device, proxy)
-        self._detach_headers(live)
+            await self._binder.discard(live, device, proxy)
+        self._binder.detach_headers(live)
         record.move(before)
         self._node.leases.release(record.session)
         if record.alive:
-            self._node.save(live)
-            self._node.save_leases()
+            self._node.try_save(live)
+            self._node.try_save_leases()
 
     # -- park -------------------------------------------------------------------------------------
 
@@ -339,7 +261,7 @@ class DeviceKeeper:
         started = time.monotonic()
         if record.phase is Phase.HELD:
             record.move(Phase.PARKING)
-        node.save(live)
+        node.try_save(live)
         devices = list(live.proxies)
         outcomes = await asyncio.gather(
             *(self._park_proxy(live, d, live.proxies[d]) for d in devices), return_exceptions=True
@@ -349,15 +271,15 @@ class DeviceKeeper:
         if errors:
             # Some proxies may be gone with their state written: bring them back, keep it all.
             for device in sorted(set(record.devices) - set(live.proxies)):
-                await self._attach_device(live, device, self._rings_of(live, device))
+                await self._binder.attach_device(live, device, self._binder.rings_of(live, device))
             record.move(Phase.HELD)
-            node.save(live)
+            node.try_save(live)
             raise errors[0]
         record.move(Phase.PARKED)
         record.reason = reason or record.reason
         node.leases.release(record.session)
-        node.save(live)
-        node.save_leases()
+        node.try_save(live)
+        node.try_save_leases()
         written = sum(x for x in outcomes if isinstance(x, int))
         return {"bytes": written, "ms": round((time.monotonic() - started) * 1e3, 3)}
 
@@ -369,18 +291,11 @@ class DeviceKeeper:
             if proxy.connected:
                 raise  # its own answer
             # Killed at this very moment: its snapshot and journal are the state.
-            prefixes = [ring.record.prefix for ring in self._rings_of(live, device)]
+            prefixes = [ring.record.prefix for ring in self._binder.rings_of(live, device)]
             written = sum(_size(p + suffix) for p in prefixes for suffix in (".snap", ".journal"))
-        await self._discard(live, device, proxy)
-        self._detach_headers(live, device)
+        await self._binder.discard(live, device, proxy)
+        self._binder.detach_headers(live, device)
         return written
-
-    def _detach_headers(self, live: LiveSession, device: str | None = None) -> None:
-        """Rings whose proxy did not get to say so itself: detached."""
-        for ring in live.rings.rings.values():
-            mine = device in (None, live.record.device_of(ring.record.virtual_device))
-            if mine and ring.file.state in (RingState.ATTACHED, RingState.MOVING):
-                ring.file.set_state(RingState.DETACHED)
 
     # -- recovery ---------------------------------------------------------------------------------
 
@@ -398,23 +313,23 @@ class DeviceKeeper:
             if not record.alive:
                 return
             started = time.monotonic()
-            rings = self._rings_of(live, device)
+            rings = self._binder.rings_of(live, device)
             if dead is not None:
-                await self._discard(live, device, dead)
+                await self._binder.discard(live, device, dead)
             self._fail_repeaters(live, rings)
             rings = [r for r in rings if r.file.state is not RingState.FAILED]
             for ring in rings:
                 ring.file.set_state(RingState.DETACHED)
             try:
-                done = await self._attach_device(live, device, rings)
+                done = await self._binder.attach_device(live, device, rings)
             except ProxyFailed as error:
-                self._fail_rings(live, rings, error.message)
-                node.save(live)
+                self._binder.fail_rings(live, rings, error.message)
+                node.try_save(live)
                 return
             except SingularityError as error:
                 await self._set_down(live, error)
                 return
-            node.save(live)
+            node.try_save(live)
             ms = round((time.monotonic() - started) * 1e3, 3)
             log.warning(
                 "session %s: a device proxy ended, another one took over in %s ms",
@@ -446,19 +361,12 @@ class DeviceKeeper:
             if ring.record.last_death == header.done_seq or often:
                 broken.append(ring)
             ring.record.last_death = header.done_seq
-        self._fail_rings(
+        self._binder.fail_rings(
             live,
             broken,
             "the device proxy ended twice at the same operation (out of memory, or a fault in it); "
             "variables in host memory were kept: restart the kernel, and avoid that operation",
         )
-
-    def _fail_rings(self, live: LiveSession, rings: list[LiveRing], sentence: str) -> None:
-        for ring in rings:
-            ring.file.fail(sentence)
-        if rings:
-            log.error("session %s: %s", live.record.session, sentence)
-            self._node.emit(live.record.session, "proxy.failed", sentence=sentence)
 
     # -- after an agent restart -------------------------------------------------------------------
 
@@ -490,7 +398,7 @@ class DeviceKeeper:
             for device in sorted(set(record.devices) - set(live.proxies)):
                 await self.recover(live, device, None)
         if record.alive:
-            node.save(live)
+            node.try_save(live)
 
     async def drop(self, live: LiveSession) -> None:
         """End all proxies of a session that ends; their state goes with it."""

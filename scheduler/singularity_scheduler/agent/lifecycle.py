@@ -101,7 +101,8 @@ class Lifecycle:
                 live.joined = None
             await self._clean(live, 0.0)
             node.sessions.pop(record.session, None)
-            node.ledger.forget_session(record.session)
+            with contextlib.suppress(SingularityError):
+                node.ledger.forget_session(record.session)
             if isinstance(error, OSError):
                 raise SingularityError(
                     f"the session could not be started ({error}); nothing was left behind"
@@ -280,8 +281,7 @@ class Lifecycle:
         if live.ending is None:
             live.record.life = Life.ENDING
             live.record.reason = reason
-            with contextlib.suppress(SingularityError):
-                self._node.save(live)
+            self._node.try_save(live)
             live.ending = self._node.spawn(self._end(live, grace_s), "end of a session")
         return await asyncio.shield(live.ending)
 
@@ -289,8 +289,7 @@ class Lifecycle:
         node, record = self._node, live.record
         await self._clean(live, grace_s)
         record.life = Life.ENDED
-        with contextlib.suppress(SingularityError):
-            node.save(live)
+        node.try_save(live)
         node.emit(
             record.session, "process.exited", exit_code=record.exit_code, reason=record.reason
         )
@@ -346,7 +345,10 @@ class Lifecycle:
             if record.life is Life.STARTING:
                 record.reason = "the node agent was restarted while it started"
             self._adopt_processes(live)
+            half_started = record.life is Life.STARTING
             await self.end(live, record.reason, 0.0)
+            if half_started:  # nobody was told that it started: the command is simply repeated
+                self.forget(live)
             return
         await asyncio.to_thread(remove_unfinished, node, live)
         for lost in live.rings.adopt():
@@ -380,6 +382,8 @@ class Lifecycle:
         folder = self._node.settings.session_dir(live.record.session)
         for name in ("capsule.log", "relay.log"):
             trim_log(os.path.join(folder, name), self._node.settings.log_bytes)
+        for proxy in live.proxies.values():
+            trim_log(proxy.log_path, self._node.settings.log_bytes)
 
 
 def _how(exit_code: int | None) -> str:

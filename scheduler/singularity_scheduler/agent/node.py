@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.capsule.launcher import CapsuleLauncher
-from singularity_proxy.errors import NotFound
+from singularity_proxy.errors import NotFound, SingularityError
 from singularity_proxy.wire.rpc import Peer
 
 from .identity import Identities
@@ -103,9 +103,24 @@ class Node:
         """Write the session to the ledger."""
         self.ledger.put("session", live.record.session, live.record.to_json())
 
+    def try_save(self, live: LiveSession) -> None:
+        """Write the session after something that happened anyway. If the disk is full the ledger
+        stays behind, which a restarted agent finds out: state files and processes are the truth."""
+        try:
+            self.save(live)
+        except SingularityError as error:
+            log.error("%s", error.message)
+
     def save_leases(self) -> None:
         """Write all leases to the ledger."""
         self.ledger.put("node", "leases", self.leases.to_json())
+
+    def try_save_leases(self) -> None:
+        """The same after the fact; leases that could not be written run out."""
+        try:
+            self.save_leases()
+        except SingularityError as error:
+            log.error("%s", error.message)
 
     def spawn(self, job: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
         """Run `job` in the background; an error it raises is logged under `what`."""

@@ -192,7 +192,7 @@ class CommandServer:
         asked = [(text(x, "session"), number(x, "epoch")) for x in leases]
         node = self._node
         held = set(node.leases.renew(asked, float(ttl_s), now))
-        node.save_leases()
+        node.try_save_leases()
         return {
             "held": [{"session": s, "epoch": e} for s, e in asked if s in held],
             "gone": [

@@ -1,0 +1,134 @@
+"""Puts device proxies behind rings: start one, bind it, attach rings, end it.
+
+The steps that attach, recovery and late rings have in common. Callers hold the session's lock and
+move its phase; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from singularity_proxy.errors import ProxyFailed, Unavailable
+from singularity_proxy.wire.ring import RingState
+
+from .live import LiveSession
+from .node import Node
+from .proxies import Proxy
+from .rings import LiveRing
+
+log = logging.getLogger("singularity.agent")
+
+
+class ProxyBinder:
+    """`on_exit(live, device, proxy)` is called when a bound proxy's process has ended."""
+
+    def __init__(self, node: Node, on_exit: Callable[[LiveSession, str, Proxy], None]) -> None:
+        self._node = node
+        self._on_exit = on_exit
+
+    def rings_of(self, live: LiveSession, device: str) -> list[LiveRing]:
+        """The rings that the proxy of `device` has to serve."""
+        return [
+            live.rings.rings[r.ring_id]
+            for r in live.record.rings_of(device)
+            if r.ring_id in live.rings.rings
+            and live.rings.rings[r.ring_id].file.state is not RingState.FAILED
+        ]
+
+    async def attach_device(
+        self, live: LiveSession, device: str, rings: list[LiveRing]
+    ) -> dict[str, int]:
+        """Start serving `rings` on `device` by a new proxy. A proxy that dies while it restores is
+        replaced once. Returns how much was restored and replayed."""
+        for last in (False, True):
+            proxy = await self._node.pool.take()
+            if not live.record.alive:  # it ended while the proxy started
+                await proxy.end()
+                live.record.check_live()
+            self._keep(live, device, proxy)
+            try:
+                return await self._bind(live, device, proxy, rings)
+            except BaseException as error:
+                died = not proxy.connected
+                await self.discard(live, device, proxy)
+                if not (died and isinstance(error, Unavailable)):
+                    raise
+                if last:
+                    raise ProxyFailed(
+                        f"the device proxy ended twice while it restored the state on {device}; "
+                        "the saved state was kept: move the session to another device",
+                        device=device,
+                    ) from None
+        raise AssertionError("unreachable")
+
+    def _keep(self, live: LiveSession, device: str, proxy: Proxy) -> None:
+        # In the ledger before it is bound: an agent that is killed next finds it again. (One that
+        # is not in the ledger is ended by the next agent; its state is on file.)
+        live.proxies[device] = proxy
+        live.record.proxies[device] = proxy.record(device)
+        proxy.on_exit = lambda gone: self._on_exit(live, device, gone)
+        self._node.try_save(live)
+
+    async def discard(self, live: LiveSession, device: str, proxy: Proxy) -> None:
+        """End the proxy's process and forget it; the state files stay."""
+        if live.proxies.get(device) is proxy:
+            del live.proxies[device]
+        live.record.proxies.pop(device, None)
+        await proxy.end()
+
+    async def _bind(
+        self, live: LiveSession, device: str, proxy: Proxy, rings: list[LiveRing]
+    ) -> dict[str, int]:
+        record, settings = live.record, self._node.settings
+        await proxy.call(
+            "bind",
+            session=record.session,
+            uid=record.uid,
+            gid=record.gid,
+            device=device,
+            capacity_bytes=self._node.device(device)["capacity_bytes"],
+            threads=settings.proxy_threads,
+            epoch=record.epoch,
+        )
+        total = {"restored_bytes": 0, "replayed_records": 0}
+        for ring in rings:
+            try:
+                answer = await self.attach_ring(live, proxy, ring)
+            except ProxyFailed as error:  # this ring's state cannot be rebuilt, ever
+                self.fail_rings(live, [ring], error.message)
+                continue
+            for key in total:
+                total[key] += int(answer.get(key, 0))
+        return total
+
+    async def attach_ring(self, live: LiveSession, proxy: Proxy, ring: LiveRing) -> dict[str, Any]:
+        """Have the proxy rebuild the ring's state and serve it; returns its answer."""
+        ring.file.set_epoch(live.record.epoch)
+        answer: dict[str, Any] = await proxy.call(
+            "attach",
+            timeout=None,
+            ring_id=ring.ring_id,
+            path=ring.record.path,
+            state_prefix=ring.record.prefix,
+            journal_bytes=self._node.settings.journal_bytes,
+            epoch=live.record.epoch,
+        )
+        proxy.attached.add(ring.ring_id)
+        return answer
+
+    def detach_headers(self, live: LiveSession, device: str | None = None) -> None:
+        """Rings whose proxy did not get to say so itself: detached."""
+        for ring in live.rings.rings.values():
+            mine = device is None or device == live.record.device_of(ring.record.virtual_device)
+            if mine and ring.file.state in (RingState.ATTACHED, RingState.MOVING):
+                ring.file.set_state(RingState.DETACHED)
+
+    def fail_rings(self, live: LiveSession, rings: list[LiveRing], sentence: str) -> None:
+        """End the rings for good: their workers' next device call raises `sentence`."""
+        for ring in rings:
+            ring.file.fail(sentence)
+        if rings:
+            log.error("session %s: %s", live.record.session, sentence)
+            self._node.emit(live.record.session, "proxy.failed", sentence=sentence)
