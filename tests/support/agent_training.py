@@ -1,9 +1,9 @@
 """Unchanged PyTorch code for tests of the agent: trains on the device of argv, step by step.
 
-    agent_training.py DEVICE STEPS [PAUSE_FOLDER]
+    agent_training.py DEVICE STEPS [PAUSE_FOLDER [PAUSE_S]]
 
 Prints the loss of every step as hexadecimal and, with a folder, waits before step N for the file
-`go-N` when a file `stop-N` is there.
+`go-N` when a file `stop-N` is there. Sleeps PAUSE_S seconds between steps.
 """
 
 import os
@@ -14,6 +14,7 @@ import torch
 
 device, steps = sys.argv[1], int(sys.argv[2])
 folder = sys.argv[3] if len(sys.argv) > 3 else None
+pause = float(sys.argv[4]) if len(sys.argv) > 4 else 0.0
 torch.manual_seed(3)
 torch.set_num_threads(1)
 model = torch.nn.Sequential(
@@ -28,6 +29,7 @@ for step in range(steps):
         print("waiting", step, flush=True)
         while not os.path.exists(os.path.join(folder, f"go-{step}")):
             time.sleep(0.01)
+    time.sleep(pause)
     optimizer.zero_grad(set_to_none=True)
     loss = torch.nn.functional.cross_entropy(model(data), label)
     loss.backward()

@@ -1,0 +1,114 @@
+"""Random faults, one after another, while sessions train on devices they share.
+
+Every seed gives a sequence of moves: devices given and taken, device proxies and the agent killed,
+checkpoints taken. Afterwards each session has printed the losses of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from singularity_proxy.errors import Conflict
+from support import matrix
+from support.agent import SUPPORT, AgentBox, until
+
+TRAINING = str(SUPPORT / "agent_training.py")
+STEPS = 160
+SESSIONS = 2
+
+
+def losses(text: str) -> dict[int, str]:
+    return {int(n): x for n, x in re.findall(r"^step (\d+) (\S+)$", text, re.MULTILINE)}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    log = tmp_path_factory.mktemp("reference") / "log"
+    with log.open("w") as out:
+        run = subprocess.Popen([sys.executable, TRAINING, "cpu", str(STEPS)], stdout=out)
+    try:
+        while "done" not in log.read_text():
+            assert run.poll() is None
+            os.sched_yield()
+    finally:
+        run.kill()
+        run.wait()
+    return losses(log.read_text())
+
+
+class Chaos:
+    """Makes the moves; knows which session should hold what."""
+
+    def __init__(self, box: AgentBox, seed: int) -> None:
+        self.box = box
+        self.random = random.Random(seed)
+        self.sessions: list[str] = []
+        self.epoch: dict[str, int] = {}
+        self.done: list[str] = []
+
+    async def move(self) -> None:
+        session = self.random.choice(self.sessions)
+        kinds = ("attach", "park", "kill proxy", "kill agent", "checkpoint", "wait", "wait")
+        kind = self.random.choice(kinds)
+        self.done.append(f"{kind} {self.sessions.index(session)}")
+        device = f"cpu:{self.random.randrange(2)}"
+        if kind == "attach":
+            self.epoch[session] += 1
+            await self.box.attach(session, self.epoch[session], device)
+        elif kind == "park":
+            await self.box.park(session, self.epoch[session])
+        elif kind == "kill proxy":
+            for pid in self.box.proxies_of(session):
+                os.kill(pid, signal.SIGKILL)
+        elif kind == "kill agent":
+            await self.box.kill_agent()
+        elif kind == "checkpoint":
+            try:
+                await self.box.call("device.checkpoint", session=session, name="", seq=None)
+            except Conflict:
+                assert self.epoch[session] == 0
+        await asyncio.sleep(self.random.random() * 0.3)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seed", matrix.some_of(range(6), 1))
+async def test_any_sequence_of_faults_ends_bitwise_equal(
+    seed: int, reference: dict[int, str]
+) -> None:
+    async with AgentBox("--NodeAgent.lease_ttl_s=600", warm=1) as box:
+        chaos = Chaos(box, seed)
+        for _ in range(SESSIONS):
+            session = await box.start([sys.executable, TRAINING, "cuda", str(STEPS), "/", "0.05"])
+            chaos.sessions.append(session)
+            chaos.epoch[session] = 0
+        for _ in range(40 if matrix.is_full() else 14):
+            await chaos.move()
+        for session in chaos.sessions:
+            chaos.epoch[session] += 1
+            await box.attach(session, chaos.epoch[session], "cpu:0")
+            await until(
+                lambda s=session: "done" in box.log(s),
+                lambda s=session: str(  # type: ignore[misc]
+                    [chaos.done, box.log(s), _headers(box, s)]
+                ),
+            )
+            assert losses(box.log(session)) == reference, chaos.done
+
+
+def _headers(box: AgentBox, session: str) -> list[str]:
+    from singularity_proxy.wire.ring import RingFile
+
+    found = []
+    for path in Path(box.shm / session).glob("*.ring"):
+        ring = RingFile.open(path)
+        found.append(f"{path.name} {ring.read()} {ring.failure()}")
+        ring.close()
+    return found
