@@ -1,7 +1,7 @@
 """A worker in pure Python, and device proxies as processes: what the device tests drive.
 
 `RingClient` writes request records by hand and reads replies; it knows nothing of torch. `Proxy` is
-one `python -m singularity_proxy.device` with its control connection.
+one device proxy (forked by `proxy_zygote`) with its control connection.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from typing import Any
 from singularity_proxy.errors import Unavailable
 from singularity_proxy.wire import ring as ring_file
 from singularity_proxy.wire.rpc import SyncPeer
+from support.proxy_zygote import Forked, Zygote, state_of_task
 
 OP, DEFINE, FREE, ALLOCATE, RESIZE, WRITE, READ, SEED, GET_RNG, SET_RNG, SYNC = range(1, 12)
 EVENT_RECORD, EVENT_TIME = 12, 13
@@ -366,34 +365,21 @@ def make_ring(
 class Proxy:
     """One device proxy process. `close` ends it; `kill` does so without a warning."""
 
-    def __init__(self, folder: Path, *, options: Iterable[str] = ()) -> None:
+    def __init__(self, folder: Path, zygote: Zygote, options: Iterable[str]) -> None:
         self.socket = folder / f"{time.monotonic_ns()}.sock"
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "singularity_proxy.device",
-                "--socket",
-                str(self.socket),
-                *options,
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        self.process = Forked(zygote, ["--socket", str(self.socket), *options])
         self._peer: SyncPeer | None = None
 
     def peer(self) -> SyncPeer:
         """The control connection; waits until the proxy listens."""
-        if self._peer is None:
-            deadline = time.monotonic() + 90
-            while self._peer is None:
-                assert self.process.poll() is None, self.finish()
-                assert time.monotonic() < deadline, "the device proxy does not listen"
-                try:
-                    self._peer = SyncPeer(self.socket, timeout=90)
-                except Unavailable:
-                    time.sleep(0.01)
+        deadline = time.monotonic() + 90
+        while self._peer is None:
+            assert self.process.poll() is None, self.finish()
+            assert time.monotonic() < deadline, "the device proxy does not listen"
+            try:
+                self._peer = SyncPeer(self.socket, timeout=90)
+            except Unavailable:
+                time.sleep(0.005)
         return self._peer
 
     def call(self, method: str, **params: Any) -> Any:
@@ -427,17 +413,20 @@ class Proxy:
             self._peer.close()
             self._peer = None
 
-    def finish(self, timeout: float = 60.0) -> tuple[int, bytes, bytes]:
+    def finish(self) -> tuple[int, bytes, bytes]:
         """Wait until it has ended; (exit code, stdout, stderr)."""
-        out, err = self.process.communicate(timeout=timeout)
+        ended = self.process.finish()
         self.disconnect()
-        return self.process.returncode, out, err
+        return ended
 
     def stop(self) -> None:
         """Freeze it: its memory is now what a kill at this instant would leave in shared files."""
         self.process.send_signal(signal.SIGSTOP)
-        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
+        while any(state_of_task(task) != "T" for task in self._tasks()):
+            time.sleep(0)
+
+    def _tasks(self) -> Iterator[Path]:
+        return Path(f"/proc/{self.process.pid}/task").iterdir()
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -447,26 +436,23 @@ class Proxy:
         self.finish()
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        if self.process.stdout and not self.process.stdout.closed:
-            self.finish()
-        self.disconnect()
+        self.process.kill()
+        self.finish()
+        self.process.close()
         self.socket.unlink(missing_ok=True)
 
 
 class Proxies:
-    """Device proxies of one test, all ended with it; the next one is being started already."""
+    """Device proxies of one test (or module), all ended with it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, zygote: Zygote) -> None:
+        self._folder = folder
+        self._zygote = zygote
         self._all: list[Proxy] = []
 
-    def start(self, *options: str, wait: bool = True) -> Proxy:
-        proxy = Proxy(self.folder, options=options)
+    def start(self, *options: str) -> Proxy:
+        proxy = Proxy(self._folder, self._zygote, options)
         self._all.append(proxy)
-        if wait:
-            proxy.peer()
         return proxy
 
     def bound(self, **params: Any) -> Proxy:

@@ -11,12 +11,21 @@ from pathlib import Path
 
 import pytest
 from support.proxy_device import Proxies, Proxy, RingClient, make_ring
+from support.proxy_zygote import Zygote
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Where device proxies come from."""
+    made = Zygote()
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def proxies(short_dir: Path) -> Iterator[Proxies]:
+def proxies(short_dir: Path, zygote: Zygote) -> Iterator[Proxies]:
     """Starts device proxies; all of them are ended after the test."""
-    made = Proxies(short_dir)
+    made = Proxies(short_dir, zygote)
     yield made
     made.close()
 
@@ -29,9 +38,9 @@ def shared_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def shared(shared_dir: Path) -> Iterator[Proxy]:
+def shared(shared_dir: Path, zygote: Zygote) -> Iterator[Proxy]:
     """One bound proxy (256 MiB) for the tests of a module that do not end it."""
-    made = Proxies(shared_dir)
+    made = Proxies(shared_dir, zygote)
     proxy = made.bound(capacity=256 << 20)
     yield proxy
     made.close()

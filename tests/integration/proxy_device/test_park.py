@@ -309,8 +309,8 @@ def test_an_orphan_that_cannot_park_stays(proxies: Proxies, ring: RingClient, ti
     ring.allocate(1, 3 << 20)
     ring.sync()
     proxy.disconnect()
-    assert proxy.process.stderr is not None
-    line = proxy.process.stderr.readline().decode()
+    while not (line := proxy.process.stderr.read_text()):
+        time.sleep(0.01)
     assert line.startswith("device proxy: no agent is connected, but it cannot park: ")
     assert ring.state == 1
     assert ring.sync()[1] == 1

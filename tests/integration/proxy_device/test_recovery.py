@@ -20,6 +20,7 @@ from singularity_proxy.errors import ProxyFailed
 from support import matrix
 from support import proxy_device as w
 from support.proxy_device import Device, Proxies, RingClient, T, Value
+from support.proxy_zygote import Zygote
 
 Step = Callable[[RingClient], None]
 SIZES = (64,)
@@ -218,9 +219,9 @@ def test_every_instant_of_one_record(
 
 
 @pytest.fixture(scope="module")
-def both(shared_dir: Path) -> Iterator[tuple[w.Proxy, w.Proxy]]:
+def both(shared_dir: Path, zygote: Zygote) -> Iterator[tuple[w.Proxy, w.Proxy]]:
     """Two proxies for a module's tests."""
-    made = Proxies(shared_dir)
+    made = Proxies(shared_dir, zygote)
     yield made.bound(), made.bound()
     made.close()
 
@@ -231,10 +232,7 @@ def test_killed_again_and_again(proxies: Proxies, narrow: RingClient, shm: Path)
     steps = program(seed=3, length=900)
     kills = 12 if matrix.is_full() else 3
     moments = set(rng.sample(range(50, len(steps) - 50), kills))
-    spare = [proxies.start(wait=False) for _ in range(kills + 1)]
-    for one in spare:
-        one.bind()
-    proxy = spare.pop()
+    proxy = proxies.bound()
     proxy.attach(narrow, journal=1 << 20)
     for number, step in enumerate(steps):
         step(narrow)
@@ -244,7 +242,7 @@ def test_killed_again_and_again(proxies: Proxies, narrow: RingClient, shm: Path)
             time.sleep(rng.random() * 0.002)
             proxy.kill()
             assert narrow.state == 1  # nobody told the worker
-            proxy = spare.pop()
+            proxy = proxies.bound()
             proxy.attach(narrow, journal=1 << 20)
     got = run(narrow, [])
     calm = w.make_ring(shm / "calm.ring")
