@@ -107,8 +107,9 @@ def find(torch: Torch) -> Path | None:
     name = library_name(torch)
     for folder in cache_folders():
         path = folder / name
-        if path.is_file():
-            return path
+        with contextlib.suppress(PermissionError):  # another user's folder has nothing for us
+            if path.is_file():
+                return path
     return None
 
 
