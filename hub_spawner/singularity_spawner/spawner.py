@@ -25,6 +25,10 @@ from .proc import read_process
 from .progress import StartStory
 
 
+def _shell() -> str:
+    return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+
+
 class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type: ignore[misc]
     """Runs each single-user server as a local process in a home folder of its own.
 
@@ -97,8 +101,13 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
             )
 
     def get_args(self) -> list[str]:
-        """Jupyter refuses to run as root without being told; it is told only when it must."""
+        """Jupyter refuses to run as root without being told; it is told only when it must.
+
+        Terminals are not login shells: those set PATH anew, without this environment's programs.
+        """
         args = list(super().get_args())
+        if not any("terminado_settings" in arg for arg in args):
+            args.append(f'--ServerApp.terminado_settings={{"shell_command": ["{_shell()}"]}}')
         if self.uid == 0 and "--allow-root" not in args:
             args.append("--allow-root")
         return args
@@ -112,7 +121,7 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
             HOME=home,
             USER=self.user.name,
             LOGNAME=self.user.name,
-            SHELL="/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh",
+            SHELL=_shell(),
             JUPYTER_CONFIG_DIR=f"{home}/.jupyter",
             JUPYTER_DATA_DIR=f"{home}/.local/share/jupyter",
             JUPYTER_RUNTIME_DIR=f"{home}/.local/share/jupyter/runtime",

@@ -99,10 +99,18 @@ async def test_the_server_runs_as_its_user_in_its_home(service, homes):
 async def test_allow_root_is_said_only_to_a_server_that_must_run_as_root(service, homes):
     spawner = make(service, homes, args=["--x"])
     spawner.uid = 1900000042
-    assert spawner.get_args() == ["--x"]
+    assert "--allow-root" not in spawner.get_args()
     spawner.uid = 0
-    assert spawner.get_args() == ["--x", "--allow-root"]
+    assert spawner.get_args()[0] == "--x"
+    assert "--allow-root" in spawner.get_args()
     assert spawner.args == ["--x"]
+
+
+@pytest.mark.asyncio
+async def test_terminals_keep_the_servers_path_unless_told_otherwise(service, homes):
+    own = "--ServerApp.terminado_settings={}"
+    assert any("/sh" in a or "/bash" in a for a in make(service, homes).get_args())
+    assert make(service, homes, args=[own]).get_args() == [own]
 
 
 @pytest.mark.root
