@@ -36,13 +36,13 @@ async def test_a_person_uses_a_device_in_a_notebook(tmp_path):
             folder=str(tmp_path),
             cells=CELLS,
         )
+        shots = {path.name for path in tmp_path.glob("*.png")}
+        keep = os.environ.get("SCREENSHOTS")
+        for name in shots if keep else ():
+            shutil.copy(tmp_path / name, keep)
+        done = steps[-1]
         sessions = await platform.service().list_sessions("active")
-    shots = {path.name for path in tmp_path.glob("*.png")}
-    keep = os.environ.get("SCREENSHOTS")
-    for name in shots if keep else ():
-        shutil.copy(tmp_path / name, keep)
-    done = steps[-1]
-    assert done["step"] == "done", json.dumps(steps, indent=1)
+        assert done["step"] == "done", json.dumps([steps, sessions], indent=1)
     (session,) = sessions
     assert steps[1]["free"] == "2 of 2 cpu devices free now."
     assert (session["user"], session["tier"], session["virtual_devices"]) == ("alice", "premium", 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import requests
 from singularity_spawner.platform import Platform
+from singularity_spawner.platform.ports import free_ports
 from singularity_spawner.platform.processes import of_run
 
 
@@ -26,7 +27,8 @@ async def running_platform(**kwargs):
     """`async with` a started `Platform` in a folder of its own; checks that nothing is left."""
     folder = state_folder()
     try:
-        async with Platform(folder, **{"port": None, **kwargs}) as platform:
+        # Not the default port: another test run on this machine may be about to take it.
+        async with Platform(folder, **{"port": free_ports(1)[0], **kwargs}) as platform:
             try:
                 yield platform
             except BaseException:

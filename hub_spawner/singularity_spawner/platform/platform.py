@@ -305,6 +305,13 @@ class Platform:
         except SingularityError:
             return "the scheduler service"
         if not await self.hub.healthy():
+            if "EADDRINUSE" in self.folder.hub_log.read_text(errors="replace"):
+                raise Conflict(
+                    f"Port {self.settings.port} on 127.0.0.1 was taken by another program while "
+                    "the platform started; everything is stopped again: start it once more, or "
+                    "choose a port with --port.",
+                    port=self.settings.port,
+                )
             return "JupyterHub's proxy"
         try:
             await self.service().cluster()

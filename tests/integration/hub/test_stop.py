@@ -10,6 +10,7 @@ import signal
 import pytest
 import requests
 from singularity_spawner.platform import Platform
+from singularity_spawner.platform.ports import free_ports
 from singularity_spawner.platform.processes import agents_of, of_run
 from support.hub_platform import left_of, state_folder
 
@@ -40,7 +41,7 @@ async def work(platform):
 @pytest.mark.asyncio
 @pytest.mark.parametrize("victim", ["agent", "everything"])
 async def test_a_platform_whose_parts_were_killed_leaves_nothing(folder, victim):
-    platform = Platform(folder, devices=1)
+    platform = Platform(folder, devices=1, port=free_ports(1)[0])
     await platform.start()
     settings = platform.settings
     try:
@@ -58,13 +59,13 @@ async def test_a_platform_whose_parts_were_killed_leaves_nothing(folder, victim)
 
 @pytest.mark.asyncio
 async def test_homes_accounts_and_passwords_stay_for_the_next_run(folder):
-    async with Platform(folder, devices=1) as platform:
+    async with Platform(folder, devices=1, port=free_ports(1)[0]) as platform:
         await work(platform)
         password, first = platform.password, platform.settings
         home = folder / "homes" / "alice"
         owner = home.stat().st_uid
     (home / "work.txt").write_text("kept")
-    async with Platform(folder, devices=2) as platform:
+    async with Platform(folder, devices=2, port=free_ports(1)[0]) as platform:
         assert platform.password == password
         assert len((await platform.service().cluster())["devices"]) == 2
         assert await platform.service().list_sessions("active") == []

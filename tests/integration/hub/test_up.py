@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from singularity_spawner.platform.ports import free_ports
 from singularity_spawner.platform.processes import end_run, of_run
 from singularity_spawner.platform.settings import Settings, StateFolder
 from support.hub_platform import left_of, state_folder
@@ -76,7 +77,7 @@ def settings_of(folder):
 
 @pytest.mark.asyncio
 async def test_it_says_how_to_log_in_and_stops_everything(folder):
-    async with up(folder) as running:
+    async with up(folder, "--port", str(free_ports(1)[0])) as running:
         line = await running.until("ready in")
         assert line.split()[0] == settings_of(folder).url
         password = (await running.until("Log in")).split()[-1]
@@ -109,13 +110,13 @@ async def test_it_says_how_to_log_in_and_stops_everything(folder):
 
 @pytest.mark.asyncio
 async def test_what_a_killed_run_left_is_cleaned_up_at_the_next_start(folder):
-    async with up(folder) as running:
+    async with up(folder, "--port", str(free_ports(1)[0])) as running:
         await running.until("ready in")
         first = settings_of(folder)
         await running.end(signal.SIGKILL)
     assert of_run(first.instance), "the rest of the platform goes on"
     try:
-        async with up(folder) as running:
+        async with up(folder, "--port", str(first.port)) as running:
             await running.until("ready in")
             assert left_of(first) == []
             second = settings_of(folder)
@@ -129,7 +130,7 @@ async def test_what_a_killed_run_left_is_cleaned_up_at_the_next_start(folder):
 
 @pytest.mark.asyncio
 async def test_it_stops_everything_when_the_hub_ends(folder):
-    async with up(folder) as running:
+    async with up(folder, "--port", str(free_ports(1)[0])) as running:
         await running.until("ready in")
         settings = settings_of(folder)
         hub = (folder / "jupyterhub.pid").read_text()
