@@ -85,22 +85,30 @@ async def test_any_sequence_of_faults_ends_bitwise_equal(
 ) -> None:
     async with AgentBox("--NodeAgent.lease_ttl_s=600", warm=1) as box:
         chaos = Chaos(box, seed)
-        for _ in range(SESSIONS):
-            session = await box.start([sys.executable, TRAINING, "cuda", str(STEPS), "/", "0.05"])
+        for number in range(SESSIONS):
+            # A log that outlives the session, should it end.
+            into = ["/bin/sh", "-c", 'exec "$@" >"$0" 2>&1', str(box.work / f"log-{number}")]
+            training = [sys.executable, TRAINING, "cuda", str(STEPS), "/", "0.05"]
+            session = await box.start([*into, *training])
             chaos.sessions.append(session)
             chaos.epoch[session] = 0
+            await box.event("device.need", session)
         for _ in range(40 if matrix.is_full() else 14):
-            await chaos.move()
-        for session in chaos.sessions:
+            try:
+                await chaos.move()
+            except Exception as error:
+                logs = [(box.work / f"log-{n}").read_text()[-3000:] for n in range(SESSIONS)]
+                raise AssertionError(f"{chaos.done}\n" + "\n".join(logs)) from error
+        for number, session in enumerate(chaos.sessions):
+            log = box.work / f"log-{number}"
             chaos.epoch[session] += 1
             await box.attach(session, chaos.epoch[session], "cpu:0")
-            await until(
-                lambda s=session: "done" in box.log(s),
-                lambda s=session: str(  # type: ignore[misc]
-                    [chaos.done, box.log(s), _headers(box, s)]
-                ),
-            )
-            assert losses(box.log(session)) == reference, chaos.done
+
+            def why(session: str = session, log: Path = log) -> str:
+                return f"{chaos.done}\n{_headers(box, session)}\n{log.read_text()[-3000:]}"
+
+            await until(lambda log=log: "done" in log.read_text(), why)  # type: ignore[misc]
+            assert losses(log.read_text()) == reference, chaos.done
 
 
 def _headers(box: AgentBox, session: str) -> list[str]:
