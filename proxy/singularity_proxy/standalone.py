@@ -190,7 +190,7 @@ class Standalone:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=env,
-            start_new_session=True,
+            process_group=0,  # not a session of its own, see capsule.launcher
         )
         deadline = time.monotonic() + START_SECONDS
         while True:

@@ -1,8 +1,10 @@
 """How the node agent starts a session's processes: the `CapsuleLauncher` seam.
 
-`ProcessLauncher` starts an ordinary process in a session (setsid) of its own, as the session's
-user. A launcher that adds namespaces stands behind the same three calls. Nothing of the agent goes
-along: not its environment, not its descriptors, not its signal dispositions.
+`ProcessLauncher` starts an ordinary process in a process group of its own, as the session's user.
+Not in a session (setsid) of its own: Linux schedules each of those as one group (sched_autogroup),
+and a worker that yields the core it shares with its proxy would yield to nobody. A launcher that
+adds namespaces stands behind the same three calls. Nothing of the agent goes along: not its
+environment, not its descriptors, not its signal dispositions.
 """
 
 from __future__ import annotations
@@ -237,7 +239,7 @@ def spawn(spec: CapsuleSpec) -> ProcessIdentity:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                process_group=0,
                 close_fds=True,
                 pass_fds=spec.pass_fds,
                 user=spec.uid if drop else None,

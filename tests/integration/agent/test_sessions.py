@@ -18,7 +18,7 @@ from support.agent import AgentBox, alive, sleeper, stop, until
 async def test_a_session_runs_as_its_user_without_secrets_and_ends_with_its_code() -> None:
     code = (
         "import os, sys; e = os.environ; sys.stdout = open('out', 'w')\n"
-        "print(os.getuid(), os.getsid(0) == os.getpid(), os.read(0, 1))\n"
+        "print(os.getuid(), os.getpgid(0) == os.getpid(), os.read(0, 1))\n"
         "print(sorted(k for k in e if k.startswith(('JUPYTERHUB_', 'JPY_', 'SINGULARITY_'))))\n"
         "print(*(e[k] for k in ('SINGULARITY_DEVICES', 'SINGULARITY_DEVICE_TYPE')))\n"
         "print('CUDA_VISIBLE_DEVICES=' in open('/proc/self/environ').read().split('\\0'))\n"
