@@ -21,7 +21,7 @@ from support import matrix
 from support.agent import SUPPORT, AgentBox, until
 
 TRAINING = str(SUPPORT / "agent_training.py")
-STEPS = 160
+STEPS = 120
 SESSIONS = 2
 
 
@@ -79,7 +79,7 @@ class Chaos:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("seed", matrix.some_of(range(6), 1))
+@pytest.mark.parametrize("seed", matrix.some_of(range(4), 1))
 async def test_any_sequence_of_faults_ends_bitwise_equal(
     seed: int, reference: dict[int, str]
 ) -> None:
@@ -93,7 +93,7 @@ async def test_any_sequence_of_faults_ends_bitwise_equal(
             chaos.sessions.append(session)
             chaos.epoch[session] = 0
             await box.event("device.need", session)
-        for _ in range(40 if matrix.is_full() else 14):
+        for _ in range(30 if matrix.is_full() else 10):
             try:
                 await chaos.move()
             except Exception as error:

@@ -177,6 +177,11 @@ async def test_strangers_are_refused_at_the_session_sockets() -> None:
         ):
             said = await _as_user(bob["uid"], call)
             assert "Permission denied" in said, (call, said)
+        # A path that somebody opened for all does not help: the kernel says who calls.
+        for folder in (path, path / "agent.sock"):
+            os.chmod(folder, 0o777)
+        said = await _as_user(bob["uid"], f"SyncPeer('{path}/agent.sock').call('status')")
+        assert "it belongs to another user" in said
         # The agent's own uid may pass every file mode, but is not the session's user either.
         with SyncPeer(path / "agent.sock") as peer, pytest.raises(Exception, match="may not use"):
             await asyncio.to_thread(peer.call, "status")

@@ -182,6 +182,8 @@ class AgentProcess:
         self._stopped = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
         self._idle_since: float | None = None
+        self._asked_early = False
+        """Told to stop before there was anything that could be stopped."""
         self.node: Node
 
     async def run(self) -> None:
@@ -204,10 +206,26 @@ class AgentProcess:
             os.close(lock)
 
     async def _serve(self, state_dir: str) -> None:
-        app = self._app
+        uids = parse_uid_range(self._app.uid_range)
         ledger = Ledger(os.path.join(state_dir, "agent.sqlite"))
-        settings = self._settings(state_dir, ledger)
-        private = settings.private_dir
+        try:
+            settings = self._settings(state_dir, ledger)
+            try:
+                server = await self._take_over(settings, ledger, uids)
+            except BaseException:
+                if not list(ledger.all("session")):  # what was just made is nobody's
+                    self._remove_place(settings, ledger)
+                raise
+            await self._run(server)
+            self._remove_place(settings, ledger)
+        finally:
+            ledger.close()
+
+    async def _take_over(
+        self, settings: Settings, ledger: Ledger, uids: range
+    ) -> asyncio.AbstractServer:
+        """Bring everything of the agent before this one into order, then listen."""
+        app, private = self._app, settings.private_dir
         # Proxies that belong to nobody, or were started and not yet written down.
         owned = {
             proxy["socket"]
@@ -224,26 +242,31 @@ class AgentProcess:
             torch=torch_version(),
             ledger=ledger,
             leases=LeaseTable.from_json(ledger.get("node", "leases") or {}),
-            identities=Identities(ledger, parse_uid_range(app.uid_range), private),
+            identities=Identities(ledger, uids, private),
             pool=ProxyPool(private, app.warm_proxies),
             launcher=ProcessLauncher(),
         )
-        devices = DeviceKeeper(node)
-        lifecycle = Lifecycle(node, devices)
-        self._lifecycle, self._devices = lifecycle, devices
+        self._devices = devices = DeviceKeeper(node)
+        self._lifecycle = lifecycle = Lifecycle(node, devices)
         node.pool.start()
         records = [SessionRecord.from_json(body) for _, body in ledger.all("session")]
         await asyncio.gather(*(lifecycle.adopt(record) for record in records))
         commands = CommandServer(node, lifecycle, devices, self.stop)
         path = os.path.join(settings.runtime_dir, "agent.sock")
+        self._announce(settings.state_dir, path)  # first: who is connected may rely on it
         server = await rpc.serve(
             path,
             commands.handlers(),
             allowed_uids={os.geteuid()},
             on_close=commands.closed,
         )
-        self._announce(state_dir, path)
         log.info("node agent %s serves at %s", settings.node, path)
+        return server
+
+    async def _run(self, server: asyncio.AbstractServer) -> None:
+        node = self.node
+        if self._asked_early:
+            await self.stop()
         ticker = asyncio.ensure_future(self._tick())
         await self._stopped.wait()
         ticker.cancel()
@@ -252,12 +275,15 @@ class AgentProcess:
         if node.service:
             await node.service.close()
         await node.cancel_jobs()
-        await _end_strays(private, set())
-        ledger.close()
+        await _end_strays(node.settings.private_dir, set())
+
+    def _remove_place(self, settings: Settings, ledger: Ledger) -> None:
+        with contextlib.suppress(SingularityError):
+            ledger.drop("node", "place")
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(state_dir, ANNOUNCEMENT))
-        await asyncio.to_thread(shutil.rmtree, settings.runtime_dir, True)
-        await asyncio.to_thread(shutil.rmtree, settings.shm_dir, True)
+            os.unlink(os.path.join(settings.state_dir, ANNOUNCEMENT))
+        for folder in (settings.runtime_dir, settings.shm_dir):
+            shutil.rmtree(folder, ignore_errors=True)
 
     # -- set-up -----------------------------------------------------------------------------------
 
@@ -270,23 +296,23 @@ class AgentProcess:
             # The machine was restarted: no process and no shared memory of before exists.
             for name, _ in list(ledger.all("session")):
                 ledger.forget_session(name)
+                shutil.rmtree(os.path.join(state_dir, "checkpoints", name), ignore_errors=True)
             ledger.drop("node", "leases")
+            if before:
+                shutil.rmtree(before["runtime_dir"], ignore_errors=True)
             before = {}
-        runtime_dir = (
-            app.runtime_dir
-            or before.get("runtime_dir")
-            or tempfile.mkdtemp(prefix="singularity-", dir="/tmp")
-        )
-        shm_dir = (
-            app.shm_dir
-            or before.get("shm_dir")
-            or tempfile.mkdtemp(prefix="singularity-", dir="/dev/shm")
-        )
+        if before and list(ledger.all("session")):
+            # Living sessions know their sockets by name: new settings have to wait.
+            runtime_dir, shm_dir = before["runtime_dir"], before["shm_dir"]
+        else:
+            if app.runtime_dir and len(os.path.abspath(app.runtime_dir)) >= 60:
+                raise SingularityError(
+                    f"runtime_dir {app.runtime_dir} is too long for unix sockets "
+                    "(59 characters at most)"
+                )
+            runtime_dir = app.runtime_dir or before.get("runtime_dir") or _new_folder("/tmp")
+            shm_dir = app.shm_dir or before.get("shm_dir") or _new_folder("/dev/shm")
         runtime_dir, shm_dir = os.path.abspath(runtime_dir), os.path.abspath(shm_dir)
-        if len(runtime_dir) >= 60:
-            raise SingularityError(
-                f"runtime_dir {runtime_dir} is too long for unix sockets (59 characters at most)"
-            )
         ledger.put("node", "place", {"boot": boot, "runtime_dir": runtime_dir, "shm_dir": shm_dir})
         for folder, mode in (
             (runtime_dir, 0o711),
@@ -360,9 +386,10 @@ class AgentProcess:
             self._stop_soon()
 
     def _stop_soon(self) -> None:
-        if not hasattr(self, "node"):
-            raise SystemExit(0)
-        self.node.spawn(self.stop(), "stop of the agent")
+        if hasattr(self, "_lifecycle"):
+            self.node.spawn(self.stop(), "stop of the agent")
+        else:
+            self._asked_early = True
 
     async def stop(self) -> None:
         """End all sessions, proxies and relays and make the agent end; returns when they are
@@ -387,7 +414,6 @@ class AgentProcess:
         for name, _ in list(node.ledger.all("session")):
             node.ledger.forget_session(name)
         node.ledger.drop("node", "leases")
-        node.ledger.drop("node", "place")
         node.ledger.drop("node", "only_user")
         self._stopped.set()
 
@@ -421,6 +447,10 @@ async def _end_strays(private: str, owned: set[str]) -> None:
             await end_marked(socket_path.encode(), in_environment=False)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+
+def _new_folder(base: str) -> str:
+    return tempfile.mkdtemp(prefix="singularity-", dir=base)
 
 
 def _own_folder(folder: str, mode: int) -> None:

@@ -350,12 +350,17 @@ class Lifecycle:
             if half_started:  # nobody was told that it started: the command is simply repeated
                 self.forget(live)
             return
-        await asyncio.to_thread(remove_unfinished, node, live)
-        for lost in live.rings.adopt():
-            log.error("session %s: ring %s is gone", record.session, lost.ring_id)
         self._adopt_processes(live)
-        await live.socket.start()
-        await self._devices.settle(live)
+        try:
+            await asyncio.to_thread(remove_unfinished, node, live)
+            for lost in live.rings.adopt():
+                log.error("session %s: ring %s is gone", record.session, lost.ring_id)
+            await live.socket.start()
+            await self._devices.settle(live)
+        except (OSError, SingularityError) as error:
+            log.error("session %s cannot be taken over: %s", record.session, error)
+            await self.end(live, f"the node agent could not take it over ({error})", 0.0)
+            return
         watch = live.capsule.watch if live.capsule else live.joined
         if watch is None:
             await self.end(live, "the node agent was restarted while it started", 0.0)

@@ -43,6 +43,9 @@ ANNOUNCEMENT = "agent.json"
 START_LIMIT_S = 60.0
 """How long an agent may take from its start to its first answer (it may probe GPUs)."""
 
+ANSWER_LIMIT_S = 5.0
+"""How long an agent that lives may leave a connection unanswered."""
+
 LOG_BYTES = 1 << 20
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -186,15 +189,19 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
 
     async def _connect(self) -> Hello:
         """Connect to the agent that runs, or start one."""
-        announced = self._read_announcement()
-        if announced is not None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ANSWER_LIMIT_S
+        while (announced := self._read_announcement()) is not None:
             try:
                 hello = await self._link.connect(announced["socket"])
                 self._watch(announced)
                 return hello
             except Unavailable:
-                if self._is_alive(announced):
+                if not self._is_alive(announced):
+                    break
+                if loop.time() >= deadline:
                     raise
+            await asyncio.sleep(0.05)
         return await self._start_agent()
 
     async def _start_agent(self) -> Hello:
