@@ -79,6 +79,7 @@ void RingServer::run() {
     attach();
   } catch (...) {
     start_error_ = std::current_exception();
+    give_up();
     return;
   }
   Heart::one().add(this);
@@ -106,6 +107,15 @@ void RingServer::run() {
       if (broken_.empty()) break;  // a broken ring is not served again, it only waits for its end
     }
   }
+}
+
+// Whoever still holds this object after a failed start, the next attempt finds the ring free.
+void RingServer::give_up() {
+  journal_.close();
+  state_.storages.clear();
+  state_.generators.clear();
+  lock_.close();
+  file_.unmap();
 }
 
 void RingServer::break_down(const std::string& why) {

@@ -87,6 +87,7 @@ class RingServer {
   Started rebuild();
   void replay(Started& started);
   void attach();
+  void give_up();
   void detach();
   void break_down(const std::string& why);  // the ring cannot be served any more
   void serve();
