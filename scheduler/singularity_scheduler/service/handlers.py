@@ -259,6 +259,15 @@ class UserHandler(ApiHandler):
         self.answer(await self.controller.identity(name))
 
 
+class RootHandler(ApiHandler):
+    """The service's own address: the Hub looks there to see that the service lives."""
+
+    public = True
+
+    def get(self) -> None:
+        self.answer({"name": "jupyter-singularity", "api": "api/v1"})
+
+
 class UnknownHandler(ApiHandler):
     public = True
 
@@ -285,7 +294,10 @@ def make_application(controller: Controller, gate: Gate, prefix: str) -> Applica
         ("users/(?P<name>[^/]+)", UserHandler),
     ]
     return Application(
-        [(base + path, handler, shared) for path, handler in routes],
+        [
+            (prefix, RootHandler, shared),
+            *((base + path, handler, shared) for path, handler in routes),
+        ],
         default_handler_class=UnknownHandler,
         default_handler_args=shared,
         log_function=_log_request,
