@@ -196,7 +196,7 @@ async def serve(
     finally:
         os.umask(old_mask)
     if owner:
-        os.chown(path, *owner)
+        os.lchown(path, *owner)  # never what a link points to
     sock.setblocking(False)
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,27 +23,40 @@ class RingInfo:
 
 _opened: dict[int, RingInfo] = {}
 
+AGENT_WAIT_S = 60.0
+"""The agent may be restarting just now; so long a device call waits for it to come back."""
+
 
 def open_ring(virtual_device: int) -> tuple[str, str]:
     """(ring id, path) of this process's ring to `virtual_device`.
 
     Called by the native worker at the first device call. No device is taken by it: that happens
-    when the worker rings the doorbell. Raises `Unavailable` outside of a session.
+    when the worker rings the doorbell. Raises `Unavailable` outside of a session, and when the
+    agent does not come back within `AGENT_WAIT_S`.
     """
     import torch
 
     socket = os.environ.get("SINGULARITY_SOCKET")
     if not socket:
         raise Unavailable("this process is not in a session: SINGULARITY_SOCKET is not set")
-    with SyncPeer(socket) as agent:
-        answer: dict[str, Any] = agent.call(
-            "ring.open",
-            virtual_device=virtual_device,
-            torch_version=str(torch.__version__),
-            git_version=str(torch.version.git_version),
-            python=sys.executable,
-            pid=os.getpid(),
-        )
+    asked: dict[str, Any] = {
+        "virtual_device": virtual_device,
+        "torch_version": str(torch.__version__),
+        "git_version": str(torch.version.git_version),
+        "python": sys.executable,
+        "pid": os.getpid(),
+    }
+    deadline = time.monotonic() + AGENT_WAIT_S
+    while True:
+        try:
+            with SyncPeer(socket) as agent:
+                answer: dict[str, Any] = agent.call("ring.open", **asked)
+            break
+        except Unavailable:
+            # A repeat is safe: the agent retires an older ring of this process and device.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
     _opened[virtual_device] = RingInfo(
         answer["ring_id"], answer["path"], int(answer.get("memory_capacity") or 0)
     )

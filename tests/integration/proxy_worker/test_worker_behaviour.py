@@ -87,6 +87,22 @@ def test_seeds_given_without_a_device_hold(session: Standalone) -> None:
     assert out.split() == ["True"]
 
 
+def test_the_first_call_waits_for_an_agent_that_restarts(session: Standalone) -> None:
+    hidden = session.folder / "away.sock"
+    (session.folder / "agent.sock").rename(hidden)
+    code = "print('asking', flush=True); import torch; print(torch.ones(2, device='cuda').tolist())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=session.env(), stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "asking\n"
+        time.sleep(3)  # torch is imported and the call is being tried
+        assert worker.poll() is None
+        hidden.rename(session.folder / "agent.sock")
+        assert worker.stdout.readline() == "[1.0, 1.0]\n"
+        assert worker.wait(30) == 0
+
+
 def test_a_waiting_call_can_be_interrupted_and_repeated(session: Standalone) -> None:
     session.automatic = False
     code = """
