@@ -32,6 +32,7 @@ from .wire.ring import RingFile
 
 T = TypeVar("T")
 START_SECONDS = 60.0
+ATTACH_ATTEMPTS = 5
 
 
 class _Proxy:
@@ -238,15 +239,22 @@ class Standalone:
                 ring.fail(error.message)
 
     async def _attach(self, physical: list[str] | None) -> None:
+        for left in reversed(range(ATTACH_ATTEMPTS)):
+            try:
+                return await self._attach_once(physical)
+            except Unavailable:  # the proxy died meanwhile: another one rebuilds its state
+                if not left:
+                    raise
+
+    async def _attach_once(self, physical: list[str] | None) -> None:
         async with self._lock:
             wanted = physical or [f"{self.device_type}:{i}" for i in range(self.devices)]
             self.epoch += 1
             for index, device in enumerate(wanted):
                 proxy = self._proxies.get(index)
                 if proxy and (proxy.process.poll() is not None or proxy.peer.closed.is_set()):
-                    await self._end(
-                        proxy.process, proxy.peer
-                    )  # it died: another one rebuilds its state
+                    # It died: another one rebuilds its state.
+                    await self._end(proxy.process, proxy.peer)
                     proxy = None
                 if proxy is None:
                     process, peer = await self._spare

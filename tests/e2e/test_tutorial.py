@@ -69,5 +69,6 @@ async def test_the_tutorial_runs_as_written() -> None:
         assert len(re.findall(r'premium run done(?!")', shown)) == 2, shown
         assert float((await cell.wait(200)).text) < second[-1]
         told = await notebook.run(history)
-        assert "premium goes before standard" in " ".join(told.split())
+        # Whether the cell still ran or had just ended when premium asked is the machine's speed.
+        assert "paused for ada/python: premium" in " ".join(told.split())
         await notebook.close()

@@ -113,8 +113,8 @@ class Notebook:
             self._socket.close()
             self._socket = None
         if self._reader is not None:
+            await asyncio.wait([self._reader], timeout=5)  # it ends with the closed socket
             self._reader.cancel()
-            await asyncio.wait([self._reader])
             self._reader = None
         if self.kernel_id:
             kernel, self.kernel_id = self.kernel_id, ""

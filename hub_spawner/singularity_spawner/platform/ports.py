@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import socket
 
-from singularity_proxy.errors import Conflict
+from singularity_proxy.errors import Conflict, Unavailable
 
 DEFAULT_PORT = 8000
+CHOSEN_FROM = range(15000, 32768)
+"""Free ports are looked for below those that Linux gives to outgoing connections: one of them could
+take a chosen port before its server listens."""
 
 
 def is_free(port: int) -> bool:
@@ -23,14 +27,13 @@ def is_free(port: int) -> bool:
 
 def free_ports(count: int) -> list[int]:
     """`count` different ports that are free now."""
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for sock in held:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in held]
-    finally:
-        for sock in held:
-            sock.close()
+    chosen: list[int] = []
+    for port in random.sample(CHOSEN_FROM, len(CHOSEN_FROM)):
+        if is_free(port):
+            chosen.append(port)
+        if len(chosen) == count:
+            return chosen
+    raise Unavailable(f"fewer than {count} ports from {CHOSEN_FROM.start} on are free")
 
 
 def public_port(wanted: int | None) -> int:
