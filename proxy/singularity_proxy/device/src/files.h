@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace singularity {
 
@@ -55,6 +56,9 @@ class NewFile {
   void write(const void* data, size_t bytes);
   void pad_to(uint64_t position);
   uint64_t position() const { return written_ + staged_; }
+  // What is written so far is in the file; `transfer` may write behind it, and `length` is its end.
+  int flushed(uint64_t length);
+  const std::string& temporary() const { return temporary_; }
   void finish(bool durable);  // everything is in the temporary file now
   void commit(bool durable);  // ... and becomes `path`
 
@@ -68,6 +72,15 @@ class NewFile {
   uint64_t written_ = 0;
   bool kept_ = false;
 };
+
+// Bytes of a file and of memory that belong together.
+struct Piece {
+  char* at;
+  uint64_t offset, bytes;
+};
+
+// Moves all pieces between memory and file, long ones in parallel. Throws FileError, StateError.
+void transfer(int fd, const std::string& path, const std::vector<Piece>& pieces, bool writing);
 
 // Reads exactly `bytes` at `offset`; throws StateError when the file is shorter.
 void read_exactly(int fd, const std::string& path, void* to, size_t bytes, uint64_t offset);
