@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/List.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <mutex>
 #include <optional>
@@ -10,6 +11,12 @@ namespace singularity {
 
 using at::Tensor;
 using c10::IValue;
+
+void Executor::settle() const {
+  if (state_.device.is_cpu()) return;
+  const auto* guard = c10::impl::getDeviceGuardImpl(state_.device.type());
+  guard->synchronizeStream(guard->getStream(state_.device));
+}
 
 std::string Executor::name_of(const RecordHeader& record) const {
   switch (static_cast<Kind>(record.kind)) {
@@ -83,6 +90,7 @@ void Executor::execute(const RecordHeader& record, const char* body, Buffer& rep
       return;
     }
     case Kind::sync:
+      settle();
       reply.put<uint64_t>(state_.seq);
       reply.put<uint64_t>(state_.storages.size());
       return;

@@ -33,6 +33,9 @@ class Executor {
   // Executes one record; the payload of its reply (if it asks for one) is appended to `reply`.
   // Throws what the operation throws. Not for Kind::read: its bytes go straight to the queue.
   void execute(const RecordHeader& record, const char* body, Buffer& reply);
+  // Until the device has finished everything so far. A cpu device is never behind; any other one works
+  // on while its proxy reads the next record.
+  void settle() const;
   uint64_t operations() const { return operations_; }
 
   // What a failed record leaves behind when its worker does not learn of it at once.

@@ -42,7 +42,10 @@ void RingServer::serve() {
 RingServer::Step RingServer::step(const RecordHeader& record, const char* body) {
   if (only_asks(static_cast<Kind>(record.kind))) return answer(record, body);
   RecordHeader kept = record;
-  if (static_cast<Kind>(record.kind) == Kind::event_record) stamp(kept, clock_ns());
+  if (static_cast<Kind>(record.kind) == Kind::event_record) {
+    executor_.settle();
+    stamp(kept, clock_ns());
+  }
   if (!dirty_) {
     dirty_ = true;
     if (!journal_.is_open() && have_snapshot_) {  // from here on it would rebuild an old state
@@ -153,7 +156,8 @@ void RingServer::finish(const RecordHeader& record) {
   state_.seq = record.seq;
   records_.store(records_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   operations_.store(executor_.operations(), std::memory_order_relaxed);
-  publish_memory();
+  // Counting is free on a cpu device; elsewhere the figures cost more than a record.
+  if (state_.device.is_cpu() || (record.flags & kReply)) publish_memory();
   h->last_record_ns.store(monotonic_ns(), std::memory_order_relaxed);
   if (record.seq > h->done_seq.load(std::memory_order_relaxed)) h->done_seq.store(record.seq, std::memory_order_release);
 }
@@ -170,11 +174,15 @@ void RingServer::publish_error(const RecordHeader& record, Status status, const 
 
 void RingServer::publish_memory() {
   RingHeader* h = file_.header();
-  h->memory_current.store(memory_of(state_.device).current, std::memory_order_relaxed);
+  Memory memory = memory_of(state_.device);
+  h->memory_current.store(memory.current, std::memory_order_relaxed);
   uint64_t known = h->memory_peak.load(std::memory_order_relaxed);
   for (;;) {
-    if (known == 0) reset_peak(state_.device);  // the worker asked for it
-    const uint64_t peak = std::max<uint64_t>(memory_of(state_.device).peak, 1);
+    if (known == 0) {  // the worker asked for a new one
+      reset_peak(state_.device);
+      memory = memory_of(state_.device);
+    }
+    const uint64_t peak = std::max<uint64_t>(memory.peak, 1);
     if (known >= peak || h->memory_peak.compare_exchange_weak(known, peak)) return;
   }
 }
