@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 from singularity_proxy.errors import SingularityError
 
@@ -38,6 +39,9 @@ class DamagedState(SingularityError):
     reason = "damaged_state"
 
 
+_M = TypeVar("_M", bound="_Mapped")
+
+
 class _Mapped:
     """A file mapped for reading; use it in a `with` block."""
 
@@ -49,7 +53,7 @@ class _Mapped:
                 raise DamagedState(f"{self.path} is too short to be a state file", path=self.path)
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
-    def __enter__(self):  # type: ignore[no-untyped-def]
+    def __enter__(self: _M) -> _M:
         return self
 
     def __exit__(
