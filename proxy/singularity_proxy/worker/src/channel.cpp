@@ -264,8 +264,9 @@ void Channel::flush_frees() {
     RecordHeader* record = begin(Kind::free_storages, 0, n * 8);
     record->base = n;
     std::memcpy(record + 1, ids.data() + i, n * 8);
-    requests.advance(record->length);  // travels with the record that follows
+    requests.advance(record->length);  // the last one travels with the record that follows
     i += n;
+    if (i < ids.size()) requests.publish();  // unpublished, a million of them would fill the queue
   }
 }
 
