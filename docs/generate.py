@@ -261,6 +261,7 @@ def ring_page() -> str:
 # ---- REST ----------------------------------------------------------------------------------------
 
 ROUTES = {
+    "GET /": "At the service's own address: which service this is; no token needed.",
     "GET healthz": "200 when sessions can be started, else 503; no token needed.",
     "GET cluster": "Nodes, devices, tiers and how many sessions wait. A device names its session "
     "only to who may see it.",
