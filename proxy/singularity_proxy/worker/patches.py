@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import torch_c
+
 
 def apply(torch: Any) -> None:
     """Called by `hook` right after `torch` was executed."""
@@ -33,8 +35,8 @@ def _storages(torch: Any) -> None:
     def resize_(self: Any, size: int) -> Any:
         if self.device.type != "cuda":
             return resize(self, size)
-        if size > self.nbytes():
-            torch.empty(0, dtype=torch.uint8, device=self.device).set_(self).resize_(size)
+        if size != self.nbytes():
+            torch_c.native.resize_storage(torch.empty(0, device=self.device).set_(self), size)
         return self
 
     write_file, set_from_file = cls._write_file, cls._set_from_file

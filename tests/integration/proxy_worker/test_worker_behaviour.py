@@ -327,3 +327,116 @@ def test_forked_children_are_told_to_spawn(session: Standalone) -> None:
         """,
     )
     assert out.splitlines() == ["before 2.0", "after Cannot re-initialize CUDA in forke", "3.0"]
+
+
+def test_a_result_is_never_lost_in_a_host_number(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        x, total = torch.full((), 3.0, device="cuda"), torch.zeros(())
+        for write in (lambda: total.add_(x), lambda: torch.add(x, 1, out=total)):
+            try:
+                write()
+            except RuntimeError as error:
+                print("same device" in str(error), total.item())
+        x += torch.ones(())
+        print(x.item())
+        """,
+    )
+    assert out.splitlines() == ["True 0.0", "True 0.0", "4.0"]
+
+
+def test_factories_follow_the_default_dtype(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        def made(**kw):
+            return [t.dtype for t in (
+                torch.zeros(2, **kw), torch.rand(2, **kw), torch.full((2,), 1.5, **kw),
+                torch.full((2,), 1, **kw), torch.full((2,), True, **kw), torch.arange(3, **kw),
+                torch.arange(0, 1, 0.5, **kw), torch.linspace(0, 1, 3, **kw), torch.eye(2, **kw),
+                torch.randperm(3, **kw), torch.randint(3, (2,), **kw), torch.full((2,), 1j, **kw),
+                torch.hann_window(3, **kw), torch.zeros(2, dtype=torch.half, **kw),
+                torch.zeros_like(torch.ones(2, dtype=torch.float32, **kw)),
+            )]
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            print(made(device="cuda") == made())
+        """,
+    )
+    assert out.split() == ["True"] * 3
+
+
+def test_out_of_memory_of_a_large_known_result_is_raised_where_it_happens(
+    session: Standalone,
+) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        x, parts = torch.ones(70 << 20, device="cuda"), []
+        x * 2  # now its result's size is known
+        torch.cuda.synchronize()
+        try:
+            for _ in range(4):
+                parts.append(x * 2)
+        except torch.OutOfMemoryError as error:
+            print(len(parts), "earlier" in str(error))
+        torch.cuda.synchronize()
+        print(sum(int(p[0].item()) for p in parts))
+        """,
+    )
+    assert out.splitlines() == ["2 False", "4"]
+
+
+def test_a_failed_decomposition_is_raised_at_its_own_line(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        x = torch.eye(4, device="cuda")
+        torch.linalg.svd(x)
+        x[0, 0] = float("nan")
+        try:
+            torch.linalg.svd(x)
+        except torch.linalg.LinAlgError:
+            print("caught")
+        torch.cuda.synchronize()
+        """,
+    )
+    assert out.split() == ["caught"]
+
+
+def test_a_storage_can_be_made_smaller_and_larger(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        x = torch.arange(1 << 20, dtype=torch.float32, device="cuda")
+        storage, before = x.untyped_storage(), torch.cuda.memory_allocated()
+        storage.resize_(8)
+        torch.cuda.synchronize()
+        print(storage.nbytes(), before - torch.cuda.memory_allocated() > 4 << 19)
+        storage.resize_(4 << 20)
+        print(storage.nbytes(), x[:2].tolist())
+        """,
+    )
+    assert out.splitlines() == ["8 True", f"{4 << 20} [0.0, 1.0]"]
+
+
+def test_quantized_tensors_are_refused(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import warnings; warnings.simplefilter("ignore")
+        import torch
+        x = torch.ones(2, device="cuda")
+        try:
+            torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+        except NotImplementedError as error:
+            print("on the host" in str(error), (x + 1).tolist())
+        """,
+    )
+    assert out.splitlines() == ["True [2.0, 2.0]"]

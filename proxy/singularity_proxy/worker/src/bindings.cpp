@@ -67,6 +67,9 @@ void bind_worker(py::module_& m) {
   m.def("in_bad_fork", &in_bad_fork);
   m.def("synchronize", &synchronize);
   m.def("stats", &stats);
+  m.def("resize_storage", [](const at::Tensor& tensor, uint64_t bytes) {
+    resize_storage(tensor.storage().unsafeGetStorageImpl(), bytes);
+  });
   m.def("time_round_trips", &time_round_trips);
   m.def("stream_of", &stream_of);
   m.def("set_stream", &set_stream);

@@ -261,7 +261,15 @@ void Channel::flush_frees() {
   }
   for (size_t i = 0; i < ids.size();) {
     const size_t n = std::min<size_t>(ids.size() - i, 1024);
-    RecordHeader* record = begin(Kind::free_storages, 0, n * 8);
+    RecordHeader* record;
+    try {
+      record = begin(Kind::free_storages, 0, n * 8);
+    } catch (...) {  // interrupted while the queue was full: the next call tells the rest
+      std::lock_guard<std::mutex> guard(free_mutex_);
+      free_.insert(free_.end(), ids.begin() + static_cast<std::ptrdiff_t>(i), ids.end());
+      have_free_.store(true);
+      throw;
+    }
     record->base = n;
     std::memcpy(record + 1, ids.data() + i, n * 8);
     requests.advance(record->length);  // the last one travels with the record that follows
@@ -330,7 +338,7 @@ Reply Channel::receive(uint64_t first_storage) {
   } catch (python_error&) {
     header()->worker_waiting.store(0);
     abandoned_[expected] = first_storage;
-    if (first_storage) next_storage += 1024;  // the ids its results may take
+    if (first_storage) next_storage += kMaxRecordBytes;  // more ids than its results may take
     throw;
   }
 }

@@ -33,6 +33,7 @@ struct CacheEntry {
   std::vector<ResultMeta> results;
   std::vector<TensorMeta> tensors;
   uint32_t new_storages = 0;
+  uint64_t new_bytes = 0;  // of these storages
   bool all_new = true;
   bool async = true;       // later calls need no reply
   bool constant = false;   // a number that depends on the key alone
@@ -70,7 +71,9 @@ struct Operator {
   bool always_sync = false;    // data-dependent result, or an error that must not come late
   bool constant_result = false;
   bool host_tensors = false;   // takes small host tensors (index lists and the like) by value
+  int default_dtype = -1;          // of a factory: the dtype argument whose None means the default dtype
   std::vector<uint8_t> is_value;   // per argument: the number goes outside of the key
+  std::vector<uint8_t> is_written; // per argument: a tensor (or list of them) that the operator changes
   std::vector<int> result_alias;   // per result: the argument it is, or -1
   Cache cache;
 };
@@ -237,6 +240,8 @@ TensorMeta read_meta(Cursor& in, const Operator& op) {
   m.offset = in.get<int64_t>();
   m.bytes = in.get<uint64_t>();
   TORCH_CHECK(!(m.flags & kHostResult), op.name, " returned a host tensor; that is not supported on the proxied device");
+  TORCH_CHECK_NOT_IMPLEMENTED(!c10::isQIntType(static_cast<c10::ScalarType>(m.dtype)), op.name,
+                              ": quantized tensors are not supported on the proxied device; quantize on the host");
   for (int i = 0; i < dim; i++) m.sizes.push_back(in.get<int64_t>());
   for (int i = 0; i < dim; i++) m.strides.push_back(in.get<int64_t>());
   return m;
@@ -270,8 +275,12 @@ CacheEntry read_results(Cursor in, const Operator& op) {
     }
     e.results.push_back(std::move(r));
   }
+  std::vector<bool> counted(e.new_storages);
   for (const TensorMeta& t : e.tensors)
-    if (t.kind == MetaKind::input_storage) {
+    if (t.kind == MetaKind::new_storage) {
+      if (!counted.at(t.index)) e.new_bytes += t.bytes;
+      counted[t.index] = true;
+    } else if (t.kind == MetaKind::input_storage) {
       e.all_new = false;
       if (!op.has_out) e.async = false;
     }
@@ -314,6 +323,33 @@ void adopt_shape(const Tensor& out, const TensorMeta& m) {
     return;
   impl->set_sizes_and_strides(m.sizes, m.strides);
   if (out.storage().nbytes() < m.bytes) out.storage().unsafeGetStorageImpl()->set_nbytes(m.bytes);
+}
+
+// A result that the operator wrote into a host number would be lost: the number was sent by value.
+void check_written(const Operator& op, const IValue& v) {
+  const auto check = [&](const Tensor& t) {
+    TORCH_CHECK(!t.defined() || t.is_cuda(), "Expected all tensors to be on the same device, but found at least two "
+                "devices, cuda and ", t.device(), "! (", op.name, " writes its result into a tensor on ", t.device(),
+                "; move that tensor to the device first)");
+  };
+  if (v.isTensor()) check(v.toTensor());
+  else if (v.isTensorList())
+    for (const Tensor& t : v.toTensorVector()) check(t);
+}
+
+// What None means for the dtype of a factory (the proxy's default dtype is always float32).
+c10::ScalarType factory_dtype(const Operator& op, c10::ArrayRef<IValue> arguments) {
+  bool integers = op.name == "aten::arange", complex = false;
+  for (int i = 0; i < op.default_dtype; i++) {
+    const IValue& v = arguments[i];
+    if (op.name == "aten::full" && v.isInt()) return at::kLong;
+    if (op.name == "aten::full" && v.isBool()) return at::kBool;
+    if (v.isComplexDouble()) complex = true;
+    if (v.isDouble()) integers = false;
+  }
+  if (integers) return at::kLong;
+  const c10::ScalarType real = c10::get_default_dtype_as_scalartype();
+  return complex ? c10::toComplexType(real) : real;
 }
 
 int device_of(const IValue& v) {
@@ -421,7 +457,13 @@ void encode_device_tensor(Channel& c, const Tensor& t) {
 
 void ship(Operator& op, Stack* stack) {
   std::vector<IValue> results;
+  if (op.default_dtype >= 0 && torch::jit::peek(*stack, op.default_dtype, op.arguments).isNone() &&
+      c10::get_default_dtype_as_scalartype() != at::kFloat)
+    torch::jit::peek(*stack, op.default_dtype, op.arguments) =
+        static_cast<int64_t>(factory_dtype(op, torch::jit::last(*stack, op.arguments)));
   const auto arguments = torch::jit::last(*stack, op.arguments);
+  for (int i = 0; i < op.arguments; i++)
+    if (op.is_written[i]) check_written(op, arguments[i]);
   Channel& c = channel_of(arguments);
   {
     Locked lock(c);
@@ -437,7 +479,7 @@ void ship(Operator& op, Stack* stack) {
     } else {
       c.flush_frees();
       define(c, op);
-      const bool wait = !known || !known->async || launch_blocking() || c.near_capacity();
+      const bool wait = !known || !known->async || launch_blocking() || c.near_capacity(known->new_bytes);
       const size_t key_bytes = padded(c.key.size());
       const uint16_t flags = (wait ? kReply : 0) | (op.in_place ? kNoOutputs : 0) | (known && known->all_new ? kAllNew : 0);
       RecordHeader* record = c.begin(Kind::op, flags, key_bytes + c.values.size());
@@ -497,7 +539,8 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
   static const std::set<std::string> kValuesDecideShape = {"aten::arange", "aten::range", "aten::linspace",
                                                            "aten::logspace"};
   // Their failure must be raised at their own line: nothing later would notice it.
-  static const std::set<std::string> kMustNotFailLate = {"aten::_linalg_check_errors", "aten::_assert_async"};
+  static const std::set<std::string> kMustNotFailLate = {
+      "aten::_linalg_check_errors", "aten::_assert_async", "aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig"};
   auto* op = new Operator();
   const auto& schema = handle.schema();
   op->index = static_cast<uint32_t>(operators().size());
@@ -505,12 +548,21 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
   op->overload = schema.overload_name();
   op->arguments = static_cast<uint16_t>(schema.arguments().size());
   const bool in_key = kValuesDecideShape.count(op->name);
+  bool takes_tensors = false;
   for (const auto& a : schema.arguments()) {
     auto type = a.type();
     if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
     op->is_value.push_back(!in_key && (type->kind() == c10::TypeKind::NumberType || type->kind() == c10::TypeKind::FloatType));
+    op->is_written.push_back(a.alias_info() && a.alias_info()->isWrite());
     if (a.is_out()) op->has_out = true;
+    auto item = type;
+    if (auto list = item->cast<c10::ListType>()) item = list->getElementType();
+    if (auto optional = item->cast<c10::OptionalType>()) item = optional->getElementType();
+    takes_tensors = takes_tensors || item->kind() == c10::TypeKind::TensorType;
+    if (a.name() == "dtype" && a.default_value() && a.default_value()->isNone())
+      op->default_dtype = static_cast<int>(op->is_value.size()) - 1;
   }
+  if (takes_tensors) op->default_dtype = -1;
   bool all_aliases = true;
   for (const auto& r : schema.returns()) {
     int alias = -1;
