@@ -440,3 +440,16 @@ def test_quantized_tensors_are_refused(session: Standalone) -> None:
         """,
     )
     assert out.splitlines() == ["True [2.0, 2.0]"]
+
+
+def test_one_element_of_any_shape_is_a_number(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        x = torch.arange(6.0, device="cuda")
+        print(x[1:2].item(), x[2:3].view(1, 1).item(), float(x[3:4]), bool(x[:1]))
+        print(torch.empty(0, device="cuda").set_(x.untyped_storage(), 0, (8,)).fill_(1).tolist())
+        """,
+    )
+    assert out.splitlines() == ["1.0 2.0 3.0 False", str([1.0] * 8)]

@@ -69,6 +69,8 @@ Tensor& set_storage_offset(Tensor& self, at::Storage source, int64_t offset, at:
     impl->set_sizes_contiguous(size);
     impl->set_storage_offset(offset);
   }
+  const uint64_t need = at::detail::computeStorageNbytes(size, impl->strides(), self.element_size(), offset);
+  if (need > source.nbytes()) resize_storage(source.unsafeGetStorageImpl(), need);
   return self;
 }
 Tensor& set_storage(Tensor& self, at::Storage source) {
@@ -194,7 +196,8 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& target) {
 }
 at::Scalar local_scalar(const Tensor& self) {
   Tensor host = at::empty({}, at::TensorOptions().dtype(self.scalar_type()));
-  const Tensor scalar = self.dim() ? self.view({}) : self;
+  // Not view({}): that would be a dtype.
+  const Tensor scalar = self.dim() ? self.view(at::IntArrayRef{}) : self;
   copy(host, scalar, false);
   return host.item();
 }
