@@ -60,7 +60,6 @@ void bind_worker(py::module_& m) {
   m.def("set_open_ring", [](py::object callable, uint64_t main_thread) { set_open_ring(callable.ptr(), main_thread); });
   m.def("set_launch_blocking", &set_launch_blocking);
   m.def("install", &install);
-  m.def("ship_namespace", &ship_namespace);
   m.def("device_count", &device_count);
   m.def("current_device", &current_device);
   m.def("exchange_device", &exchange_device);

@@ -367,22 +367,4 @@ std::map<std::string, double> install() {
   return figures;
 }
 
-int64_t ship_namespace(const std::string& name_space) {
-  Quiet quiet;
-  c10::WarningUtils::WarningHandlerGuard silent(&quiet);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  torch::Library& kernels = library(name_space, c10::DispatchKey::CUDA);
-  int64_t shipped = 0;
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name.rfind(name_space + "::", 0)) continue;
-    const auto handle = dispatcher.findSchema(name);
-    if (!handle || has_kernel(*handle, c10::DispatchKey::CompositeImplicitAutograd)) continue;
-    const std::string base = name.name.substr(name_space.size() + 2);
-    kernels.impl((name.overload_name.empty() ? base : base + "." + name.overload_name).c_str(),
-                 shipped_kernel(add_operator(*handle)));
-    shipped++;
-  }
-  return shipped;
-}
-
 }  // namespace singularity

@@ -26,8 +26,6 @@ void encode_device_tensor(Channel& channel, const at::Tensor& tensor);
 std::map<std::string, double> install();
 // Recurrent cells in ordinary operators, for physical devices that have no fused ones (rnn.cpp).
 void install_recurrent_cells(torch::Library& library);
-// Ships the operators of an extension's namespace (torchvision, ...), called after it is imported.
-int64_t ship_namespace(const std::string& name);
 
 uint64_t generator_id(const at::Generator& generator, const Channel& channel);
 
