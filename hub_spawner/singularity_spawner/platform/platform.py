@@ -144,8 +144,8 @@ class Platform:
         refuse_unreachable(self.folder)
         self._lock_fd = take_lock(self.folder)
         try:
+            await clean_up_after(Settings.load(self.folder))  # it may hold the wanted port
             port = public_port(self._wanted_port)
-            await clean_up_after(Settings.load(self.folder))
             hub_port, proxy_api_port, service_port = free_ports(3)
             self._settings = Settings(
                 state_dir=str(self.folder.path),

@@ -12,6 +12,7 @@ import sys
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden, NotFound
 from support.agent import AgentBox, alive, sleeper, stop, until
+from support.uids import needs_own_uids
 
 
 @pytest.mark.asyncio
@@ -167,7 +168,7 @@ async def test_a_terminal_run_joins_with_its_own_process() -> None:
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+@needs_own_uids
 @pytest.mark.asyncio
 async def test_users_are_kept_apart() -> None:
     async with AgentBox() as box:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import stat
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from singularity_proxy.errors import SingularityError
 from singularity_scheduler.client import ServiceClient
 from singularity_spawner.proc import read_process
 from support.hub_platform import Person, environment_of, error_on, running_platform, uid_of
+from support.uids import OWN_UIDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -26,7 +26,7 @@ async def platform():
 
 def user_names():
     """Hub users for a test: as root several, else the one user that a node without root serves."""
-    return ("alice", "bob") if os.geteuid() == 0 else ("alice",)
+    return ("alice", "bob") if OWN_UIDS else ("alice",)
 
 
 async def server_pid(platform, user):
@@ -138,7 +138,7 @@ async def test_the_server_is_the_users_own(platform):
         )
         assert answer.status_code == 403
     assert len(uids) == len(users)
-    if os.geteuid() == 0:
+    if OWN_UIDS:
         assert 0 not in uids
         answer = await asyncio.to_thread(
             requests.get,

@@ -29,6 +29,7 @@ from singularity_scheduler.agent.sessions import (
     SessionRecord,
 )
 from singularity_scheduler.fleet.local import parse_bytes
+from support.uids import needs_own_uids
 
 
 def record(**changes: Any) -> SessionRecord:
@@ -187,7 +188,7 @@ async def test_an_agent_without_root_serves_one_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="uids need root")
+@needs_own_uids
 @pytest.mark.asyncio
 async def test_every_user_has_a_uid_for_ever_until_there_are_no_more(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path / "a"))

@@ -16,6 +16,7 @@ from singularity_spawner.platform import ports, processes, tools
 from singularity_spawner.platform.platform import refuse_unreachable, take_lock
 from singularity_spawner.platform.settings import MARK, Settings, StateFolder, write_private
 from singularity_spawner.proc import read_process
+from support.uids import needs_own_uids
 
 
 def mode(path):
@@ -89,6 +90,7 @@ def test_a_state_folder_belongs_to_one_run(folder):
 
 
 @pytest.mark.root
+@needs_own_uids
 def test_a_state_folder_closed_to_the_users_uids_is_refused(tmp_path):
     tmp_path.chmod(0o700)
     made = StateFolder(tmp_path / "state")

@@ -17,6 +17,7 @@ from jupyterhub.spawner import SpawnException
 from singularity_spawner.proc import read_process
 from singularity_spawner.spawner import SingularitySpawner
 from support.hub_scheduler import TOKEN, scheduler
+from support.uids import skip_root_alone
 
 REPORT = """
 import json, os, time
@@ -72,6 +73,7 @@ async def report_of(home):
     return json.loads((home / "report.json").read_text())
 
 
+@skip_root_alone
 @pytest.mark.asyncio
 async def test_the_server_runs_as_its_user_in_its_home(service, homes):
     spawner = make(service, homes)
@@ -151,6 +153,7 @@ async def test_without_root_another_uid_is_refused(service, homes):
         await make(service, homes).start()
 
 
+@skip_root_alone
 @pytest.mark.asyncio
 async def test_after_a_hub_restart_the_server_is_found_and_stopped(service, homes):
     first = make(service, homes)
