@@ -148,6 +148,7 @@ class Producer {
   char* reserve(size_t n, const WaitPolicy& policy) {
     if (!fits(n)) {
       seen_tail_ = words_->tail.load(std::memory_order_acquire);
+      if (!fits(n)) publish();  // what is complete but not visible yet would never be released
       if (!fits(n) && !wait_until(
                           [&] {
                             seen_tail_ = words_->tail.load(std::memory_order_seq_cst);

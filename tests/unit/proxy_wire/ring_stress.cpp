@@ -77,10 +77,10 @@ void worker(const char* path, unsigned seed) {
     if (random() % 4 || seq == kRecords) requests.publish();  // several records may appear at once
     else if (random() % 2) requests.publish();
     nap(random);
-    // Unpublished records are never waited for.
-    if (seq > kCredit && random() % 8 == 0) {
+    // More unread replies than fit would stop the other side, and then this one.
+    if (seq - seen > kCredit || random() % 8 == 0) {
       requests.publish();
-      seen = take_replies(replies, seen, seq - kCredit, wait);
+      seen = take_replies(replies, seen, seq > kCredit ? seq - kCredit : 0, wait);
     }
   }
   requests.publish();
