@@ -50,10 +50,10 @@ def sizes(quick: bool) -> dict[str, Any]:
     """What one run measures; part of the report."""
     return {
         "gpt": {"layers": 4, "width": 256, "batch": 1 if quick else 8, "steps": 5 if quick else 9},
-        "pairs": 3 if quick else 15,
+        "pairs": 2 if quick else 15,
         "round_trips": 1000 if quick else 5000,
         "state_mb": None if quick else 50,
-        "kernel_starts": 3 if quick else 15,
+        "kernel_starts": 2 if quick else 15,
     }
 
 
