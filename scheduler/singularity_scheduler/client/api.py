@@ -14,13 +14,16 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from singularity_proxy.errors import SingularityError, Unavailable, from_wire
-from tornado.httpclient import HTTPClientError, HTTPRequest, HTTPResponse
-from tornado.simple_httpclient import SimpleAsyncHTTPClient
+from singularity_proxy.errors import Unavailable
 
-from .stream import event_stream
+from .http import Broken, request
+from .problems import to_error
+from .stream import event_stream, log_stream
 
 Json = dict[str, Any]
+
+PAGE = 1000
+"""Sessions per page when all of them are wanted."""
 
 
 class ServiceClient:
@@ -77,6 +80,29 @@ class ServiceClient:
             body["devices"] = devices
         return await self._json("POST", "sessions", body, key=key, timeout=120.0)
 
+    async def submit(
+        self,
+        *,
+        run: Json,
+        tier: str | None = None,
+        devices: int | None = None,
+        name: str = "",
+        key: str | None = None,
+    ) -> Json:
+        """Submit the run of a notebook; returns its session as soon as it is durable. It starts
+        when it is its turn and needs neither the caller nor its server any more.
+
+        `run` is ``{"notebook", "output", "parameters", "kernel", "folder", "python",
+        "variables"}``, all but the first optional. A repeated call with the same `key` answers
+        with the same session.
+        """
+        body: Json = {"kind": "batch", "name": name, "run": run}
+        if tier is not None:
+            body["tier"] = tier
+        if devices is not None:
+            body["devices"] = devices
+        return await self._json("POST", "sessions", body, key=key)
+
     async def get_session(self, session: str) -> Json:
         """One session. `NotFound` for an unknown one and for another user's."""
         return await self._json("GET", f"sessions/{quote(session, safe='')}")
@@ -84,10 +110,29 @@ class ServiceClient:
     async def list_sessions(self, state: str | None = None) -> list[Json]:
         """Own sessions (an admin: all), newest first; `state` keeps those with that word, or
         "active" for those that have not ended."""
-        query = f"?{urlencode({'state': state})}" if state else ""
-        answer = await self._json("GET", f"sessions{query}")
-        sessions: list[Json] = answer["sessions"]
-        return sessions
+        found: list[Json] = []
+        cursor = None
+        while True:
+            page = await self.sessions_page(state=state, limit=PAGE, cursor=cursor)
+            found += page["sessions"]
+            if not (cursor := page.get("next")):
+                return found
+
+    async def sessions_page(
+        self,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        user: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Json:
+        """``{"sessions", "next"}``: at most `limit` (1 to 1000) sessions, newest first; pass
+        `next` as `cursor` for those after them, it is None at the end. `kind` is "interactive" or
+        "batch", `user` another user's name (for admins)."""
+        asked = {"state": state, "kind": kind, "user": user, "limit": limit, "cursor": cursor}
+        query = urlencode({k: v for k, v in asked.items() if v is not None and v != ""})
+        return await self._json("GET", f"sessions?{query}")
 
     async def end_session(self, session: str, reason: str = "", grace_s: float = 5.0) -> Json:
         """End it (idempotent) and return its last JSON: the process gets `grace_s` seconds after
@@ -112,6 +157,15 @@ class ServiceClient:
         """Move it to `device` ("cpu:1" or 1; one per virtual device), None: to any other."""
         return await self._verb(session, "migrate", {"device": device})
 
+    async def preempt(self, session: str) -> Json:
+        """Take its devices, nothing is lost, and hold it back until `resume` or `migrate`; a
+        queued run does not start meanwhile."""
+        return await self._verb(session, "preempt", {})
+
+    async def suspend(self, session: str) -> Json:
+        """Free its node. `Unsupported` until process images exist."""
+        return await self._verb(session, "suspend", {})
+
     async def checkpoint(self, session: str, name: str | None = None) -> Json:
         """Store its device state; returns its JSON with `last_checkpoint`."""
         return await self._verb(session, "checkpoint", {"name": name})
@@ -126,6 +180,14 @@ class ServiceClient:
         entries: list[Json] = (await self._json("GET", path))["history"]
         return entries
 
+    def log(self, session: str, *, offset: int = 0, follow: bool = False) -> AsyncIterator[str]:
+        """What the session's process wrote, from byte `offset` on, as text as it comes; with
+        `follow` until the session has ended. A connection that breaks is made again from where it
+        broke, `Unavailable` after 30 s without service. `Conflict` for a joined session: it
+        writes to its own terminal."""
+        path = f"sessions/{quote(session, safe='')}/log"
+        return log_stream(f"{self.url}api/v1/{path}", self._headers(), offset, follow)
+
     # -- the cluster ------------------------------------------------------------------------
 
     async def cluster(self) -> Json:
@@ -137,11 +199,13 @@ class ServiceClient:
         For the user and for services and admins with our admin scope."""
         return await self._json("PUT", f"users/{quote(user, safe='')}", {})
 
-    def events(self) -> AsyncIterator[Json]:
-        """The live stream: ``{"event": "session", "data": Session}`` for each change of a session
-        one may see; "snapshot" with all of them first. Ends with `Unavailable` when the service
-        goes away; call again to go on."""
-        return event_stream(f"{self.url}api/v1/events", self._headers())
+    def events(self, last_event_id: str | None = None) -> AsyncIterator[Json]:
+        """The live stream, each ``{"event", "data", "id"}``: "session" with the document of a
+        changed session, "queue" with ``{"places": {session: place}}`` of those whose place in the
+        queue changed. First comes a "snapshot" with all sessions one may see, or, with the `id`
+        of the last event that was read, exactly what came after it while the service still knows.
+        Ends with `Unavailable` when the service goes away; call again to go on."""
+        return event_stream(f"{self.url}api/v1/events", self._headers(), last_event_id)
 
     # -- plumbing ---------------------------------------------------------------------------
 
@@ -165,50 +229,27 @@ class ServiceClient:
             headers["Content-Type"] = "application/json"
         if key:
             headers["Idempotency-Key"] = key
-        request = HTTPRequest(
-            f"{self.url}api/v1/{path}",
-            method=method,
-            headers=headers,
-            body=None if body is None else json.dumps(body),
-            connect_timeout=10.0,
-            request_timeout=max(self._timeout, timeout),
-            follow_redirects=False,
-        )
-        # One of its own: the shared one lets ten calls through at a time, and ours may take long.
-        client = SimpleAsyncHTTPClient(force_instance=True)
         try:
-            response = await client.fetch(request, raise_error=False)
-        except (OSError, HTTPClientError) as error:
+            async with request(
+                method,
+                f"{self.url}api/v1/{path}",
+                headers,
+                None if body is None else json.dumps(body).encode(),
+                timeout=max(self._timeout, timeout),
+            ) as answer:
+                content = await answer.body()
+        except Broken as error:
             raise Unavailable(
                 f"the scheduler service does not answer ({error}); nothing was changed that it "
                 "did not confirm: try again in a moment",
                 url=self.url,
             ) from None
-        finally:
-            client.close()
-        if response.code >= 300:
-            raise problem_to_error(response)
+        if answer.status >= 300:
+            raise to_error(answer.status, answer.reason, content)
         try:
-            answer = json.loads(response.body)
+            document = json.loads(content)
         except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise problem_to_error(response)
-        return answer
-
-
-def problem_to_error(response: HTTPResponse) -> SingularityError:
-    """The typed error behind an ``application/problem+json`` answer; an answer of something else
-    (a proxy in between) becomes `Unavailable` with its status."""
-    try:
-        problem = json.loads(response.body or b"")
-        error_type, sentence = problem["error"], problem["detail"]
-    except (ValueError, KeyError, TypeError):
-        return Unavailable(
-            f"the scheduler service is not reachable: something in between answered "
-            f"{response.code} {response.reason}",
-            status=response.code,
-        )
-    known = {"type", "title", "status", "detail", "reason", "error"}
-    fields = {k: v for k, v in problem.items() if k not in known}
-    return from_wire({"type": error_type, "message": sentence, "fields": fields})
+            document = None
+        if not isinstance(document, dict):
+            raise to_error(answer.status, answer.reason, content)
+        return document

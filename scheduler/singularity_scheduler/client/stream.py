@@ -1,138 +1,108 @@
-"""Reading the service's server-sent events (text/event-stream) over a connection of its own.
-
-Tornado's HTTP client cannot give an unfinished answer up: cancelling the fetch leaves the
-connection open until the server's next byte. So the stream speaks HTTP/1.1 through tornado's own
-connection class, and closing the iterator closes the socket at once.
-"""
+"""Reading what the service streams: server-sent events and logs."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
+import codecs
 import json
-import ssl
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
-from singularity_proxy.errors import SingularityError, Unavailable
-from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters
-from tornado.httpclient import HTTPRequest, HTTPResponse
-from tornado.httputil import (
-    HTTPHeaders,
-    HTTPInputError,
-    HTTPMessageDelegate,
-    RequestStartLine,
-    ResponseStartLine,
-)
-from tornado.iostream import StreamClosedError
-from tornado.tcpclient import TCPClient
+from singularity_proxy.errors import Unavailable
+
+from .http import Answer, Broken, request
+from .problems import to_error
 
 SILENCE_S = 60.0
 """No byte for this long (heartbeats come every 15 s) means the service is gone."""
 
-CONNECT_S = 10.0
+WITHOUT_SERVICE_S = 30.0
+"""How long a followed log waits for a service that is away."""
+
+RETRY_S = 0.5
 
 
-def parse_events(buffer: str) -> tuple[list[dict[str, Any]], str]:
-    """Complete events of `buffer` as ``{"event", "data"}`` and the rest that is still incomplete.
-
-    Comments (heartbeats) and events without data give nothing.
-    """
-    *blocks, rest = buffer.split("\n\n")
+def parse_events(buffer: bytes) -> tuple[list[dict[str, Any]], bytes]:
+    """Complete events of `buffer` as ``{"event", "data", "id"}`` and the rest that is still
+    incomplete. Comments (heartbeats) and events without data give nothing."""
+    *blocks, rest = buffer.split(b"\n\n")
     events = []
     for block in blocks:
-        name, data = "message", []
-        for line in block.split("\n"):
-            if line.startswith("event:"):
-                name = line[6:].strip()
-            elif line.startswith("data:"):
-                data.append(line[5:].strip())
+        name, number, data = "message", None, []
+        for line in block.decode().split("\n"):
+            field, _, value = line.partition(":")
+            if field == "event":
+                name = value.strip()
+            elif field == "id":
+                number = value.strip()
+            elif field == "data":
+                data.append(value.removeprefix(" "))
         if data:
-            events.append({"event": name, "data": json.loads("\n".join(data))})
+            events.append({"event": name, "data": json.loads("\n".join(data)), "id": number})
     return events, rest
 
 
-class _Answer(HTTPMessageDelegate):
-    """Puts what tornado reads into a queue: the start line, then bytes, then None at the end."""
-
-    def __init__(self) -> None:
-        self.parts: asyncio.Queue[ResponseStartLine | bytes | None] = asyncio.Queue()
-
-    def headers_received(
-        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
-    ) -> None:
-        assert isinstance(start_line, ResponseStartLine)
-        self.parts.put_nowait(start_line)
-
-    def data_received(self, chunk: bytes) -> None:
-        self.parts.put_nowait(chunk)
-
-    def finish(self) -> None:
-        self.parts.put_nowait(None)
-
-    def on_connection_close(self) -> None:
-        self.parts.put_nowait(None)
-
-
-async def event_stream(url: str, headers: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+async def event_stream(
+    url: str, headers: Mapping[str, str], last_event_id: str | None
+) -> AsyncIterator[dict[str, Any]]:
     """Yield the events of the stream at `url`; raises the service's typed error when it refuses
     and `Unavailable` when the stream ends. Closing the iterator closes the connection."""
-    target = urlsplit(url)
-    port = target.port or (443 if target.scheme == "https" else 80)
-    tls = ssl.create_default_context() if target.scheme == "https" else None
-    client = TCPClient()
+    sent = {**headers, "Accept": "text/event-stream"}
+    if last_event_id:
+        sent["Last-Event-ID"] = last_event_id
     try:
-        stream = await client.connect(
-            target.hostname or "", port, ssl_options=tls, timeout=CONNECT_S
-        )
-    except (OSError, asyncio.TimeoutError, StreamClosedError) as error:
-        raise Unavailable(f"the scheduler service does not answer ({error})", url=url) from None
-    finally:
-        client.close()
-    answer = _Answer()
-    connection = HTTP1Connection(stream, True, HTTP1ConnectionParameters(decompress=False))
-    reading: asyncio.Future[bool] | None = None
-    try:
-        path = f"{target.path}?{target.query}" if target.query else target.path
-        sent = {"Host": target.netloc, **headers, "Accept": "text/event-stream"}
-        with contextlib.suppress(StreamClosedError):
-            await connection.write_headers(
-                RequestStartLine("GET", path, "HTTP/1.1"), HTTPHeaders(sent)
-            )
-            connection.finish()
-        reading = asyncio.ensure_future(connection.read_response(answer))
-        start = await _next(answer)
-        if isinstance(start, ResponseStartLine) and start.code != 200:
-            raise await _refusal(url, start, answer)
-        buffer = ""
-        while isinstance(chunk := await _next(answer), bytes):
-            buffer += chunk.decode()
-            events, buffer = parse_events(buffer)
-            for event in events:
-                yield event
-        raise Unavailable("the scheduler's event stream ended: it will be there again shortly")
-    finally:
-        stream.close()
-        if reading is not None:
-            with contextlib.suppress(HTTPInputError, StreamClosedError):
-                await reading
+        async with request("GET", url, sent) as answer:
+            await refuse_others(answer)
+            buffer = b""
+            async for chunk in answer.chunks(SILENCE_S):
+                events, buffer = parse_events(buffer + chunk)
+                for event in events:
+                    yield event
+    except Broken as error:
+        raise Unavailable(
+            f"the scheduler's event stream ended ({error}): it will be there again shortly",
+            url=url,
+        ) from None
+    raise Unavailable("the scheduler's event stream ended: it will be there again shortly", url=url)
 
 
-async def _next(answer: _Answer) -> ResponseStartLine | bytes | None:
-    with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-        return await asyncio.wait_for(answer.parts.get(), SILENCE_S)
-    return None
+async def log_stream(
+    url: str, headers: Mapping[str, str], offset: int, follow: bool
+) -> AsyncIterator[str]:
+    """Yield the text of a log from `offset` (bytes) on as it comes. With `follow` a broken
+    connection is made again, from where it broke; `Unavailable` after `WITHOUT_SERVICE_S`."""
+    away_since: float | None = None
+    while True:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        query = f"{url}?offset={offset}{'&follow=true' if follow else ''}"
+        try:
+            async with request("GET", query, {**headers, "Accept": "text/plain"}) as answer:
+                await refuse_others(answer)
+                away_since = None
+                offset = int(answer.headers.get("singularity-log-offset", offset))
+                async for chunk in answer.chunks(SILENCE_S if follow else None):
+                    pending = len(decoder.getstate()[0])
+                    text = decoder.decode(chunk)
+                    # What is not a whole character yet is asked for again after a break.
+                    offset += len(chunk) + pending - len(decoder.getstate()[0])
+                    if text:
+                        yield text
+                if rest := decoder.decode(b"", final=True):
+                    yield rest
+                return
+        except (Broken, Unavailable) as error:
+            away_since = away_since or time.monotonic()
+            if not follow or time.monotonic() - away_since > WITHOUT_SERVICE_S:
+                raise Unavailable(
+                    f"the log cannot be read now ({error}); the session is not touched by this: "
+                    "try again in a moment",
+                    offset=offset,
+                ) from None
+            await asyncio.sleep(RETRY_S)
 
 
-async def _refusal(url: str, start: ResponseStartLine, answer: _Answer) -> SingularityError:
-    """The typed error behind an answer that is no stream."""
-    from .api import problem_to_error
-
-    body = b""
-    while isinstance(chunk := await _next(answer), bytes):
-        body += chunk
-    return problem_to_error(
-        HTTPResponse(HTTPRequest(url), start.code, buffer=io.BytesIO(body), reason=start.reason)
-    )
+async def refuse_others(answer: Answer) -> None:
+    """Raise the typed error of an answer that is no stream."""
+    if answer.status != 200:
+        raise to_error(answer.status, answer.reason, await answer.body())

@@ -19,7 +19,7 @@ from singularity_proxy.errors import (
     StaleEpoch,
     Unavailable,
 )
-from singularity_scheduler.client.api import problem_to_error
+from singularity_scheduler.client.problems import to_error
 from singularity_scheduler.client.stream import parse_events
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.states import InvalidTransition
@@ -35,14 +35,6 @@ from singularity_scheduler.service.broker import MAX_BEHIND, Broker
 from singularity_scheduler.service.documents import iso, parse_iso
 from singularity_scheduler.service.handlers import problem
 from support.scheduler_core import World
-from tornado.httpclient import HTTPRequest, HTTPResponse
-from tornado.httputil import HTTPHeaders
-
-
-def answer(body: bytes, code: int) -> HTTPResponse:
-    import io
-
-    return HTTPResponse(HTTPRequest("http://x"), code, HTTPHeaders(), io.BytesIO(body))
 
 
 @pytest.mark.parametrize(
@@ -60,9 +52,15 @@ def answer(body: bytes, code: int) -> HTTPResponse:
 )
 def test_an_error_is_the_same_on_the_other_side(error: SingularityError) -> None:
     document = json.dumps(problem(error, error.http_status)).encode()
-    again = problem_to_error(answer(document, error.http_status))
+    again = to_error(error.http_status, "", document)
     assert type(again) is type(error)
     assert (again.message, again.fields) == (error.message, error.fields)
+
+
+def test_an_error_of_another_version_is_known_by_its_status() -> None:
+    body = json.dumps({"error": "TooClever", "detail": "no", "status": 409, "x": 1}).encode()
+    error = to_error(409, "Conflict", body)
+    assert (type(error), error.message, error.fields) == (Conflict, "no", {"x": 1})
 
 
 def test_what_we_did_not_foresee_says_nothing_of_its_inside() -> None:
@@ -73,21 +71,24 @@ def test_what_we_did_not_foresee_says_nothing_of_its_inside() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"message": "404"}'])
 def test_an_answer_of_something_in_between(body: bytes) -> None:
-    error = problem_to_error(answer(body, 502))
+    error = to_error(502, "Bad Gateway", body)
     assert isinstance(error, Unavailable)
     assert "502" in error.message
 
 
 def test_events_are_cut_at_blank_lines_wherever_the_bytes_were_cut() -> None:
-    text = ': heartbeat\n\nevent: a\ndata: {"n": 1}\n\ndata: {"n":\ndata: 2}\n\nevent: c\n\n'
+    text = (
+        ": heartbeat\nid: x-1\n\nid: x-2\nevent: a\ndata: {\"n\": \"ü\"}\n\n"
+        'data: {"n":\ndata: 2}\n\nevent: c\n\n'
+    ).encode()
     for cut in range(len(text)):
         first, rest = parse_events(text[:cut])
         second, rest = parse_events(rest + text[cut:])
         assert first + second == [
-            {"event": "a", "data": {"n": 1}},
-            {"event": "message", "data": {"n": 2}},
+            {"event": "a", "data": {"n": "ü"}, "id": "x-2"},
+            {"event": "message", "data": {"n": 2}, "id": None},
         ]
-        assert rest == ""
+        assert rest == b""
 
 
 def test_where_to_serve() -> None:
