@@ -1,21 +1,22 @@
-"""`jupyter singularity`: one command line, its sub-commands loaded only when they are used.
+# PYTHON_ARGCOMPLETE_OK
+"""`jupyter singularity`: one command line, its commands loaded only when they are used.
 
-Each sub-command is a module with ``main(argv: list[str]) -> int | None`` (the exit code; None is
-0). Whatever stands behind the sub-command's name is its own to parse, ``--help`` included.
+Each command is a module with ``main(argv: list[str]) -> int | None`` (the exit code; None is 0).
+Whatever stands behind the command's name is its own to parse, ``--help`` included. This module
+imports next to nothing, so a command starts as fast as what it needs itself.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-from importlib import metadata
-from typing import Any
-
-from jupyter_core.application import JupyterApp
-from singularity_proxy.errors import SingularityError
-from traitlets.config import Application
 
 COMMANDS = {
+    "submit": (
+        "singularity_kernel.batch.submit",
+        "Run a notebook as a batch session; it outlives this terminal and the server.",
+    ),
     "run": (
         "singularity_scheduler.cli.run",
         "Run a command as a session: its processes get virtual devices.",
@@ -37,85 +38,60 @@ COMMANDS = {
         "The unattended tour: notebooks are preempted and go on, bit for bit.",
     ),
 }
-
-EXIT_FAILED = 70
-"""A sub-command ended with one of our typed errors that it does not handle itself."""
+"""Command -> its module and what it does in one line."""
 
 
-class Command(Application):  # type: ignore[misc]
-    """Stands in for a sub-application until it is started (see `Application.subcommands`)."""
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the console script ``jupyter-singularity``; returns the exit code."""
+    if "_ARGCOMPLETE" in os.environ:
+        from .completing import complete
 
-    def initialize(self, argv: list[str] | None = None) -> None:
-        """Keep the words as they are: the module parses them."""
-        self.words = list(argv or ())
+        return complete()
+    words = sys.argv[1:] if argv is None else list(argv)
+    if len(words) > 1 and words[0] == "help" and words[1] in COMMANDS:
+        words = [words[1], "--help"]
+    if words and words[0] in COMMANDS:
+        code = start(words[0], words[1:])
+    else:
+        from .app import SingularityApp
 
-    def start(self) -> None:
-        """Load the module, run it, end the process with its exit code."""
-        module = COMMANDS[self.name][0]
-        SingularityApp.clear_instance()  # the module may start an application of its own
-        try:
-            code = importlib.import_module(module).main(self.words)
-        except ModuleNotFoundError as error:
-            missing = error.name or ""
-            if missing.split(".")[0].startswith("singularity_") and missing != module:
-                raise
-            print(
-                f"jupyter singularity {self.name}: {missing} is not installed; "
-                "install jupyter-singularity with the extra that has it (hub, kernel)",
-                file=sys.stderr,
-            )
-            code = EXIT_FAILED
-        except SingularityError as error:
-            print(f"jupyter singularity {self.name}: {error.message}", file=sys.stderr)
-            code = EXIT_FAILED
-        sys.exit(code or 0)
+        code = SingularityApp.launch(words)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        from .output import drop
+
+        drop(sys.stdout)
+    return code
 
 
-def _factory(name: str) -> Any:
-    return lambda parent: Command(parent=parent, name=name)
+def start(name: str, words: list[str]) -> int:
+    """Load the command's module, run it, return its exit code."""
+    module = COMMANDS[name][0]
+    try:
+        return importlib.import_module(module).main(words) or 0
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing.split(".")[0].startswith("singularity_") and missing != module:
+            raise
+        from singularity_proxy.errors import Unsupported
 
-
-class SingularityApp(JupyterApp):  # type: ignore[misc]
-    """The base command; by itself it only helps."""
-
-    name = "jupyter-singularity"
-    version = metadata.version("jupyter-singularity")
-    description = "Notebooks that keep their state while their accelerator comes and goes."
-    examples = """
-        jupyter singularity up --devices 2        # the whole platform on this machine
-        jupyter singularity run python train.py   # in a terminal of a server of the platform
-        jupyter singularity doctor
-    """
-    subcommands = {name: (_factory(name), text) for name, (_, text) in COMMANDS.items()}
-
-    def initialize(self, argv: list[str] | None = None) -> None:
-        words = sys.argv[1:] if argv is None else list(argv)
-        if words and not words[0].startswith("-") and words[0] not in (*COMMANDS, "help"):
-            self.exit_with_unknown(words[0])
-        super().initialize(argv)
-
-    def exit_with_unknown(self, word: str) -> None:
-        import difflib
-
-        near = difflib.get_close_matches(word, COMMANDS, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        print(
-            f"jupyter singularity: there is no command '{word}'; {hint}"
-            f"It knows {', '.join(COMMANDS)}.",
-            file=sys.stderr,
+        failure = Unsupported(
+            f"{missing} is not installed; install jupyter-singularity with the extra that has it "
+            "(hub, kernel)",
+            module=missing,
         )
-        sys.exit(2)
+    except Exception as error:
+        from singularity_proxy.errors import SingularityError
 
-    def start(self) -> None:
-        if self.subapp is not None:
-            self.subapp.start()
-            return
-        self.print_help()
+        if not isinstance(error, SingularityError):
+            raise
+        failure = error  # type: ignore[assignment]
+    from .exits import code_of
+    from .output import say
+
+    say(f"jupyter singularity {name}", failure, "--json" in words)
+    return code_of(failure)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Entry point of the console script ``jupyter-singularity``."""
-    SingularityApp.launch_instance(argv)
-
-
-__all__ = ["COMMANDS", "SingularityApp", "main"]
+__all__ = ["COMMANDS", "main"]

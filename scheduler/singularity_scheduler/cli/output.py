@@ -1,0 +1,104 @@
+"""What commands print: JSON for programs, text for people, and nothing else on standard output.
+
+A reader that went away (``| head``) is no error: the rest is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from typing import Any, TextIO
+
+from singularity_proxy.errors import SingularityError
+
+from .exits import CannotWrite
+
+WIDE = 10_000
+"""Columns when standard output is no terminal: nothing is shortened or wrapped for a program."""
+
+
+class ReaderGone(Exception):
+    """Whoever read our standard output has closed it; nothing more needs to be printed."""
+
+
+def emit(text: str, end: str = "\n") -> None:
+    """Print to standard output at once; raises `ReaderGone` or `CannotWrite`."""
+    try:
+        sys.stdout.write(text + end)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop(sys.stdout)
+        raise ReaderGone from None
+    except UnicodeEncodeError:
+        encoding = sys.stdout.encoding
+        emit(text.encode(encoding, "backslashreplace").decode(encoding), end)
+    except OSError as error:
+        drop(sys.stdout)
+        raise CannotWrite(
+            f"the standard output cannot be written ({error.strerror}); what was asked for is done"
+        ) from None
+
+
+def drop(stream: TextIO) -> None:
+    """Let what is still in the stream's buffer go nowhere, or Python complains at the end."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+    except (OSError, ValueError):  # no file behind it
+        pass
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def emit_json(value: Any) -> None:
+    emit(json.dumps(value, indent=2))
+
+
+def emit_human(what: object) -> None:
+    """A string as it is; anything else as rich shows it: in colour and as wide as the terminal,
+    or, without a terminal, plain and as wide as it needs to be."""
+    if isinstance(what, str):
+        if what:
+            emit(what)
+        return
+    from rich.console import Console
+
+    if is_terminal():
+        Console(highlight=False).print(what)
+        return
+    text = io.StringIO()
+    Console(file=text, width=WIDE, highlight=False, color_system=None).print(what)
+    emit("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+
+
+def say(command: str, error: SingularityError, as_json: bool) -> None:
+    """A refusal on standard error: one sentence, or a problem document."""
+    text = json.dumps(problem(error)) if as_json else f"{command}: {error.message}"
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        drop(sys.stderr)
+
+
+def problem(error: SingularityError) -> dict[str, Any]:
+    """The problem document (RFC 9457) of a refusal, as the REST API writes it."""
+    from http import HTTPStatus
+
+    return {
+        **{k: v for k, v in error.fields.items() if _is_json(v)},
+        "type": f"urn:jupyter-singularity:{error.reason}",
+        "title": HTTPStatus(error.http_status).phrase,
+        "status": error.http_status,
+        "detail": error.message,
+        "reason": error.reason,
+        "error": type(error).__name__,
+    }
+
+
+def _is_json(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float | bool | list | dict)
