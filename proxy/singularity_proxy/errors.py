@@ -75,6 +75,13 @@ class ProxyFailed(SingularityError):
     reason = "proxy_failed"
 
 
+class TooLarge(SingularityError):
+    """The request is larger than what the service takes; nothing of it was looked at."""
+
+    reason = "too_large"
+    http_status = 413
+
+
 class Unavailable(SingularityError):
     """The other process (service, agent, proxy) does not answer."""
 

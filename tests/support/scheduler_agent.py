@@ -35,6 +35,8 @@ class PaperAgent:
         self.hold: dict[str, asyncio.Event] = {}
         """method -> gate its calls wait at"""
         self.holds_leases = True
+        self.logs: dict[str, bytes] = {}
+        """session -> what it printed"""
         self.peer: rpc.Peer | None = None
         self._server: asyncio.AbstractServer | None = None
         self._peers: set[rpc.Peer] = set()
@@ -50,6 +52,7 @@ class PaperAgent:
                     "session.start",
                     "session.signal",
                     "session.end",
+                    "session.log",
                     "device.attach",
                     "device.park",
                     "device.checkpoint",
@@ -149,6 +152,20 @@ class PaperAgent:
     def _session_end(self, params: dict[str, Any]) -> Any:
         session = self.sessions.pop(params["session"], None)
         return {"exit_code": None if session is None else session["exit_code"]}
+
+    def _session_log(self, params: dict[str, Any]) -> Any:
+        try:
+            printed = self.logs[params["session"]]
+        except KeyError:
+            raise NotFound(f"no log of session {params['session']}") from None
+        start = min(params["offset"], len(printed))
+        part = printed[start : start + params["limit"]]
+        return {
+            "text": part.decode(),
+            "offset": start,
+            "next_offset": start + len(part),
+            "size": len(printed),
+        }
 
     def _device_attach(self, params: dict[str, Any]) -> Any:
         session = self._known(params)

@@ -168,23 +168,24 @@ def open_log(path: str, uid: int | None, gid: int | None) -> int:
     return fd
 
 
-def trim_log(path: str, limit: int) -> bool:
+def trim_log(path: str, limit: int) -> int:
     """Cut the log at `path` to its last half when it is longer than `limit` bytes; its writers
-    append, so they go on behind the cut. Called by the agent every few seconds."""
+    append, so they go on behind the cut. Returns how many bytes were cut off. Called by the agent
+    every few seconds."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
-        return False
+        return 0
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size <= limit:
-            return False
+            return 0
         tail = os.pread(fd, limit // 2, info.st_size - limit // 2)
         os.ftruncate(fd, 0)
         os.pwrite(fd, tail, 0)
-        return True
+        return info.st_size - len(tail)
     except OSError:
-        return False  # full disk: the log stays as it is
+        return 0  # full disk: the log stays as it is
     finally:
         os.close(fd)
 

@@ -133,7 +133,17 @@ class NodeAgent(Application):  # type: ignore[misc]
         lease ran out parks the session; nothing is lost.""",
     )
     log_bytes = Integer(
-        1 << 20, config=True, help="Size in bytes to which a session's log file is cut."
+        4 << 20,
+        min=4096,
+        config=True,
+        help="""Size in bytes above which the older half of a session's log file is cut off.""",
+    )
+    keep_logs = Integer(
+        1000,
+        min=0,
+        config=True,
+        help="""How many logs of ended sessions are kept for `jupyter singularity logs`, the newest
+        ones. 0: none.""",
     )
     idle_exit_s = Float(
         600.0,
@@ -333,6 +343,7 @@ class AgentProcess:
             orphan_grace_s=app.orphan_grace_s,
             lease_ttl_s=app.lease_ttl_s,
             log_bytes=app.log_bytes,
+            keep_logs=app.keep_logs,
         )
 
     def _announce(self, state_dir: str, path: str) -> None:

@@ -28,6 +28,7 @@ from .checkpoints import remove_unfinished
 from .devices import DeviceKeeper
 from .launch import LaunchRequest
 from .live import LiveSession
+from .logs import CAPSULE_LOG, SessionLogs
 from .node import Node
 from .processes import end_marked, end_process
 from .relays import kernel_connection, start_relay, write_private
@@ -52,6 +53,7 @@ class Lifecycle:
         self._node = node
         self._devices = devices
         self._api = SessionApi(node, devices)
+        self.logs = SessionLogs(node)
 
     # -- start ------------------------------------------------------------------------------------
 
@@ -198,7 +200,7 @@ class Lifecycle:
             argv=argv,
             env={**stripped_environment(request.env), **self._variables(live)},
             cwd=request.cwd,
-            log_path=os.path.join(folder, "capsule.log"),
+            log_path=os.path.join(folder, CAPSULE_LOG),
             uid=record.uid,
             gid=record.gid,
         )
@@ -224,7 +226,7 @@ class Lifecycle:
         if live.record.life is not Life.LIVE or watch is None or self._node.stopping:
             return
         live.record.exit_code = watch.exit_code
-        log_path = os.path.join(self._node.settings.session_dir(live.record.session), "capsule.log")
+        log_path = os.path.join(self._node.settings.session_dir(live.record.session), CAPSULE_LOG)
         words = last_words(log_path, live.record.uid) if watch.exit_code else ""
         self._end_soon(live, _how(watch.exit_code) + (f" ({words})" if words else ""))
 
@@ -314,6 +316,7 @@ class Lifecycle:
         await self._devices.drop(live)
         for ring in list(live.rings.rings.values()):
             live.rings.forget(ring)
+        await asyncio.to_thread(self.logs.keep, live)
         for folder in (
             settings.session_dir(record.session),
             settings.session_shm(record.session),
@@ -385,8 +388,8 @@ class Lifecycle:
     def trim_logs(self, live: LiveSession) -> None:
         """Keep the session's log files bounded; called every few seconds."""
         folder = self._node.settings.session_dir(live.record.session)
-        for name in ("capsule.log", "relay.log"):
-            trim_log(os.path.join(folder, name), self._node.settings.log_bytes)
+        self.logs.trim(live)
+        trim_log(os.path.join(folder, "relay.log"), self._node.settings.log_bytes)
         for proxy in live.proxies.values():
             trim_log(proxy.log_path, self._node.settings.log_bytes)
 

@@ -39,6 +39,7 @@ class Settings:
     orphan_grace_s: float
     lease_ttl_s: float
     log_bytes: int
+    keep_logs: int
     python: str = sys.executable
 
     def session_dir(self, session: str) -> str:

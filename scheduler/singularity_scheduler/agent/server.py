@@ -49,6 +49,7 @@ class CommandServer:
             "session.start": self.start,
             "session.signal": self.signal,
             "session.end": self.end,
+            "session.log": self.log,
             "device.attach": self.attach,
             "device.park": self.park,
             "device.checkpoint": self.checkpoint,
@@ -139,6 +140,10 @@ class CommandServer:
         live = self._node.session(text(params, "session"))
         self._lifecycle.signal(live, number(params, "signum"))
         return {}
+
+    async def log(self, _: Peer, params: dict[str, Any]) -> Any:
+        session = text(params, "session")
+        return self._lifecycle.logs.read(session, number(params, "offset"), number(params, "limit"))
 
     async def end(self, _: Peer, params: dict[str, Any]) -> Any:
         live = self._node.sessions.get(text(params, "session"))

@@ -18,7 +18,17 @@ from .node import Node
 from .rings import check_torch
 from .sessions import Phase
 
-VERBS = ("status", "park", "resume", "migrate", "checkpoint", "why", "history")
+VERBS = (
+    "status",
+    "park",
+    "preempt",
+    "suspend",
+    "resume",
+    "migrate",
+    "checkpoint",
+    "why",
+    "history",
+)
 
 COMMAND_LIMIT_S = 600.0
 """A migrate waits until a device is free."""
@@ -127,6 +137,8 @@ class SessionApi:
             "waiting_since": None,
             "queue": None,
             "last_checkpoint": record.last_checkpoint,
+            "held_back": False,
+            "run": None,
             "exit_code": record.exit_code,
             "others_waiting": [],
             "service": "away",

@@ -124,6 +124,8 @@ class SessionRecord:
     rings_made: int = 0
     """How many rings the session ever had; names of rings are never used twice."""
     last_checkpoint: dict[str, Any] | None = None
+    log_cut: int = 0
+    """Bytes that were cut off the beginning of its log."""
 
     def move(self, phase: Phase) -> None:
         """Go to `phase`; a move that is not in the table is a fault of the caller."""

@@ -15,11 +15,12 @@ from typing import Any
 
 from .events import Action, Decision
 from .model import Change, DeviceView, SessionView
+from .rules import RULES
 from .states import DeviceEvent, DeviceState, ProcessEvent, next_device, next_process
 
 STORY_LENGTH = 8
 
-QueueKey = tuple[int, int, str]
+QueueKey = tuple[bool, int, int, str]
 
 
 @dataclass
@@ -33,6 +34,10 @@ class Node:
     """device id -> session id"""
     queue: list[QueueKey] = field(default_factory=list)
     """Sorted keys of the waiting sessions; the last part of a key is the session id."""
+    pending: list[QueueKey] = field(default_factory=list)
+    """Sorted keys of the runs that have not been started."""
+    admitted: dict[int, int] = field(default_factory=dict)
+    """rank of a tier -> devices that started runs of that tier count for"""
     sessions: set[str] = field(default_factory=set)
     retry: set[str] = field(default_factory=set)
     """Sessions that want devices but do not wait: their last attach failed."""
@@ -79,6 +84,10 @@ class ClusterState:
                     del node.leases[device]
             if old.device_state is DeviceState.WAITING:
                 del node.queue[bisect_left(node.queue, old.queue_key)]
+            if old.pending:
+                del node.pending[bisect_left(node.pending, old.queue_key)]
+            if old.admitted:
+                node.admitted[old.tier.rank] -= old.admitted
             node.retry.discard(view.id)
         if view.ended:
             node.sessions.discard(view.id)
@@ -87,7 +96,12 @@ class ClusterState:
         node.sessions.add(view.id)
         for device in view.devices:
             node.leases[device] = view.id
-        if view.device_state is DeviceState.WAITING:
+        if view.admitted:
+            rank = view.tier.rank
+            node.admitted[rank] = node.admitted.get(rank, 0) + view.admitted
+        if view.pending:
+            insort(node.pending, view.queue_key)
+        elif view.device_state is DeviceState.WAITING:
             insort(node.queue, view.queue_key)
         elif view.wants and not view.leased:
             node.retry.add(view.id)
@@ -96,11 +110,12 @@ class ClusterState:
         """The queue of one node in the order in which it is served."""
         node = self.nodes.get(node_id)
         for key in node.queue if node else ():
-            yield self.sessions[key[2]]
+            yield self.sessions[key[-1]]
 
     def place(self, view: SessionView) -> int:
-        """1 for the head of the queue; only for a waiting session."""
-        return bisect_left(self.nodes[view.node].queue, view.queue_key) + 1
+        """1 for the head of the queue; only for a waiting session or a run not started yet."""
+        node = self.nodes[view.node]
+        return bisect_left(node.pending if view.pending else node.queue, view.queue_key) + 1
 
 
 class Draft:
@@ -146,16 +161,41 @@ class Draft:
         yielded may be changed while iterating."""
         drafted = dict(self.changed)
         node = self.state.nodes.get(node_id)
-        base = (key for key in (node.queue if node else ()) if key[2] not in drafted)
+        base = (key for key in (node.queue if node else ()) if key[-1] not in drafted)
         mine = sorted(
             view.queue_key
             for view in drafted.values()
             if view.node == node_id and view.device_state is DeviceState.WAITING
         )
         for key in merge(base, mine):
-            view = self.get(key[2])
+            view = self.get(key[-1])
             if view is not None and view.device_state is DeviceState.WAITING:
                 yield view
+
+    def pending(self, node_id: str) -> Iterator[SessionView]:
+        """The runs of a node that have not been started, in order; as `waiting`."""
+        drafted = dict(self.changed)
+        node = self.state.nodes.get(node_id)
+        base = (key for key in (node.pending if node else ()) if key[-1] not in drafted)
+        mine = sorted(
+            view.queue_key for view in drafted.values() if view.node == node_id and view.pending
+        )
+        for key in merge(base, mine):
+            view = self.get(key[-1])
+            if view is not None and view.pending:
+                yield view
+
+    def admitted(self, node_id: str) -> dict[int, int]:
+        """rank of a tier -> devices that started runs of the node count for, as it is now."""
+        node = self.state.nodes.get(node_id)
+        found = dict(node.admitted) if node else {}
+        for view in self.changed.values():
+            if view.node != node_id:
+                continue
+            if old := self.state.sessions.get(view.id):
+                found[old.tier.rank] = found.get(old.tier.rank, 0) - old.admitted
+            found[view.tier.rank] = found.get(view.tier.rank, 0) + view.admitted
+        return found
 
     def next_order(self) -> int:
         self._counter += 1
@@ -185,7 +225,9 @@ class Draft:
         return view
 
     def note(self, view: SessionView, reason: str, rule: str) -> SessionView:
-        """Replace a session and write a line of history; the reason is shown to people."""
+        """Replace a session and write a line of history; the reason is shown to people, `rule` is
+        one of `core.rules.RULES`."""
+        assert rule in RULES, f"{rule} is not in core.rules"
         view = self.put(replace(view, reason=reason))
         self.history.append(
             Change(

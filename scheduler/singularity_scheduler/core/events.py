@@ -26,6 +26,14 @@ class ParkAsked:
 
 
 @dataclass(frozen=True)
+class PreemptAsked:
+    """Its devices are to be taken, and it is to be held back until it is resumed."""
+
+    session: str
+    by: str
+
+
+@dataclass(frozen=True)
 class ResumeAsked:
     session: str
     by: str
@@ -202,6 +210,7 @@ class CheckpointTaken:
 Event = (
     SessionCreated
     | ParkAsked
+    | PreemptAsked
     | ResumeAsked
     | MigrateAsked
     | CheckpointAsked

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .cluster import ClusterState
-from .model import SessionView
+from .cluster import ClusterState, Node
+from .model import SessionView, Tier
 from .states import DeviceState
 
 
@@ -29,6 +29,7 @@ def check(state: ClusterState) -> None:
             if v.node == node.id and v.device_state is DeviceState.WAITING
         )
         _hold(node.queue == queue, f"queue of {node.id}: {node.queue} is not {queue}")
+        _check_runs(state, node)
         members = {v.id for v in state.sessions.values() if v.node == node.id}
         _hold(node.sessions == members, f"sessions of {node.id} are not {members}")
         retry = {
@@ -39,6 +40,20 @@ def check(state: ClusterState) -> None:
             and v.device_state in (DeviceState.NONE, DeviceState.PARKED)
         }
         _hold(node.retry == retry, f"retries of {node.id}: {node.retry} is not {retry}")
+
+
+def _check_runs(state: ClusterState, node: Node) -> None:
+    views = [v for v in state.sessions.values() if v.node == node.id]
+    pending = sorted(v.queue_key for v in views if v.pending)
+    _hold(node.pending == pending, f"pending of {node.id}: {node.pending} is not {pending}")
+    for tier in Tier:
+        admitted = sum(v.admitted for v in views if v.tier is tier)
+        counted = node.admitted.get(tier.rank, 0)
+        _hold(counted == admitted, f"admitted {tier.value} of {node.id}: {counted}, not {admitted}")
+    if node.connected and not any(v.admitted for v in views):
+        fits = [v.id for v in views if v.pending and v.virtual_devices <= len(node.devices)]
+        ready = [sid for sid in fits if not state.sessions[sid].held_back]
+        _hold(not ready, f"{ready} are queued although no run was started on {node.id}")
 
 
 def check_succession(before: SessionView | None, after: SessionView) -> None:
@@ -64,6 +79,11 @@ def _check_session(view: SessionView) -> None:
     )
     if view.final:
         _hold(view.device_state in (DeviceState.NONE, DeviceState.PARKING), f"{who} is final")
+    _hold(not view.pending or view.run is not None, f"{who} is queued and has nothing to run")
+    _hold(
+        not view.pending or (view.device_state is DeviceState.NONE and view.epoch == 0),
+        f"{who} has had devices before it was started",
+    )
     _hold(not view.ended or view.final, f"{who} ended but is not final")
 
 

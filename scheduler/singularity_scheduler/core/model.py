@@ -38,6 +38,27 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True)
+class NotebookRun:
+    """What a batch session runs: a notebook, by papermill, in its own capsule. JSON texts and not
+    objects where a value has an inside, so that the whole is a plain value."""
+
+    notebook: str
+    """Absolute path of the input."""
+    output: str | None = None
+    """Absolute path of the executed notebook; None only until the session has its id."""
+    parameters: str = "{}"
+    """JSON object: parameter name -> value."""
+    kernel: str | None = None
+    """Name of the kernelspec; None: the one the notebook names."""
+    folder: str | None = None
+    """Working folder; None: the notebook's."""
+    python: str | None = None
+    """Interpreter that runs papermill; None: the service's own."""
+    variables: str = "{}"
+    """JSON object: environment of the run. It is stored, so it is no place for secrets."""
+
+
+@dataclass(frozen=True)
 class SessionSpec:
     """What was asked for, validated by `core.spec`."""
 
@@ -45,6 +66,7 @@ class SessionSpec:
     tier: Tier
     devices: int
     name: str = ""
+    run: NotebookRun | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +132,11 @@ class SessionView:
     grace_s: float = 5.0
     """Seconds its process gets after SIGTERM when it is ended."""
     last_checkpoint: CheckpointRef | None = None
+    run: NotebookRun | None = None
+    """What it runs; None for kernels and for commands that joined."""
+    held_back: bool = False
+    """Somebody preempted it: it gets no devices, and a queued run does not start, until it is
+    resumed."""
     story: tuple[str, ...] = field(default=(), compare=False)
     """Its last steps, for error messages; not stored."""
 
@@ -136,9 +163,20 @@ class SessionView:
         return self.kind is Kind.INTERACTIVE and self.busy is False
 
     @property
-    def queue_key(self) -> tuple[int, int, str]:
-        """Sorts the waiting: tier first, then first come."""
-        return (-self.tier.rank, self.queue_order, self.id)
+    def queue_key(self) -> tuple[bool, int, int, str]:
+        """Sorts the waiting: those held back last, then by tier, then first come."""
+        return (self.held_back, -self.tier.rank, self.queue_order, self.id)
+
+    @property
+    def pending(self) -> bool:
+        """A run that has not been started yet."""
+        return self.process_state is ProcessState.QUEUED
+
+    @property
+    def admitted(self) -> int:
+        """Devices that a started run counts for when the next one asks to be started."""
+        counts = self.run is not None and not (self.pending or self.final or self.held_back)
+        return self.virtual_devices if counts else 0
 
 
 @dataclass(frozen=True)

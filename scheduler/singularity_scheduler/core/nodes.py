@@ -32,6 +32,8 @@ def finish(
     exit_code: int | None = None,
 ) -> SessionView:
     """Let a session end: final at once, its devices stay leased until the agent confirms."""
+    if view.pending:  # its node has nothing of it
+        return draft.step(queue.freed(view), event, reason, rule, ended=True)
     view = draft.quiet_step(
         replace(queue.freed(view), devices=view.devices), event, exit_code=exit_code
     )
@@ -104,7 +106,7 @@ def joined(draft: Draft, event: ev.NodeJoined) -> None:
     known = draft.state.nodes.get(event.node)
     for sid in sorted(known.sessions if known else ()):
         view = draft.state.sessions[sid]
-        if sid in event.starting:
+        if sid in event.starting or view.pending:
             continue  # whoever sends the command learns what became of it
         if sid not in facts:
             _missing(draft, view)
@@ -119,8 +121,14 @@ def joined(draft: Draft, event: ev.NodeJoined) -> None:
 
 def _missing(draft: Draft, view: SessionView) -> None:
     """The agent does not know this session: nothing of it is left there."""
+    unborn = view.process_state is ProcessState.STARTING
+    if unborn and view.run is not None:  # what it runs is in the ledger: start it after all
+        draft.put(view)
+        draft.actions.append(
+            ev.Start(view.id, view.node, view.reason, "recover", view.epoch, view.seq)
+        )
+        return
     if not view.final:
-        unborn = view.process_state is ProcessState.STARTING
         reason = reasons.not_started() if unborn else reasons.gone(view.node)
         view = draft.step(queue.freed(view), ProcessEvent.FAIL, reason, "agent.restarted")
     # Whatever its device state was: with the agent's proxies gone there is none any more.

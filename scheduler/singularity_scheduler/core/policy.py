@@ -17,7 +17,7 @@ from . import events as ev
 from . import nodes, queue, reasons
 from .cluster import ClusterState, Draft
 from .model import SessionView
-from .states import DeviceEvent, DeviceState, ProcessEvent
+from .states import DeviceEvent, DeviceState
 
 Handler = Callable[[Draft, Any], None]
 
@@ -36,6 +36,7 @@ def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
     for node in {view.node for view in draft.changed.values()} | {
         *((event.node,) if isinstance(event, ev.NodeJoined | ev.Tick) else ())
     }:
+        queue.admit(draft, node)
         queue.serve(draft, node)
     return draft.decision()
 
@@ -57,12 +58,14 @@ def _created(draft: Draft, event: ev.SessionCreated) -> None:
         node=choose_node(draft.state, spec.devices),
         created_at=draft.now,
         updated_at=draft.now,
-        seq=1,
         server=event.server,
+        run=spec.run,
     )
-    reason = "its process is being started"
-    view = draft.step(view, ProcessEvent.START, reason, "start")
-    draft.actions.append(ev.Start(view.id, view.node, reason, "start", view.epoch, view.seq))
+    if view.run is None:
+        queue.start(draft, view, "start")
+    else:  # whether it starts at once is decided with the other runs, see `queue.admit`
+        view = replace(view, queue_order=draft.next_order())
+        draft.note(view, reasons.queued(), "submit")
 
 
 def choose_node(state: ClusterState, devices: int) -> str:
@@ -105,6 +108,16 @@ def refuse_ended(view: SessionView) -> None:
         )
 
 
+def _refuse_queued(view: SessionView) -> None:
+    """`Conflict` when there is no process yet to act on."""
+    if view.pending:
+        raise Conflict(
+            f"{view.label} is queued and has not been started: cancel it, or wait until it runs",
+            session=view.id,
+            state=view.word,
+        )
+
+
 def _park_asked(draft: Draft, event: ev.ParkAsked) -> None:
     view = _asked(draft, event.session)
     if view.device_state is not DeviceState.HELD:
@@ -118,15 +131,45 @@ def _park_asked(draft: Draft, event: ev.ParkAsked) -> None:
     queue.park(draft, view, reasons.parked_by(event.by), "user.park")
 
 
+def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
+    """Take the devices, as for a session that goes first, and give none until a resume."""
+    view = _asked(draft, event.session)
+    if view.held_back:
+        raise Conflict(
+            f"{view.label} is preempted already: resume brings it back",
+            session=view.id,
+            state=view.word,
+        )
+    if view.device_state is DeviceState.ATTACHING:
+        raise Conflict(
+            f"{view.label} is getting devices right now: try again in a moment",
+            session=view.id,
+            state=view.word,
+        )
+    reason = reasons.preempted_by(event.by, view)
+    view = replace(view, held_back=True, moving=False, asked=False, preferred=())
+    if view.device_state is DeviceState.HELD:
+        queue.park(draft, view, reason, "user.preempt")
+    else:
+        draft.note(view, reason, "user.preempt")
+
+
 def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
     view = _asked(draft, event.session)
-    if view.device_state is DeviceState.HELD:
+    held_back, view = view.held_back, replace(view, held_back=False)
+    if view.pending:
+        if not held_back:
+            _refuse_queued(view)
+        draft.note(view, reasons.resumed_queued(event.by), "user.resume")
+    elif held_back and view.device_state is DeviceState.WAITING:
+        draft.note(replace(view, asked=True), reasons.waits(view, event.by), "user.resume")
+    elif view.device_state is DeviceState.HELD:
         raise Conflict(
             f"{view.label} already holds {reasons.listed(view.devices)}",
             session=view.id,
             state=view.word,
         )
-    if view.device_state in (DeviceState.WAITING, DeviceState.ATTACHING):
+    elif view.device_state in (DeviceState.WAITING, DeviceState.ATTACHING):
         draft.put(replace(view, asked=True))
     elif view.device_state is DeviceState.PARKING:
         draft.put(replace(view, asked=True, wants=True))
@@ -138,12 +181,14 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
 
 def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
     view = _asked(draft, event.session)
+    _refuse_queued(view)
     if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
         raise Conflict(
             f"{view.label} is changing devices right now: try again in a moment",
             session=view.id,
             state=view.word,
         )
+    view = replace(view, held_back=False)
     targets, victims = _targets(draft, view, event.devices)
     view = replace(view, preferred=targets, asked=True, moving=True)
     reason = reasons.moving(event.by, targets)
@@ -254,6 +299,7 @@ def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
 
 def _signal_asked(draft: Draft, event: ev.SignalAsked) -> None:
     view = _asked(draft, event.session)
+    _refuse_queued(view)
     if event.signum in ENDING_SIGNALS and view.stopped_by != event.by:
         draft.put(replace(view, stopped_by=event.by))
 
@@ -405,6 +451,7 @@ def _current(view: SessionView | None, epoch: int, state: DeviceState) -> TypeGu
 _HANDLERS: dict[type, Handler] = {
     ev.SessionCreated: _created,
     ev.ParkAsked: _park_asked,
+    ev.PreemptAsked: _preempt_asked,
     ev.ResumeAsked: _resume_asked,
     ev.MigrateAsked: _migrate_asked,
     ev.CheckpointAsked: _checkpoint_asked,

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from . import reasons
 from .cluster import Draft
-from .events import Attach, Park
+from .events import Attach, Park, Start
 from .model import PARK_RETRY_S, SessionView
-from .states import DeviceEvent, DeviceState
+from .states import DeviceEvent, DeviceState, ProcessEvent
 
 
 def serve(draft: Draft, node_id: str) -> None:
@@ -29,6 +29,8 @@ def serve(draft: Draft, node_id: str) -> None:
     free = [d for d, view in occupants.items() if view is None]
     coming = [d for d, view in occupants.items() if view and parking(view)]
     for waiter in draft.waiting(node_id):
+        if waiter.held_back:
+            return  # they are the last ones
         preferred = waiter.preferred
         if preferred and set(preferred) <= {*free, *coming}:
             taken = list(preferred)
@@ -46,6 +48,35 @@ def serve(draft: Draft, node_id: str) -> None:
             grant(draft, waiter, tuple(taken))
         free = [d for d in free if d not in taken]
         coming = [d for d in coming if d not in taken]
+
+
+def admit(draft: Draft, node_id: str) -> None:
+    """Start the queued runs of one node that have room; called like `serve`.
+
+    A run starts when the started runs of its own tier and of higher ones leave it the devices it
+    asks for: what lower tiers use it takes by preemption. So at most as many processes run as have
+    a chance of a device, and nobody overtakes. Notebooks with a person in front count for nothing
+    here: they hold devices only while they use them.
+    """
+    if not draft.node(node_id).connected:
+        return
+    devices = len(draft.node(node_id).devices)
+    for run in draft.pending(node_id):
+        if run.held_back:
+            return  # they are the last ones
+        if run.virtual_devices > devices:
+            continue  # the node lost devices: it waits for more, and the others need not
+        used = sum(n for rank, n in draft.admitted(node_id).items() if rank >= run.tier.rank)
+        if used + run.virtual_devices > devices:
+            return
+        start(draft, run, "queue.admit")
+
+
+def start(draft: Draft, view: SessionView, rule: str) -> None:
+    """Step from `queued` to `starting` and command it."""
+    reason = "its process is being started"
+    view = draft.step(view, ProcessEvent.START, reason, rule, seq=view.seq + 1)
+    draft.actions.append(Start(view.id, view.node, reason, rule, view.epoch, view.seq))
 
 
 def parking(view: SessionView) -> bool:

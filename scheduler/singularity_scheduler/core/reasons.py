@@ -36,11 +36,33 @@ def parked_by(by: str) -> str:
     return f"parked by {by}: nothing is lost; it comes back with the next device call"
 
 
+def preempted_by(by: str, before: SessionView) -> str:
+    """`before`: the session as it was when `by` preempted it."""
+    if before.pending:
+        return f"held back by {by}: it starts after it is resumed"
+    if before.devices:
+        return (
+            f"preempted by {by}: nothing is lost; running code just waits until the session is "
+            "resumed"
+        )
+    return f"held back by {by}: nothing is lost; it gets devices after it is resumed"
+
+
+def queued() -> str:
+    return "accepted: it starts when the runs before it leave it room"
+
+
+def resumed_queued(by: str) -> str:
+    return f"resumed by {by}: it starts when the runs before it leave it room"
+
+
 def moving(by: str, devices: tuple[str, ...]) -> str:
     return f"moving to {listed(devices)} for {by}: nothing is lost; running code just waits"
 
 
 def waits(view: SessionView, by: str | None = None) -> str:
+    if view.held_back:  # what it waits for is a person
+        return view.reason
     who = f"{by} asked for its devices" if by else "its code called a device"
     return f"{who}: it waits for {count(view.virtual_devices)}"
 
@@ -68,7 +90,7 @@ def exited(exit_code: int | None, sentence: str) -> str:
         return f"its process is gone: {sentence}" if sentence else "its process is gone"
     if exit_code < 0:
         return f"its process was ended by signal {-exit_code}"
-    return f"its process ended with exit code {exit_code}"
+    return sentence or f"its process ended with exit code {exit_code}"
 
 
 def gone(node: str) -> str:

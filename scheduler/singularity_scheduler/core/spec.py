@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import json
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
-from .model import Kind, SessionSpec, Tier
+from .model import Kind, NotebookRun, SessionSpec, Tier
+
+_KERNEL = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 MAX_NAME = 200
 """Characters of a session's name."""
+MAX_RUN_BYTES = 64 << 10
+"""Parameters and variables of a run together, as JSON: they travel in its environment, where one
+variable has at most 128 KiB."""
 MAX_DEVICES = 4096
 """More virtual devices than this are refused whatever the cluster has."""
 
@@ -72,14 +82,99 @@ def parse_spec(
 ) -> SessionSpec:
     """The spec in a request ``{kind, tier?, devices?, name?}``. Called by the service for each
     new session; unknown keys are the caller's business."""
+    run = None if request.get("run") is None else parse_run(request["run"])
+    kind = parse_kind(request.get("kind", (Kind.BATCH if run else Kind.INTERACTIVE).value))
+    if run and kind is not Kind.BATCH:
+        raise BadRequest("a run of a notebook is a batch session: kind must be batch", kind=kind)
     return SessionSpec(
-        kind=parse_kind(request.get("kind", Kind.INTERACTIVE.value)),
+        kind=kind,
         tier=parse_tier(request["tier"]) if request.get("tier") is not None else default_tier,
         devices=parse_devices(
             default_devices if request.get("devices") is None else request["devices"], largest
         ),
-        name=parse_name(request.get("name") or ""),
+        name=parse_name(request.get("name") or "")
+        or (posixpath.basename(run.notebook)[:MAX_NAME] if run else ""),
+        run=run,
     )
+
+
+RUN_KEYS = ("notebook", "output", "parameters", "kernel", "folder", "python", "variables")
+
+
+def parse_run(value: object) -> NotebookRun:
+    """The notebook in a request's ``run``: ``{notebook, output?, parameters?, kernel?, folder?,
+    python?, variables?}``. Whether the files are there is seen by the run itself, as its user."""
+    if not isinstance(value, dict):
+        raise BadRequest("run must be an object that says which notebook is run")
+    refuse_unknown(value, RUN_KEYS, "run")
+    notebook = _path(value, "notebook")
+    if notebook is None:
+        raise BadRequest("run.notebook is missing: the absolute path of the notebook to run")
+    kernel = value.get("kernel")
+    if kernel is not None and (not isinstance(kernel, str) or not _KERNEL.fullmatch(kernel)):
+        raise BadRequest(f"run.kernel must be the name of a kernelspec, not {_shown(kernel)}")
+    parameters, variables = value.get("parameters") or {}, value.get("variables") or {}
+    if not isinstance(parameters, dict):
+        raise BadRequest('run.parameters must be an object, for example {"lr": 0.1}')
+    for name in parameters:
+        if not name.isidentifier():
+            raise BadRequest(f"{_shown(name)} cannot be the name of a parameter", parameter=name)
+    if not isinstance(variables, dict) or not all(isinstance(v, str) for v in variables.values()):
+        raise BadRequest('run.variables must map names to texts, for example {"LANG": "C.UTF-8"}')
+    for name, text in variables.items():
+        if not name or "=" in name or "\0" in name or "\0" in text:
+            raise BadRequest(f"{_shown(name)} cannot be a variable of the environment")
+        if name.startswith(("SINGULARITY_", "JUPYTERHUB_")):
+            raise BadRequest(f"{name} is set by the platform and cannot be given to a run")
+    run = NotebookRun(
+        notebook=notebook,
+        output=_path(value, "output"),
+        parameters=json.dumps(parameters),
+        kernel=kernel,
+        folder=_path(value, "folder"),
+        python=_path(value, "python"),
+        variables=json.dumps(variables),
+    )
+    if len(run.parameters) + len(run.variables) > MAX_RUN_BYTES:
+        raise BadRequest(
+            "the parameters and variables of a run have at most "
+            f"{MAX_RUN_BYTES >> 10} KiB together: put larger ones in a file"
+        )
+    return run
+
+
+def run_of(run: NotebookRun, session: str) -> NotebookRun:
+    """`run` with every default filled in that needs no file: output and folder."""
+    folder, name = posixpath.split(run.notebook)
+    stem = name.removesuffix(".ipynb")
+    return replace(
+        run,
+        output=run.output or posixpath.join(folder, f"{stem}-{session}.ipynb"),
+        folder=run.folder or folder,
+    )
+
+
+def refuse_unknown(value: Mapping[str, object], known: Iterable[str], where: str = "") -> None:
+    """`BadRequest` for a key that is not among `known`, with the nearest one."""
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(key, list(known), n=1)
+            hint = f"did you mean '{near[0]}'? " if near else ""
+            raise BadRequest(
+                f"{_shown(f'{where}.{key}' if where else key)} is not known; {hint}"
+                f"known are {', '.join(known)}",
+                key=key,
+            )
+
+
+def _path(value: Mapping[str, Any], key: str) -> str | None:
+    """An absolute path, normalised; None when there is none."""
+    path = value.get(key)
+    if path is None:
+        return None
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path or len(path) > 4096:
+        raise BadRequest(f"run.{key} must be an absolute path, not {_shown(path)}")
+    return posixpath.normpath(path)
 
 
 def parse_launch(value: object) -> dict[str, Any]:

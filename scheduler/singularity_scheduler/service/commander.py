@@ -9,6 +9,7 @@ back to the controller as an event.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from singularity_proxy.errors import NotFound, SingularityError, Unavailable
 
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import CheckpointRef, SessionView
+from singularity_scheduler.core.model import CheckpointRef, NotebookRun, SessionView
 from singularity_scheduler.core.states import DeviceState, ProcessState
 
 from .documents import parse_iso
@@ -38,12 +39,15 @@ class Commander:
         fleet: Fleet,
         report: Callable[[ev.Event], Awaitable[None]],
         look: Callable[[str], SessionView | None],
+        *,
         ttl_s: float,
+        batch_python: str,
     ) -> None:
         self._fleet = fleet
         self._report = report
         self._look = look
         self._ttl_s = ttl_s
+        self._batch_python = batch_python
         self._tasks: dict[Key, asyncio.Task[Any]] = {}
         self._launches: dict[str, dict[str, Any]] = {}
         self._generation: dict[str, int] = {}
@@ -99,7 +103,9 @@ class Commander:
         self._tasks.pop(key, None)
         if not task.cancelled() and (error := task.exception()):
             if isinstance(error, SingularityError):
-                self.failures[key[1]] = error
+                view = self._look(key[1])
+                if view is not None and not view.final:
+                    self.failures[key[1]] = error
             else:
                 log.error("a command for session %s failed", key[1], exc_info=error)
 
@@ -121,6 +127,8 @@ class Commander:
         """Returns the agent's ``{pid, connection, env}``; raises what it refused."""
         launch = self._launches.get(action.session)
         view = self._look(action.session)
+        if view is not None and view.run is not None:
+            launch = run_launch(view, view.run, self._batch_python)
         try:
             if launch is None or view is None:
                 raise Unavailable("the scheduler was restarted before it could be started")
@@ -287,3 +295,28 @@ class Commander:
         enough, the agent will tell again)."""
         view = self._look(action.session)
         return view is not None and view.final
+
+
+def run_launch(view: SessionView, run: NotebookRun, batch_python: str) -> dict[str, Any]:
+    """How the node agent starts a run: papermill and its kernel in one capsule, which belongs to
+    no other process; see `singularity_kernel.batch`."""
+    folder = run.folder or "/"
+    description = {
+        "notebook": run.notebook,
+        "output": run.output,
+        "parameters": json.loads(run.parameters),
+        "kernel": run.kernel,
+        "name": view.name,
+    }
+    return {
+        "mode": "capsule",
+        "argv": [run.python or batch_python, "-m", "singularity_kernel.batch"],
+        "env": {
+            "HOME": folder,
+            **json.loads(run.variables),
+            "RUN_DESCRIPTION": json.dumps(description),
+        },
+        "cwd": folder,
+        "connection": None,
+        "owner_pid": None,
+    }

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from uuid import uuid4
 
@@ -21,8 +23,9 @@ from singularity_proxy.errors import (
     NotFound,
     SingularityError,
     Unavailable,
+    Unsupported,
 )
-from traitlets import Float
+from traitlets import Float, Unicode, default
 from traitlets.config import LoggingConfigurable
 
 from singularity_scheduler.core import events as ev
@@ -30,16 +33,25 @@ from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import SessionSpec, SessionView
 from singularity_scheduler.core.policy import choose_node, decide, refuse_ended
-from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.spec import run_of
+from singularity_scheduler.core.states import FINAL, WORDS, DeviceState
 
 from . import documents, translate
 from .broker import Broker
 from .commander import Commander
 from .leases import LeaseKeeper
-from .ledger import Command, Ledger
+from .ledger import Command, Ledger, Position
 from .ports import Fleet
 
 Json = dict[str, Any]
+
+VERBS = ("park", "preempt", "suspend", "resume", "migrate", "checkpoint")
+"""What can be asked of a session besides its end."""
+
+ACTIVE_WORDS = frozenset(WORDS) - {state.value for state in FINAL}
+
+KEEP_OVER = 5000
+"""Ended sessions kept in memory."""
 
 RETRY_S = 1.0
 """Pause before something that could not be written or started is tried again."""
@@ -77,6 +89,16 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         before it answers with the state reached so far. 0: answer at once.""",
     )
 
+    batch_python = Unicode(
+        config=True,
+        help="""Interpreter that runs papermill for batch runs that name none; it needs
+        jupyter-singularity with the extra "kernel". Default: the service's own.""",
+    )
+
+    @default("batch_python")  # type: ignore[untyped-decorator]
+    def _default_batch_python(self) -> str:
+        return sys.executable
+
     def __init__(
         self,
         ledger: Ledger,
@@ -93,6 +115,10 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         """What keeps a node from working, for `healthz`; "" when nothing does."""
         self.ledger_trouble = ""
         """The same of the ledger."""
+        self.observers: list[Callable[[ev.Decision], None]] = []
+        """Called after each durable decision, in order; must neither block nor fail."""
+        self._over: OrderedDict[str, SessionView] = OrderedDict()
+        """Sessions that ended and were asked for lately; they never change again."""
         self._clock = clock
         self._lock = asyncio.Lock()
         self._stopped = False
@@ -101,7 +127,11 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self._keys: dict[tuple[str, str], list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.commander = Commander(
-            fleet, self.report_now, self.state.sessions.get, self.lease_ttl_s
+            fleet,
+            self.report_now,
+            self.state.sessions.get,
+            ttl_s=self.lease_ttl_s,
+            batch_python=self.batch_python,
         )
         self.leases = LeaseKeeper(
             self.state,
@@ -188,6 +218,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
                 "%s %s: %s (%s)", type(action).__name__, action.session, action.reason, action.rule
             )
             tasks[action] = self.commander.carry_out(action)
+        for observer in self.observers:
+            observer(decision)
         self._publish(decision)
         async with self._changed:
             self._changed.notify_all()
@@ -297,7 +329,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             return self.why(view)
         if verb == "history":
             return await self.history(view, translate.limit(args.get("limit"), 20))
-        if verb in ("park", "resume", "migrate", "checkpoint"):
+        if verb in VERBS:
             await self.act(view, verb, args, view.user)
             return self.status(await self.find(session))
         raise NotFound(f"there is no command '{verb}' for a session", verb=verb)
@@ -306,10 +338,27 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
 
     async def find(self, session: str) -> SessionView:
         """A session, ended ones included; raises `NotFound`."""
-        view = self.state.sessions.get(session) or await self.ledger.session(session)
-        if view is None:
+        found = await self._views([session])
+        if not found:
             raise NotFound(f"there is no session {session}", session=session)
-        return view
+        return found[0]
+
+    async def _views(self, ids: list[str]) -> list[SessionView]:
+        """These sessions in this order; unknown ones are left out."""
+        known = {sid: self.state.sessions.get(sid) or self._over.get(sid) for sid in ids}
+        missing = [sid for sid, view in known.items() if view is None]
+        if missing:
+            for stored in await self.ledger.sessions_of(missing):
+                # What was just written may be in memory by now, and newer.
+                known[stored.id] = self.state.sessions.get(stored.id) or stored
+                if stored.ended:
+                    self._over[stored.id] = stored
+        for sid in ids:
+            if sid in self._over:
+                self._over.move_to_end(sid)
+        while len(self._over) > KEEP_OVER:
+            self._over.popitem(last=False)
+        return [view for sid in ids if (view := known[sid]) is not None]
 
     async def create(
         self,
@@ -319,30 +368,53 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         *,
         server: str | None = None,
         key: str | None = None,
-    ) -> tuple[SessionView, Json]:
-        """Start a session; returns it and the agent's launch answer. The same `key` again answers
-        with the same session. When its start fails, its error is raised and the session is there
-        as failed, with the reason."""
+        fingerprint: str = "",
+    ) -> tuple[SessionView, Json | None]:
+        """Start a session; returns it and the agent's launch answer, None for a run of a notebook:
+        that one is only accepted, and starts when there is room. The same `key` again answers with
+        the same session. When its start fails, its error is raised and the session is there as
+        failed, with the reason."""
         async with self._once(user, key):
-            if key and (before := await self.ledger.command(user, key)):
+            if before := await self._asked_before(user, key, fingerprint):
                 return await self._created_before(before, launch)
             session = uuid4().hex[:12]
-            self.commander.prepare(session, launch)
+            if spec.run:
+                spec = replace(spec, run=run_of(spec.run, session))
+            else:
+                self.commander.prepare(session, launch)
             try:
                 event = ev.SessionCreated(session, user, spec, server)
-                done = await self.submit(event, self._command(user, key, "create", session))
+                command = self._command(user, key, "create", session, fingerprint)
+                done = await self.submit(event, command)
             except BaseException:
                 self.commander.forget(session)
                 raise
+        if spec.run:
+            return await self.find(session), None
         answer = await asyncio.shield(
             next(task for action, task in done.tasks.items() if isinstance(action, ev.Start))
         )
         return await self.find(session), answer
 
-    async def _created_before(self, before: Command, launch: Json) -> tuple[SessionView, Json]:
+    async def _asked_before(self, user: str, key: str | None, fingerprint: str) -> Command | None:
+        """The request that already came with this key; `Conflict` when it was another one."""
+        before = await self.ledger.command(user, key) if key else None
+        if before and fingerprint != before.fingerprint:
+            raise Conflict(
+                f"this idempotency key was already used to {before.verb} session "
+                f"{before.session} with another request; nothing was changed: use a new key",
+                session=before.session,
+            )
+        return before
+
+    async def _created_before(
+        self, before: Command, launch: Json
+    ) -> tuple[SessionView, Json | None]:
         if before.verb != "create":
             raise Conflict(f"this key was already used to {before.verb} session {before.session}")
         view = await self.find(before.session)
+        if view.run is not None:
+            return view, None
         if view.final:
             raise Conflict(
                 f"session {view.label} that this key started has ended: {view.reason}",
@@ -353,21 +425,33 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         return await self.find(before.session), answer
 
     async def act(
-        self, view: SessionView, verb: str, args: Json, by: str, key: str | None = None
+        self,
+        view: SessionView,
+        verb: str,
+        args: Json,
+        by: str,
+        key: str | None = None,
+        fingerprint: str = "",
     ) -> SessionView:
-        """park, resume, migrate or checkpoint; returns the session as it is when that is done,
-        refused (raised), or has taken `settle_s`."""
+        """One of `VERBS`; returns the session as it is when that is done, refused (raised), or has
+        taken `settle_s`."""
         async with self._once(by, key):
-            if key and (before := await self.ledger.command(by, key)):
+            if before := await self._asked_before(by, key, fingerprint):
                 if (before.verb, before.session) != (verb, view.id):
                     raise Conflict(f"this key was used to {before.verb} session {before.session}")
                 return await self.find(view.id)
             refuse_ended(view)
+            if verb == "suspend":
+                raise Unsupported(
+                    f"{view.label} was not suspended: this version cannot store the image of a "
+                    "process yet; preempt frees its devices until it is resumed"
+                )
             node = self.state.nodes.get(view.node)
             types = {d.id: d.type for d in node.devices.values()} if node else {}
             event = translate.verb_event(view.id, verb, args, by, types)
             self.commander.failures.pop(view.id, None)
-            done = await self.submit(event, self._command(by, key, verb, view.id))
+            command = self._command(by, key, verb, view.id, fingerprint)
+            done = await self.submit(event, command)
         for action, task in done.tasks.items():
             if isinstance(action, ev.TakeCheckpoint):
                 await asyncio.shield(task)
@@ -383,19 +467,48 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             await self._until(lambda: view.id not in self.state.sessions, grace_s + 10.0)
         return await self.find(view.id)
 
-    async def signal(self, view: SessionView, signum: int, by: str) -> None:
-        """Send a signal to the session's main process."""
-        refuse_ended(view)
-        await self.submit(ev.SignalAsked(view.id, by, signum))
+    async def signal(
+        self,
+        view: SessionView,
+        signum: int,
+        by: str,
+        key: str | None = None,
+        fingerprint: str = "",
+    ) -> None:
+        """Send a signal to the session's main process; the same `key` again sends none."""
+        async with self._once(by, key):
+            if await self._asked_before(by, key, fingerprint):
+                return
+            refuse_ended(view)
+            command = self._command(by, key, "signal", view.id, fingerprint)
+            await self.submit(ev.SignalAsked(view.id, by, signum), command)
         await self.fleet.call(view.node, "session.signal", session=view.id, signum=signum)
 
+    async def page(
+        self,
+        user: str | None,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        owner: str | None = None,
+        limit: int,
+        after: Position | None = None,
+    ) -> tuple[list[SessionView], Position | None]:
+        """At most `limit` sessions that `user` may see (None: everybody's), newest first, and what
+        to give as `after` for the ones behind them (None: there are none). `state`: with this word,
+        or "active": not ended; `kind` and `owner` (a user) narrow down."""
+        if user is not None and owner not in (None, user):
+            return [], None
+        words = ACTIVE_WORDS if state == "active" else frozenset({state}) if state else None
+        positions = await self.ledger.page(
+            user or owner, kind=kind, words=words, limit=limit + 1, after=after
+        )
+        more = len(positions) > limit
+        views = await self._views([sid for _, sid in positions[:limit]])
+        return views, positions[limit - 1] if more else None
+
     async def sessions(self, user: str | None) -> list[SessionView]:
-        """All sessions of a user (None: everybody's), newest first."""
-        stored = {view.id: view for view in await self.ledger.sessions(user)}
-        for view in self.state.sessions.values():  # the newest truth, and none left out
-            if user is None or view.user == user:
-                stored[view.id] = view
-        return sorted(stored.values(), key=lambda view: (-view.created_at, view.id))
+        return (await self.page(user, limit=1000))[0]
 
     def status(self, view: SessionView) -> Json:
         """The session's document with who else waits."""
@@ -406,7 +519,34 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         return explain(self.state, view, self._clock())
 
     async def history(self, view: SessionView, limit: int) -> list[Json]:
-        return [documents.change_document(c) for c in await self.ledger.history(view.id, limit)]
+        """Its newest `limit` changes, oldest first."""
+        return (await self.history_page(view, limit))[0]
+
+    async def history_page(
+        self, view: SessionView, limit: int, before: int | None = None
+    ) -> tuple[list[Json], int | None]:
+        """The newest `limit` changes with numbers below `before` (None: of all), oldest first, and
+        what to give as `before` for the older ones (None: there are none)."""
+        lines = await self.ledger.history(view.id, limit + 1, before)
+        more = len(lines) > limit
+        lines = lines[-limit:]
+        return (
+            [documents.change_document(change) for _, change in lines],
+            lines[0][0] if more else None,
+        )
+
+    async def read_log(self, view: SessionView, offset: int, limit: int) -> Json:
+        """What its process printed, from byte `offset` on and at most `limit` bytes:
+        ``{"text", "offset", "next_offset", "ended"}``. Bytes that are not kept any more are
+        skipped, then the answered "offset" is larger; "ended": nothing will follow."""
+        if view.pending:
+            return {"text": "", "offset": 0, "next_offset": 0, "ended": False}
+        answer: Json = await self.fleet.call(
+            view.node, "session.log", session=view.id, offset=offset, limit=limit
+        )
+        # The agent keeps the whole log before it confirms the end.
+        at_end = answer["next_offset"] >= answer.pop("size")
+        return {**answer, "ended": view.ended and at_end}
 
     def cluster(self, user: str | None) -> Json:
         """The cluster as `user` may see it; None: all of it."""
@@ -451,8 +591,10 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
             await asyncio.wait_for(wait(), self.settle_s if limit_s is None else limit_s)
 
-    def _command(self, user: str, key: str | None, verb: str, session: str) -> Command | None:
-        return Command(user, key, verb, session, self._clock()) if key else None
+    def _command(
+        self, user: str, key: str | None, verb: str, session: str, fingerprint: str
+    ) -> Command | None:
+        return Command(user, key, verb, session, self._clock(), fingerprint) if key else None
 
     @contextlib.asynccontextmanager
     async def _once(self, user: str, key: str | None) -> AsyncIterator[None]:

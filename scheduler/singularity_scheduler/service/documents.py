@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
 from typing import Any
 
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import Change, SessionView, Tier
+from singularity_scheduler.core.model import Change, NotebookRun, SessionView, Tier
 from singularity_scheduler.core.states import DeviceState
 
 Json = dict[str, Any]
@@ -36,7 +37,8 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
     """One session as REST, the event stream and the magics show it."""
     checkpoint = view.last_checkpoint
     queue = None
-    if view.device_state is DeviceState.WAITING and view.id in state.sessions:
+    waits = view.device_state is DeviceState.WAITING or view.pending
+    if waits and not view.held_back and view.id in state.sessions:
         place = state.place(view)
         queue = {"place": place, "ahead": place - 1}
     return {
@@ -66,8 +68,22 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
             "bytes": checkpoint.bytes,
             "level": checkpoint.level,
         },
+        "held_back": view.held_back,
+        "run": view.run and run_document(view.run),
         "exit_code": view.exit_code,
         "owner": {} if view.server is None else {"server": view.server},
+    }
+
+
+def run_document(run: NotebookRun) -> Json:
+    """A run without the values of its variables: who may look at a session need not see them."""
+    return {
+        "notebook": run.notebook,
+        "output": run.output,
+        "parameters": json.loads(run.parameters),
+        "kernel": run.kernel,
+        "folder": run.folder,
+        "variables": sorted(json.loads(run.variables)),
     }
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +20,36 @@ from typing import Any, TypeVar
 import alembic.command
 import alembic.config
 from singularity_proxy.errors import NoSpace, SingularityError, Unavailable
-from sqlalchemy import Connection, Engine, create_engine, delete, event, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    and_,
+    create_engine,
+    delete,
+    event,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from singularity_scheduler.core.events import Decision
 from singularity_scheduler.core.model import Change, SessionView
+from singularity_scheduler.core.states import DeviceState, ProcessState, word
 
 from . import rows
 from .tables import commands, leases, sessions, transitions
 
 T = TypeVar("T")
+
+Line = tuple[int, Change]
+"""A change with its number; numbers grow with time."""
+
+MAX_IDS = 500
+"""Most ids in one query."""
 
 BUSY_TIMEOUT_S = 5.0
 """How long SQLite waits for another process that has the file locked (a backup, a shell)."""
@@ -44,6 +64,12 @@ class Command:
     verb: str
     session: str
     at: float
+    fingerprint: str = ""
+    """Of the whole request: the same key for another request is a mistake."""
+
+
+Position = tuple[float, str]
+"""Place in the list of sessions, newest first: (created_at, id) of the last one seen."""
 
 
 class Ledger:
@@ -91,23 +117,36 @@ class Ledger:
         """Sessions whose end is not confirmed yet: what the scheduler works on."""
         return await self._run(lambda: self._sessions(sessions.c.ended.is_(False)))
 
-    async def session(self, session: str) -> SessionView | None:
-        found = await self._run(lambda: self._sessions(sessions.c.id == session))
-        return found[0] if found else None
-
-    async def sessions(self, user: str | None, limit: int = 1000) -> list[SessionView]:
-        """Newest first, ended ones included; `user` None: everybody's."""
-        condition = sessions.c.id.is_not(None) if user is None else sessions.c.user == user
-        return await self._run(lambda: self._sessions(condition, limit))
-
     async def ended_among(self, ids: list[str]) -> set[str]:
         """Which of these sessions the ledger knows as ended for good."""
         condition = sessions.c.id.in_(ids) & sessions.c.ended.is_(True)
         return {view.id for view in await self._run(lambda: self._sessions(condition))}
 
-    async def history(self, session: str, limit: int) -> list[Change]:
-        """The newest `limit` changes, oldest first."""
-        return await self._run(lambda: self._history(session, limit))
+    async def page(
+        self,
+        user: str | None,
+        *,
+        kind: str | None = None,
+        words: Collection[str] | None = None,
+        limit: int,
+        after: Position | None = None,
+    ) -> list[Position]:
+        """Positions of at most `limit` sessions behind `after`, newest first; of one user and kind
+        (None: any) and with one of these words (None: any)."""
+        return await self._run(lambda: self._page(user, kind, words, limit, after))
+
+    async def sessions_of(self, ids: list[str]) -> list[SessionView]:
+        """These sessions, in no order; unknown ones are left out."""
+        found: list[SessionView] = []
+        for start in range(0, len(ids), MAX_IDS):
+            some = sessions.c.id.in_(ids[start : start + MAX_IDS])
+            found += await self._run(functools.partial(self._sessions, some))
+        return found
+
+    async def history(self, session: str, limit: int, before: int | None = None) -> list[Line]:
+        """The newest `limit` changes with numbers below `before` (None: the newest of all), with
+        their numbers, oldest first."""
+        return await self._run(lambda: self._history(session, limit, before))
 
     async def command(self, user: str, key: str) -> Command | None:
         return await self._run(lambda: self._command(user, key))
@@ -213,13 +252,8 @@ class Ledger:
             )
             return int(gone.rowcount)
 
-    def _sessions(self, condition: Any, limit: int | None = None) -> list[SessionView]:
-        query = (
-            select(sessions)
-            .where(condition)
-            .order_by(sessions.c.created_at.desc(), sessions.c.id)
-            .limit(limit)
-        )
+    def _sessions(self, condition: Any) -> list[SessionView]:
+        query = select(sessions).where(condition).order_by(sessions.c.created_at.desc())
         with self._transaction() as connection:
             found = connection.execute(query).mappings().all()
             held = connection.execute(
@@ -230,22 +264,60 @@ class Ledger:
                 devices.setdefault(lease["session"], []).append(lease["device"])
         return [rows.session_from_row(dict(r), tuple(devices.get(r["id"], ()))) for r in found]
 
-    def _history(self, session: str, limit: int) -> list[Change]:
+    def _page(
+        self,
+        user: str | None,
+        kind: str | None,
+        words: Collection[str] | None,
+        limit: int,
+        after: Position | None,
+    ) -> list[Position]:
+        c = sessions.c
+        query = select(c.created_at, c.id).order_by(c.created_at.desc(), c.id).limit(limit)
+        if user is not None:
+            query = query.where(c.user == user)
+        if kind is not None:
+            query = query.where(c.kind == kind)
+        if words is not None:
+            query = query.where(
+                tuple_(c.process_state, c.device_state, c.moving).in_(_states(frozenset(words)))
+            )
+        if after is not None:
+            at, sid = after
+            query = query.where(or_(c.created_at < at, and_(c.created_at == at, c.id > sid)))
+        with self._transaction() as connection:
+            return [(at, sid) for at, sid in connection.execute(query)]
+
+    def _history(self, session: str, limit: int, before: int | None) -> list[Line]:
         query = (
             select(transitions)
             .where(transitions.c.session == session)
             .order_by(transitions.c.n.desc())
             .limit(limit)
         )
+        if before is not None:
+            query = query.where(transitions.c.n < before)
         with self._transaction() as connection:
             found = connection.execute(query).mappings().all()
-        return [rows.change_from_row(dict(row)) for row in reversed(found)]
+        return [(int(row["n"]), rows.change_from_row(dict(row))) for row in reversed(found)]
 
     def _command(self, user: str, key: str) -> Command | None:
         query = select(commands).where(commands.c.user == user, commands.c.key == key)
         with self._transaction() as connection:
             row = connection.execute(query).mappings().first()
         return Command(**row) if row else None
+
+
+@functools.cache
+def _states(words: frozenset[str]) -> list[tuple[str, str, bool]]:
+    """Every (process state, device state, moving) that people read as one of `words`."""
+    return [
+        (process.value, device.value, moving)
+        for process in ProcessState
+        for device in DeviceState
+        for moving in (False, True)
+        if word(process, device, moving) in words
+    ]
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:

@@ -10,6 +10,7 @@ from singularity_scheduler.core.model import (
     Change,
     CheckpointRef,
     Kind,
+    NotebookRun,
     SessionView,
     Tier,
 )
@@ -41,6 +42,7 @@ _SAME = (
     "exit_code",
     "ended",
     "grace_s",
+    "held_back",
     "created_at",
     "updated_at",
 )
@@ -56,6 +58,7 @@ def session_to_row(view: SessionView) -> Row:
         "process_state": view.process_state.value,
         "device_state": view.device_state.value,
         "preferred": json.dumps(view.preferred),
+        "run": json.dumps(vars(view.run)) if view.run else None,
         "checkpoint_id": checkpoint.id if checkpoint else None,
         "checkpoint_at": checkpoint.at if checkpoint else None,
         "checkpoint_bytes": checkpoint.bytes if checkpoint else None,
@@ -94,6 +97,7 @@ def session_from_row(row: Mapping[str, Any], devices: tuple[str, ...]) -> Sessio
         devices=devices,
         preferred=tuple(json.loads(row["preferred"])),
         last_checkpoint=checkpoint,
+        run=NotebookRun(**json.loads(row["run"])) if row["run"] else None,
     )
 
 

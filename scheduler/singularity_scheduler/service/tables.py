@@ -1,7 +1,8 @@
 """The ledger's tables (SQLAlchemy Core). The migrations below `migrations/` create them.
 
 No launch environment, argument list, connection key or token is stored: they are secrets, and the
-node agent is the only one that needs them.
+node agent is the only one that needs them. The notebook, parameters and variables of a batch run
+are: what was accepted is run, also after a restart.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData()
@@ -57,6 +59,8 @@ sessions = Table(
     Column("exit_code", Integer),
     Column("ended", Boolean, nullable=False),
     Column("grace_s", Float, nullable=False),
+    Column("held_back", Boolean, nullable=False, server_default=false()),
+    Column("run", Text),
     Column("checkpoint_id", String(255)),
     Column("checkpoint_at", Float),
     Column("checkpoint_bytes", BigInteger),
@@ -65,6 +69,7 @@ sessions = Table(
     Column("updated_at", Float, nullable=False),
     Index("sessions_by_user", "user", "created_at"),
     Index("sessions_active", "ended"),
+    Index("sessions_by_age", "created_at"),
 )
 
 leases = Table(
@@ -101,6 +106,7 @@ commands = Table(
     Column("verb", String(32), nullable=False),
     Column("session", String(32), ForeignKey("sessions.id"), nullable=False),
     Column("at", Float, nullable=False),
+    Column("fingerprint", String(64), nullable=False, server_default=""),
     Index("commands_by_age", "at"),
 )
 """Requests that carried an idempotency key: which session each was about."""

@@ -85,6 +85,8 @@ def verb_event(
     """The event of a verb on a session (REST body or magic arguments `args`)."""
     if verb == "park":
         return ev.ParkAsked(session, by)
+    if verb == "preempt":
+        return ev.PreemptAsked(session, by)
     if verb == "resume":
         return ev.ResumeAsked(session, by)
     if verb == "migrate":

@@ -1,0 +1,148 @@
+"""What sessions printed: read while they live, kept for a while after they have ended.
+
+Positions are bytes of everything a session ever printed, so they stay right when the beginning of a
+long log is cut off. A live log lies in a folder of its user, who may have replaced it by a link: it
+is opened without following one and must be a plain file of that user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from singularity_proxy.capsule.launcher import trim_log
+from singularity_proxy.errors import BadRequest, Conflict, NotFound
+
+from .live import LiveSession
+from .node import Node
+
+MAX_BYTES = 1 << 20
+"""Most bytes in one answer."""
+
+CAPSULE_LOG = "capsule.log"
+_KEPT = re.compile(r"(?P<session>[0-9a-f]{12})-(?P<cut>[0-9]+)\.log")
+
+
+class SessionLogs:
+    """Used by the command server (`read`), the life of sessions (`keep`) and the housekeeping of
+    the agent (`trim`)."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._folder = Path(node.settings.state_dir, "logs")
+
+    def read(self, session: str, offset: int, limit: int) -> dict[str, Any]:
+        """``{"text", "offset", "next_offset", "size"}``: at most `limit` bytes from `offset` on.
+
+        Raises `NotFound` when nothing is kept, `Conflict` for a session whose process is a
+        person's own, because its output went to that person's terminal.
+        """
+        if offset < 0 or not 0 < limit <= MAX_BYTES:
+            raise BadRequest(f"a log is read from 0 on, at most {MAX_BYTES} bytes at a time")
+        live = self._node.sessions.get(session)
+        if live is not None and live.record.mode == "joined":
+            raise Conflict(
+                f"session {session} is a command in somebody's terminal: its output is there",
+                session=session,
+            )
+        with self._opened(session, live) as (fd, cut):
+            size = cut + os.fstat(fd).st_size
+            start = min(max(offset, cut), size)
+            data = _whole_characters(os.pread(fd, limit, start - cut))
+        return {
+            "text": data.decode("utf-8", "replace"),
+            "offset": start,
+            "next_offset": start + len(data),
+            "size": size,
+        }
+
+    def trim(self, live: LiveSession) -> None:
+        """Keep the log of a live session bounded; called every few seconds."""
+        cut = trim_log(self._path(live), self._node.settings.log_bytes)
+        if cut:
+            live.record.log_cut += cut
+            self._node.try_save(live)
+
+    def keep(self, live: LiveSession) -> None:
+        """Copy the log of a session that ends to where it outlives its folder; the oldest kept
+        ones make room. Without space on the disk the log is lost and the end goes on."""
+        if live.record.mode == "joined" or self._node.settings.keep_logs < 1:
+            return
+        target = self._folder / f"{live.record.session}-{live.record.log_cut}.log"
+        with contextlib.suppress(OSError, NotFound), self._opened_live(live) as fd:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            partial = target.with_suffix(".new")
+            with open(partial, "wb", opener=_private) as file:
+                while data := os.read(fd, MAX_BYTES):
+                    file.write(data)
+            os.replace(partial, target)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        kept = [p for p in self._folder.iterdir() if _KEPT.fullmatch(p.name)]
+        kept.sort(key=lambda p: p.stat().st_mtime)
+        for path in kept[: max(0, len(kept) - self._node.settings.keep_logs)]:
+            path.unlink(missing_ok=True)
+
+    def _path(self, live: LiveSession) -> str:
+        folder = self._node.settings.session_dir(live.record.session)
+        return os.path.join(folder, CAPSULE_LOG)
+
+    @contextlib.contextmanager
+    def _opened(self, session: str, live: LiveSession | None) -> Iterator[tuple[int, int]]:
+        """(descriptor, bytes cut off before it) of the live log, else of the kept one."""
+        with contextlib.ExitStack() as stack:
+            found: tuple[int, int] | None = None
+            if live is not None:
+                with contextlib.suppress(NotFound):
+                    found = stack.enter_context(self._opened_live(live)), live.record.log_cut
+            if found is None:
+                found = stack.enter_context(self._opened_kept(session))
+            yield found
+
+    @contextlib.contextmanager
+    def _opened_kept(self, session: str) -> Iterator[tuple[int, int]]:
+        for path in self._folder.glob(f"{session}-*.log"):
+            if match := _KEPT.fullmatch(path.name):
+                with open(path, "rb") as file:
+                    yield file.fileno(), int(match["cut"])
+                return
+        raise NotFound(f"the log of session {session} is not kept any more", session=session)
+
+    @contextlib.contextmanager
+    def _opened_live(self, live: LiveSession) -> Iterator[int]:
+        try:
+            fd = os.open(
+                self._path(live), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            )
+        except OSError:
+            raise NotFound(f"session {live.record.session} has no log") from None
+        try:
+            info = os.fstat(fd)
+            plain = stat.S_ISREG(info.st_mode) and info.st_nlink == 1
+            if not plain or info.st_uid != live.record.uid:
+                raise NotFound(f"the log of session {live.record.session} was replaced")
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """`data` without the beginning of a character that the next read completes."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            return data
+        if byte >= 0xC0:  # the first byte of a character of this many bytes
+            length = 2 + (byte >= 0xE0) + (byte >= 0xF0)
+            return data if back >= length else data[:-back]
+    return data
