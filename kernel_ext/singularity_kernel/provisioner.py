@@ -25,6 +25,7 @@ import enum
 import logging
 import os
 import signal
+import subprocess
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, SingularityError, Unavailable
 from tornado.web import HTTPError
-from traitlets import Float, Integer, Unicode, default
+from traitlets import Enum, Float, Integer, Unicode, default
 
 from .environment import NESTED, session_environment, with_extension
 
@@ -101,6 +102,13 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         kernelspec (metadata.kernel_provisioner.config.tier). Empty: the scheduler's default.
         Default: SINGULARITY_TIER, which the spawn form sets.""",
     )
+    kind = Enum(
+        ("interactive", "batch"),
+        "interactive",
+        config=True,
+        help="""Kind of the sessions: "batch" for a kernel that nobody sits in front of. Set by the
+        papermill engine.""",
+    )
     devices = Integer(
         config=True,
         help="""Virtual devices of a session: how many accelerators user code sees. Also settable
@@ -153,7 +161,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Write the clients' connection file and build the command; at every (re)start."""
-        self.mode = _mode()
+        self.mode = mode()
         if self.mode is Mode.SESSION and self.parent is not None:
             # The relay binds these ports in another process. With caching off a start that finds
             # one taken can choose new ones, and nothing must be returned in the end.
@@ -177,6 +185,8 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         """Start the session and return what the clients connect to; right after `pre_launch`."""
         if self.mode is not Mode.SESSION:
+            if self.mode is Mode.NESTED and not _has_terminal():
+                return self._launch_child(cmd, kwargs)
             info: dict[str, Any] = await super().launch_kernel(cmd, **kwargs)
             return info
         self.cwd = str(kwargs.get("cwd") or os.getcwd())
@@ -192,6 +202,21 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         self._asked_at, self._missing_since = time.monotonic(), None
         self.connection_info = _connection(self.connection_info, launch.get("connection"))
         self.log.info("Singularity: session %s started for kernel %s", self.session_id, cmd[0])
+        return dict(self.connection_info)
+
+    def _launch_child(self, cmd: list[str], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """A nested kernel in a process group of its own. jupyter_client would make a session
+        (setsid), which Linux schedules as one group: a worker that yields the core it shares with
+        its device proxy would yield to nobody, and every device call would cost a time slice."""
+        self.process = subprocess.Popen(
+            [os.path.expanduser(word) for word in cmd],
+            env={**kwargs["env"], "JPY_PARENT_PID": str(os.getpid())},
+            cwd=kwargs.get("cwd"),
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+        self.pid = self.pgid = self.process.pid
+        self.cwd = str(kwargs.get("cwd") or os.getcwd())
         return dict(self.connection_info)
 
     async def _create(self, cmd: list[str], env: dict[str, str]) -> dict[str, Any]:
@@ -219,7 +244,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         while True:
             try:
                 return await client.create_session(
-                    kind="interactive",
+                    kind=self.kind,
                     name=self._name(env),
                     tier=self.tier or None,
                     devices=self.devices or None,
@@ -437,10 +462,21 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         self._running, self._exit_code = self.session_id is not None, None
 
 
-def _mode() -> Mode:
+def mode() -> Mode:
+    """The situation of a kernel that this process would start now."""
     if os.environ.get("SINGULARITY_SESSION"):
         return Mode.NESTED
     return Mode.SESSION if os.environ.get("SINGULARITY_API_URL") else Mode.LOCAL
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal: there a kernel in a process group of its
+    own could be stopped for what its children do with it."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def local_process(pid: int | None, session: str | None) -> ProcessIdentity | None:
@@ -470,4 +506,4 @@ def _connection(asked: dict[str, Any], given: dict[str, Any] | None) -> dict[str
     return merged
 
 
-__all__ = ["KernelNotStarted", "Mode", "SingularityProvisioner"]
+__all__ = ["KernelNotStarted", "Mode", "SingularityProvisioner", "mode"]

@@ -1,0 +1,173 @@
+"""What a batch capsule starts: runs one notebook under papermill and ends with its fate.
+
+    RUN_DESCRIPTION='{"notebook": "/home/ada/train.ipynb", "output": "/home/ada/out.ipynb",
+                      "parameters": {"lr": 0.1}, "kernel": null, "name": "train.ipynb"}'
+    python -m singularity_kernel.batch
+
+The kernel is a child in the same capsule, so its device calls belong to the session. What the cells
+print goes to the standard streams as it comes, between lines like ``cell 3 of 7``. The output
+notebook is a whole notebook at any moment. SIGTERM ends the run: the cell is interrupted, what
+there is is saved.
+
+Exit codes: 0 all cells ran; 1 a cell raised or its kernel died; 64 parameters that the notebook
+does not take; 66 the notebook is missing or none; 69 the kernel could not start; 73 the output
+cannot be written; 143 cancelled. Unless it is 0, the last line on standard error is one sentence
+about why.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import MutableMapping
+from typing import Any
+
+from .fates import BadRun, CellFailed, Fate, NoKernel, NotWritten
+from .files import WholeFiles, check_writable, read_notebook, why_not
+from .parameters import check
+from .stop import Stop
+
+DESCRIPTION = "RUN_DESCRIPTION"
+
+ERROR_CHARACTERS = 120
+"""Of a cell's error in the sentence; the notebook has all of it."""
+
+
+class Log:
+    """Says on the standard streams how far the run is and what its cells put out. A log that cannot
+    be written (its disk is full) does not end the run."""
+
+    def __init__(self) -> None:
+        self.place = "the notebook"
+
+    def cell(self, number: int, count: int) -> None:
+        self.place = f"cell {number} of {count}"
+        say(self.place)
+
+    def output(self, output: Any) -> None:
+        kind = output["output_type"]
+        if kind == "stream":
+            _write(sys.stderr if output["name"] == "stderr" else sys.stdout, output["text"])
+        elif kind == "error":
+            _write(sys.stderr, "\n".join(output["traceback"]) + "\n")
+        elif "text/plain" in output["data"]:
+            _write(sys.stdout, output["data"]["text/plain"] + "\n")
+
+
+def say(line: str) -> None:
+    """One line on standard error."""
+    _write(sys.stderr, line + "\n")
+
+
+def _write(stream: Any, text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError:
+        pass
+
+
+def take_description(environ: MutableMapping[str, str]) -> dict[str, Any]:
+    """The run's description, removed from `environ` so that no kernel inherits it."""
+    text = environ.pop(DESCRIPTION, "")
+    try:
+        found = json.loads(text)
+        wanted = {"notebook": str(found["notebook"]), "output": str(found["output"])}
+    except (ValueError, KeyError, TypeError):
+        raise BadRun(
+            f"{DESCRIPTION} does not describe a run; nothing was run: the node agent sets it, use "
+            "'jupyter singularity submit' to start one"
+        ) from None
+    return {
+        **wanted,
+        "parameters": dict(found.get("parameters") or {}),
+        "kernel": found.get("kernel"),
+    }
+
+
+def kernel_of(notebook: Any, named: str | None) -> tuple[str, str]:
+    """Name and language of the kernel that runs `notebook`; raises `NoKernel`."""
+    from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+
+    name = named or notebook.metadata.get("kernelspec", {}).get("name")
+    if not name:
+        raise NoKernel("the notebook names no kernel; nothing was run: name one with -k")
+    specs = KernelSpecManager()
+    try:
+        return name, specs.get_kernel_spec(name).language or "python"
+    except NoSuchKernel:
+        known = ", ".join(sorted(specs.find_kernel_specs()))
+        raise NoKernel(
+            f"there is no kernel '{name}' here; nothing was run: name one of {known} with -k"
+        ) from None
+
+
+def execute(description: dict[str, Any], stop: Stop, log: Log) -> None:
+    """Run the notebook; raises the `Fate` that it ends with when that is not success."""
+    notebook = read_notebook(description["notebook"])
+    check_writable(description["output"])
+    kernel, language = kernel_of(notebook, description["kernel"])
+    for note in check(notebook, description["parameters"], language):
+        say(f"note: {note}")
+    if stop.signum is not None:
+        raise stop.fate("nothing was run")
+
+    from papermill import execute_notebook  # type: ignore[import-untyped]
+    from papermill.exceptions import PapermillExecutionError  # type: ignore[import-untyped]
+    from papermill.iorw import papermill_io  # type: ignore[import-untyped]
+
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("papermill").setLevel(logging.ERROR)  # its notes are ours above
+    papermill_io.register("/", WholeFiles())
+    try:
+        execute_notebook(
+            _literal(description["notebook"]),
+            _literal(description["output"]),
+            parameters=description["parameters"],
+            engine_name="singularity",
+            kernel_name=kernel,
+            language=language,
+            progress_bar=False,
+            stop=stop,
+            live=log,
+        )
+    except PapermillExecutionError as error:
+        where = f"cell {error.exec_count}" if error.exec_count else log.place
+        said = " ".join(f"{error.ename}: {error.evalue}".split()).rstrip(": ")
+        if len(said) > ERROR_CHARACTERS:
+            said = f"{said[: ERROR_CHARACTERS - 3]}..."
+        raise CellFailed(
+            f"{where} failed ({said}); the outputs up to there are in {description['output']}"
+        ) from None
+    except OSError as error:  # papermill's own last save
+        raise NotWritten(
+            f"the output notebook {description['output']} cannot be written ({why_not(error)}); "
+            "its last good version is kept: free space and submit the run again"
+        ) from None
+
+
+def _literal(path: str) -> str:
+    """`path` for papermill, which takes braces in paths for parameters."""
+    return path.replace("{", "{{").replace("}", "}}")
+
+
+def main() -> int:
+    """Called by ``python -m singularity_kernel.batch``; returns the exit code."""
+    with Stop().listening() as stop:
+        try:
+            execute(take_description(os.environ), stop, Log())
+        except Fate as fate:
+            say(" ".join(fate.message.split()))
+            return fate.exit_code
+        except Exception as error:  # a fault of papermill's or ours: all of it, then the sentence
+            _write(sys.stderr, traceback.format_exc())
+            say(f"the run ended with an unexpected {type(error).__name__}; the log has all of it")
+            return 1
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""``papermill --engine singularity in.ipynb out.ipynb``: papermill's runs as sessions.
+
+In a terminal of a server of the platform the kernel becomes a batch session of its own, named after
+the notebook; inside a session it is that session's. Without a platform the engine refuses: a run
+without the devices that were asked for would be a silent surprise.
+
+Every ``import papermill`` loads this module, in the middle of its own import: nothing of papermill
+may be imported here at the top.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from .fates import NoKernel
+
+if TYPE_CHECKING:
+    from .client import Live
+    from .stop import Stop
+
+NO_PLATFORM = (
+    "the engine 'singularity' needs the platform, and SINGULARITY_API_URL is not set; nothing was "
+    "run: start papermill from a terminal of a server of the platform, or leave out --engine"
+)
+
+
+class SingularityEngine:
+    """papermill's engine `singularity`; its methods are the ones that papermill calls."""
+
+    @classmethod
+    def nb_kernel_name(cls, nb: Any, name: str | None = None) -> str:
+        """The kernel that runs `nb`, before the run."""
+        from papermill.utils import nb_kernel_name  # type: ignore[import-untyped]
+
+        return str(nb_kernel_name(nb, name))
+
+    @classmethod
+    def nb_language(cls, nb: Any, language: str | None = None) -> str:
+        """The language that parameters of `nb` are written in."""
+        from papermill.utils import nb_language
+
+        return str(nb_language(nb, language))
+
+    @classmethod
+    def execute_notebook(
+        cls,
+        nb: Any,
+        kernel_name: str,
+        output_path: str | None = None,
+        progress_bar: bool | dict[str, Any] = True,
+        log_output: bool = False,
+        autosave_cell_every: int | None = None,
+        *,
+        stop: Stop | None = None,
+        live: Live | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run `nb` and return it with its outputs; raises a `Fate`, which papermill's command line
+        shows as one sentence. `stop` and `live` are the runner's; without `stop` SIGTERM and
+        Ctrl-C are handled here, so that the session ends with papermill."""
+        from .client import Live
+        from .record import AUTOSAVE_S, RunRecord
+        from .stop import Stop
+
+        kernel = _Kernel(kernel_name, output_path or kwargs.get("input_path") or "notebook")
+        record = RunRecord(
+            nb,
+            facts=kernel.facts,
+            output_path=output_path,
+            progress_bar=progress_bar,
+            log_output=log_output,
+            autosave_cell_every=AUTOSAVE_S if autosave_cell_every is None else autosave_cell_every,
+        )
+        with (stop or Stop()).listening() as asked:
+            record.notebook_start()
+            try:
+                kernel.run(record, asked, live or Live(), log_output=log_output, **kwargs)
+            finally:
+                record.cleanup_pbar()
+                record.notebook_complete()
+        return record.nb
+
+
+class _Kernel:
+    """The kernel of one run: which situation it is in, and what is known of its session."""
+
+    def __init__(self, name: str, notebook: str) -> None:
+        from singularity_kernel.provisioner import Mode, mode
+
+        self._name = name
+        self._notebook = notebook
+        self._own = mode() is Mode.SESSION
+        self._session: str | None = None
+        if mode() is Mode.LOCAL:
+            raise NoKernel(NO_PLATFORM)
+        if self._own:
+            self._refuse_other_provisioner()
+
+    def _refuse_other_provisioner(self) -> None:
+        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+
+        from .client import PROVISIONER
+
+        try:
+            spec = KernelSpecManager().get_kernel_spec(self._name)
+        except NoSuchKernel:
+            return  # the start says so
+        named = spec.metadata.get("kernel_provisioner", {}).get("provisioner_name", PROVISIONER)
+        if named != PROVISIONER:
+            raise NoKernel(
+                f"the kernel '{self._name}' is started by '{named}' and not by the platform; "
+                "nothing was run: name another kernel with -k, or leave out --engine"
+            )
+
+    def run(
+        self,
+        record: Any,
+        stop: Stop,
+        live: Live,
+        *,
+        log_output: bool,
+        start_timeout: int = 60,
+        execution_timeout: int | None = None,
+        stdout_file: Any = None,
+        stderr_file: Any = None,
+        input_path: str | None = None,
+        **others: Any,
+    ) -> None:
+        """Run the cells; see `RunClient.execute`. The arguments are papermill's; `others` become
+        traits of nbclient, as with papermill's own engine."""
+        from papermill.log import logger  # type: ignore[import-untyped]
+
+        from .client import RunClient, SessionKernelManager
+
+        client = RunClient(
+            record,
+            stop=stop,
+            live=live,
+            **{
+                "kernel_manager_class": SessionKernelManager,
+                "kernel_name": self._name,
+                "timeout": execution_timeout,
+                "startup_timeout": start_timeout,
+                "log": logger,
+                "log_output": log_output,
+                "stdout_file": stdout_file,
+                "stderr_file": stderr_file,
+                **others,
+            },
+        )
+        try:
+            client.execute(env={**os.environ, "JPY_SESSION_NAME": self._notebook})
+        finally:
+            self._session = client.session
+
+    def facts(self) -> dict[str, Any]:
+        """``metadata.singularity`` as far as it is known now."""
+        from .facts import asked_facts, session_facts
+
+        if not self._own:
+            return session_facts()
+        return asked_facts(self._session)

@@ -1,0 +1,104 @@
+"""Notebook files: read with a sentence for what is wrong, written so that no reader ever sees half
+of one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import Any
+
+from .fates import NoNotebook, NotWritten
+
+
+def read_notebook(path: str) -> Any:
+    """The notebook at `path` as an nbformat v4 node; raises `NoNotebook`."""
+    import nbformat
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except FileNotFoundError:
+        raise NoNotebook(f"there is no notebook {path}; nothing was started") from None
+    except IsADirectoryError:
+        raise NoNotebook(f"{path} is a folder and no notebook; nothing was started") from None
+    except OSError as error:
+        raise NoNotebook(
+            f"the notebook {path} cannot be read ({error.strerror}); nothing was started"
+        ) from None
+    except UnicodeDecodeError:
+        raise not_a_notebook(path) from None
+    try:
+        notebook = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
+        nbformat.validate(notebook)
+    except Exception:  # nbformat raises many kinds, its own, json's, KeyError and AttributeError
+        raise not_a_notebook(path) from None
+    return notebook
+
+
+def not_a_notebook(path: str) -> NoNotebook:
+    return NoNotebook(
+        f"{path} is not a notebook; nothing was started: give a file that Jupyter saved (.ipynb)"
+    )
+
+
+def check_writable(path: str) -> None:
+    """`NotWritten` when the output at `path` could surely not be written; makes nothing."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise NotWritten(
+            f"there is no folder {folder} for the output; nothing was started: make it"
+        )
+    if os.path.isdir(path):
+        raise NotWritten(f"the output {path} is a folder; nothing was started: name a file")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise NotWritten(
+            f"the folder {folder} of the output cannot be written; nothing was started"
+        )
+
+
+def write_whole(path: str, text: str) -> None:
+    """Put `text` at `path` so that it holds the old text or the new one at any moment, also after
+    a crash; raises OSError and leaves the old one. A link stays a link."""
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    partial = os.path.join(folder, f".{name[:200]}.{os.getpid()}.part")
+    mode = 0o666
+    with contextlib.suppress(OSError):
+        mode = os.stat(target).st_mode & 0o777
+    try:
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def why_not(error: OSError) -> str:
+    """What a person calls `error`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full"
+    return error.strerror or str(error)
+
+
+class WholeFiles:
+    """papermill's handler of local files, with `write_whole`. The runner registers it for absolute
+    paths; it is the only one that writes there."""
+
+    def read(self, path: str) -> str:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+
+    def listdir(self, path: str) -> list[str]:
+        return [os.path.join(path, name) for name in os.listdir(path)]
+
+    def write(self, text: str, path: str) -> None:
+        write_whole(path, text)
+
+    def pretty_path(self, path: str) -> str:
+        return path

@@ -1,0 +1,94 @@
+"""The output notebook while a run goes on: papermill's bookkeeping with three differences.
+
+Cells that never ran stay "pending" (papermill calls them completed), a save that fails does not end
+the run, and ``metadata.singularity`` says which session this is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from papermill.engines import NotebookExecutionManager  # type: ignore[import-untyped]
+
+from .fates import NotWritten
+from .files import why_not
+
+logger = logging.getLogger("singularity.batch")
+
+AUTOSAVE_S = 5
+"""How often a cell that prints is saved; papermill doubles it when saving is slow."""
+
+LAST_TRIES = 5
+LAST_PAUSE_S = 1.0
+"""The final save is tried so often, with so many seconds between."""
+
+
+class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
+    """Holds the notebook of one run; made by `SingularityEngine`, told by `RunClient`."""
+
+    def __init__(self, nb: Any, *, facts: Callable[[], dict[str, Any]], **kwargs: Any) -> None:
+        super().__init__(nb, **kwargs)
+        self._facts = facts
+        self._saved_at = ""
+        self._unsaved = ""
+        """Why the last save failed."""
+
+    def notebook_start(self, **kwargs: Any) -> None:
+        """Clear what an earlier run left and save; raises `NotWritten` before anything has run."""
+        self.nb.metadata["singularity"] = self._facts()
+        super().notebook_start(**kwargs)
+        if self._unsaved:
+            raise NotWritten(
+                f"the output notebook {self.output_path} cannot be written ({self._unsaved}); "
+                "nothing was run: free space, or choose another output"
+            )
+
+    def save(self, **kwargs: Any) -> None:
+        """Write the notebook. A failure is logged once and made good by a later save."""
+        try:
+            super().save(**kwargs)
+        except OSError as error:
+            self.last_save_time = self.now()
+            if not self._unsaved:
+                logger.warning(
+                    "the output notebook %s cannot be written now (%s): the run goes on, the last "
+                    "good version is kept",
+                    self.output_path,
+                    why_not(error),
+                )
+            self._unsaved = why_not(error)
+        else:
+            if self._unsaved:
+                logger.warning("the output notebook %s is written again", self.output_path)
+            self._unsaved = ""
+            self._saved_at = self.now().isoformat(timespec="seconds")
+
+    def notebook_complete(self, **kwargs: Any) -> None:
+        """Finish the metadata and save; raises `NotWritten` when that fails for seconds."""
+        self.end_time = self.now()
+        about = self.nb.metadata.papermill
+        about["end_time"] = self.end_time.isoformat()
+        if about.get("start_time"):
+            about["duration"] = (self.end_time - self.start_time).total_seconds()
+        facts = self._facts()
+        known = self.nb.metadata["singularity"]
+        # The agent may be away at the end: what it said before is not forgotten.
+        known.update({k: v for k, v in facts.items() if v is not None})
+        self.complete_pbar()
+        self.cleanup_pbar()
+        for _ in range(LAST_TRIES):
+            self.save()
+            if not self._unsaved:
+                return
+            time.sleep(LAST_PAUSE_S)
+        kept = f"the version of {self._saved_at} is kept" if self._saved_at else "there is none"
+        raise NotWritten(
+            f"the output notebook {self.output_path} cannot be written ({self._unsaved}); {kept}: "
+            "free space and submit the run again"
+        )
+
+
+__all__ = ["AUTOSAVE_S", "RunRecord"]
