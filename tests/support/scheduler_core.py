@@ -11,11 +11,13 @@ from singularity_scheduler.core.model import (
     AgentFacts,
     DeviceView,
     Kind,
+    NotebookRun,
     SessionSpec,
     SessionView,
     Tier,
 )
 from singularity_scheduler.core.policy import decide
+from singularity_scheduler.core.rules import RULES
 
 
 class World:
@@ -41,7 +43,7 @@ class World:
             check_succession(before.get(view.id), view)
         for action in decision.actions:
             assert action.reason, action
-            assert action.rule, action
+            assert action.rule in RULES, action
         self.state.apply(decision)
         check(self.state)
         self.pending += decision.actions
@@ -60,6 +62,22 @@ class World:
         self.do(ev.SessionCreated(sid, user, SessionSpec(kind, tier, devices, name=sid)))
         self.answer()
         return self[sid]
+
+    def submit(
+        self, sid: str, tier: Tier = Tier.STANDARD, devices: int = 1, user: str = "alice"
+    ) -> SessionView:
+        """A batch run of a notebook; it starts at once or stays queued."""
+        run = NotebookRun(f"/home/{user}/{sid}.ipynb", f"/home/{user}/{sid}-out.ipynb")
+        self.do(ev.SessionCreated(sid, user, SessionSpec(Kind.BATCH, tier, devices, sid, run)))
+        self.answer(ev.Start)
+        return self[sid]
+
+    def computing(self, sid: str, tier: Tier = Tier.STANDARD, devices: int = 1) -> None:
+        """A batch run that holds devices."""
+        self.submit(sid, tier, devices)
+        self.need(sid)
+        self.answer()
+        assert self[sid].word == "running", self[sid]
 
     def holding(self, sid: str, tier: Tier = Tier.STANDARD, devices: int = 1, **kw: Any) -> None:
         """A session that holds devices and is busy."""

@@ -53,7 +53,9 @@ class SessionLogs:
         with self._opened(session, live) as (fd, cut):
             size = cut + os.fstat(fd).st_size
             start = min(max(offset, cut), size)
-            data = _whole_characters(os.pread(fd, limit, start - cut))
+            data = os.pread(fd, limit, start - cut)
+            if live is not None or start + len(data) < size:  # more will follow
+                data = _whole_characters(data) or data[: limit if limit < 4 else 0]
         return {
             "text": data.decode("utf-8", "replace"),
             "offset": start,

@@ -309,7 +309,7 @@ def _signal_asked(draft: Draft, event: ev.SignalAsked) -> None:
 
 def _needed(draft: Draft, event: ev.DeviceNeeded) -> None:
     view = draft.get(event.session)
-    if view is None or view.final:
+    if view is None or view.final or view.pending:
         return
     if view.device_state is DeviceState.PARKING and not view.wants:
         draft.put(replace(view, wants=True))

@@ -16,8 +16,10 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import queue
 from singularity_scheduler.core.cluster import Draft
-from singularity_scheduler.core.model import Kind, SessionSpec, Tier
+from singularity_scheduler.core.model import Kind, NotebookRun, SessionSpec, Tier
 from support.scheduler_core import World, devices_of, facts, outcome
+
+VERBS = ["park", "preempt", "resume", "migrate", "end", "checkpoint"]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -29,6 +31,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world = World(self.sizes["n1"], "n1")
         self.world.do(ev.NodeJoined("n2", devices_of("n2", self.sizes["n2"])))
         self.number = 0
+        self.resumed: set[str] = set()
 
     def pick(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.world.state.sessions)), label="session")
@@ -57,6 +60,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             with pytest.raises((BadRequest, Unavailable)):
                 self.world.do(event)
 
+    @rule(tier=st.sampled_from(Tier), devices=st.integers(1, 3))
+    def submit(self, tier: Tier, devices: int) -> None:
+        self.number += 1
+        sid = f"s{self.number:03}"
+        run = NotebookRun(f"/n/{sid}.ipynb", f"/n/{sid}-out.ipynb")
+        self.asked_or_too_large(
+            ev.SessionCreated(sid, "alice", SessionSpec(Kind.BATCH, tier, devices, sid, run))
+        )
+
+    def asked_or_too_large(self, event: ev.Event) -> None:
+        try:
+            self.asked(event)
+        except BadRequest:
+            pass
+
     @precondition(have_sessions)
     @rule(data=st.data(), what=st.sampled_from(["need", "need", "withdraw", "busy", "idle"]))
     def worker(self, data: st.DataObject, what: str) -> None:
@@ -72,12 +90,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
 
     @precondition(have_sessions)
-    @rule(data=st.data(), what=st.sampled_from(["park", "resume", "migrate", "end", "checkpoint"]))
+    @rule(data=st.data(), what=st.sampled_from(VERBS))
     def person(self, data: st.DataObject, what: str) -> None:
         sid = self.pick(data)
+        if what in ("resume", "migrate"):
+            self.resumed.add(sid)
         self.asked(
             {
                 "park": ev.ParkAsked(sid, "alice"),
+                "preempt": ev.PreemptAsked(sid, "alice"),
                 "resume": ev.ResumeAsked(sid, "alice"),
                 "migrate": ev.MigrateAsked(sid, "alice"),
                 "end": ev.EndAsked(sid, "alice"),
@@ -155,7 +176,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         for node in self.world.state.nodes.values():
             head = next(self.world.state.waiting(node.id), None)
-            if head is None or not node.connected:
+            if head is None or head.held_back or not node.connected:
                 continue
             # At this time who could not be parked lately counts as not to be had.
             draft = Draft(self.world.state, float("-inf"))
@@ -175,8 +196,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         for node in self.world.state.nodes.values():
-            ranks = [v.tier.rank for v in self.world.state.waiting(node.id)]
+            ranks = [v.tier.rank for v in self.world.state.waiting(node.id) if not v.held_back]
             assert ranks == sorted(ranks, reverse=True)
+
+    @invariant()
+    def runs_are_started_when_and_only_when_there_is_room(self) -> None:
+        """The first queued run that can ever fit does not fit now; and runs of the highest tier
+        never count for more devices than there are, unless one came back by a resume."""
+        if not hasattr(self, "world"):
+            return
+        for node in self.world.state.nodes.values():
+            views = [self.world[sid] for sid in node.sessions]
+            devices = len(node.devices)
+            queued = [self.world[key[-1]] for key in node.pending]
+            head = next((v for v in queued if v.virtual_devices <= devices), None)
+            if head and node.connected and not head.held_back:
+                used = sum(v.admitted for v in views if v.tier.rank >= head.tier.rank)
+                assert used + head.virtual_devices > devices
+            if not any(v.run and v.id in self.resumed for v in views):
+                assert sum(v.admitted for v in views if v.tier is Tier.PREMIUM) <= devices
 
     def teardown(self) -> None:
         """When everything is answered and ended, nothing is held and nobody is left."""

@@ -78,7 +78,7 @@ def test_an_answer_of_something_in_between(body: bytes) -> None:
 
 def test_events_are_cut_at_blank_lines_wherever_the_bytes_were_cut() -> None:
     text = (
-        ": heartbeat\nid: x-1\n\nid: x-2\nevent: a\ndata: {\"n\": \"ü\"}\n\n"
+        ': heartbeat\nid: x-1\n\nid: x-2\nevent: a\ndata: {"n": "ü"}\n\n'
         'data: {"n":\ndata: 2}\n\nevent: c\n\n'
     ).encode()
     for cut in range(len(text)):

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.core.model import Kind, SessionSpec, Tier
-from singularity_scheduler.core.spec import parse_devices, parse_launch, parse_move, parse_spec
+from singularity_scheduler.core.model import Kind, NotebookRun, SessionSpec, Tier
+from singularity_scheduler.core.spec import (
+    parse_devices,
+    parse_launch,
+    parse_move,
+    parse_run,
+    parse_spec,
+    run_of,
+)
 
 
 def test_a_good_request_and_its_defaults() -> None:
@@ -88,3 +95,69 @@ def test_devices_to_move_to() -> None:
     for bad in (2, "gpu", True, 1.0, {}):
         with pytest.raises(BadRequest, match=r"there is no device .* pick from cpu:0, cpu:1"):
             parse_move(bad, types)
+
+
+def test_a_run_and_its_defaults() -> None:
+    spec = parse_spec({"run": {"notebook": "/home/ada/./train.ipynb", "parameters": {"lr": 0.1}}})
+    assert (spec.kind, spec.name) == (Kind.BATCH, "train.ipynb")
+    assert spec.run == NotebookRun("/home/ada/train.ipynb", parameters='{"lr": 0.1}')
+    complete = run_of(spec.run, "0123456789ab")
+    assert complete.output == "/home/ada/train-0123456789ab.ipynb"
+    assert complete.folder == "/home/ada"
+    given = parse_run({"notebook": "/n.ipynb", "output": "/o/x.ipynb", "folder": "/f"})
+    assert run_of(given, "0123456789ab") == given
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        ("train.ipynb", "run must be an object that says which notebook is run"),
+        ({}, "run.notebook is missing: the absolute path of the notebook to run"),
+        ({"notebook": "train.ipynb"}, "run.notebook must be an absolute path, not 'train.ipynb'"),
+        ({"notebook": 3}, "run.notebook must be an absolute path, not 3"),
+        ({"notebook": "/a\0b"}, "run.notebook must be an absolute path, not '/a\\x00b'"),
+        (
+            {"notebook": "/n.ipynb", "ouput": "/o.ipynb"},
+            "'run.ouput' is not known; did you mean 'output'? known are notebook, output, "
+            "parameters, kernel, folder, python, variables",
+        ),
+        (
+            {"notebook": "/n.ipynb", "kernel": "../python3"},
+            "run.kernel must be the name of a kernelspec, not '../python3'",
+        ),
+        (
+            {"notebook": "/n.ipynb", "parameters": ["lr", 0.1]},
+            'run.parameters must be an object, for example {"lr": 0.1}',
+        ),
+        (
+            {"notebook": "/n.ipynb", "parameters": {"learning rate": 1}},
+            "'learning rate' cannot be the name of a parameter",
+        ),
+        (
+            {"notebook": "/n.ipynb", "variables": {"A": 1}},
+            'run.variables must map names to texts, for example {"LANG": "C.UTF-8"}',
+        ),
+        (
+            {"notebook": "/n.ipynb", "variables": {"A=B": "1"}},
+            "'A=B' cannot be a variable of the environment",
+        ),
+        (
+            {"notebook": "/n.ipynb", "variables": {"SINGULARITY_SESSION": "x"}},
+            "SINGULARITY_SESSION is set by the platform and cannot be given to a run",
+        ),
+        (
+            {"notebook": "/n.ipynb", "parameters": {"x": "y" * 70_000}},
+            "the parameters and variables of a run have at most 64 KiB together: put larger ones "
+            "in a file",
+        ),
+    ],
+)
+def test_refused_runs(run: Any, sentence: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_spec({"kind": "batch", "run": run})
+    assert caught.value.message == sentence
+
+
+def test_a_run_is_no_notebook_with_a_person_in_front() -> None:
+    with pytest.raises(BadRequest, match="kind must be batch"):
+        parse_spec({"kind": "interactive", "run": {"notebook": "/n.ipynb"}})
