@@ -24,6 +24,9 @@ from .node import Node
 MAX_BYTES = 1 << 20
 """Most bytes in one answer."""
 
+LONGEST_CHARACTER = 4
+"""Bytes of UTF-8."""
+
 CAPSULE_LOG = "capsule.log"
 _KEPT = re.compile(r"(?P<session>[0-9a-f]{12})-(?P<cut>[0-9]+)\.log")
 
@@ -53,9 +56,9 @@ class SessionLogs:
         with self._opened(session, live) as (fd, cut):
             size = cut + os.fstat(fd).st_size
             start = min(max(offset, cut), size)
-            data = os.pread(fd, limit, start - cut)
+            data = os.pread(fd, max(limit, LONGEST_CHARACTER), start - cut)
             if live is not None or start + len(data) < size:  # more will follow
-                data = _whole_characters(data) or data[: limit if limit < 4 else 0]
+                data = _whole_characters(data)
         return {
             "text": data.decode("utf-8", "replace"),
             "offset": start,

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -81,6 +82,8 @@ class Ledger:
         self.url = url
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._engine: Engine | None = None
+        self.on_write: Callable[[float], None] = lambda seconds: None
+        """Told how many seconds each decision took to become durable."""
 
     @classmethod
     async def open(cls, url: str) -> Ledger:
@@ -104,7 +107,9 @@ class Ledger:
     async def write(self, decision: Decision, command: Command | None = None) -> None:
         """Make a decision durable: everything of it or nothing."""
         if decision.sessions or decision.history or command:
+            began = time.monotonic()
             await self._run(lambda: self._write(decision, command))
+            self.on_write(time.monotonic() - began)
 
     async def trim(self, before: float) -> int:
         """Forget ended sessions last changed before this time, with their history, and older
