@@ -25,8 +25,9 @@ import traceback
 from collections.abc import MutableMapping
 from typing import Any
 
-from .fates import BadRun, CellFailed, Fate, NoKernel, NotWritten
+from .fates import BadRun, CellFailed, Fate, NotWritten
 from .files import WholeFiles, check_writable, read_notebook, why_not
+from .kernels import kernel_of
 from .parameters import check
 from .stop import Stop
 
@@ -86,23 +87,6 @@ def take_description(environ: MutableMapping[str, str]) -> dict[str, Any]:
         "parameters": dict(found.get("parameters") or {}),
         "kernel": found.get("kernel"),
     }
-
-
-def kernel_of(notebook: Any, named: str | None) -> tuple[str, str]:
-    """Name and language of the kernel that runs `notebook`; raises `NoKernel`."""
-    from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
-
-    name = named or notebook.metadata.get("kernelspec", {}).get("name")
-    if not name:
-        raise NoKernel("the notebook names no kernel; nothing was run: name one with -k")
-    specs = KernelSpecManager()
-    try:
-        return name, specs.get_kernel_spec(name).language or "python"
-    except NoSuchKernel:
-        known = ", ".join(sorted(specs.find_kernel_specs()))
-        raise NoKernel(
-            f"there is no kernel '{name}' here; nothing was run: name one of {known} with -k"
-        ) from None
 
 
 def execute(description: dict[str, Any], stop: Stop, log: Log) -> None:

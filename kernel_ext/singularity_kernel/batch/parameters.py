@@ -184,8 +184,8 @@ def _check_value(name: str, value: Any, taken: Taken) -> None:
     default = f" (its default is {_short(taken.default)})" if taken.default else ""
     hint = f"; -r {name} {value} passes it as text" if allowed == (str,) else ""
     raise BadRun(
-        f"parameter '{name}' takes {_word(allowed)}{default}, not {_short(repr(value))}; nothing was "
-        f"started{hint}",
+        f"parameter '{name}' takes {_word(allowed)}{default}, not {_short(repr(value))}; "
+        f"nothing was started{hint}",
         parameter=name,
     )
 
