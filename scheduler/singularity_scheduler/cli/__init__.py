@@ -21,6 +21,48 @@ COMMANDS = {
         "singularity_scheduler.cli.run",
         "Run a command as a session: its processes get virtual devices.",
     ),
+    "ls": ("singularity_scheduler.cli.ls", "List sessions, newest first."),
+    "show": ("singularity_scheduler.cli.show", "Show everything about one session."),
+    "why": (
+        "singularity_scheduler.cli.why",
+        "Say why a session is in its state and what it waits for.",
+    ),
+    "logs": (
+        "singularity_scheduler.cli.logs",
+        "Print what a session's processes wrote; -f follows until it ends.",
+    ),
+    "history": ("singularity_scheduler.cli.history", "Show what happened to a session, and why."),
+    "park": (
+        "singularity_scheduler.cli.park",
+        "Free a session's devices; its next device call takes devices again.",
+    ),
+    "preempt": (
+        "singularity_scheduler.cli.preempt",
+        "Take a session's devices and hold it back until it is resumed.",
+    ),
+    "suspend": (
+        "singularity_scheduler.cli.suspend",
+        "Put a session with its processes into the store and free its node.",
+    ),
+    "resume": (
+        "singularity_scheduler.cli.resume",
+        "Ask for a session's devices now; hold it back no longer.",
+    ),
+    "migrate": (
+        "singularity_scheduler.cli.migrate",
+        "Let a session go on with another device.",
+    ),
+    "checkpoint": ("singularity_scheduler.cli.checkpoint", "Store a session's device state."),
+    "cancel": ("singularity_scheduler.cli.cancel", "End sessions."),
+    "nodes": (
+        "singularity_scheduler.cli.nodes",
+        "Show the nodes, their devices and who has them.",
+    ),
+    "top": ("singularity_scheduler.cli.top", "Watch the sessions and devices live."),
+    "completion": (
+        "singularity_scheduler.cli.completion",
+        "Print what bash, zsh or fish need to complete these commands.",
+    ),
     "up": (
         "singularity_scheduler.cli.up",
         "Start JupyterHub, the scheduler and a node agent on this machine.",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,9 +43,9 @@ class CommandApp(JupyterApp):  # type: ignore[misc]
     most: ClassVar[int | None] = 0
     """How many such words it takes; `most` None: any number."""
 
-    flags = {
+    flags: ClassVar[dict[Any, Any]] = {
         "debug": ({"Application": {"log_level": 10}}, "Say on standard error what is done."),
-        "y": ({"JupyterApp": {"answer_yes": True}}, "Answer yes to questions."),
+        ("y", "yes"): ({"JupyterApp": {"answer_yes": True}}, "Answer yes to questions."),
         "generate-config": (
             {"JupyterApp": {"generate_config": True}},
             "Write a configuration file with the defaults and end.",
@@ -59,7 +59,10 @@ class CommandApp(JupyterApp):  # type: ignore[misc]
             "The same as JSON.",
         ),
     }
-    aliases = {"log-level": "Application.log_level", "config": "JupyterApp.config_file"}
+    aliases: ClassVar[dict[Any, Any]] = {
+        "log-level": "Application.log_level",
+        "config": "JupyterApp.config_file",
+    }
 
     exit_code: int = OK
 
@@ -109,8 +112,9 @@ class CommandApp(JupyterApp):  # type: ignore[misc]
             return OK
         except KeyboardInterrupt:
             sentence = app.interrupted()
-            if sentence:
-                print(f"\n{command}: {sentence}", file=sys.stderr)
+            if sentence:  # not behind the "^C" of the terminal
+                start = "\n" if sys.stderr.isatty() else ""
+                print(f"{start}{command}: {sentence}", file=sys.stderr)
             return INTERRUPTED
         except SingularityError as error:
             as_json = bool(getattr(app, "json", False)) or "--json" in words
@@ -204,7 +208,7 @@ class ReportApp(CommandApp):
         help="""Print the answer as JSON and nothing else on standard output; a refusal is a
         problem document (as of the REST API) on standard error.""",
     )
-    flags = {
+    flags: ClassVar[dict[Any, Any]] = {
         "json": ({"ReportApp": {"json": True}}, "Print JSON; refusals too, on standard error."),
         **CommandApp.flags,
     }
@@ -236,7 +240,7 @@ class ServiceApp(ReportApp):
         config=True,
         help="Seconds to wait for one answer of the service before giving up.",
     )
-    aliases = {
+    aliases: ClassVar[dict[Any, Any]] = {
         "url": "ServiceApp.url",
         "token-file": "ServiceApp.token_file",
         **CommandApp.aliases,
@@ -264,8 +268,7 @@ class ServiceApp(ReportApp):
         raise NotImplementedError
 
     def execute(self) -> int | None:
-        client = self.client()
-        return run(self.work(client))
+        return asyncio.run(self.work(self.client()))
 
     def client(self, timeout: float | None = None) -> ServiceClient:
         """The client for the configured service; `Unavailable` when nothing says where it is."""
@@ -303,11 +306,6 @@ class ServiceApp(ReportApp):
         if not first or any(c.isspace() for c in first):
             raise BadRequest(f"the token file {path} must hold a token in its first line")
         return first
-
-
-def run(work: Coroutine[Any, Any, int | None]) -> int | None:
-    """Run to the end on a loop of its own; Ctrl-C cancels it and is `KeyboardInterrupt`."""
-    return asyncio.run(work)
 
 
 def _plain(error: TraitError) -> str:

@@ -37,7 +37,7 @@ MEANINGS: dict[int, str] = {
     "or machine cannot do it",
     CANNOT_WRITE: "a file or the standard output cannot be written",
     FORBIDDEN: "not allowed: no token, an expired one, or one without the scope for it",
-    INTERRUPTED: "ended by Ctrl-C; what runs on the platform goes on",
+    INTERRUPTED: "ended by Ctrl-C or by the answer no; what runs on the platform goes on",
 }
 """What each code means; also what `docs/reference/command-line.md` shows."""
 

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from singularity_proxy.errors import SingularityError
 
 from .exits import CannotWrite
+from .tables import Card, Table
 
 WIDE = 10_000
 """Columns when standard output is no terminal: nothing is shortened or wrapped for a program."""
@@ -60,8 +61,10 @@ def emit_json(value: Any) -> None:
 
 
 def emit_human(what: object) -> None:
-    """A string as it is; anything else as rich shows it: in colour and as wide as the terminal,
-    or, without a terminal, plain and as wide as it needs to be."""
+    """A string as it is; our own tables and what rich can show in colour and as wide as the
+    terminal, or, without a terminal, plain and as wide as they need to be."""
+    if isinstance(what, Table | Card):
+        what = what.rich() if is_terminal() else what.plain()
     if isinstance(what, str):
         if what:
             emit(what)

@@ -1,0 +1,36 @@
+"""What the commands that act on one session have in common; one module each has its words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import texts
+from .sessions import SessionApp
+
+if TYPE_CHECKING:
+    from singularity_scheduler.client import ServiceClient
+
+Json = dict[str, Any]
+
+
+class VerbApp(SessionApp):
+    """Acts on a session and shows what became of it."""
+
+    async def act(self, client: ServiceClient, session: str) -> Json:
+        """The call; answers the session's document."""
+        raise NotImplementedError
+
+    def done(self, session: Json) -> str:
+        """The sentence about it."""
+        return f"{texts.label(session)} is {texts.outcome(session)}"
+
+    async def work(self, client: ServiceClient) -> None:
+        answer = await self.act(client, await self.session(client))
+        self.show(answer, lambda: self.done(answer))
+
+    def interrupted(self) -> str:
+        return "what was asked for may still be done: jupyter singularity why says"
+
+
+WHICH = """SESSION is an id, the beginning of one with 4 characters or more, or the name of an
+    active session (user/name for administrators). With --json: the session document."""

@@ -1,0 +1,219 @@
+"""What people see of the API's documents: tables and cards. Pure functions of the document and
+the time; programs get the documents themselves (``--json``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from . import texts
+from .tables import Card, Column, Table
+
+Json = Mapping[str, Any]
+
+STYLES = {
+    "running": "green",
+    "waiting": "yellow",
+    "queued": "yellow",
+    "failed": "red",
+    "completed": "dim",
+    "cancelled": "dim",
+}
+"""Colours of rows by the session's state; the others have none."""
+
+
+def session_table(sessions: Sequence[Json], now: datetime, empty: str = "") -> Table:
+    """Newest first, as they come. Their users are only shown when there are several."""
+    several = len({session.get("user") for session in sessions}) > 1
+    columns = [
+        Column("id", style="bold"),
+        *([Column("user")] if several else []),
+        Column("name", shrinks=True),
+        Column("kind"),
+        Column("tier"),
+        Column("state"),
+        Column("devices"),
+        Column("age", right=True),
+        Column("reason", shrinks=True),
+    ]
+    rows = [
+        [
+            str(session["id"]),
+            *([texts.clean(session.get("user"))] if several else []),
+            texts.clean(session.get("name")),
+            str(session.get("kind") or ""),
+            str(session.get("tier") or ""),
+            state_word(session),
+            texts.devices(session),
+            texts.age(session.get("created_at"), now),
+            texts.clean(session.get("reason")),
+        ]
+        for session in sessions
+    ]
+    styles = [STYLES.get(str(session.get("state")), "") for session in sessions]
+    return Table(columns, rows, empty, styles)
+
+
+def state_word(session: Json) -> str:
+    """The state, and whether it is held back until somebody resumes it."""
+    state = str(session.get("state") or session.get("process_state") or "unknown")
+    return f"{state}, held back" if session.get("held_back") else state
+
+
+def session_card(session: Json, now: datetime) -> Card:
+    """Everything about one session, a line for each thing that there is something to say on."""
+    rows = [
+        ("Id", str(session["id"])),
+        ("Name", texts.clean(session.get("name"))),
+        ("User", texts.clean(session.get("user"))),
+        ("Kind", str(session.get("kind") or "")),
+        ("Tier", str(session.get("tier") or "")),
+        ("State", texts.outcome({**session, "state": state_word(session)})),
+        ("Activity", _activity(session, now)),
+        ("Devices", _devices(session)),
+        ("Node", texts.clean(session.get("node"))),
+        ("Queue", _queue(session, now)),
+        ("Others wait", _others(session)),
+        ("Checkpoint", checkpoint_text(session, now)),
+        ("Created", _ago(session.get("created_at"), now)),
+        ("Changed", _ago(session.get("updated_at"), now)),
+        ("Exit code", "" if session.get("exit_code") is None else str(session["exit_code"])),
+        *_run(session.get("run") or {}),
+    ]
+    return Card([(label, text) for label, text in rows if text])
+
+
+def _ago(at: object, now: datetime) -> str:
+    passed = texts.age(at, now)
+    return f"{passed} ago" if passed else ""
+
+
+def _activity(session: Json, now: datetime) -> str:
+    if session.get("process_state") != "live":
+        return ""
+    idle = texts.age(session.get("idle_since"), now)
+    return f"idle for {idle}" if idle else ("busy" if session.get("busy") else "")
+
+
+def _devices(session: Json) -> str:
+    wanted, held = int(session.get("virtual_devices") or 0), session.get("devices") or ()
+    if held:
+        return ", ".join(f"cuda:{i} -> {device}" for i, device in enumerate(held))
+    return f"{texts.plural(wanted, 'virtual device')}, holds none"
+
+
+def _queue(session: Json, now: datetime) -> str:
+    queue = session.get("queue")
+    if not queue:
+        return ""
+    since = texts.age(session.get("waiting_since"), now)
+    return f"place {queue.get('place')}, {queue.get('ahead')} ahead" + (
+        f", waits for {since}" if since else ""
+    )
+
+
+def _others(session: Json) -> str:
+    return ", ".join(
+        f"{texts.clean(other.get('user'))}/{texts.clean(other.get('name'))} ({other.get('tier')}, "
+        f"{texts.plural(int(other.get('devices') or 0), 'device')})"
+        for other in session.get("others_waiting") or ()
+    )
+
+
+def checkpoint_text(session: Json, now: datetime) -> str:
+    """The last checkpoint in words; empty when there is none."""
+    last = session.get("last_checkpoint")
+    if not last:
+        return ""
+    parts = [texts.clean(last.get("id")), _ago(last.get("at"), now)]
+    if last.get("bytes") is not None:
+        parts.append(texts.size(last["bytes"]))
+    if last.get("level"):
+        parts.append(f"{last['level']} state")
+    return ", ".join(part for part in parts if part)
+
+
+def _run(run: Json) -> list[tuple[str, str]]:
+    """The lines of a notebook's run."""
+    if not run:
+        return []
+    parameters = [
+        f"{texts.clean(name)}={json.dumps(value)}"
+        for name, value in (run.get("parameters") or {}).items()
+    ]
+    return [
+        ("Notebook", texts.clean(run.get("notebook"))),
+        ("Output", texts.clean(run.get("output"))),
+        ("Kernel", texts.clean(run.get("kernel"))),
+        ("Folder", texts.clean(run.get("folder"))),
+        ("Parameters", ", ".join(parameters)),
+        ("Variables", ", ".join(map(texts.clean, run.get("variables") or ()))),
+    ]
+
+
+def history_table(changes: Sequence[Json], now: datetime) -> Table:
+    """What happened, oldest first."""
+    columns = [
+        Column("ago", right=True),
+        Column("state"),
+        Column("rule"),
+        Column("reason", shrinks=True),
+    ]
+    rows = [
+        [
+            texts.age(change.get("at"), now),
+            str(change.get("state") or ""),
+            str(change.get("rule") or ""),
+            texts.clean(change.get("reason")),
+        ]
+        for change in changes
+    ]
+    return Table(columns, rows, "nothing happened yet")
+
+
+def device_table(cluster: Json) -> Table:
+    """Each device with its node and who has it. "(taken)": by a session that one may not see."""
+    connected = {n["id"]: n.get("connected") for n in cluster.get("nodes") or ()}
+    columns = [
+        Column("node", style="bold"),
+        Column("connected"),
+        Column("device"),
+        Column("memory", right=True),
+        Column("session"),
+        Column("name", shrinks=True),
+    ]
+    rows = []
+    for device in cluster.get("devices") or ():
+        node, capacity = device.get("node"), device.get("capacity_bytes")
+        holder = device.get("session")
+        rows.append(
+            [
+                str(node),
+                "yes" if connected.get(node) else "no",
+                str(device.get("id")),
+                texts.size(capacity) if capacity else "",
+                "free" if holder is None else ("(taken)" if holder == "other" else str(holder)),
+                texts.clean(device.get("name")),
+            ]
+        )
+    with_devices = {device.get("node") for device in cluster.get("devices") or ()}
+    for node, alive in connected.items():
+        if node not in with_devices:
+            rows.append([str(node), "yes" if alive else "no", "none", "", "", ""])
+    return Table(columns, rows, "no node has ever connected")
+
+
+def summary(cluster: Json) -> str:
+    """The cluster in one line."""
+    nodes = cluster.get("nodes") or ()
+    devices = cluster.get("devices") or ()
+    taken = sum(device.get("session") is not None for device in devices)
+    alive = sum(bool(node.get("connected")) for node in nodes)
+    waiting = [f"{n} {tier}" for tier, n in (cluster.get("waiting") or {}).items() if n]
+    return (
+        f"{alive} of {texts.plural(len(nodes), 'node')} connected, "
+        f"{taken} of {texts.plural(len(devices), 'device')} taken, "
+        f"waiting: {', '.join(waiting) or 'nobody'}"
+    )
