@@ -6,16 +6,17 @@ this. Idempotent: existing files are replaced.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import shutil
 import sys
 from pathlib import Path
 
 from jupyter_core.paths import jupyter_config_dir, jupyter_data_dir
-from singularity_proxy.errors import NoSpace, SingularityError, Unsupported
+from singularity_proxy.errors import BadRequest, Unsupported
+from singularity_scheduler.cli.base import ReportApp
+from singularity_scheduler.cli.exits import CannotWrite
+from traitlets import Bool, Unicode
 
 KERNELSPEC = Path("share/jupyter/kernels/singularity")
 SERVER_CONFIG = Path("etc/jupyter/jupyter_server_config.d")
@@ -67,35 +68,46 @@ def _copy(source: Path, target: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise NoSpace(
+        raise CannotWrite(
             f"{target} could not be written ({error.strerror}) and was left as it was; "
             "choose another place with --user or --prefix"
         ) from None
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="jupyter singularity install", description=__doc__)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--sys-prefix", action="store_true", help="into this Python environment (the default)"
-    )
-    where.add_argument("--user", action="store_true", help="for this user only")
-    where.add_argument("--prefix", type=Path, help="below this folder")
-    parser.add_argument("--json", action="store_true", help="print the files as JSON")
-    options = parser.parse_args(argv)
-    try:
-        written = install(None if options.user else options.prefix or Path(sys.prefix))
-    except SingularityError as error:
-        print(f"jupyter singularity install: {error.message}", file=sys.stderr)
-        return 1
-    if options.json:
-        print(json.dumps([str(path) for path in written]))
-    else:
-        for path in written:
-            print(f"installed {path}")
-    return 0
+class InstallApp(ReportApp):
+    """Installs both and says where."""
 
+    name = "jupyter-singularity-install"
+    description = """Install the kernelspec and the server extension's configuration where Jupyter
+    looks for them; files that are there are replaced. With --json: an array of the files."""
+    examples = """
+        jupyter singularity install                   # into this Python environment
+        jupyter singularity install --user
+        jupyter singularity install --prefix /usr/local
+    """
+
+    sys_prefix = Bool(False, config=True, help="Into this Python environment; the default.")
+    user = Bool(False, config=True, help="For this user only.")
+    prefix = Unicode(config=True, help="Below this folder. Empty: this Python environment.")
+    flags = {
+        "sys-prefix": (
+            {"InstallApp": {"sys_prefix": True}},
+            "Into this Python environment; the default.",
+        ),
+        "user": ({"InstallApp": {"user": True}}, "For this user only."),
+        **ReportApp.flags,
+    }
+    aliases = {"prefix": "InstallApp.prefix", **ReportApp.aliases}
+
+    def execute(self) -> None:
+        if self.sys_prefix + self.user + bool(self.prefix) > 1:
+            raise BadRequest("give one of --sys-prefix, --user and --prefix; nothing was installed")
+        place = Path(self.prefix).expanduser() if self.prefix else Path(sys.prefix)
+        written = [str(path) for path in install(None if self.user else place)]
+        self.show(written, lambda: "\n".join(f"installed {path}" for path in written))
+
+
+main = InstallApp.launch
 
 if __name__ == "__main__":
     sys.exit(main())

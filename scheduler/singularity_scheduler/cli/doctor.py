@@ -2,15 +2,13 @@
 
 Each check answers with one of three words: *ok*; *degraded*, it works with the loss the sentence
 names; *missing*, it is not here. Exit code 0: the platform can run (a missing part is optional);
-1: a part that the platform needs is missing; 2: wrong usage. Nothing is changed or started, and
+1: a part that the platform needs is missing. Nothing is changed or started, and
 torch is not imported.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -27,6 +25,9 @@ from typing import Any, Literal
 from singularity_proxy import build
 from singularity_proxy.capsule import criu
 from singularity_proxy.errors import SingularityError
+
+from .base import ReportApp
+from .exits import FAILED_RUN, OK
 
 State = Literal["ok", "degraded", "missing"]
 STATES: tuple[State, ...] = ("ok", "degraded", "missing")
@@ -363,31 +364,36 @@ def can_run(checks: list[Check]) -> bool:
     return not any(check.required and check.state == "missing" for check in checks)
 
 
-def main(argv: list[str]) -> int:
-    """Prints one line per check, or one JSON document; returns the exit code (see above)."""
-    parser = argparse.ArgumentParser(
-        prog="jupyter singularity doctor",
-        description="Say what this machine can and cannot do, and why. Changes nothing. "
-        "Exit code 0: the platform can run; 1: a part that it needs is missing.",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    options = parser.parse_args(argv)
-    checks = examine()
-    ok = can_run(checks)
-    if options.json:
-        print(json.dumps({"ok": ok, "checks": [check.to_json() for check in checks]}, indent=2))
-    else:
-        width = max(len(check.name) for check in checks)
-        for check in checks:
-            print(f"{check.name:<{width}}  {check.state:<8}  {check.sentence}")
-        print()
-        if ok:
-            print("The platform can run on this machine.")
-        else:
-            needed = [c.name for c in checks if c.required and c.state == "missing"]
-            print(f"The platform cannot run on this machine: {', '.join(needed)} missing.")
-    return 0 if ok else 1
+class DoctorApp(ReportApp):
+    """Prints one line per check, or one JSON document."""
 
+    name = "jupyter-singularity-doctor"
+    description = """Say what this machine can and cannot do, and why. Changes nothing. Exit code
+    0: the platform can run; 1: a part that it needs is missing. With --json: one object {"ok",
+    "checks"}."""
+
+    def execute(self) -> int:
+        checks = examine()
+        ok = can_run(checks)
+        document = {"ok": ok, "checks": [check.to_json() for check in checks]}
+        self.show(document, lambda: report(checks))
+        return OK if ok else FAILED_RUN
+
+
+def report(checks: list[Check]) -> str:
+    """The checks for people."""
+    width = max(len(check.name) for check in checks)
+    lines = [f"{check.name:<{width}}  {check.state:<8}  {check.sentence}" for check in checks]
+    needed = [c.name for c in checks if c.required and c.state == "missing"]
+    end = (
+        f"The platform cannot run on this machine: {', '.join(needed)} missing."
+        if needed
+        else "The platform can run on this machine."
+    )
+    return "\n".join([*lines, "", end])
+
+
+main = DoctorApp.launch
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

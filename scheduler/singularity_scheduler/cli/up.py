@@ -5,35 +5,50 @@ The platform itself is in `singularity_spawner.platform`; this is its command li
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from traitlets import Integer, Unicode
 
-def main(argv: list[str]) -> int:
-    """Run until Ctrl-C; returns the exit code (0 stopped, 1 failed, 2 refused)."""
-    # Loaded here: the scheduler's own processes need no Hub.
-    from singularity_spawner.platform.run import default_state_dir, run
+from .base import CommandApp
 
-    parser = argparse.ArgumentParser(
-        prog="jupyter singularity up",
-        description="Start JupyterHub, the scheduler service and a node agent on 127.0.0.1 and "
-        "say how to log in. Ctrl-C stops everything that was started.",
+
+class UpApp(CommandApp):
+    """Starts the platform and stays until it is stopped."""
+
+    name = "jupyter-singularity-up"
+    description = """Start JupyterHub, the scheduler service and a node agent on 127.0.0.1 and say
+    how to log in. Ctrl-C stops everything that was started. Exit codes: 0 stopped, 1 a part of it
+    failed, 2 refused, nothing was started."""
+    examples = """
+        jupyter singularity up --devices 4 --port 8000
+    """
+
+    port = Integer(
+        None,
+        allow_none=True,
+        config=True,
+        help="Port for the browser. None: 8000, or a free one when that is taken.",
     )
-    parser.add_argument(
-        "--port",
-        type=int,
-        metavar="N",
-        help="port for the browser (default: 8000, or a free one when that is taken)",
+    devices = Integer(2, config=True, help="Number of cpu devices.")
+    state = Unicode(
+        config=True,
+        help="""Folder for homes, accounts, passwords, ledger and log. Empty:
+        /var/lib/jupyter-singularity for root, for others jupyter-singularity in the folder of
+        their data (XDG_DATA_HOME).""",
     )
-    parser.add_argument(
-        "--devices", type=int, default=2, metavar="N", help="number of cpu devices (default: 2)"
-    )
-    parser.add_argument(
-        "--state",
-        type=Path,
-        metavar="DIR",
-        help="folder for homes, accounts, passwords, ledger and log "
-        f"(default: {default_state_dir()})",
-    )
-    options = parser.parse_args(argv)
-    return run(options.state, port=options.port, devices=options.devices)
+    aliases = {
+        "port": "UpApp.port",
+        "devices": "UpApp.devices",
+        "state": "UpApp.state",
+        **CommandApp.aliases,
+    }
+
+    def execute(self) -> int:
+        # Loaded here: help and wrong options need no Hub.
+        from singularity_spawner.platform.run import run
+
+        folder = Path(self.state).expanduser() if self.state else None
+        return run(folder, port=self.port, devices=self.devices)
+
+
+main = UpApp.launch
