@@ -14,6 +14,7 @@ _BY_STATUS = {
     401: "Forbidden",
     403: "Forbidden",
     404: "NotFound",
+    405: "BadRequest",
     409: "Conflict",
     413: "TooLarge",
     501: "Unsupported",

@@ -25,22 +25,25 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from jupyter_events import EventLogger
 from singularity_proxy.errors import Conflict, SingularityError, Unavailable
 from tornado.httpserver import HTTPServer
-from traitlets import Dict, Float, Type, Unicode, default
+from traitlets import Bool, Dict, Enum, Float, Type, Unicode, default
 from traitlets.config import Application
 
+from singularity_scheduler import logs
 from singularity_scheduler.fleet.local import LocalFleet
 
+from .audit import Audit, event_logger
 from .auth import Gate, make_hub_auth
 from .controller import Controller
+from .endpoint import MAX_DISCARD_BYTES
 from .handlers import make_application
 from .ledger import Ledger
+from .services import Services
 
 LOCK_WAIT_S = 10.0
 """How long a starting service waits for the one before it to let go of the ledger."""
-
-MAX_BODY_BYTES = 4 << 20
 
 
 class SchedulerApp(Application):  # type: ignore[misc]
@@ -76,13 +79,34 @@ class SchedulerApp(Application):  # type: ignore[misc]
         help="Days after which ended sessions and their history are forgotten. 0: never.",
     )
 
+    authenticate_metrics = Bool(
+        True,
+        config=True,
+        help="""Whether ``metrics`` asks for a token with the scope read:metrics or
+        custom:singularity:admin. False: anybody who reaches the service reads them; they name no
+        users and no sessions.""",
+    )
+    event_log = Unicode(
+        "",
+        config=True,
+        help="""File for events (jupyter_events): each change of a session or node, and who asked
+        for what, one JSON object per line, mode 0600. Empty: none is written.""",
+    )
+    log_style = Enum(
+        ("json", "text"),
+        "json",
+        config=True,
+        help="""How the log looks: "json" is one object per line with the ids of session, request
+        and user; "text" is for people.""",
+    )
+
     @default("log_level")  # type: ignore[untyped-decorator]
     def _default_log_level(self) -> int:
         return 20
 
     @default("log_format")  # type: ignore[untyped-decorator]
     def _default_log_format(self) -> str:
-        return "[%(levelname)1.1s %(asctime)s.%(msecs).03d singularity] %(message)s"
+        return logs.TEXT_FORMAT
 
     @default("state_dir")  # type: ignore[untyped-decorator]
     def _default_state_dir(self) -> str:
@@ -94,7 +118,7 @@ class SchedulerApp(Application):  # type: ignore[misc]
         if self.config_file:
             self.load_config_file(self.config_file)
             self.parse_command_line(argv)  # the command line has the last word
-        _log_like(self.log)
+        _log_like(self.log, self.log_style)
 
     def start(self) -> None:
         """Run until SIGTERM or SIGINT. An error that keeps the service from starting is one
@@ -130,11 +154,15 @@ class SchedulerApp(Application):  # type: ignore[misc]
             controller = Controller(ledger, self.fleet_class(parent=self), parent=self)
             gate = Gate(hub_auth or make_hub_auth(parent=self))
             stack.push_async_callback(gate.close)
-            server = HTTPServer(
-                make_application(controller, gate, prefix), max_body_size=MAX_BODY_BYTES
-            )
+            events = event_logger(self.event_log, parent=self)
+            stack.callback(_close_handlers, events)
+            audit = Audit(events, controller.state)
+            services = Services(controller, gate, audit, self.authenticate_metrics)
+            server = HTTPServer(make_application(services, prefix), max_body_size=MAX_DISCARD_BYTES)
             stack.push_async_callback(_close, server)
             stack.push_async_callback(controller.stop)
+            services.start()
+            stack.callback(services.close)
             await controller.start()
             server.add_socket(sock)
             self.log.info("the scheduler serves at http://%s:%d%s", host, port, prefix)
@@ -219,8 +247,16 @@ async def _close(server: HTTPServer) -> None:
     await server.close_all_connections()
 
 
-def _log_like(log: logging.Logger) -> None:
+def _close_handlers(events: EventLogger) -> None:
+    for handler in events.handlers:
+        events.remove_handler(handler)
+        handler.close()
+
+
+def _log_like(log: logging.Logger, style: str) -> None:
     """What our modules and tornado log goes where the application's own log goes."""
+    for handler in log.handlers:
+        handler.setFormatter(logs.formatter(style))
     for name in ("singularity", "tornado"):
         logger = logging.getLogger(name)
         logger.handlers = log.handlers

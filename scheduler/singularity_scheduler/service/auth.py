@@ -14,8 +14,11 @@ from jupyterhub.services.auth import HubOAuth
 from singularity_proxy.errors import Forbidden, Unavailable
 from tornado.web import HTTPError
 
+from .problems import Unauthenticated
+
 USE_SCOPE = "custom:singularity:use"
 ADMIN_SCOPE = "custom:singularity:admin"
+METRICS_SCOPE = "read:metrics"
 
 CACHE_S = 60
 """How long an answer of the Hub is believed: a revoked token works at most this long."""
@@ -48,22 +51,38 @@ class Gate:
         self._hub = hub
 
     async def caller(self, authorization: str | None) -> Caller:
-        """The caller behind an Authorization header; raises `Forbidden` or `Unavailable`."""
+        """The caller behind an Authorization header; raises `Unauthenticated`, `Forbidden` or
+        `Unavailable`."""
+        return self._caller_of(await self._model(authorization))
+
+    async def reads_metrics(self, authorization: str | None) -> None:
+        """Raises, as `caller`, unless the token may read the metrics."""
+        model = await self._model(authorization)
+        if not any(self._hub.check_scopes({s}, model) for s in (ADMIN_SCOPE, METRICS_SCOPE)):
+            raise Forbidden(
+                f"the token of {model.get('name')} may not read the metrics: it needs the scope "
+                f"{METRICS_SCOPE} or {ADMIN_SCOPE}",
+                scope=METRICS_SCOPE,
+            )
+
+    async def _model(self, authorization: str | None) -> dict[str, Any]:
         token = _token(authorization)
         if token is None:
-            raise Forbidden(
+            raise Unauthenticated(
                 "no JupyterHub token came with the request: send 'Authorization: token ...'"
             )
         try:
-            model = await self._hub.user_for_token(token, sync=False)
+            model: dict[str, Any] | None = await self._hub.user_for_token(token, sync=False)
         except HTTPError as error:
             raise Unavailable(
                 "JupyterHub could not check the token, so nothing was done "
                 f"({error.log_message or error.status_code}): try again in a moment"
             ) from None
         if not model:
-            raise Forbidden("JupyterHub does not know this token, or it has expired: get a new one")
-        return self._caller_of(model)
+            raise Unauthenticated(
+                "JupyterHub does not know this token, or it has expired: get a new one"
+            )
+        return model
 
     async def close(self) -> None:
         """Close the connections to the Hub of this event loop."""

@@ -37,7 +37,6 @@ from singularity_scheduler.core.spec import run_of
 from singularity_scheduler.core.states import FINAL, WORDS, DeviceState
 
 from . import documents, translate
-from .broker import Broker
 from .commander import Commander
 from .leases import LeaseKeeper
 from .ledger import Command, Ledger, Position
@@ -110,7 +109,6 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self.ledger = ledger
         self.fleet = fleet
         self.state = ClusterState()
-        self.broker = Broker()
         self.node_trouble = "the node agent is being started"
         """What keeps a node from working, for `healthz`; "" when nothing does."""
         self.ledger_trouble = ""
@@ -167,7 +165,6 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.leases.close()
         await self.commander.close()
-        self.broker.close()
         await self.fleet.stop()
 
     async def _start_fleet(self) -> None:
@@ -220,21 +217,12 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             tasks[action] = self.commander.carry_out(action)
         for observer in self.observers:
             observer(decision)
-        self._publish(decision)
+        for view in decision.sessions:
+            if view.ended:
+                self.commander.forget(view.id)
         async with self._changed:
             self._changed.notify_all()
         return Submitted(decision, tasks)
-
-    def _publish(self, decision: ev.Decision) -> None:
-        views = {view.id: view for view in decision.sessions}
-        if self.broker.listening:
-            for node in {view.node for view in decision.sessions}:
-                # Their places in the queue may have changed.
-                views = {view.id: view for view in self.state.waiting(node)} | views
-        for view in views.values():
-            self.broker.publish(view, lambda v: documents.session_document(self.state, v))
-            if view.ended:
-                self.commander.forget(view.id)
 
     async def report_now(self, event: ev.Event) -> None:
         """Decide on something that happened and cannot be refused: tried until it is durable."""

@@ -36,11 +36,6 @@ def parse_iso(text: object, fallback: float) -> float:
 def session_document(state: ClusterState, view: SessionView) -> Json:
     """One session as REST, the event stream and the magics show it."""
     checkpoint = view.last_checkpoint
-    queue = None
-    waits = view.device_state is DeviceState.WAITING or view.pending
-    if waits and not view.held_back and view.id in state.sessions:
-        place = state.place(view)
-        queue = {"place": place, "ahead": place - 1}
     return {
         "id": view.id,
         "user": view.user,
@@ -60,7 +55,7 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
         "created_at": iso(view.created_at),
         "updated_at": iso(view.updated_at),
         "waiting_since": iso(view.waiting_since),
-        "queue": queue,
+        "queue": queue_document(state, view),
         "last_checkpoint": checkpoint
         and {
             "id": checkpoint.id,
@@ -73,6 +68,16 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
         "exit_code": view.exit_code,
         "owner": {} if view.server is None else {"server": view.server},
     }
+
+
+def queue_document(state: ClusterState, view: SessionView) -> Json | None:
+    """Its place while it waits or is queued; the one part of a document that changes without the
+    session."""
+    waits = view.device_state is DeviceState.WAITING or view.pending
+    if not waits or view.held_back or view.id not in state.sessions:
+        return None
+    place = state.place(view)
+    return {"place": place, "ahead": place - 1}
 
 
 def run_document(run: NotebookRun) -> Json:

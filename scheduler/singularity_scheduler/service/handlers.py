@@ -1,4 +1,5 @@
-"""The REST API, prefix ``<service prefix>api/v1``: thin handlers over the controller.
+"""The operations of the REST API: thin functions over the controller, each with its row of the
+table (see `operations`), and the web application made of them.
 
 Every refusal is an ``application/problem+json`` document whose `detail` is the sentence for people
 and whose `error` is the name of the typed error, so `ServiceClient` raises it again.
@@ -6,312 +7,438 @@ and whose `error` is the name of the typed error, so `ServiceClient` raises it a
 
 from __future__ import annotations
 
-import json
-import logging
-from http import HTTPStatus
-from typing import Any, ClassVar
+import re
+from typing import Any
 
-from singularity_proxy.errors import (
-    BadRequest,
-    Forbidden,
-    NotFound,
-    SingularityError,
-    to_wire,
-)
-from tornado.web import Application, HTTPError, RequestHandler
+from singularity_proxy.errors import BadRequest, Forbidden, NotFound, Unsupported
+from tornado.web import Application, RequestHandler
 
-from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.spec import parse_launch, parse_spec
 
-from . import translate
-from .auth import Caller, Gate
-from .controller import Controller
-from .documents import session_document
+from . import checks, schemas, streams
+from .endpoint import Endpoint, Unknown
+from .openapi import openapi_text
+from .operations import TABLE, Operation, Parameter, Reply, Who, operation
+from .services import Services
+from .translate import MAX_CHECKPOINT_NAME, MAX_HISTORY
 
-log = logging.getLogger("singularity.service")
-
-SESSION = r"sessions/(?P<session>[^/]+)"
-MAX_KEY = 200
 MAX_GRACE_S = 600.0
+MAX_PAGE = 1000
 
+LIMIT = Parameter(
+    "limit", {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}, "Most entries of a page.", 100
+)
+CURSOR = Parameter(
+    "cursor",
+    {"type": "string", "minLength": 1, "maxLength": 500},
+    "Where to go on: `next` of the page before.",
+)
 
-class ApiHandler(RequestHandler):
-    """Base: checks the token, reads JSON, turns errors into problem documents."""
-
-    public: ClassVar[bool] = False
-    """True: no token needed."""
-    caller: Caller
-
-    def initialize(self, controller: Controller, gate: Gate) -> None:
-        self.controller = controller
-        self.gate = gate
-
-    async def prepare(self) -> None:
-        if not self.public:
-            self.caller = await self.gate.caller(self.request.headers.get("Authorization"))
-
-    def check_xsrf_cookie(self) -> None:
-        """Not needed: cookies are not looked at, see `auth`."""
-
-    def set_default_headers(self) -> None:
-        self.set_header("Cache-Control", "no-store")
-        self.set_header("X-Content-Type-Options", "nosniff")
-
-    # -- reading ----------------------------------------------------------------------------
-
-    def body(self) -> dict[str, Any]:
-        """The JSON object of the request; an empty body is an empty object."""
-        if not self.request.body:
-            return {}
-        try:
-            value = json.loads(self.request.body)
-        except ValueError:
-            raise BadRequest("the request's body is not JSON") from None
-        if not isinstance(value, dict):
-            raise BadRequest("the request's body must be a JSON object")
-        return value
-
-    def key(self) -> str | None:
-        """The Idempotency-Key header."""
-        key = self.request.headers.get("Idempotency-Key")
-        if key is not None and not 0 < len(key) <= MAX_KEY:
-            raise BadRequest(f"an Idempotency-Key has 1 to {MAX_KEY} characters")
-        return key
-
-    async def session(self, session: str) -> SessionView:
-        """The session, if the caller may see it; others' are not there at all."""
-        view = await self.controller.find(session)
-        if not self.caller.admin and (view.user != self.caller.name or not self.caller.is_user):
-            raise NotFound(f"there is no session {session}", session=session)
-        return view
-
-    # -- answering --------------------------------------------------------------------------
-
-    def answer(self, document: dict[str, Any], status: int = 200) -> None:
-        self.set_status(status)
-        self.set_header("Content-Type", "application/json")
-        self.finish(json.dumps(document))
-
-    def answer_session(self, view: SessionView) -> None:
-        self.answer(self.controller.status(view))
-
-    def write_error(self, status_code: int, **kwargs: Any) -> None:
-        error = kwargs.get("exc_info", (None, None, None))[1]
-        self.set_header("Content-Type", "application/problem+json")
-        self.set_status(error.http_status if isinstance(error, SingularityError) else status_code)
-        self.finish(json.dumps(problem(error, self.get_status())))
-
-    def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
-        if isinstance(value, SingularityError):
-            log.info("%s %s refused: %s", self.request.method, self.request.path, value.message)
-        else:
-            super().log_exception(typ, value, tb)
-
-
-def problem(error: BaseException | None, status: int) -> dict[str, Any]:
-    """The problem document (RFC 9457) of an error. What we did not foresee is named by its kind
-    only: its text may hold what the caller must not see."""
-    if isinstance(error, SingularityError):
-        wire, reason = to_wire(error), error.reason
-    else:
-        phrase = HTTPStatus(status).phrase
-        kind: type[SingularityError] = {
-            400: BadRequest,
-            403: Forbidden,
-            404: NotFound,
-            405: BadRequest,
-        }.get(status, SingularityError)
-        sentence = f"the request failed: {phrase.lower()}"
-        if isinstance(error, HTTPError) and error.reason:
-            sentence = error.reason
-        wire, reason = to_wire(kind(sentence)), kind.reason
-    return {
-        **{k: v for k, v in wire["fields"].items() if _is_json(v)},
-        "type": f"urn:jupyter-singularity:{reason}",
-        "title": HTTPStatus(status).phrase,
-        "status": status,
-        "detail": wire["message"],
-        "reason": reason,
-        "error": wire["type"],
-    }
-
-
-def _is_json(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float | bool | list | dict)
-
-
-class HealthHandler(ApiHandler):
-    """GET healthz: 200 when sessions can be started, else 503; in words, without a token."""
-
-    public = True
-
-    def get(self) -> None:
-        controller = self.controller
-        trouble = controller.ledger_trouble or controller.node_trouble
-        nodes = sum(n.connected for n in controller.state.nodes.values())
-        healthy = not trouble and nodes > 0
-        self.answer(
-            {
-                "status": "ok" if healthy else "degraded",
-                "nodes": nodes,
-                "detail": trouble or ("ready" if nodes else "no node is connected"),
-            },
-            200 if healthy else 503,
-        )
-
-
-class ClusterHandler(ApiHandler):
-    def get(self) -> None:
-        self.answer(self.controller.cluster(self.caller.sees))
-
-
-class SessionsHandler(ApiHandler):
-    """GET sessions[?state=WORD|active], POST sessions."""
-
-    async def get(self) -> None:
-        state = self.get_query_argument("state", "")
-        views = await self.controller.sessions(self.caller.sees)
-        if state == "active":
-            views = [v for v in views if not v.final]
-        elif state:
-            views = [v for v in views if v.word == state]
-        documents = [session_document(self.controller.state, view) for view in views]
-        self.answer({"sessions": documents})
-
-    async def post(self) -> None:
-        if not self.caller.is_user:
-            raise Forbidden(
-                f"{self.caller.name} is a service and a session belongs to a user: use the user's "
-                "token"
+schemas.COMPONENTS |= {
+    "Nothing": schemas.record({}),
+    "Signal": schemas.record({"signum": {"type": "integer", "minimum": 1, "maximum": 64}}),
+    "Move": schemas.record(
+        {
+            "device": {
+                "description": 'A device ("cpu:1"), its number, one per virtual device, or null '
+                "for any other.",
+                "oneOf": [
+                    {"type": "null"},
+                    {"type": "string"},
+                    {"type": "integer"},
+                    schemas.listed({"type": ["string", "integer"]}),
+                ],
+            }
+        },
+        "device",
+    ),
+    "Checkpoint": schemas.record(
+        {
+            "name": schemas.nullable(
+                {"type": "string", "maxLength": MAX_CHECKPOINT_NAME, "format": "printable"}
             )
-        body = self.body()
-        spec = parse_spec(body, largest=self.controller.largest)
-        launch = parse_launch(body.get("launch"))
-        self.controller.require_node()
-        view, answer = await self.controller.create(
-            self.caller.name, spec, launch, server=self.caller.server, key=self.key()
+        },
+        "name",
+    ),
+    "Service": schemas.record({"name": schemas.TEXT, "api": schemas.TEXT}),
+}
+
+
+# -- about the service ----------------------------------------------------------------------
+
+
+@operation("GET", "", "Which service this is.", answer="Service", who=Who.ANYBODY)
+async def get_service(call: Endpoint) -> Reply:
+    return Reply({"name": "jupyter-singularity", "api": "api/v1"})
+
+
+@operation("GET", "openapi.json", "This description.", answer="object", who=Who.ANYBODY)
+async def get_openapi(call: Endpoint) -> Reply:
+    return Reply(openapi_text())
+
+
+@operation(
+    "GET",
+    "healthz",
+    "200 when sessions can be started, else 503; says what is wrong.",
+    answer="Health",
+    who=Who.ANYBODY,
+    also=(503,),
+)
+async def get_health(call: Endpoint) -> Reply:
+    controller = call.controller
+    trouble = controller.ledger_trouble or controller.node_trouble
+    nodes = sum(n.connected for n in controller.state.nodes.values())
+    healthy = not trouble and nodes > 0
+    return Reply(
+        {
+            "status": "ok" if healthy else "degraded",
+            "nodes": nodes,
+            "detail": trouble or ("ready" if nodes else "no node is connected"),
+        },
+        200 if healthy else 503,
+    )
+
+
+@operation(
+    "GET",
+    "cluster",
+    "Nodes, devices, tiers and how many sessions wait. A device names its session only to who may "
+    "see it.",
+    answer="Cluster",
+)
+async def get_cluster(call: Endpoint) -> Reply:
+    return Reply(call.controller.cluster(call.caller.sees))
+
+
+@operation(
+    "PUT",
+    "users/{user}",
+    "The uid of a user's processes, made when there is none.",
+    answer="Identity",
+    who=Who.OWNER,
+    body="Nothing",
+)
+async def put_user(call: Endpoint) -> Reply:
+    user = call.path_values["user"]
+    own = call.caller.is_user and call.caller.name == user
+    if not call.caller.admin and not own:
+        raise Forbidden("an identity can only be asked for by its user or an administrator")
+    return Reply(await call.controller.identity(user))
+
+
+# -- sessions -------------------------------------------------------------------------------
+
+
+@operation(
+    "GET",
+    "sessions",
+    "Sessions one may see, newest first, in pages; the `Link` header leads to the next one.",
+    answer="SessionPage",
+    query=(
+        Parameter(
+            "state",
+            {"type": "string", "enum": ["active", *schemas.STATE["enum"]]},
+            "Only those with this word; active: those that have not ended.",
+        ),
+        Parameter("kind", schemas.KIND, "Only this kind."),
+        Parameter(
+            "user",
+            {"type": "string", "minLength": 1, "maxLength": 255},
+            "Only this user's, for admins.",
+        ),
+        LIMIT,
+        CURSOR,
+    ),
+    headers={"Link": 'Address of the next page, `rel="next"`; not there on the last one.'},
+)
+async def list_sessions(call: Endpoint) -> Reply:
+    state, kind, owner = (call.query[name] for name in ("state", "kind", "user"))
+    limit = call.query["limit"]
+    scope = repr(("sessions", call.caller.sees, state, kind, owner))
+    at = checks.read_cursor(call.query["cursor"], scope, (float, str))
+    views, after = await call.controller.page(
+        call.caller.sees,
+        state=state,
+        kind=kind,
+        owner=owner,
+        limit=limit,
+        after=(at[0], at[1]) if at else None,
+    )
+    following = checks.make_cursor((float(after[0]), after[1]), scope) if after else None
+    listed = call.services.texts.sessions(views)
+    text = f'{{"sessions": {listed}, "next": {_quoted(following)}}}'
+    return Reply(text.encode(), headers=_link(call, following))
+
+
+def _explain_new(call: Endpoint, body: dict[str, Any]) -> None:
+    spec = parse_spec(body, largest=call.controller.largest)
+    if spec.run is None:
+        parse_launch(body.get("launch"))
+    elif body.get("launch") is not None:
+        raise BadRequest(
+            "a session either runs a notebook (run) or starts a process (launch): send one of them"
         )
-        self.answer({**self.controller.status(view), "launch": answer}, 201)
 
 
-class SessionHandler(ApiHandler):
-    """GET and DELETE sessions/ID."""
-
-    async def get(self, session: str) -> None:
-        self.answer_session(await self.session(session))
-
-    async def delete(self, session: str) -> None:
-        view = await self.session(session)
-        reason = self.get_query_argument("reason", "")[:500]
-        self.answer_session(
-            await self.controller.end(view, self.caller.name, reason, self._grace())
-        )
-
-    def _grace(self) -> float:
-        text = self.get_query_argument("grace_s", "5")
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = -1.0
-        if not 0 <= seconds <= MAX_GRACE_S:
-            raise BadRequest(f"grace_s must be a number of seconds from 0 to {MAX_GRACE_S:g}")
-        return seconds
-
-
-class SignalHandler(ApiHandler):
-    async def post(self, session: str) -> None:
-        view = await self.session(session)
-        signum = self.body().get("signum")
-        if isinstance(signum, bool) or not isinstance(signum, int) or not 1 <= signum <= 64:
-            raise BadRequest("signum must be the number of a signal, 1 to 64")
-        await self.controller.signal(view, signum, self.caller.name)
-        self.answer_session(await self.session(session))
-
-
-class VerbHandler(ApiHandler):
-    """POST sessions/ID/park|resume|migrate|checkpoint."""
-
-    async def post(self, session: str, verb: str) -> None:
-        view = await self.session(session)
-        by = self.caller.name
-        self.answer_session(await self.controller.act(view, verb, self.body(), by, self.key()))
+@operation(
+    "POST",
+    "sessions",
+    "Start a session, or submit the run of a notebook. Answered as soon as it is durable: a run is "
+    "then queued and starts when it is its turn. Its user is the user of the token.",
+    answer="CreatedSession",
+    who=Who.USER,
+    body="NewSession",
+    explain=_explain_new,
+    status=201,
+    headers={"Location": "Address of the session."},
+    errors=(Unsupported, NotFound),
+    verb="create",
+)
+async def create_session(call: Endpoint) -> Reply:
+    body, controller = call.body, call.controller
+    spec = parse_spec(body, largest=controller.largest)
+    launch = {} if spec.run else parse_launch(body.get("launch"))
+    if not spec.run:
+        controller.require_node()
+    view, answer = await controller.create(
+        call.caller.name,
+        spec,
+        launch,
+        server=call.caller.server,
+        key=call.key,
+        fingerprint=call.fingerprint,
+    )
+    call.about(view.id)
+    document = controller.status(view)
+    if answer is not None:
+        document["launch"] = answer
+    where = f"{call.request.path.rstrip('/')}/{view.id}"
+    return Reply(document, headers={"Location": where})
 
 
-class WhyHandler(ApiHandler):
-    async def get(self, session: str) -> None:
-        self.answer(self.controller.why(await self.session(session)))
+@operation("GET", "sessions/{session}", "One session.", answer="SessionStatus")
+async def get_session(call: Endpoint) -> Reply:
+    return Reply(call.controller.status(await call.session()))
 
 
-class HistoryHandler(ApiHandler):
-    async def get(self, session: str) -> None:
-        view = await self.session(session)
-        limit = translate.limit(self.get_query_argument("limit", None), 100)
-        self.answer({"history": await self.controller.history(view, limit)})
+@operation(
+    "DELETE",
+    "sessions/{session}",
+    "End it; answers its last state. May be repeated.",
+    answer="SessionStatus",
+    query=(
+        Parameter("reason", {"type": "string", "maxLength": 500}, "Why, for its history.", ""),
+        Parameter(
+            "grace_s",
+            {"type": "number", "minimum": 0, "maximum": int(MAX_GRACE_S), "x-unit": "seconds"},
+            "Seconds its process gets after SIGTERM.",
+            5.0,
+        ),
+    ),
+    verb="end",
+)
+async def end_session(call: Endpoint) -> Reply:
+    view = await call.session()
+    reason = call.query["reason"]
+    if not reason.isprintable():
+        raise BadRequest("reason must be printable text")
+    ended = await call.controller.end(view, call.caller.name, reason, float(call.query["grace_s"]))
+    return Reply(call.controller.status(ended))
 
 
-class UserHandler(ApiHandler):
-    """PUT users/NAME: the identity of a user's processes, made when it is not there yet."""
-
-    async def put(self, name: str) -> None:
-        own = self.caller.is_user and self.caller.name == name
-        if not self.caller.admin and not own:
-            raise Forbidden("an identity can only be asked for by its user or an administrator")
-        self.answer(await self.controller.identity(name))
+def _explain_signal(call: Endpoint, body: dict[str, Any]) -> None:
+    raise BadRequest("signum must be the number of a signal, 1 to 64")
 
 
-class RootHandler(ApiHandler):
-    """The service's own address: the Hub looks there to see that the service lives."""
+@operation(
+    "POST",
+    "sessions/{session}/signal",
+    "Send a signal to its main process.",
+    answer="SessionStatus",
+    body="Signal",
+    explain=_explain_signal,
+    verb="signal",
+)
+async def signal_session(call: Endpoint) -> Reply:
+    view = await call.session()
+    await call.controller.signal(
+        view, call.body["signum"], call.caller.name, call.key, call.fingerprint
+    )
+    return Reply(call.controller.status(await call.session()))
 
-    public = True
 
-    def get(self) -> None:
-        self.answer({"name": "jupyter-singularity", "api": "api/v1"})
-
-
-class UnknownHandler(ApiHandler):
-    public = True
-
-    async def prepare(self) -> None:
-        raise NotFound(f"there is nothing at {self.request.path}")
+async def _act(call: Endpoint) -> Reply:
+    view = await call.session()
+    assert call.operation.verb is not None
+    done = await call.controller.act(
+        view, call.operation.verb, call.body, call.caller.name, call.key, call.fingerprint
+    )
+    return Reply(call.controller.status(done))
 
 
-def make_application(controller: Controller, gate: Gate, prefix: str) -> Application:
+@operation(
+    "POST",
+    "sessions/{session}/park",
+    "Free its devices; its process and state stay, the next device call brings them back.",
+    answer="SessionStatus",
+    body="Nothing",
+    verb="park",
+)
+async def park_session(call: Endpoint) -> Reply:
+    return await _act(call)
+
+
+@operation(
+    "POST",
+    "sessions/{session}/preempt",
+    "Take its devices, nothing is lost, and hold it back until resume or migrate; a queued run "
+    "does not start meanwhile.",
+    answer="SessionStatus",
+    body="Nothing",
+    verb="preempt",
+)
+async def preempt_session(call: Endpoint) -> Reply:
+    return await _act(call)
+
+
+@operation(
+    "POST",
+    "sessions/{session}/suspend",
+    "Free its node. Not in this version: 501.",
+    answer="SessionStatus",
+    body="Nothing",
+    errors=(Unsupported,),
+    verb="suspend",
+)
+async def suspend_session(call: Endpoint) -> Reply:
+    return await _act(call)
+
+
+@operation(
+    "POST",
+    "sessions/{session}/resume",
+    "Take devices now instead of at the next device call; ends a preempt.",
+    answer="SessionStatus",
+    body="Nothing",
+    verb="resume",
+)
+async def resume_session(call: Endpoint) -> Reply:
+    return await _act(call)
+
+
+@operation(
+    "POST",
+    "sessions/{session}/migrate",
+    "Go on with other devices.",
+    answer="SessionStatus",
+    body="Move",
+    verb="migrate",
+)
+async def migrate_session(call: Endpoint) -> Reply:
+    return await _act(call)
+
+
+@operation(
+    "POST",
+    "sessions/{session}/checkpoint",
+    "Store its device state; execution goes on.",
+    answer="SessionStatus",
+    body="Checkpoint",
+    explain=lambda call, body: _explain_checkpoint(),
+    verb="checkpoint",
+)
+async def checkpoint_session(call: Endpoint) -> Reply:
+    return await _act(call)
+
+
+def _explain_checkpoint() -> None:
+    raise BadRequest(
+        f"a checkpoint's name must be printable text of at most {MAX_CHECKPOINT_NAME} characters"
+    )
+
+
+@operation(
+    "GET",
+    "sessions/{session}/why",
+    "Why it is in its state: a sentence and the facts behind it.",
+    answer="Explanation",
+)
+async def explain_session(call: Endpoint) -> Reply:
+    return Reply(call.controller.why(await call.session()))
+
+
+@operation(
+    "GET",
+    "sessions/{session}/history",
+    "Its newest changes, oldest first; `next` leads to older ones.",
+    answer="HistoryPage",
+    query=(
+        Parameter(
+            "limit",
+            {"type": "integer", "minimum": 1, "maximum": MAX_HISTORY},
+            "Most entries of a page.",
+            100,
+        ),
+        CURSOR,
+    ),
+    headers={"Link": 'Address of the next page, `rel="next"`; not there on the last one.'},
+)
+async def list_history(call: Endpoint) -> Reply:
+    view = await call.session()
+    scope = repr(("history", view.id))
+    at = checks.read_cursor(call.query["cursor"], scope, (int,))
+    lines, before = await call.controller.history_page(
+        view, call.query["limit"], at[0] if at else None
+    )
+    following = checks.make_cursor((before,), scope) if before is not None else None
+    return Reply({"history": lines, "next": following}, headers=_link(call, following))
+
+
+def _quoted(text: str | None) -> str:
+    return "null" if text is None else f'"{text}"'
+
+
+def _link(call: Endpoint, cursor: str | None) -> dict[str, str]:
+    """The Link header to the next page: this address with another cursor."""
+    if cursor is None:
+        return {}
+    kept = [p for p in call.request.query.split("&") if p and not p.startswith("cursor=")]
+    query = "&".join([*kept, f"cursor={cursor}"])
+    return {"Link": f'<{call.request.path}?{query}>; rel="next"'}
+
+
+# -- the application ------------------------------------------------------------------------
+
+
+def by_path() -> dict[str, dict[str, Operation]]:
+    """Route below the prefix -> method -> operation."""
+    found: dict[str, dict[str, Operation]] = {}
+    for row in [*TABLE]:
+        found.setdefault(row.route, {})[row.method] = row
+    return found
+
+
+def make_application(services: Services, prefix: str) -> Application:
     """The web application; `prefix` is JUPYTERHUB_SERVICE_PREFIX, ending in a slash."""
-    from .stream import EventsHandler
-
-    base = f"{prefix.rstrip('/')}/api/v1/"
-    shared = {"controller": controller, "gate": gate}
-    routes: list[tuple[str, type[ApiHandler]]] = [
-        ("healthz", HealthHandler),
-        ("cluster", ClusterHandler),
-        ("events", EventsHandler),
-        ("sessions", SessionsHandler),
-        (SESSION, SessionHandler),
-        (SESSION + "/signal", SignalHandler),
-        (SESSION + "/(?P<verb>park|resume|migrate|checkpoint)", VerbHandler),
-        (SESSION + "/why", WhyHandler),
-        (SESSION + "/history", HistoryHandler),
-        ("users/(?P<name>[^/]+)", UserHandler),
-    ]
+    base = f"{prefix.rstrip('/')}/"
     return Application(
         [
-            (prefix, RootHandler, shared),
-            *((base + path, handler, shared) for path, handler in routes),
+            (
+                base + re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.replace(".", r"\.")),
+                Endpoint,
+                {"services": services, "operations": operations},
+            )
+            for route, operations in by_path().items()
         ],
-        default_handler_class=UnknownHandler,
-        default_handler_args=shared,
-        log_function=_log_request,
+        default_handler_class=Unknown,
+        default_handler_args={"services": services, "operations": {}},
+        log_function=_logged_already,
     )
 
 
-def _log_request(handler: RequestHandler) -> None:
-    request = handler.request
-    level = logging.ERROR if handler.get_status() >= 500 else logging.DEBUG
-    log.log(
-        level,
-        "%d %s %s %.0f ms",
-        handler.get_status(),
-        request.method,
-        request.path,
-        1000 * request.request_time(),
-    )
+def _logged_already(handler: RequestHandler) -> None:
+    """`Endpoint.on_finish` writes the access log."""
+
+
+__all__ = ["by_path", "make_application", "streams"]

@@ -84,17 +84,18 @@ async def test_tokens_in_cookies_and_urls_do_not_count(tmp_path: Path) -> None:
             (url, {"Authorization": "Basic alice-token"}),
         ):
             response = await AsyncHTTPClient().fetch(where, headers=headers, raise_error=False)
-            assert response.code == 403
+            assert response.code == 401
             assert response.headers["Content-Type"] == "application/problem+json"
+            assert response.headers["WWW-Authenticate"] == 'Bearer realm="JupyterHub"'
             problem = json.loads(response.body)
             assert problem == {
-                "type": "urn:jupyter-singularity:forbidden",
-                "title": "Forbidden",
-                "status": 403,
+                "type": "urn:jupyter-singularity:unauthenticated",
+                "title": "Unauthorized",
+                "status": 401,
                 "detail": "no JupyterHub token came with the request: send 'Authorization: token "
                 "...'",
-                "reason": "forbidden",
-                "error": "Forbidden",
+                "reason": "unauthenticated",
+                "error": "Unauthenticated",
             }
 
 
@@ -146,8 +147,9 @@ async def test_a_node_only_speaks_for_its_own_sessions(tmp_path: Path) -> None:
         ("POST", "sessions", "[]", 400, "BadRequest"),
         ("POST", "sessions", "{}", 400, "BadRequest"),
         ("GET", "nowhere", None, 404, "NotFound"),
-        ("DELETE", "cluster", None, 405, "BadRequest"),
-        ("GET", "sessions/0123456789ab/history?limit=0", None, 404, "NotFound"),
+        ("DELETE", "cluster", None, 405, "NotAllowed"),
+        ("GET", "sessions/0123456789ab/history?limit=0", None, 400, "BadRequest"),
+        ("GET", "sessions/0123456789ab/history", None, 404, "NotFound"),
     ],
 )
 @pytest.mark.asyncio

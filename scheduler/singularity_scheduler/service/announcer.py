@@ -1,0 +1,60 @@
+"""From durable decisions to the events that listeners read. Observes the controller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from singularity_scheduler.core.cluster import ClusterState, Node
+from singularity_scheduler.core.events import Decision
+
+from .feed import Feed
+from .texts import Texts
+
+QUEUE_S = 0.1
+"""Changes of the queues are told together, this long after the first."""
+
+
+class Announcer:
+    """A "session" event for each changed session at once; a "queue" event, a moment later, with
+    the new places of the sessions that moved up or down because of others."""
+
+    def __init__(self, state: ClusterState, feed: Feed, texts: Texts) -> None:
+        self._state = state
+        self._feed = feed
+        self._texts = texts
+        self._places: dict[str, dict[str, int]] = {}
+        self._touched: set[str] = set()
+        self._later: asyncio.TimerHandle | None = None
+
+    def __call__(self, decision: Decision) -> None:
+        for view in decision.sessions:
+            self._feed.add(view.user, "session", self._texts.session(view))
+            self._touched.add(view.node)
+        if self._touched and self._later is None:
+            self._later = asyncio.get_running_loop().call_later(QUEUE_S, self._tell_places)
+
+    def close(self) -> None:
+        if self._later:
+            self._later.cancel()
+
+    def _tell_places(self) -> None:
+        self._later = None
+        moved: dict[str, int] = {}
+        for name in self._touched:
+            node = self._state.nodes.get(name)
+            places = dict(_places(node)) if node else {}
+            before = self._places.get(name, {})
+            moved |= {s: n for s, n in places.items() if before.get(s) != n}
+            self._places[name] = places
+        self._touched.clear()
+        if moved:
+            sessions = self._state.sessions
+            self._feed.add_places({s: (sessions[s].user, n) for s, n in moved.items()})
+
+
+def _places(node: Node) -> Iterator[tuple[str, int]]:
+    for queue in (node.queue, node.pending):
+        for number, (held_back, *_, session) in enumerate(queue, 1):
+            if not held_back:
+                yield session, number

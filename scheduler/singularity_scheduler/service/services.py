@@ -1,0 +1,43 @@
+"""What the operations of the API work with; put together by `SchedulerApp`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .announcer import Announcer
+from .audit import Audit
+from .auth import Gate
+from .controller import Controller
+from .feed import Feed
+from .metrics import Metrics
+from .texts import Texts
+
+
+@dataclass
+class Services:
+    """One per application. `start` before requests come, `close` before the controller stops."""
+
+    controller: Controller
+    gate: Gate
+    audit: Audit
+    authenticate_metrics: bool = True
+    feed: Feed = field(default_factory=Feed)
+    texts: Texts = field(init=False)
+    metrics: Metrics = field(init=False)
+    announcer: Announcer = field(init=False)
+
+    def __post_init__(self) -> None:
+        state = self.controller.state
+        self.texts = Texts(state)
+        self.metrics = Metrics(state, self.feed)
+        self.announcer = Announcer(state, self.feed, self.texts)
+
+    def start(self) -> None:
+        """Observe the controller from now on."""
+        self.controller.observers += [self.announcer, self.metrics.decided, self.audit.decided]
+        self.controller.ledger.on_write = self.metrics.ledger_write
+
+    def close(self) -> None:
+        """End the event streams."""
+        self.announcer.close()
+        self.feed.close()

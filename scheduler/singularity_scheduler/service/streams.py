@@ -1,0 +1,172 @@
+"""The operations that stream: events (server-sent events), logs, and the metrics' text."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from singularity_proxy.errors import Conflict, SingularityError, Unavailable
+from tornado.iostream import StreamClosedError
+
+from .endpoint import Endpoint
+from .feed import Listener, lines
+from .operations import Parameter, Reply, Who, operation
+
+log = logging.getLogger("singularity.service")
+
+HEARTBEAT_S = 15.0
+"""A line this often, so that everything in between keeps the connection open."""
+
+LOG_CHUNK_BYTES = 256 << 10
+LOG_POLL_S = 0.25
+"""How often a followed log is looked at; half as often after each look in vain, up to 8 times."""
+
+
+@operation(
+    "GET",
+    "events",
+    "Server-sent events: `snapshot` with all sessions one may see, then `session` for each that "
+    "changed and `queue` with the places (`{places: {session: place}}`) that changed. With "
+    "`Last-Event-ID` exactly what was missed comes instead of the snapshot, while it is still "
+    "known.",
+    answer="text/event-stream",
+    query=(
+        Parameter(
+            "Last-Event-ID",
+            {"type": "string", "maxLength": 100},
+            "Id of the last event that was read.",
+            where="header",
+        ),
+    ),
+    stream=True,
+)
+async def stream_events(call: Endpoint) -> None:
+    """Ends when the client leaves, falls too far behind or the service stops."""
+    call.set_header("Content-Type", "text/event-stream")
+    call.set_header("Cache-Control", "no-cache")
+    call.set_header("X-Accel-Buffering", "no")
+    if call.request.method == "HEAD":
+        return
+    feed, user = call.services.feed, call.caller.sees
+    listener, goes_on = feed.listen(user, call.request.headers.get("Last-Event-ID"))
+    call.when_left(listener.end)
+    try:
+        if not goes_on:
+            views = [v for v in call.controller.state.sessions.values() if user in (None, v.user)]
+            text = f'{{"sessions": {call.services.texts.sessions(views)}}}'
+            call.write(b"id: %b\n" % feed.id_of(listener.position).encode())
+            call.write(lines("snapshot", text) + b"\n")
+        await call.flush()
+        await _tell(call, listener)
+    except StreamClosedError:
+        pass
+    finally:
+        feed.leave(listener)
+
+
+async def _tell(call: Endpoint, listener: Listener) -> None:
+    while True:
+        in_time = await listener.wait(HEARTBEAT_S)
+        text = listener.take()
+        if text is None:
+            return
+        if text:
+            call.write(text)
+        elif not in_time:
+            call.write(b": heartbeat\n" + listener.place)
+        else:
+            continue  # it was for others
+        await call.flush()
+
+
+@operation(
+    "GET",
+    "sessions/{session}/log",
+    "What its process printed, as text. Only what is still kept: the header says where it begins.",
+    answer="text/plain",
+    query=(
+        Parameter(
+            "offset",
+            {"type": "integer", "minimum": 0},
+            "Byte to begin at, counted from the beginning of everything that was ever printed.",
+            0,
+        ),
+        Parameter(
+            "follow",
+            {"type": "boolean"},
+            "Stay until the session has ended.",
+            False,
+        ),
+        Parameter("limit", {"type": "integer", "minimum": 1}, "Most bytes to send."),
+    ),
+    stream=True,
+    errors=(Conflict,),
+    headers={"Singularity-Log-Offset": "Offset of the first byte of the answer."},
+)
+async def stream_log(call: Endpoint) -> None:
+    view = await call.session()
+    offset, follow, left = (call.query[name] for name in ("offset", "follow", "limit"))
+    part: dict[str, Any] = await call.controller.read_log(view, offset, _most(left))
+    call.set_header("Content-Type", "text/plain; charset=utf-8")
+    call.set_header("Singularity-Log-Offset", str(part["offset"]))
+    call.set_header("X-Accel-Buffering", "no")
+    if call.request.method == "HEAD":
+        return
+    pause = LOG_POLL_S
+    try:
+        while True:
+            text = part["text"].encode()
+            if text:
+                call.write(text)
+                pause = LOG_POLL_S
+                call.services.metrics.log_bytes.inc(len(text))
+            await call.flush()
+            if left is not None:
+                left -= part["next_offset"] - part["offset"]
+            if part["ended"] or left == 0 or not (text or follow):
+                return
+            if not text:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 8 * LOG_POLL_S)
+            if call.services.feed.closed:
+                break
+            part = await _next_part(call, view.id, part["next_offset"], _most(left), follow) or {
+                **part,
+                "offset": part["next_offset"],
+                "text": "",
+            }
+    except StreamClosedError:
+        return
+    except SingularityError as error:
+        log.warning("the log could not be sent to its end: %s", error.message)
+    call.cut()  # so that nobody takes what came for all of it
+
+
+async def _next_part(
+    call: Endpoint, session: str, offset: int, most: int, follow: bool
+) -> dict[str, Any] | None:
+    """The log from `offset` on; None while its node does not answer, for who follows."""
+    try:
+        view = await call.controller.find(session)
+        return await call.controller.read_log(view, offset, most)
+    except Unavailable:
+        if not follow:
+            raise
+        return None
+
+
+def _most(left: int | None) -> int:
+    return LOG_CHUNK_BYTES if left is None else min(left, LOG_CHUNK_BYTES)
+
+
+@operation(
+    "GET",
+    "metrics",
+    "Metrics for Prometheus; below the service's own address.",
+    answer=CONTENT_TYPE_LATEST,
+    who=Who.METRICS,
+)
+async def get_metrics(call: Endpoint) -> Reply:
+    return Reply(call.services.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
