@@ -6,8 +6,7 @@ so `import torch` in it and in its children sees virtual devices. The session en
 a session (a notebook's ``!``) the command simply joins that session.
 
 Exit codes: the command's own; 128 + N when signal N ended it; 126 it cannot be executed; 127 it was
-not found; 64 wrong usage, such as an unknown tier; 69 no platform, or it does not answer; 77 not
-allowed; 70 any other refusal of the scheduler.
+not found; else those of `exits`.
 """
 
 from __future__ import annotations
@@ -21,17 +20,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jupyter_core.application import JupyterApp
-from singularity_proxy.capsule.launcher import stripped_environment
-from singularity_proxy.errors import BadRequest, Forbidden, SingularityError, Unavailable
+from singularity_proxy.errors import BadRequest
 from traitlets import Integer, Unicode, default
 
-from singularity_scheduler.client import ServiceClient
+from .base import CommandApp
 
-EXIT_USAGE = 64
-EXIT_UNAVAILABLE = 69
-EXIT_REFUSED = 70
-EXIT_FORBIDDEN = 77
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 
@@ -47,9 +40,18 @@ SI_KERNEL = 0x80
 """si_code of what the terminal sends: to the whole foreground group, the command included."""
 
 
-class RunApp(JupyterApp):  # type: ignore[misc]
+class RunApp(CommandApp):
+    """Starts the session and the command, and ends as the command ends."""
+
     name = "jupyter-singularity-run"
-    description = __doc__
+    synopsis = "[--tier T] [--devices N] COMMAND..."
+    description = """Run a command as a session, for terminals of a server of the platform: it
+    keeps its terminal, streams and signals, and it and its children see virtual devices. The
+    session ends with it. Inside a session (a notebook's `!`) the command simply joins that
+    session.
+
+    Exit codes: the command's own; 128 + N when signal N ended it; 126 it cannot be executed; 127
+    it was not found; else those of all commands."""
     examples = """
         jupyter singularity run python train.py --epochs 3
         jupyter singularity run --tier basic --devices 2 torchrun --nproc-per-node 2 train.py
@@ -59,7 +61,7 @@ class RunApp(JupyterApp):  # type: ignore[misc]
         config=True,
         help="""SLA tier of the run: "premium", "standard" or "basic". Empty: the scheduler's
         default. Default: SINGULARITY_TIER, which the spawn form sets.""",
-    )
+    ).tag(argcompleter=lambda **_: ["premium", "standard", "basic"])
     devices = Integer(
         allow_none=True,
         default_value=None,
@@ -67,11 +69,7 @@ class RunApp(JupyterApp):  # type: ignore[misc]
         help="""Virtual devices: how many accelerators the command sees. None: SINGULARITY_DEVICES,
         which the spawn form sets, else the scheduler's default.""",
     )
-    aliases = {
-        "tier": "RunApp.tier",
-        "devices": "RunApp.devices",
-        "config": "JupyterApp.config_file",
-    }
+    aliases = {"tier": "RunApp.tier", "devices": "RunApp.devices", **CommandApp.aliases}
 
     @default("tier")  # type: ignore[untyped-decorator]
     def _default_tier(self) -> str:
@@ -81,14 +79,13 @@ class RunApp(JupyterApp):  # type: ignore[misc]
         """Everything from the first word that is no option of ours on is the command, verbatim."""
         words = sys.argv[1:] if argv is None else list(argv)
         own, self.command = split_command(words)
-        try:
-            super().parse_command_line(own)
-        except SystemExit as error:
-            # What is wrong has been said; 1 and 2 could be the command's own exit codes.
-            raise SystemExit(EXIT_USAGE if error.code else 0) from None
+        super().parse_command_line(own)
 
-    def start(self) -> None:
-        self.exit(run(self.command, tier=self.tier, devices=self._wanted_devices()))
+    def execute(self) -> int:
+        return run(self.command, tier=self.tier, devices=self._wanted_devices())
+
+    def complete(self, prefix: str) -> None:
+        """File names: the words are a command's."""
 
     def _wanted_devices(self) -> int | None:
         text = os.environ.get("SINGULARITY_DEVICES")
@@ -98,15 +95,15 @@ class RunApp(JupyterApp):  # type: ignore[misc]
         try:
             return int(text)
         except ValueError:
-            _say(f"SINGULARITY_DEVICES is {text!r}, but it must be a number of devices")
-            self.exit(EXIT_USAGE)
-            return None
+            raise BadRequest(
+                f"SINGULARITY_DEVICES is {text!r}, but it must be a number of devices"
+            ) from None
 
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """(our options, the command): an option's value may follow as a word of its own, and ``--``
     ends the options."""
-    takes_value = {"--tier", "--devices", "--config", "--log-level"}
+    takes_value = {f"--{name}" for name in RunApp.aliases}
     index = 0
     while index < len(words) and words[index].startswith("-"):
         if words[index] == "--":
@@ -118,8 +115,9 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def run(command: Sequence[str], *, tier: str = "", devices: int | None = None) -> int:
     """Run `command` as a session and return the exit code; see the module's text."""
     if not command:
-        _say("there is no command to run: jupyter singularity run [--tier T] COMMAND...")
-        return EXIT_USAGE
+        raise BadRequest(
+            "there is no command to run: jupyter singularity run [--tier T] COMMAND..."
+        )
     program = shutil.which(command[0])
     if program is None:
         if os.path.exists(command[0]) and os.sep in command[0]:
@@ -129,11 +127,7 @@ def run(command: Sequence[str], *, tier: str = "", devices: int | None = None) -
         return EXIT_NOT_FOUND
     if os.environ.get("SINGULARITY_SESSION"):
         return _run_child(command, dict(os.environ))
-    try:
-        env = asyncio.run(_begin(command, tier, devices))
-    except SingularityError as error:
-        _say(error.message)
-        return _exit_code(error)
+    env = asyncio.run(_begin(command, tier, devices))
     # The session is bound to this process: the node agent ends it when this process ends, however
     # that comes about, so there is nothing to do afterwards.
     return _run_child(command, env)
@@ -141,6 +135,11 @@ def run(command: Sequence[str], *, tier: str = "", devices: int | None = None) -
 
 async def _begin(command: Sequence[str], tier: str, devices: int | None) -> dict[str, str]:
     """Start the session; returns the environment of its processes."""
+    # Only now: a wrong command line needs no client.
+    from singularity_proxy.capsule.launcher import stripped_environment
+
+    from singularity_scheduler.client import ServiceClient
+
     created = await ServiceClient.from_environment().create_session(
         kind="batch",
         name=_name(command[0]),
@@ -189,19 +188,8 @@ def _run_child(command: Sequence[str], env: dict[str, str]) -> int:
         unblock()
 
 
-def _exit_code(error: SingularityError) -> int:
-    if isinstance(error, BadRequest):
-        return EXIT_USAGE
-    if isinstance(error, Forbidden):
-        return EXIT_FORBIDDEN
-    return EXIT_UNAVAILABLE if isinstance(error, Unavailable) else EXIT_REFUSED
-
-
 def _say(sentence: str) -> None:
     print(f"jupyter singularity run: {sentence}", file=sys.stderr)
 
 
-def main(argv: list[str] | None = None) -> int | None:
-    """Called by `jupyter singularity run`; ends the process with the exit code."""
-    RunApp.launch_instance(argv)
-    return None
+main = RunApp.launch

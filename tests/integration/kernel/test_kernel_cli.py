@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy.errors import BadRequest, Forbidden, NoSpace
+from singularity_scheduler.cli import COMMANDS
 from support.kernel_service import TOKEN, Scheduler, scheduler
 
 COMMAND = [sys.executable, "-m", "jupyter", "singularity"]
@@ -48,14 +49,15 @@ def test_help_lists_the_commands_and_loads_none_of_them() -> None:
         "print(sorted(heavy & {*sys.modules}))"
     )
     done = cli(command=[sys.executable, "-c", code])
-    for name in ("run", "up", "doctor", "install", "demo"):
-        assert f"\n{name}\n" in done.stdout
+    for name, (_, text) in COMMANDS.items():
+        assert f"\n{name} " in done.stdout
+        assert f"  {text}\n" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_an_unknown_command_names_the_nearest() -> None:
     done = cli("docter")
-    assert done.returncode == 2
+    assert done.returncode == 64
     assert "did you mean 'doctor'?" in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -221,6 +223,6 @@ def test_install_for_one_user(tmp_path: Path) -> None:
 def test_install_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = cli("install", "--prefix", str(tmp_path / "file"))
-    assert done.returncode == 1
+    assert done.returncode == 73
     assert done.stderr.count("\n") == 1
     assert "could not be written" in done.stderr
