@@ -1,6 +1,6 @@
 """Writes the reference pages from the code: `./dev docs` runs it, a test compares the result.
 
-python docs/generate.py            # writes docs/reference/*.md
+python docs/generate.py            # writes docs/reference/*.md and openapi.json
 python docs/generate.py --check    # exit code 1 and the names when a page is out of date
 """
 
@@ -186,6 +186,7 @@ def command_line_page() -> str:
 
 def errors_page() -> str:
     from singularity_proxy import errors
+    from singularity_scheduler.service.problems import NotAllowed, Unauthenticated
 
     def walk(cls: type[errors.SingularityError]) -> Iterator[type[errors.SingularityError]]:
         if cls.__module__ == errors.__name__:
@@ -195,7 +196,7 @@ def errors_page() -> str:
 
     rows: list[tuple[object, ...]] = [
         (f"`{c.__name__}`", f"`{c.reason}`", c.http_status, first_paragraph(c.__doc__))
-        for c in walk(errors.SingularityError)
+        for c in (*walk(errors.SingularityError), Unauthenticated, NotAllowed)
     ]
     return (
         "# Errors\n\nEvery error has one sentence for people and a stable `reason` for programs. "
@@ -260,51 +261,6 @@ def ring_page() -> str:
 
 # ---- REST ----------------------------------------------------------------------------------------
 
-ROUTES = {
-    "GET /": "At the service's own address: which service this is; no token needed.",
-    "GET healthz": "200 when sessions can be started, else 503; no token needed.",
-    "GET cluster": "Nodes, devices, tiers and how many sessions wait. A device names its session "
-    "only to who may see it.",
-    "GET events": "Server-sent events: `snapshot` with all sessions first, then `session` for each "
-    "changed one. Own sessions; admins see all.",
-    "GET sessions": "`{sessions: [...]}`: own sessions, admins all. `?state=` keeps those with "
-    "that word, or `active` for those that have not ended.",
-    "POST sessions": "Start a session: `{kind, name?, tier?, devices?, launch}`. 201 with the "
-    "session and `launch`. Its user is the user of the token.",
-    "GET sessions/{session}": "One session.",
-    "DELETE sessions/{session}": "End it; answers its last state. `?reason=`, `?grace_s=` (seconds "
-    "after SIGTERM, default 5). May be repeated.",
-    "POST sessions/{session}/signal": "`{signum}`: send a signal to its main process.",
-    "POST sessions/{session}/park": "Free its devices; its process and state stay.",
-    "POST sessions/{session}/resume": "Take devices now instead of at the next device call.",
-    "POST sessions/{session}/migrate": "`{device?}`: go on with another device: a number, a name, "
-    "or one name per virtual device.",
-    "POST sessions/{session}/checkpoint": "`{name?}`: store its device state; execution goes on.",
-    "GET sessions/{session}/why": "`{sentence, facts}`: why it is in its state.",
-    "GET sessions/{session}/history": "`{history: [...]}`: its changes, oldest first; `?limit=`.",
-    "PUT users/{name}": "The uid of a user's processes, made when there is none; for that user and "
-    "admins.",
-}
-"""What each route does; `rest_page` fails when this and the service's routes differ."""
-
-
-def routes() -> list[str]:
-    """ "METHOD path" of every route that the service answers."""
-    from singularity_scheduler.service.handlers import make_application
-
-    app = make_application(None, None, "/")  # type: ignore[arg-type]
-    found = []
-    for rule in app.wildcard_router.rules:
-        path = rule.matcher.regex.pattern.removeprefix("/api/v1/").rstrip("$")
-        verbs = re.search(r"\(\?P<verb>([a-z|]+)\)", path)
-        for verb in verbs[1].split("|") if verbs else [""]:
-            plain = re.sub(r"\(\?P<verb>[a-z|]+\)", verb, path)
-            plain = re.sub(r"\(\?P<(\w+)>[^)]*\)", r"{\1}", plain)
-            for method in ("get", "post", "put", "patch", "delete"):
-                if method in vars(rule.target):
-                    found.append(f"{method.upper()} {plain}")
-    return found
-
 
 def example_session() -> str:
     from dataclasses import replace
@@ -339,24 +295,169 @@ def example_session() -> str:
 
 
 def rest_page() -> str:
-    found = routes()
-    if set(found) != set(ROUTES):
-        raise SystemExit(f"docs/generate.py: ROUTES differs in {set(found) ^ set(ROUTES)}")
-    rows: list[tuple[object, ...]] = [(f"`{route}`", ROUTES[route]) for route in found]
+    from singularity_scheduler.service import schemas
+    from singularity_scheduler.service.handlers import TABLE
+
+    order = {"GET": 0, "POST": 1, "PUT": 2, "DELETE": 3}
+    operations = sorted(TABLE, key=lambda o: (o.below_api, o.path, order[o.method]))
+    rows: list[tuple[object, ...]] = [
+        (f"[`{o.method} {o.route or '/'}`](#{o.name})", o.summary) for o in operations
+    ]
+    out = [
+        "# REST API\n",
+        "Below `/services/singularity/` of the Hub, described by "
+        "[openapi.json](openapi.json) (OpenAPI 3.1), which the service also answers at "
+        "`api/v1/openapi.json`. Calls carry a JupyterHub token (`Authorization: token ...`) with "
+        "the scope `custom:singularity:use` or `custom:singularity:admin`. A refusal is an "
+        "`application/problem+json` document whose `detail` is the sentence for people "
+        "([errors](errors.md)).\n",
+        "A `POST` with an `Idempotency-Key` header may be repeated: it is done once. The same key "
+        "with another request is refused. Keys and parameters that an operation does not know are "
+        "refused too, with the nearest one that it knows. A body has at most 4 MiB.\n",
+        "Lists come in pages: pass `next` as `cursor` to go on. Each answer has an `X-Request-ID` "
+        "that stands in the service's log too; one that the caller sends is kept.\n",
+        table(("operation", "what it does"), rows),
+    ]
+    for o in operations:
+        out.append(f"## {o.name}\n\n`{o.method} {o.route or '/'}`: {o.summary}\n")
+        answer = o.answer if "/" in o.answer or o.answer == "object" else f"`{o.answer}`"
+        out.append(f"For {o.who.value}. Answers {o.status} with {answer}.\n")
+        values: list[tuple[object, ...]] = [
+            (f"`{p.name}`", p.where, shown_schema(p.schema), shown_default(p), p.description)
+            for p in (*o.path_parameters, *o.query)
+        ]
+        if values:
+            out.append(table(("parameter", "in", "value", "default", "meaning"), values))
+        if o.body and (keys := schemas.COMPONENTS[o.body]["properties"]):
+            body: list[tuple[object, ...]] = [
+                (f"`{k}`", shown_schema(v), v.get("description", "")) for k, v in keys.items()
+            ]
+            out.append(f"Body `{o.body}`:\n\n" + table(("key", "value", "meaning"), body))
+        for header, text in o.headers.items():
+            out.append(f"Answer header `{header}`: {text}\n")
+    for name in ("Run", "Launch"):
+        keys = schemas.COMPONENTS[name]["properties"]
+        about: list[tuple[object, ...]] = [
+            (f"`{k}`", shown_schema(v), v.get("description", "")) for k, v in keys.items()
+        ]
+        out.append(
+            f"## {name}\n\n{schemas.COMPONENTS[name]['description']}\n\n"
+            + table(("key", "value", "meaning"), about)
+        )
+    out.append(f"## A session\n\n```json\n{example_session()}\n```\n")
+    out.append("The states are in [session states](states.md).\n")
+    return "\n".join(out)
+
+
+def shown_schema(schema: dict[str, Any]) -> str:
+    """A schema in a word or two, for a table."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "oneOf" in schema:
+        return " or ".join(shown_schema(s) for s in schema["oneOf"])
+    if "enum" in schema:
+        return ", ".join(f"`{v}`" for v in schema["enum"])
+    kind = schema.get("type", "any")
+    words = " or ".join(kind) if isinstance(kind, list) else str(kind)
+    if kind == "array":
+        return f"list of {shown_schema(schema.get('items', {}))}"
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if high is not None:
+        return f"{words}, {low} to {high}"
+    return f"{words}, at least {low}" if low is not None else words
+
+
+def shown_default(parameter: Any) -> str:
+    return "" if parameter.default in (None, "") else f"`{json.dumps(parameter.default)}`"
+
+
+def openapi_document() -> str:
+    from singularity_scheduler.service.handlers import openapi_text
+
+    return openapi_text().decode()
+
+
+# ---- metrics, events -----------------------------------------------------------------------------
+
+
+def metrics_page() -> str:
+    from prometheus_client import Counter, Gauge, Histogram
+    from singularity_scheduler.core.cluster import ClusterState
+    from singularity_scheduler.service import handlers
+    from singularity_scheduler.service.metrics import Metrics
+
+    assert handlers.TABLE
+    kinds = {Counter: "counter", Gauge: "gauge", Histogram: "histogram"}
+    metrics = Metrics(ClusterState(), None)
+    rows: list[tuple[object, ...]] = []
+    values: dict[str, list[str]] = {}
+    for metric in dict.fromkeys(metrics.registry._collector_to_names):
+        if isinstance(metric, Counter | Gauge | Histogram):
+            name = metric._name + ("_total" if isinstance(metric, Counter) else "")
+            labels = metric._labelnames
+            rows.append(
+                (
+                    f"`{name}`",
+                    kinds[type(metric)],
+                    ", ".join(f"`{label}`" for label in labels),
+                    metric._documentation,
+                )
+            )
+            for series in getattr(metric, "_metrics", {}):
+                for label, value in zip(labels, series, strict=True):
+                    known = values.setdefault(label, [])
+                    if value not in known:
+                        known.append(value)
     return "\n".join(
         [
-            "# REST API\n",
-            "Below `/services/singularity/api/v1/` of the Hub. Calls carry a JupyterHub token "
-            "(`Authorization: token ...`) with the scope `custom:singularity:use` or "
-            "`custom:singularity:admin`. A refusal is an `application/problem+json` document "
-            "whose `detail` is the sentence for people ([errors](errors.md)). A `POST` with an "
-            "`Idempotency-Key` header may be repeated.\n",
-            table(("route", "what it does"), rows),
-            "## A session\n",
-            f"```json\n{example_session()}\n```\n",
-            "The states are in [session states](states.md).\n",
+            "# Metrics\n",
+            "`GET /services/singularity/metrics` of the Hub, in Prometheus' text format. It needs "
+            "a JupyterHub token with the scope `read:metrics` or `custom:singularity:admin`, "
+            "unless `SchedulerApp.authenticate_metrics` is off. Every series is there from the "
+            "start.\n",
+            table(("metric", "type", "labels", "meaning"), rows),
+            "## Values of the labels\n",
+            table(
+                ("label", "values"),
+                [(f"`{k}`", ", ".join(f"`{v}`" for v in some)) for k, some in values.items()],
+            ),
+            "A Prometheus job:\n",
+            "```yaml\n- job_name: singularity\n  metrics_path: /services/singularity/metrics\n"
+            "  authorization:\n    credentials_file: /etc/prometheus/hub-token\n"
+            '  static_configs:\n    - targets: ["hub.example.org"]\n```\n',
         ]
     )
+
+
+def events_page() -> str:
+    import yaml
+    from singularity_scheduler.client.schemas import SCHEMAS
+
+    out = [
+        "# Events\n",
+        "Schemas of [jupyter_events](https://jupyter-events.readthedocs.io). The service writes "
+        "all of them to the file `SchedulerApp.event_log`, when one is set. The JupyterLab "
+        "extension emits the first one, for this user's sessions, through the event logger of "
+        "the user's Jupyter server.\n",
+    ]
+    for path in SCHEMAS.values():
+        schema = yaml.safe_load(path.read_text())
+        rows: list[tuple[object, ...]] = [
+            (
+                f"`{name}`",
+                shown_schema(one),
+                "yes" if name in schema["required"] else "",
+                one.get("description", ""),
+            )
+            for name, one in schema["properties"].items()
+        ]
+        out.append(
+            f"## {schema['title']}\n\n`{schema['$id']}`: {first_paragraph(schema['description'])}"
+            f"{' It names people.' if schema['personal-data'] else ''}\n"
+        )
+        out.append(table(("field", "value", "always", "meaning"), rows))
+    return "\n".join(out)
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -366,13 +467,16 @@ PAGES: dict[str, Callable[[], str]] = {
     "command-line.md": command_line_page,
     "errors.md": errors_page,
     "rest.md": rest_page,
+    "metrics.md": metrics_page,
+    "events.md": events_page,
     "ring.md": ring_page,
 }
 
 
 def render() -> dict[str, str]:
     """File name in docs/reference -> text."""
-    return {name: NOTE + page().rstrip() + "\n" for name, page in PAGES.items()}
+    pages = {name: NOTE + page().rstrip() + "\n" for name, page in PAGES.items()}
+    return {**pages, "openapi.json": openapi_document()}
 
 
 def main(argv: list[str]) -> int:
