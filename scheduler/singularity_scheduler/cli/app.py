@@ -41,6 +41,9 @@ class SingularityApp(CommandApp):
     def execute(self) -> None:
         self.print_help()
 
+    def complete(self, prefix: str) -> dict[str, str]:
+        return {name: text for name, (_, text) in COMMANDS.items()}
+
 
 def unknown_command(word: str) -> str:
     """The sentence about a word that is no command, with the nearest one that is."""

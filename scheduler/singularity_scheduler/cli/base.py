@@ -91,6 +91,11 @@ class CommandApp(JupyterApp):  # type: ignore[misc]
         classes = list(self._classes_with_config_traits())
         self._create_loader([], aliases, flags, classes).load_config()
 
+    def _configure(self, typed: Config) -> None:
+        """For completions that depend on settings."""
+        self.load_config_file()
+        self.update_config(typed)
+
     # -- the way of a command ---------------------------------------------------------------
 
     @classmethod
@@ -192,7 +197,7 @@ class CommandApp(JupyterApp):  # type: ignore[misc]
 
     def _create_loader(self, argv: Any, aliases: Any, flags: Any, classes: Any) -> StrictLoader:
         loader = StrictLoader(argv, aliases, flags, classes=classes, log=self.log)
-        loader.completer = self.complete
+        loader.completer, loader.before_completing = self.complete, self._configure
         loader.traits = frozenset(
             f"{cls.__name__}.{name}" for cls in classes for name in cls.class_traits(config=True)
         )

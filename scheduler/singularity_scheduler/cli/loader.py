@@ -8,12 +8,18 @@ words, and the other words can be completed.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from singularity_proxy.errors import BadRequest
-from traitlets.config.loader import ArgumentError, Config, KVArgParseConfigLoader
+from traitlets.config.loader import (
+    ArgumentError,
+    Config,
+    DeferredConfigString,
+    KVArgParseConfigLoader,
+)
 
 Completions = Iterable[str] | dict[str, str] | None
 """What a word may become, with or without texts; None: file names."""
@@ -43,12 +49,21 @@ class StrictLoader(KVArgParseConfigLoader):  # type: ignore[misc]
     parser_class = StrictParser
     traits: frozenset[str] = frozenset()
     completer: Completer | None = None
+    before_completing: Callable[[Config], None] | None = None
+    """Called with what the line says so far before the completer is."""
 
     def load_config(self, *args: Any, **kwargs: Any) -> Config:
         try:
             return super().load_config(*args, **kwargs)
-        except ArgumentError as error:
-            raise BadRequest(" ".join(str(error).split())) from None
+        except (ArgumentError, BadRequest) as error:
+            raise BadRequest(self._named(" ".join(str(error).split()))) from None
+
+    def _named(self, sentence: str) -> str:
+        """The sentence with options as they are typed: traitlets calls them by their classes."""
+        for alias, trait in self.aliases.items():
+            if len(alias) > 1:
+                sentence = sentence.replace(f"--{trait} ", f"--{alias} ")
+        return sentence
 
     def _parse_args(self, args: Any) -> Any:
         for word in args:
@@ -68,19 +83,43 @@ class StrictLoader(KVArgParseConfigLoader):  # type: ignore[misc]
         hint = f"did you mean {near[0]}?" if near else "--help lists them"
         raise BadRequest(f"there is no option {word}; {hint}")
 
+    def _argcomplete(self, classes: list[Any], subcommands: Any) -> None:
+        """Options are offered behind a dash only; not the doubles that traitlets makes of
+        one-letter options (``--n``), and ``--Class.`` not before its first letter is there."""
+        hidden = [f"--{key}" for key in (*self.aliases, *self.flags) if len(key) == 1]
+        word = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT") or 0)]
+        if not re.search(r"\s--[A-Z]\w*$", word):
+            hidden += [f"--{cls.__name__}." for cls in classes]
+        self._argcomplete_kwargs = {"always_complete_options": False, "exclude": hidden}
+        super()._argcomplete(classes, subcommands)
+
     def _add_arguments(self, aliases: Any, flags: Any, classes: Any) -> None:
         super()._add_arguments(aliases, flags, classes)
         completer = self.completer
         if completer is None:
             return
 
-        def complete(prefix: str = "", **options: Any) -> Iterable[str] | dict[str, str]:
+        def complete(
+            prefix: str = "", parsed_args: Any = None, **options: Any
+        ) -> Iterable[str] | dict[str, str]:
+            if self.before_completing is not None:
+                self.before_completing(self._typed(parsed_args))
             found = completer(prefix)
             return files(prefix, **options) if found is None else found
 
         for action in self.parser._actions:
             if action.dest == "extra_args":
                 action.completer = complete
+
+    def _typed(self, parsed: Any) -> Config:
+        """The options of an unfinished line."""
+        typed = Config()
+        for action in self.parser._actions:
+            value = getattr(parsed, action.dest, None)
+            if isinstance(value, str) and isinstance(action.metavar, str):
+                section, _, name = action.metavar.rpartition(".")
+                typed[section][name] = DeferredConfigString(value)
+        return typed
 
 
 def files(prefix: str, **options: Any) -> list[str]:

@@ -51,7 +51,7 @@ class LsApp(ServiceApp):
         default_value="",
         config=True,
         help="""Only "interactive" (notebooks) or only "batch" (runs). Empty: both.""",
-    )
+    ).tag(argcompleter=lambda **_: ["interactive", "batch"])
     user = Unicode(
         config=True, help="Only this user's sessions (for administrators). Empty: all one may see."
     )
