@@ -21,7 +21,17 @@ from singularity_proxy.wire.rpc import SyncPeer
 from .memory import device_memory
 from .status import Sentence, Table, history_rows, status_rows
 
-VERBS = ("status", "park", "resume", "migrate", "checkpoint", "why", "history")
+VERBS = (
+    "status",
+    "park",
+    "preempt",
+    "suspend",
+    "resume",
+    "migrate",
+    "checkpoint",
+    "why",
+    "history",
+)
 
 QUICK_S = 15.0
 """How long `status`, `why` and `history` wait for the answer."""
@@ -46,7 +56,9 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         default="status",
         help="""status: state and reason, tier, devices, memory, last checkpoint, who waits.
         park: free the devices; variables and tensors stay, the next device call goes on.
-        resume: take devices now instead of at the next device call.
+        preempt: the same, but device calls wait until somebody resumes the session.
+        suspend: free the whole node; not available in this version.
+        resume: take devices now instead of at the next device call, and end a preempt.
         migrate: go on with another device. checkpoint: store the device state.
         why: why it is in its state. history: what happened so far.""",
     )  # type: ignore[untyped-decorator]

@@ -117,6 +117,7 @@ def execute(description: dict[str, Any], stop: Stop, log: Log) -> None:
             progress_bar=False,
             stop=stop,
             live=log,
+            without_ids=notebook.nbformat_minor < 5,
         )
     except PapermillExecutionError as error:
         where = f"cell {error.exec_count}" if error.exec_count else log.place

@@ -54,11 +54,13 @@ class SingularityEngine:
         *,
         stop: Stop | None = None,
         live: Live | None = None,
+        without_ids: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Run `nb` and return it with its outputs; raises a `Fate`, which papermill's command line
-        shows as one sentence. `stop` and `live` are the runner's; without `stop` SIGTERM and
-        Ctrl-C are handled here, so that the session ends with papermill."""
+        shows as one sentence. The last arguments are the runner's: without `stop` SIGTERM and
+        Ctrl-C are handled here, so that the session ends with papermill; `without_ids` says that
+        the notebook's file had no cell ids."""
         from .client import Live
         from .record import AUTOSAVE_S, RunRecord
         from .stop import Stop
@@ -72,6 +74,7 @@ class SingularityEngine:
             log_output=log_output,
             autosave_cell_every=AUTOSAVE_S if autosave_cell_every is None else autosave_cell_every,
         )
+        name_cells(nb, without_ids)
         with (stop or Stop()).listening() as asked:
             record.notebook_start()
             try:
@@ -80,6 +83,18 @@ class SingularityEngine:
                 record.cleanup_pbar()
                 record.notebook_complete()
         return record.nb
+
+
+def name_cells(nb: Any, without_ids: bool) -> None:
+    """Give the cells that papermill and nbformat have given random ids steady ones: two runs of one
+    notebook are to differ in times alone."""
+    taken = {cell.get("id") for cell in nb.cells}
+    for number, cell in enumerate(nb.cells, start=1):
+        injected = "injected-parameters" in cell.metadata.get("tags", [])
+        name = "injected-parameters" if injected else f"cell-{number}"
+        if "id" in cell and (injected or without_ids) and name not in taken:
+            taken.add(name)
+            cell["id"] = name
 
 
 class _Kernel:

@@ -21,7 +21,7 @@ logger = logging.getLogger("singularity.batch")
 AUTOSAVE_S = 5
 """How often a cell that prints is saved; papermill doubles it when saving is slow."""
 
-LAST_TRIES = 5
+LAST_TRIES = 3
 LAST_PAUSE_S = 1.0
 """The final save is tried so often, with so many seconds between."""
 

@@ -1,0 +1,212 @@
+"""Runs of notebooks on the real scheduler, node agent and device proxies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.batch_runs import STEPS, Runs, read, text_of, without_times, write_notebook
+from support.kernel_relay import wait_until
+
+LONG = "import time\nfor i in range(1000):\n    print('step', i, flush=True)\n    time.sleep(0.05)"
+
+
+def statuses(notebook: dict[str, object]) -> list[str]:
+    return [cell["metadata"]["papermill"]["status"] for cell in notebook["cells"]]  # type: ignore[attr-defined]
+
+
+def test_submit_to_the_end(runs: Runs, short_dir: Path) -> None:
+    write_notebook(
+        short_dir / "train.ipynb",
+        "import os\nprint('lr', lr * 2, name, os.getcwd())",
+        "print('RUN_DESCRIPTION' in os.environ, os.environ['DATA'], 'SECRET' in os.environ)",
+        "%singularity",
+        parameters="lr = 0.1\nname = 'x'",
+    )
+    words = ["submit", "train.ipynb", "-o", "{out}.ipynb", "-p", "lr", "0.5", "-r", "name", "7"]
+    done = runs.command(
+        *words, "--env", "DATA=here", "--tier", "basic", "--wait", "--json", SECRET="1"
+    )
+    assert done.returncode == 0, done.stderr
+    session = json.loads(done.stdout)
+    assert (session["state"], session["name"], session["kind"]) == (
+        "completed",
+        "train.ipynb",
+        "batch",
+    )
+    out = read(short_dir / "{out}.ipynb")
+    text = text_of(out)
+    assert f"lr 1.0 7 {short_dir}\n" in text
+    assert "False here False\n" in text
+    assert statuses(out) == ["completed"] * 5
+    shown = out["cells"][-1]["outputs"][0]["data"]["text/plain"]
+    assert "train.ipynb" in shown
+    assert "basic" in shown
+    assert out["metadata"]["singularity"] == {
+        "session": session["id"],
+        "tier": "basic",
+        "devices": 1,
+        "preemptions": 0,
+    }
+    log = runs.log(session["id"])
+    assert "cell 1 of 5\n" in log
+    assert "lr 1.0 7" in log
+    assert [path.name for path in short_dir.glob(".*.part")] == []
+
+
+def test_preempted_in_the_middle_of_a_cell_it_equals_an_uninterrupted_run(
+    runs: Runs, short_dir: Path
+) -> None:
+    notebook = write_notebook(
+        short_dir / "n.ipynb",
+        "import torch; torch.manual_seed(seed)",
+        STEPS.format(steps=120, pause=0.05),
+        "print('sum', x.sum().item().hex())\nimport sys\nprint('end', file=sys.stderr)\nx.cpu()",
+        parameters="seed = 1",
+    )
+    other = write_notebook(short_dir / "other.ipynb", STEPS.format(steps=6, pause=0.1))
+    given = {"seed": 7}
+    sid = runs.submit(notebook, tier="basic", devices=2, parameters=given)
+    runs.printed(sid, "\n5 ")
+    premium = runs.submit(other, tier="premium", devices=2)
+    paused = runs.wait(sid, lambda found: found["device_state"] == "waiting")
+    assert runs.end(premium)["state"] == "completed"
+    runs.wait(sid, lambda found: found["device_state"] == "held")
+    for _ in range(2):
+        assert runs.verb(sid, "preempt")["held_back"] is True
+        assert read(paused["run"]["output"])["cells"][2]["metadata"]["papermill"]["status"]
+        assert runs.session(sid)["devices"] == []
+        runs.verb(sid, "resume")
+        runs.wait(sid, lambda found: found["device_state"] == "held")
+    ended = runs.end(sid)
+    assert ended["state"] == "completed", runs.log(sid)
+
+    alone = runs.end(runs.submit(notebook, tier="basic", devices=2, parameters=given))
+    interrupted, native = read(ended["run"]["output"]), read(alone["run"]["output"])
+    assert without_times(interrupted) == without_times(native)
+    assert len(text_of(native).splitlines()) == 122
+    history = runs.ask(lambda service: service.history(sid))
+    assert [c["reason"].partition(":")[0] for c in history if "preempt" in c["rule"]] == [
+        "paused for ada/other.ipynb",
+        "preempted by ada",
+        "preempted by ada",
+    ]
+    about = [found["metadata"]["singularity"]["preemptions"] for found in (interrupted, native)]
+    assert about == [3, 0]
+
+
+def test_a_failing_cell_followed(runs: Runs, short_dir: Path) -> None:
+    write_notebook(short_dir / "n.ipynb", "print('before')", "1 / 0", "print('never')")
+    done = runs.command("submit", "n.ipynb", "-o", "out.ipynb", "--name", "bad", "--follow")
+    assert done.returncode == 1
+    assert "before\n" in done.stdout
+    assert "ZeroDivisionError" in done.stdout
+    assert "cell 2 failed (ZeroDivisionError: division by zero)" in done.stderr.splitlines()[-1]
+    out = read(short_dir / "out.ipynb")
+    code = [cell for cell in out["cells"] if cell["cell_type"] == "code"]
+    assert [c["metadata"]["papermill"]["status"] for c in code] == [
+        "completed",
+        "failed",
+        "pending",
+    ]
+    assert "never" not in text_of(out)
+
+
+def test_cancelled_in_the_middle_of_a_cell_it_keeps_the_outputs(
+    runs: Runs, short_dir: Path
+) -> None:
+    notebook = write_notebook(short_dir / "n.ipynb", LONG, "print('never')")
+    sid = runs.submit(notebook, output=str(short_dir / "out.ipynb"))
+    runs.printed(sid, "step 9\n")
+    done = runs.command("cancel", sid)
+    assert done.returncode == 0, done.stderr
+    ended = runs.session(sid)
+    assert (ended["state"], ended["exit_code"]) == ("cancelled", 143)
+    out = read(short_dir / "out.ipynb")
+    assert "step 9\n" in text_of(out)
+    assert statuses(out) == ["failed", "pending"]
+    assert out["cells"][0]["outputs"][-1]["ename"] == "KeyboardInterrupt"
+    assert "the run was cancelled" in runs.log(sid)
+
+
+def processes_of(sid: str) -> dict[int, str]:
+    """Processes with the session in their environment, and their command lines."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if f"SINGULARITY_SESSION={sid}".encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def test_a_killed_runner_leaves_a_whole_notebook_and_no_kernel(runs: Runs, short_dir: Path) -> None:
+    notebook = write_notebook(short_dir / "n.ipynb", "print('first')", LONG)
+    sid = runs.submit(notebook, output=str(short_dir / "out.ipynb"))
+    runs.printed(sid, "step 9\n")
+    (runner,) = (
+        pid for pid, line in processes_of(sid).items() if "singularity_kernel.batch" in line
+    )
+    os.kill(runner, signal.SIGKILL)
+    ended = runs.end(sid)
+    assert ended["state"] == "failed"
+    assert "signal 9" in ended["reason"]
+    out = read(short_dir / "out.ipynb")
+    assert "first\n" in text_of(out)
+    assert statuses(out)[0] == "completed"
+    wait_until(lambda: processes_of(sid) == {}, 10, "the kernel outlived its runner")
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "sentence"),
+    [
+        ({"notebook": "/nowhere/n.ipynb"}, 66, "there is no notebook /nowhere/n.ipynb"),
+        ({"notebook": "{folder}/text.txt"}, 66, "is not a notebook"),
+        ({"parameters": {"lrr": 1}}, 64, "no parameter 'lrr'; did you mean 'lr'?"),
+        ({"parameters": {"lr": "fast"}}, 64, "takes a number (its default is 0.1), not 'fast'"),
+        ({"kernel": "fortran"}, 69, "there is no kernel 'fortran' here"),
+        ({"output": "/nowhere/out.ipynb"}, 73, "there is no folder /nowhere for the output"),
+    ],
+)
+def test_what_the_runner_refuses_is_the_sessions_reason(
+    runs: Runs, short_dir: Path, run: dict[str, object], code: int, sentence: str
+) -> None:
+    """Submitted over the API, where nobody has looked at the files."""
+    (short_dir / "text.txt").write_text("hello")
+    notebook = write_notebook(short_dir / "n.ipynb", "print(lr)", parameters="lr = 0.1")
+    path = Path(str(run.pop("notebook", notebook)).format(folder=short_dir))
+    ended = runs.end(runs.submit(path, folder=str(short_dir), **run))
+    assert (ended["state"], ended["exit_code"]) == ("failed", code), runs.log(ended["id"])
+    assert sentence in ended["reason"]
+    assert runs.log(ended["id"]).rstrip().splitlines()[-1] in ended["reason"]
+
+
+@pytest.mark.root
+def test_a_full_disk_keeps_the_last_good_version(runs: Runs, short_dir: Path) -> None:
+    folder = short_dir / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k,mode=777", "tmpfs", str(folder)],
+        check=False,
+        capture_output=True,
+    )
+    if mounted.returncode:
+        pytest.skip("this root may not mount")
+    try:
+        big = "print('x' * 200_000)"
+        notebook = write_notebook(short_dir / "n.ipynb", "print('kept')", big, "print('on')")
+        sid = runs.submit(notebook, output=str(folder / "out.ipynb"))
+        ended = runs.end(sid)
+        assert (ended["state"], ended["exit_code"]) == ("failed", 73), runs.log(sid)
+        assert "the disk is full" in ended["reason"]
+        assert "is kept" in ended["reason"]
+        assert text_of(read(folder / "out.ipynb")) == "kept\n"
+        assert "on\n" in runs.log(sid)  # the run itself went on
+        assert [path.name for path in folder.iterdir()] == ["out.ipynb"]
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
