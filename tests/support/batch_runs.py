@@ -151,6 +151,8 @@ class Runs:
 
     def log(self, sid: str) -> str:
         async def all_of() -> str:
+            if (await self.service.get_session(sid))["process_state"] in ("queued", "starting"):
+                return ""
             return "".join([part async for part in self.service.log(sid)])
 
         return asyncio.run(all_of())

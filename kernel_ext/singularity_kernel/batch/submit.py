@@ -21,7 +21,7 @@ import asyncio
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.errors import BadRequest, NotFound, SingularityError, Unavailable
@@ -65,6 +65,9 @@ PASSED_ON = frozenset(
 """Variables that a run gets without being asked for; LC_* too. None of them holds a secret."""
 
 ENDED = frozenset({"completed", "failed", "cancelled"})
+
+BEFORE = frozenset({"queued", "starting"})
+"""Process states in which nothing has been printed."""
 
 RETRY_S = 5.0
 """So long a submission is repeated, under the same key, while the service does not answer."""
@@ -220,12 +223,13 @@ class SubmitApp(ServiceApp):
 
     async def _end(self, client: ServiceClient) -> int:
         if self.follow:
+            await reached(client, self.session, lambda found: found["process_state"] not in BEFORE)
             async for text in client.log(self.session, follow=True):
                 if self.json:
                     print(text, end="", file=sys.stderr, flush=True)
                 else:
                     printing.emit(text, end="")
-        session = await ended(client, self.session)
+        session = await reached(client, self.session, lambda found: found["process_state"] in ENDED)
         if self.json:
             self.show(session, str)
         good = session["process_state"] == "completed"
@@ -283,15 +287,17 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-async def ended(client: ServiceClient, session: str) -> dict[str, Any]:
-    """The session's document once it has ended; `Unavailable` after `AWAY_S` without service."""
+async def reached(
+    client: ServiceClient, session: str, there: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """The session's document once it is `there`; `Unavailable` after `AWAY_S` without service."""
     loop = asyncio.get_running_loop()
     heard_at = loop.time()
     while True:
         try:
             found = await client.get_session(session)
             heard_at = loop.time()
-            if found["process_state"] in ENDED:
+            if there(found):
                 return found
         except Unavailable as error:
             if loop.time() - heard_at > AWAY_S:
