@@ -1,0 +1,108 @@
+"""A double of `ServiceClient` for tests of the commands: sessions in memory, every call noted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from singularity_proxy.errors import NotFound, SingularityError
+
+Json = dict[str, Any]
+
+
+def session(number: int, **changes: Any) -> Json:
+    """A session document; its id begins with `number` in four digits."""
+    return {
+        "id": f"{number:04d}00000000",
+        "user": "ada",
+        "kind": "interactive",
+        "name": f"nb{number}.ipynb",
+        "tier": "standard",
+        "state": "ready",
+        "process_state": "live",
+        "device_state": "none",
+        "reason": "its process runs",
+        "busy": True,
+        "idle_since": None,
+        "virtual_devices": 1,
+        "devices": [],
+        "node": "local",
+        "created_at": f"2026-11-21T10:{number % 60:02d}:00.000+00:00",
+        "updated_at": "2026-11-21T11:00:00.000+00:00",
+        "waiting_since": None,
+        "queue": None,
+        "last_checkpoint": None,
+        "exit_code": None,
+        "run": None,
+        "held_back": False,
+        "owner": {},
+        **changes,
+    }
+
+
+class Double:
+    """Answers what the commands ask; `refusals` maps a session's id to what its calls raise."""
+
+    def __init__(self, *sessions: Json) -> None:
+        self.sessions = {s["id"]: s for s in sessions}
+        self.calls: list[tuple[Any, ...]] = []
+        self.refusals: dict[str, SingularityError] = {}
+        self.log_parts: list[str] = []
+        self.cluster_document: Json = {"nodes": [], "devices": [], "tiers": [], "waiting": {}}
+
+    async def sessions_page(self, **asked: Any) -> Json:
+        self.calls.append(("sessions_page", asked))
+        found = sorted(self.sessions.values(), key=lambda s: s["created_at"], reverse=True)
+        if asked.get("state") == "active":
+            found = [s for s in found if s["process_state"] == "live"]
+        elif asked.get("state"):
+            found = [s for s in found if s["state"] == asked["state"]]
+        for key in ("kind", "user"):
+            if asked.get(key):
+                found = [s for s in found if s[key] == asked[key]]
+        start, limit = int(asked.get("cursor") or 0), asked["limit"]
+        end = start + limit
+        return {"sessions": found[start:end], "next": str(end) if end < len(found) else None}
+
+    async def list_sessions(self, state: str | None = None) -> list[Json]:
+        return list((await self.sessions_page(state=state, limit=1000))["sessions"])
+
+    async def get_session(self, session: str) -> Json:
+        if session not in self.sessions:
+            raise NotFound(f"there is no session {session}")
+        return self.sessions[session]
+
+    async def end_session(self, session: str, reason: str = "", grace_s: float = 5.0) -> Json:
+        self.calls.append(("end", session, reason, grace_s))
+        if session in self.refusals:
+            raise self.refusals[session]
+        found = await self.get_session(session)
+        found |= {"state": "cancelled", "process_state": "cancelled", "reason": "ended by ada"}
+        return found
+
+    async def cluster(self) -> Json:
+        return self.cluster_document
+
+    async def history(self, session: str, limit: int = 100) -> list[Json]:
+        self.calls.append(("history", session, limit))
+        at = "2026-11-21T10:00:00+00:00"
+        return [{"at": at, "state": "ready", "rule": "process.live", "reason": "runs"}]
+
+    async def why(self, session: str) -> Json:
+        return {"sentence": "it waits\nfor \x1b[31mada", "facts": {"place": 1}}
+
+    async def log(
+        self, session: str, *, offset: int = 0, follow: bool = False
+    ) -> AsyncIterator[str]:
+        self.calls.append(("log", session, follow))
+        for part in self.log_parts:
+            yield part
+
+    def __getattr__(self, verb: str) -> Any:
+        async def call(session: str, *words: Any) -> Json:
+            self.calls.append((verb, session, *words))
+            return await self.get_session(session)
+
+        if verb in ("park", "resume", "preempt", "suspend", "migrate", "checkpoint"):
+            return call
+        raise AttributeError(verb)
