@@ -160,27 +160,75 @@ def magics_page() -> str:
 
 
 def help_of(module: str, word: str) -> str:
-    """What `jupyter singularity WORD --help` prints."""
-    out = io.StringIO()
-    os.environ["COLUMNS"] = "90"
-    geteuid, os.geteuid = os.geteuid, lambda: 0  # defaults of paths are shown as root has them
-    try:
+    """The section of a command: a table of its own options, or what its `--help` prints."""
+    from singularity_scheduler.cli.base import CommandApp
+
+    loaded = importlib.import_module(module)
+    own = (v for v in vars(loaded).values() if inspect.isclass(v) and issubclass(v, CommandApp))
+    app = next((cls for cls in own if cls.__module__ == module), None)
+    if app is None:
+        out = io.StringIO()
+        os.environ["COLUMNS"] = "90"
         with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-            importlib.import_module(module).main(["--help"])
-    finally:
-        os.geteuid = geteuid
-    text = re.sub(r"\[0;[0-9]+m|\[0m", "", out.getvalue().replace("\x1b", ""))
-    return text.replace(str(ROOT), "(checkout)").replace(os.path.expanduser("~") + "/", "~/")
+            loaded.main(["--help"])
+        return f"```text\n{out.getvalue().strip()}\n```\n"
+    base = next(cls for cls in app.__mro__ if cls.__module__ == CommandApp.__module__)
+    usage = " ".join(f"{app.name.replace('-', ' ')} {app.synopsis}".split())
+    parts = [" ".join(app.description.split()) + "\n", f"```text\n{usage}\n```\n"]
+    if rows := options_of(app, base):
+        parts.append(table(("option", "meaning"), rows))
+    if more := getattr(loaded, "HELP", ""):  # options that traitlets does not know
+        parts.append(f"```text\n{more.strip()}\n```\n")
+    if isinstance(app.examples, str):  # the trait of the base class when it has none
+        parts.append(f"```bash\n{inspect.cleandoc(app.examples).strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def options_of(app: Any, base: Any = None) -> list[tuple[object, ...]]:
+    """Options and meanings of a command that `base` does not have."""
+
+    def names(keys: Any, value: str = "") -> str:
+        each = (keys,) if isinstance(keys, str) else keys
+        dashed = ["--" + key if len(key) > 1 else "-" + key for key in each]
+        return ", ".join(f"`{name}{value}`" for name in dashed)
+
+    flags = {k: v for k, v in app.flags.items() if not base or k not in base.flags}
+    aliases = {k: v for k, v in app.aliases.items() if not base or k not in base.aliases}
+    rows: list[tuple[object, ...]] = [(names(k), text) for k, (_, text) in flags.items()]
+    for keys, target in aliases.items():
+        path, *texts = target if isinstance(target, tuple) else (target,)
+        trait = app.class_traits().get(path.split(".")[-1])
+        rows.append((names(keys, " ..."), texts[0] if texts else trait.help))
+    return rows
 
 
 def command_line_page() -> str:
     from singularity_scheduler.cli import COMMANDS
+    from singularity_scheduler.cli.base import CommandApp, ReportApp, ServiceApp
+    from singularity_scheduler.cli.exits import MEANINGS
 
-    out = ["# Command line\n", "`jupyter singularity COMMAND`; each command has `--help`.\n"]
-    rows: list[tuple[object, ...]] = [(f"`{w}`", text) for w, (_, text) in COMMANDS.items()]
-    out.append(table(("command", "what it does"), rows))
-    for word, (module, _) in COMMANDS.items():
-        out.append(f"## {word}\n\n```text\n{help_of(module, word).strip()}\n```\n")
+    rows: list[tuple[object, ...]] = [
+        (f"[`{word}`](#{word})", text) for word, (_, text) in COMMANDS.items()
+    ]
+    out = [
+        "# Command line\n",
+        "`jupyter singularity COMMAND`; each command has `--help`, with `--help-all` for every "
+        "setting. Settings may also stand in `jupyter_singularity_config.py` (for all commands) "
+        "and `jupyter_singularity_COMMAND_config.py` in Jupyter's configuration folders "
+        "(`jupyter --paths`). How to use it: [the command line](../how-to/command-line.md).\n",
+        table(("command", "what it does"), rows),
+        "## Exit codes\n",
+        table(("code", "meaning"), list(MEANINGS.items())),
+        "`run` passes its command's exit code on; `up` ends with 1 when a part of the platform "
+        "failed and with 2 when it refused.\n",
+        "## Options of all commands\n",
+        table(("option", "meaning"), options_of(CommandApp)),
+        "Of commands that print an answer:\n",
+        table(("option", "meaning"), options_of(ReportApp, CommandApp)),
+        "Of commands that ask the scheduler:\n",
+        table(("option", "meaning"), options_of(ServiceApp, ReportApp)),
+    ]
+    out += [f"## {word}\n\n{help_of(module, word)}" for word, (module, _) in COMMANDS.items()]
     return "\n".join(out)
 
 
