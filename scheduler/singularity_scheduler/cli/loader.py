@@ -86,6 +86,8 @@ class StrictLoader(KVArgParseConfigLoader):  # type: ignore[misc]
     def _argcomplete(self, classes: list[Any], subcommands: Any) -> None:
         """Options are offered behind a dash only; not the doubles that traitlets makes of
         one-letter options (``--n``), and ``--Class.`` not before its first letter is there."""
+        if "_ARGCOMPLETE" not in os.environ:
+            return
         hidden = [f"--{key}" for key in (*self.aliases, *self.flags) if len(key) == 1]
         word = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT") or 0)]
         if not re.search(r"\s--[A-Z]\w*$", word):
