@@ -25,8 +25,10 @@ from singularity_proxy.capsule.launcher import ProcessLauncher, trim_log
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import Conflict, SingularityError
 from singularity_proxy.wire import rpc
-from traitlets import Enum, Float, Integer, Unicode
+from traitlets import Enum, Float, Integer, Unicode, default
 from traitlets.config import Application
+
+from singularity_scheduler import logs
 
 from .devices import DeviceKeeper
 from .identity import Identities, parse_uid_range
@@ -145,6 +147,13 @@ class NodeAgent(Application):  # type: ignore[misc]
         help="""How many logs of ended sessions are kept for `jupyter singularity logs`, the newest
         ones. 0: none.""",
     )
+    log_style = Enum(
+        ("json", "text"),
+        "json",
+        config=True,
+        help="""How the agent's own log looks: "json" is one object per line with the ids of node
+        and session; "text" is for people.""",
+    )
     idle_exit_s = Float(
         600.0,
         config=True,
@@ -164,6 +173,10 @@ class NodeAgent(Application):  # type: ignore[misc]
     }
     config_file = Unicode("", config=True, help="A Python or JSON file with more settings.")
 
+    @default("log_level")  # type: ignore[untyped-decorator]
+    def _default_log_level(self) -> int:
+        return logging.INFO
+
     def initialize(self, argv: list[str] | None = None) -> None:
         """Read the command line and the configuration file it names."""
         super().initialize(argv)
@@ -174,9 +187,9 @@ class NodeAgent(Application):  # type: ignore[misc]
 
     def start(self) -> None:
         """Run until stopped; exit code 0 after an orderly stop, 1 with one sentence otherwise."""
-        logging.basicConfig(
-            level=self.log_level, format="%(asctime)s %(levelname)s %(message)s", force=True
-        )
+        handler = logging.StreamHandler()
+        handler.setFormatter(logs.formatter(self.log_style))
+        logging.basicConfig(level=self.log_level, handlers=[handler], force=True)
         try:
             asyncio.run(AgentProcess(self).run())
         except SingularityError as error:
@@ -236,6 +249,7 @@ class AgentProcess:
     ) -> asyncio.AbstractServer:
         """Bring everything of the agent before this one into order, then listen."""
         app, private = self._app, settings.private_dir
+        logs.bind_now(node=settings.node)
         # Proxies that belong to nobody, or were started and not yet written down.
         owned = {
             proxy["socket"]

@@ -24,16 +24,18 @@ from singularity_proxy.capsule.launcher import (
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch, uid_of
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden, SingularityError, Unavailable
 
+from singularity_scheduler import logs
+
 from .checkpoints import remove_unfinished
 from .devices import DeviceKeeper
 from .launch import LaunchRequest
 from .live import LiveSession
-from .logs import CAPSULE_LOG, SessionLogs
 from .node import Node
 from .processes import end_marked, end_process
 from .relays import kernel_connection, start_relay, write_private
 from .rings import RingSet, ring_number
 from .session_api import SessionApi
+from .session_logs import CAPSULE_LOG, SessionLogs
 from .session_socket import SessionSocket
 from .sessions import Life, SessionRecord
 
@@ -111,6 +113,7 @@ class Lifecycle:
                 ) from error
             raise
         assert record.process is not None
+        log.info("session of %s started as process %d", record.user, record.process.pid)
         node.emit(record.session, "process.live", pid=record.process.pid)
         watch = live.capsule.watch if live.capsule else live.joined
         if watch is not None and not watch.alive:  # it ended before anybody could listen
@@ -291,6 +294,7 @@ class Lifecycle:
         node, record = self._node, live.record
         await self._clean(live, grace_s)
         record.life = Life.ENDED
+        log.info("session of %s ended: %s", record.user, record.reason)
         node.try_save(live)
         node.emit(
             record.session, "process.exited", exit_code=record.exit_code, reason=record.reason
@@ -339,6 +343,10 @@ class Lifecycle:
 
     async def adopt(self, record: SessionRecord) -> None:
         """Take over a session of the agent before this one: its processes never noticed."""
+        with logs.bind(session=record.session):
+            await self._adopt(record)
+
+    async def _adopt(self, record: SessionRecord) -> None:
         node = self._node
         live = self._make(record)
         node.sessions[record.session] = live

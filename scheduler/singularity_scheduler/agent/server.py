@@ -15,6 +15,8 @@ from typing import Any
 from singularity_proxy.errors import BadRequest, SingularityError, from_wire, to_wire
 from singularity_proxy.wire.rpc import Handler, Peer
 
+from singularity_scheduler import logs
+
 from .checkpoints import take_checkpoint
 from .devices import DeviceKeeper
 from .launch import LaunchRequest, number, text
@@ -43,7 +45,7 @@ class CommandServer:
 
     def handlers(self) -> dict[str, Handler]:
         """Method names as in the calls."""
-        return {
+        methods: dict[str, Handler] = {
             "hello": self.hello,
             "identity": self.identity,
             "session.start": self.start,
@@ -56,6 +58,7 @@ class CommandServer:
             "renew": self.renew,
             "shutdown": self.shutdown,
         }
+        return {name: _bound(method) for name, method in methods.items()}
 
     def closed(self, peer: Peer) -> None:
         """A connection ended."""
@@ -208,3 +211,14 @@ class CommandServer:
     async def shutdown(self, _: Peer, params: dict[str, Any]) -> Any:
         await self._stop()
         return {}
+
+
+def _bound(method: Handler) -> Handler:
+    """`method`, whose log lines say which session it is about."""
+
+    async def call(peer: Peer, params: dict[str, Any]) -> Any:
+        session = params.get("session")
+        with logs.bind(session=session if isinstance(session, str) else None):
+            return await method(peer, params)
+
+    return call

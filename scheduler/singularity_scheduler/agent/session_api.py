@@ -12,6 +12,8 @@ from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import BadRequest, Conflict, Unavailable
 from singularity_proxy.wire.rpc import Handler, Peer
 
+from singularity_scheduler import logs
+
 from .devices import DeviceKeeper
 from .launch import number, text
 from .node import Node
@@ -46,12 +48,14 @@ class SessionApi:
 
         def verb(name: str) -> Handler:
             async def call(_: Peer, params: dict[str, Any]) -> Any:
-                return await self.command(session, name, params)
+                with logs.bind(session=session):
+                    return await self.command(session, name, params)
 
             return call
 
         async def ring_open(peer: Peer, params: dict[str, Any]) -> Any:
-            return self.open_ring(session, peer, params)
+            with logs.bind(session=session):
+                return self.open_ring(session, peer, params)
 
         async def activity(_: Peer, params: dict[str, Any]) -> Any:
             return self.activity(session, params)

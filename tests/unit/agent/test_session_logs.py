@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
-from singularity_scheduler.agent.logs import SessionLogs, _whole_characters
+from singularity_scheduler.agent.session_logs import SessionLogs, _whole_characters
 
 SESSION = "0123456789ab"
 
