@@ -14,6 +14,7 @@ from jupyterhub.services.auth import HubOAuth
 from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.service.app import SchedulerApp
 from singularity_scheduler.service.controller import Controller
+from singularity_scheduler.service.services import Services
 from support.scheduler_agent import PaperAgent, PaperFleet
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
@@ -41,6 +42,7 @@ TOKENS: dict[str, dict[str, Any]] = {
     },
     "admin-token": {"name": "root", "kind": "user", "scopes": [ACCESS, USE, ADMIN]},
     "spawner-token": {"name": "spawner", "kind": "service", "scopes": [ACCESS, USE, ADMIN]},
+    "metrics-token": {"name": "prometheus", "kind": "service", "scopes": ["read:metrics"]},
     "no-use-token": {"name": "carol", "kind": "user", "scopes": [ACCESS]},
     "no-access-token": {"name": "carol", "kind": "user", "scopes": [USE]},
 }
@@ -85,6 +87,7 @@ class Platform:
         self.agent = PaperAgent(socket)
         self.hub = TokenHub()
         self.controller: Controller
+        self.services: Services
         self._settings = settings
         self._stack = contextlib.AsyncExitStack()
         sock, self.port = bind_unused_port()
@@ -104,6 +107,7 @@ class Platform:
                 "state_dir": str(self.tmp_path / "state"),
                 "log_level": 50,
                 "ledger_url": self._settings.get("ledger_url", ""),
+                **self._settings.get("app", {}),
             },
             Controller=self._settings.get("controller", {}),
         )
@@ -120,6 +124,7 @@ class Platform:
         os.environ["JUPYTERHUB_SERVICE_PREFIX"] = PREFIX
         self._stack = contextlib.AsyncExitStack()
         self.controller = await self._stack.enter_async_context(app.running(auth))
+        self.services = app.services
 
     async def stop(self) -> None:
         await self._stack.aclose()

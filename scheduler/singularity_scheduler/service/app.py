@@ -100,6 +100,9 @@ class SchedulerApp(Application):  # type: ignore[misc]
         and user; "text" is for people.""",
     )
 
+    services: Services
+    """What runs, inside `running`."""
+
     @default("log_level")  # type: ignore[untyped-decorator]
     def _default_log_level(self) -> int:
         return 20
@@ -158,6 +161,7 @@ class SchedulerApp(Application):  # type: ignore[misc]
             stack.callback(_close_handlers, events)
             audit = Audit(events, controller.state)
             services = Services(controller, gate, audit, self.authenticate_metrics)
+            self.services = services
             server = HTTPServer(make_application(services, prefix), max_body_size=MAX_DISCARD_BYTES)
             stack.push_async_callback(_close, server)
             stack.push_async_callback(controller.stop)

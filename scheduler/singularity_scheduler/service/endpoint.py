@@ -47,6 +47,8 @@ class Endpoint(RequestHandler):
     path_values: dict[str, str]
     query: dict[str, Any]
     body: dict[str, Any]
+    _id = ""
+    _cut = False
 
     def initialize(self, services: Services, operations: Mapping[str, Operation]) -> None:
         self.services = services
@@ -62,13 +64,12 @@ class Endpoint(RequestHandler):
 
     async def prepare(self) -> None:
         given = self.request.headers.get("X-Request-ID", "")
-        request = given if _REQUEST_ID.fullmatch(given) else uuid4().hex[:16]
-        self.set_header("X-Request-ID", request)
-        session = self.path_kwargs.get("session")
-        logs.bind_now(request=request, session=session)
+        self._id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex[:16]
+        self.set_default_headers()
+        logs.bind_now(request=self._id, session=self.path_kwargs.get("session"))
         length = self.request.headers.get("Content-Length", "0")
         if length.isascii() and length.isdecimal() and int(length) > MAX_DISCARD_BYTES:
-            self.set_header("Connection", "close")
+            self._cut = True
             raise too_large()
         method = self.request.method or ""
         if method == "OPTIONS":
@@ -102,6 +103,8 @@ class Endpoint(RequestHandler):
 
     def set_default_headers(self) -> None:
         self.clear_header("Server")
+        if self._id:
+            self.set_header("X-Request-ID", self._id)
         self.set_header("Cache-Control", "no-store")
         self.set_header("X-Content-Type-Options", "nosniff")
 
@@ -197,6 +200,8 @@ class Endpoint(RequestHandler):
         status = error.http_status if isinstance(error, SingularityError) else status_code
         self.set_status(status)
         self.set_header("Content-Type", "application/problem+json")
+        if self._cut:
+            self.set_header("Connection", "close")
         if status == 401:
             self.set_header("WWW-Authenticate", 'Bearer realm="JupyterHub"')
         if status == 405:
@@ -221,7 +226,7 @@ class Endpoint(RequestHandler):
                     operation.verb,
                     self.caller.name,
                     self._session or self.path_kwargs.get("session"),
-                    logs.bound().get("request"),
+                    self._id,
                     refused,
                 )
         level = logging.ERROR if status >= 500 and refused is None else logging.INFO

@@ -164,7 +164,7 @@ def operation(
     found: set[type[SingularityError]] = {BadRequest, TooLarge, Unavailable, *errors}
     if who is not Who.ANYBODY:
         found |= {Unauthenticated, Forbidden}
-    if "{session}" in path:
+    if "{" in path:
         found.add(NotFound)
     if method != "GET":
         found |= set(_WRITES)

@@ -1,0 +1,169 @@
+"""The event stream: resume without a gap, nobody else's events, places in the queue, the bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from singularity_scheduler.service import feed as feed_module
+from singularity_scheduler.service.feed import Feed
+from support.scheduler_service import Platform, platform, until
+
+
+async def until_state(
+    stream: AsyncIterator[dict[str, Any]], session: str, word: str
+) -> list[dict[str, Any]]:
+    """Everything up to the event that says that the session is in this state."""
+    read = []
+    async for event in stream:
+        read.append(event)
+        data = event["data"]
+        if event["event"] == "session" and (data["id"], data["state"]) == (session, word):
+            return read
+    raise AssertionError("the stream ended")
+
+
+async def work(p: Platform, session: str) -> None:
+    p.agent.busy(session, True)
+    p.agent.need(session)
+    await p.state(session, "running")
+
+
+@pytest.mark.asyncio
+async def test_who_comes_back_reads_exactly_what_was_missed(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        a, b = await p.kernel("alice", name="a"), await p.kernel("bob", name="b")
+        mine, everything = p.client().events(), p.client("admin").events()
+        last = (await anext(mine))["id"]
+        await anext(everything)
+        await mine.aclose()  # type: ignore[attr-defined]
+        await work(p, b)
+        await work(p, a)
+        all_of_it = await until_state(everything, a, "running")
+        wanted = [e for e in all_of_it if e["event"] == "session" and e["data"]["user"] == "alice"]
+        assert [e["data"]["state"] for e in wanted][-2:] == ["attaching", "running"]
+        again = p.client().events(last)
+        assert await until_state(again, a, "running") == wanted
+        # From the middle on it is the rest, and a live stream after that.
+        middle = p.client().events(wanted[0]["id"])
+        assert await until_state(middle, a, "running") == wanted[1:]
+        await p.client().park(a)
+        assert (await until_state(middle, a, "parked"))[-1]["id"] > wanted[-1]["id"]
+
+
+@pytest.mark.parametrize(
+    "last", ["", "nonsense", "00000000-3", "{instance}-999999", "{instance}-x"]
+)
+@pytest.mark.asyncio
+async def test_an_id_that_is_not_known_gives_a_snapshot(tmp_path: Path, last: str) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.kernel("alice", name="a")
+        first = await anext(p.client().events())
+        instance = first["id"].partition("-")[0]
+        again = await anext(p.client().events(last.format(instance=instance)))
+        assert again["event"] == "snapshot"
+        assert [s["id"] for s in again["data"]["sessions"]] == [a]
+        assert again["id"].startswith(f"{instance}-")
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_comes_a_snapshot(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        await p.kernel("alice", name="a")
+        first = await anext(p.client().events())
+        await p.stop()
+        await p.start()
+        await p.ready()
+        again = await anext(p.client().events(first["id"]))
+        assert again["event"] == "snapshot"
+        assert again["id"].partition("-")[0] != first["id"].partition("-")[0]
+
+
+@pytest.mark.asyncio
+async def test_a_change_tells_others_only_their_new_places(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        for who in ("alice", "bob"):
+            await p.holder(who, name="holds")
+        waiting = {}
+        for number in range(4):
+            who = ("alice", "bob")[number % 2]
+            waiting[number] = await p.kernel(who, name=str(number))
+            p.agent.need(waiting[number])
+            await p.state(waiting[number], "waiting")
+        await asyncio.sleep(0.3)
+        stream, everything = p.client().events(), p.client("admin").events()
+        snapshot = (await anext(stream))["data"]["sessions"]
+        places = {s["id"]: s["queue"]["place"] for s in snapshot if s["queue"]}
+        assert places == {waiting[0]: 1, waiting[2]: 3}
+        await anext(everything)
+        await p.client("alice").end_session(waiting[0])
+        told = await until_state(stream, waiting[0], "completed")
+        async for event in stream:
+            told.append(event)
+            if event["event"] == "queue":
+                break
+        assert told[-1]["data"] == {"places": {waiting[2]: 2}}
+        assert {e["data"]["id"] for e in told if e["event"] == "session"} == {waiting[0]}
+        seen = []
+        async for event in everything:
+            seen.append(event)
+            if event["event"] == "queue":
+                break
+        assert seen[-1]["data"] == {"places": {waiting[1]: 1, waiting[2]: 2, waiting[3]: 3}}
+
+
+@pytest.mark.asyncio
+async def test_a_listener_that_leaves_is_forgotten(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        stream = p.client().events()
+        await anext(stream)
+        feed = p.services.feed
+        assert feed.listeners == 1
+        await stream.aclose()  # type: ignore[attr-defined]
+        await until(lambda: feed.listeners == 0, "forgotten")
+
+
+def read(feed: Feed, user: str | None, position: int) -> list[Any]:
+    blocks = feed.since(position, user).decode().split("\n\n")[:-1]
+    return [json.loads(block.split("data: ")[1]) for block in blocks]
+
+
+def test_the_oldest_events_are_forgotten_and_who_needs_them_starts_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed_module, "MAX_EVENTS", 80)
+    feed = Feed()
+    slow, _ = feed.listen("alice", None)
+    for number in range(200):
+        feed.add("alice", "session", json.dumps(number))
+    assert slow.take() is None
+    assert len(feed._events) <= 80
+    oldest = feed.newest - len(feed._events)
+    assert feed.listen("alice", feed.id_of(oldest))[1]
+    assert not feed.listen("alice", feed.id_of(oldest - 1))[1]
+    assert read(feed, "alice", oldest) == list(range(oldest, 200))
+    assert read(feed, "bob", oldest) == []
+
+
+def test_large_events_count_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MAX_BYTES", 10_000)
+    feed = Feed()
+    for _ in range(100):
+        feed.add("alice", "session", json.dumps("x" * 1000))
+    assert 1 <= len(feed._events) <= 10
+    assert feed._bytes == sum(event.size for event in feed._events)
+
+
+@pytest.mark.asyncio
+async def test_everybody_is_let_go_when_the_service_stops() -> None:
+    feed = Feed()
+    listener, _ = feed.listen(None, None)
+    waiting = asyncio.ensure_future(listener.wait(10))
+    await asyncio.sleep(0)
+    feed.close()
+    assert await waiting
+    assert listener.take() is None

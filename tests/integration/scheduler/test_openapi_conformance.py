@@ -1,0 +1,107 @@
+"""The running service is what its OpenAPI document says: schemathesis asks it everything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from support import matrix
+from support.scheduler_service import Platform, platform
+
+HOOKS = "support.openapi_formats"
+TESTS = Path(__file__).resolve().parents[2]
+
+CONFIG = """
+base-url = "{url}"
+headers = {{ Authorization = "token {who}-token" }}
+request-timeout = 30.0
+
+[generation]
+deterministic = true
+database = "none"
+
+[checks]
+# 501 and 503 are answers of the description: no process images yet, no node.
+not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "501", "503"]
+
+[[operations]]
+# How many devices are too many and which there are depends on the cluster and not on the
+# description, so a request that fits the schema may be refused with 400 here.
+include-operation-id = ["create_session", "migrate_session"]
+checks.positive_data_acceptance.expected-statuses = {statuses}
+
+[[operations]]
+# The event stream does not end; test_events.py reads it.
+include-operation-id = "stream_events"
+enabled = false
+{more}
+"""
+
+
+async def ask(p: Platform, tmp_path: Path, who: str, examples: int, more: str = "") -> str:
+    """Run schemathesis against the service; what it said when something did not hold, else ""."""
+    config = tmp_path / "schemathesis.toml"
+    statuses = ["2xx", "400", "401", "403", "404", "409", "501", "503"]
+    config.write_text(CONFIG.format(url=p.url, who=who, statuses=statuses, more=more))
+    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
+    command += [f"{p.url}api/v1/openapi.json", "--checks", "all", "--no-color"]
+    command += ["--max-examples", str(examples), "--seed", str(matrix.seed())]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=tmp_path,
+        env={**os.environ, "SCHEMATHESIS_HOOKS": HOOKS, "PYTHONPATH": str(TESTS)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    text = output.decode()
+    print(text)
+    return "" if process.returncode == 0 else text
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(1800 if matrix.is_full() else 120)
+async def test_the_service_is_what_its_description_says(tmp_path: Path) -> None:
+    async with platform(tmp_path, controller={"settle_s": 0.05}) as p:
+        await p.kernel("alice", name="a")
+        said = await ask(p, tmp_path, "alice", 200 if matrix.is_full() else 5)
+        assert not said, said
+
+
+LIVE_SESSION = """
+# Its parameters are those of a live session, so that what is behind the 404 is asked as well.
+[parameters]
+"path.session" = "{session}"
+"path.user" = "alice"
+# A log of a live session that is followed does not end; test_log.py follows one.
+"query.follow" = "false"
+
+[[operations]]
+# It would end the session that the others are about; the run above ends sessions.
+include-operation-id = "end_session"
+enabled = false
+
+[phases.stateful]
+enabled = false
+"""
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(1800 if matrix.is_full() else 120)
+async def test_a_live_session_is_what_the_description_says(tmp_path: Path) -> None:
+    async with platform(tmp_path, controller={"settle_s": 0.05}) as p:
+        session = await p.holder("alice", name="a")
+        p.agent.logs[session] = b"one line\n" * 10
+        more = LIVE_SESSION.format(session=session)
+        said = await ask(p, tmp_path, "admin", 100 if matrix.is_full() else 3, more)
+        assert not said, said
+        assert (await p.client().get_session(session))["id"] == session
