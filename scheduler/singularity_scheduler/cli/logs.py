@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any, cast
 
 from traitlets import Bool, Integer, TraitError, validate
 
@@ -47,17 +48,17 @@ class LogsApp(SessionApp):
 
     async def work(self, client: ServiceClient) -> int:
         self._id = session = await self.session(client)
-        text = self._text(client, session)
         if self.json:
-            parts = [part async for part in text]
+            parts = [part async for part in self._text(client, session)]
             document = await client.get_session(session)
             wanted = {name: document.get(name) for name in ("state", "exit_code")}
             output.emit_json({"session": session, **wanted, "text": "".join(parts)})
         else:
             end = ""
-            async for part in text:
-                output.emit(part, end="")
-                end = part[-1:]
+            async with contextlib.aclosing(self._text(client, session)) as text:
+                async for part in text:
+                    output.emit(part, end="")
+                    end = part[-1:]
             if end not in ("", "\n") and output.is_terminal():
                 output.emit("")
             if not self.follow:
@@ -65,7 +66,7 @@ class LogsApp(SessionApp):
             document = await client.get_session(session)
         return how_it_ended(document) if self.follow else OK
 
-    async def _text(self, client: ServiceClient, session: str) -> AsyncIterator[str]:
+    async def _text(self, client: ServiceClient, session: str) -> AsyncGenerator[str]:
         """What is to be printed, as it comes."""
         skip = 0
         if self.tail is not None:
@@ -79,10 +80,12 @@ class LogsApp(SessionApp):
                 yield shown
                 return
             skip = before - len(shown)
-        async for part in client.log(session, follow=self.follow):
-            rest, skip = part[skip:], max(0, skip - len(part))
-            if rest:
-                yield rest
+        log = cast("AsyncGenerator[str]", client.log(session, follow=self.follow))
+        async with contextlib.aclosing(log):
+            async for part in log:
+                rest, skip = part[skip:], max(0, skip - len(part))
+                if rest:
+                    yield rest
 
     _id = ""
 

@@ -64,6 +64,7 @@ class TopApp(ServiceApp):
 
     async def work(self, client: ServiceClient) -> int:
         self._board = Board()
+        self._board.cluster = await client.cluster()
         self._changed, self._stale = asyncio.Event(), asyncio.Event()
         if self.json or not output.is_terminal():
             return await self._print(client)
@@ -84,16 +85,16 @@ class TopApp(ServiceApp):
             await self._once(client)
             output.emit(json.dumps(self._board.snapshot(_now())))
             return OK
-        async for _ in self._changes(client):
-            self._board.cluster = await client.cluster()
-            self._board.forget_ended(time.time())
-            output.emit(json.dumps(self._board.snapshot(_now())))
+        async with contextlib.aclosing(self._changes(client)) as changes:
+            async for _ in changes:
+                self._board.cluster = await client.cluster()
+                self._board.forget_ended(time.time())
+                output.emit(json.dumps(self._board.snapshot(_now())))
         return OK
 
     async def _once(self, client: ServiceClient) -> None:
         async with contextlib.aclosing(self._changes(client)) as changes:
             await anext(changes)
-        self._board.cluster = await client.cluster()
 
     async def _changes(self, client: ServiceClient) -> AsyncGenerator[None]:
         """Each time when an event changed the board."""
