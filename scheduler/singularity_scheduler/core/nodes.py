@@ -129,7 +129,7 @@ def _missing(draft: Draft, view: SessionView) -> None:
         )
         return
     if not view.final:
-        reason = reasons.not_started() if unborn else reasons.gone(view.node)
+        reason = reasons.not_started() if unborn else reasons.gone(view)
         view = draft.step(queue.freed(view), ProcessEvent.FAIL, reason, "agent.restarted")
     # Whatever its device state was: with the agent's proxies gone there is none any more.
     draft.put(replace(queue.freed(view), device_state=DeviceState.NONE, ended=True))

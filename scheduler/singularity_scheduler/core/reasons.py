@@ -93,11 +93,14 @@ def exited(exit_code: int | None, sentence: str) -> str:
     return sentence or f"its process ended with exit code {exit_code}"
 
 
-def gone(node: str) -> str:
-    return (
-        f"the agent of node {node} was started anew and no longer knows this session: its process "
-        "is gone and its variables are lost; start it again"
+def gone(view: SessionView) -> str:
+    what = (
+        f"the agent of node {view.node} was started anew and no longer knows this session: its "
+        "process is gone"
     )
+    if view.run:
+        return f"{what}; the outputs up to then are in {view.run.output}: submit it again"
+    return f"{what} and its variables are lost; start it again"
 
 
 def not_started() -> str:

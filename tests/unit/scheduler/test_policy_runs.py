@@ -274,6 +274,19 @@ def test_a_run_whose_start_was_decided_but_not_sent_is_started_after_a_restart()
     assert world["b"].word == "ready"
 
 
+def test_a_run_that_was_lost_with_its_node_says_what_there_is_of_it() -> None:
+    world = World(1)
+    world.computing("a")
+    world = reloaded(world)
+    world.do(ev.NodeJoined("local", devices_of("local", 1), ()))
+    last = world.history[-1]
+    assert last.process_state is ProcessState.FAILED
+    assert last.reason.endswith(
+        "its process is gone; the outputs up to then are in /home/alice/a-out.ipynb: submit it "
+        "again"
+    )
+
+
 def test_no_run_starts_on_a_node_that_is_away() -> None:
     world = World(1)
     world.submit("a")
