@@ -95,3 +95,24 @@ def train(steps):
 def steps_of(text: str) -> list[str]:
     """The losses in what a notebook printed, as exact hexadecimal floats, in order."""
     return [line.split()[2] for line in text.splitlines() if line.startswith("step ")]
+
+
+UNTIL_FLAG = "import os\nwhile not os.path.exists('{name}.flag'):\n    train(1)\nprint('ended')"
+"""Train until a file appears."""
+
+PACED = """
+import os, time
+for _ in range({steps}):
+    train(1)
+    if not os.path.exists("{hurry}"):
+        time.sleep(0.1)
+"""
+"""A long cell on any machine, until a file appears; the losses do not depend on it."""
+
+BOTH_DEVICES = """
+import torch
+x, y = torch.ones(1000, device="cuda:0"), torch.ones(1000, device="cuda:1")
+for step in range(200):
+    x, y = x * 1.01, y / 1.01
+print(x.sum().item(), y.sum().item())
+"""

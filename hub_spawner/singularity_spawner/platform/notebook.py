@@ -10,11 +10,12 @@ import asyncio
 import json
 import uuid
 from dataclasses import dataclass, field
-from typing import Any
 
 from singularity_proxy.errors import SingularityError, Unavailable
-from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
+from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from .server import Server
 
 
 @dataclass
@@ -45,8 +46,7 @@ class Notebook:
     """A kernel on the server at `server_url` (ends in a slash); use `open`, `run`, `close`."""
 
     def __init__(self, server_url: str, token: str, name: str) -> None:
-        self._base = server_url
-        self._headers = {"Authorization": f"token {token}"}
+        self._server = Server(server_url, token)
         self.name = name
         self.kernel_id = ""
         self._socket: WebSocketClientConnection | None = None
@@ -55,10 +55,10 @@ class Notebook:
 
     async def open(self, kernel: str = "singularity") -> Notebook:
         """Start the kernel and connect to it."""
-        answer = await self._rest("POST", "api/kernels", {"name": kernel})
+        answer = await self._server.rest("POST", "api/kernels", {"name": kernel})
         self.kernel_id = str(answer["id"])
-        url = f"{self._base.replace('http', 'ws', 1)}api/kernels/{self.kernel_id}/channels"
-        self._socket = await websocket_connect(HTTPRequest(url, headers=self._headers))
+        url = f"{self._server.url.replace('http', 'ws', 1)}api/kernels/{self.kernel_id}/channels"
+        self._socket = await websocket_connect(HTTPRequest(url, headers=self._server.headers))
         self._reader = asyncio.create_task(self._read(self._socket))
         return self
 
@@ -100,12 +100,11 @@ class Notebook:
 
     async def interrupt(self) -> None:
         """What the stop button does."""
-        await self._rest("POST", f"api/kernels/{self.kernel_id}/interrupt", {})
+        await self._server.rest("POST", f"api/kernels/{self.kernel_id}/interrupt", {})
 
     async def put_file(self, path: str, text: str) -> None:
         """Write a small file in the server's folder, as a save in the browser does."""
-        body = {"type": "file", "format": "text", "content": text}
-        await self._rest("PUT", f"api/contents/{path}", body)
+        await self._server.put_file(path, text)
 
     async def close(self) -> None:
         """Shut the kernel down, as closing a notebook with "Shut down kernel" does. Idempotent."""
@@ -118,7 +117,7 @@ class Notebook:
             self._reader = None
         if self.kernel_id:
             kernel, self.kernel_id = self.kernel_id, ""
-            await self._rest("DELETE", f"api/kernels/{kernel}", None)
+            await self._server.rest("DELETE", f"api/kernels/{kernel}", None)
 
     async def _read(self, socket: WebSocketClientConnection) -> None:
         while (raw := await socket.read_message()) is not None:
@@ -141,24 +140,3 @@ class Notebook:
             # The reply may arrive before the last output: a cell is over with both.
             if cell.replied and cell.idle:
                 cell.done.set()
-
-    async def _rest(self, method: str, path: str, body: Any) -> Any:
-        request = HTTPRequest(
-            self._base + path,
-            method=method,
-            headers=self._headers,
-            body=None if body is None else json.dumps(body),
-            request_timeout=60,
-        )
-        try:
-            response = await AsyncHTTPClient().fetch(request)
-        except HTTPClientError as error:
-            said = error.response.body.decode(errors="replace") if error.response else str(error)
-            try:
-                said = json.loads(said).get("message", said)
-            except ValueError:
-                pass
-            raise SingularityError(
-                f"{method} {path} was answered with {error.code}: {said}"
-            ) from None
-        return json.loads(response.body) if response.body else None
