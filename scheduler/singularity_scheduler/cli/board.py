@@ -90,8 +90,8 @@ class Board:
             "cluster": self.cluster,
         }
 
-    def screen(self, now: datetime, height: int) -> Group:
-        """For a terminal with `height` lines; sessions that have no room are counted."""
+    def screen(self, now: datetime, width: int, height: int) -> Group:
+        """For a terminal of this size; sessions that have no room are counted."""
         from rich.console import Group
         from rich.text import Text
 
@@ -102,8 +102,9 @@ class Board:
         parts: list[Any] = [Text(summary(self.cluster), style="bold")]
         if self.trouble:
             parts.append(Text(self.trouble, style="red"))
-        parts += [Text(), session_table(shown[:room], now, "there is no active session").rich()]
+        sessions = session_table(shown[:room], now, "there is no active session")
+        parts += [Text(), sessions.rich(width)]
         if more > 0:
             parts.append(Text(f"and {texts.plural(more, 'more session')}", style="dim"))
-        parts += [Text(), devices.rich(), Text(), Text("q ends", style="dim")]
+        parts += [Text(), devices.rich(width), Text(), Text("q ends", style="dim")]
         return Group(*parts)

@@ -63,8 +63,8 @@ def emit_json(value: Any) -> None:
 def emit_human(what: object) -> None:
     """A string as it is; our own tables and what rich can show in colour and as wide as the
     terminal, or, without a terminal, plain and as wide as they need to be."""
-    if isinstance(what, Table | Card):
-        what = what.rich() if is_terminal() else what.plain()
+    if isinstance(what, Table | Card) and not is_terminal():
+        what = what.plain()
     if isinstance(what, str):
         if what:
             emit(what)
@@ -72,7 +72,10 @@ def emit_human(what: object) -> None:
     from rich.console import Console
 
     if is_terminal():
-        Console(highlight=False).print(what)
+        console = Console(highlight=False)
+        if isinstance(what, Table | Card):
+            what = what.rich(console.width)
+        console.print(what, markup=False)
         return
     text = io.StringIO()
     Console(file=text, width=WIDE, highlight=False, color_system=None).print(what)

@@ -73,7 +73,7 @@ class TopApp(ServiceApp):
             from rich.console import Console
 
             console = Console(highlight=False)
-            console.print(self._board.screen(_now(), 1 << 20))
+            console.print(self._board.screen(_now(), console.width, 1 << 20))
             return OK
         return await self._live(client)
 
@@ -168,7 +168,8 @@ class TopApp(ServiceApp):
     async def _draw(self, live: Live) -> None:
         while True:
             self._board.forget_ended(time.time())
-            live.update(self._board.screen(_now(), live.console.height), refresh=True)
+            width, height = live.console.size
+            live.update(self._board.screen(_now(), width, height), refresh=True)
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):

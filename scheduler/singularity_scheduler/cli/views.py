@@ -30,13 +30,13 @@ def session_table(sessions: Sequence[Json], now: datetime, empty: str = "") -> T
     columns = [
         Column("id", style="bold"),
         *([Column("user")] if several else []),
-        Column("name", shrinks=True),
-        Column("kind"),
-        Column("tier"),
+        Column("name", least=12),
+        Column("kind", drop=1),
+        Column("tier", drop=2),
         Column("state"),
-        Column("devices"),
+        Column("devices", drop=3),
         Column("age", right=True),
-        Column("reason", shrinks=True),
+        Column("reason", least=20),
     ]
     rows = [
         [
@@ -158,8 +158,8 @@ def history_table(changes: Sequence[Json], now: datetime) -> Table:
     columns = [
         Column("ago", right=True),
         Column("state"),
-        Column("rule"),
-        Column("reason", shrinks=True),
+        Column("rule", drop=1),
+        Column("reason", least=20),
     ]
     rows = [
         [
@@ -182,7 +182,7 @@ def device_table(cluster: Json) -> Table:
         Column("device"),
         Column("memory", right=True),
         Column("session"),
-        Column("name", shrinks=True),
+        Column("name", least=8),
     ]
     rows = []
     for device in cluster.get("devices") or ():

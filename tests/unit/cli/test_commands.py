@@ -348,7 +348,7 @@ def test_the_screen_fits(height: int) -> None:
     sessions = [session(n) for n in range(1, 100)]
     board.apply({"event": "snapshot", "data": {"sessions": sessions}}, 0.0)
     out = io.StringIO()
-    Console(file=out, width=100, force_terminal=True).print(board.screen(NOW, height))
+    Console(file=out, width=100, force_terminal=True).print(board.screen(NOW, 100, height))
     lines = out.getvalue().splitlines()
     assert len(lines) <= height
     assert any("more sessions" in line for line in lines)

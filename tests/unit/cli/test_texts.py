@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from rich.console import Console
 from singularity_scheduler.cli import texts
-from singularity_scheduler.cli.tables import Card, Column, Table
+from singularity_scheduler.cli.tables import Card, Column, Table, fit
 from singularity_scheduler.cli.views import (
     device_table,
     history_table,
@@ -62,7 +62,7 @@ def test_a_reason_that_begins_with_the_state_is_not_doubled() -> None:
 
 
 LONG = Table(
-    [Column("id"), Column("n", right=True), Column("reason", shrinks=True)],
+    [Column("id"), Column("n", right=True), Column("reason", least=10)],
     [["3f9c2a7b10de", "1", "because " * 40], ["3f9c2a7b10df", "12", "[red]so[/red]"]],
 )
 
@@ -82,7 +82,7 @@ def test_plain_tables_are_whole_and_aligned() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_tables_fit_the_terminal_and_ids_stay_whole(width: int) -> None:
-    lines = on_terminal(LONG.rich(), width)
+    lines = on_terminal(LONG.rich(width), width)
     assert len(lines) == 4  # head, rule, one line per row
     assert max(map(len, lines)) <= width
     assert "3f9c2a7b10de" in lines[2]
@@ -90,15 +90,39 @@ def test_tables_fit_the_terminal_and_ids_stay_whole(width: int) -> None:
     assert "[red]so[/red]" in lines[3]  # a text is never markup
 
 
+COLUMNS = [
+    Column("id"),
+    Column("name", least=10),
+    Column("kind", drop=1),
+    Column("tier", drop=2),
+    Column("reason", least=20),
+]
+
+
+@pytest.mark.parametrize(
+    ("total", "widths"),
+    [
+        (200, [12, 30, 11, 8, 90]),  # all fits
+        (120, [12, 30, 11, 8, 51]),  # the short one stays whole
+        (80, [12, 15, 11, 8, 26]),  # both give way
+        (68, [12, 16, 0, 8, 26]),  # kind is left out
+        (50, [12, 12, 0, 0, 22]),  # tier too
+        (20, [12, 10, 0, 0, 20]),  # no less than that
+    ],
+)
+def test_what_gives_way_when_the_terminal_is_narrow(total: int, widths: list[int]) -> None:
+    assert fit(COLUMNS, [12, 30, 11, 8, 90], total) == widths
+
+
 def test_an_empty_table_is_a_sentence() -> None:
     table = Table([Column("id")], [], "there is none")
-    assert table.plain() == table.rich() == "there is none"
+    assert table.plain() == table.rich(80) == "there is none"
 
 
 def test_cards() -> None:
     card = Card([("Id", "3f9c"), ("Reason", "[b]x[/b] " * 20)])
     assert card.plain().splitlines()[0] == "Id      3f9c"
-    assert max(map(len, on_terminal(card.rich(), 50))) <= 50
+    assert max(map(len, on_terminal(card.rich(50), 50))) <= 50
 
 
 def test_users_are_shown_when_there_are_several() -> None:
