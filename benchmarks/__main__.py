@@ -24,7 +24,7 @@ from rich.table import Table
 
 from .figures import Figure
 
-NAMES = ("proxy",)
+NAMES = ("proxy", "api")
 
 
 def machine() -> dict[str, Any]:

@@ -27,7 +27,8 @@ Json = dict[str, Any]
 MAX_KEY = 200
 """Characters of an Idempotency-Key."""
 
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?", re.ASCII)
+_WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
 
 
 # -- bodies ---------------------------------------------------------------------------------
@@ -134,9 +135,10 @@ def _value(parameter: Parameter, text: str) -> Any:
         if text not in ("true", "false"):
             raise BadRequest(f"{parameter.name} must be true or false")
         return text == "true"
-    if kind in ("integer", "number"):
-        fits = _NUMBER.fullmatch(text) and not (kind == "integer" and "." in text)
-        value = json.loads(text) if fits else None
+    if kind == "integer":
+        value = int(text) if _WHOLE.fullmatch(text) else None
+    elif kind == "number":
+        value = float(text) if _NUMBER.fullmatch(text) else None
     if value is None or not Draft202012Validator(schema).is_valid(value):
         raise BadRequest(f"{parameter.name} must be {_wanted(schema)}", **{parameter.name: text})
     return value

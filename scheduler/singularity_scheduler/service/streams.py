@@ -19,6 +19,9 @@ log = logging.getLogger("singularity.service")
 HEARTBEAT_S = 15.0
 """A line this often, so that everything in between keeps the connection open."""
 
+MAX_OFFSET = (1 << 53) - 1
+"""The largest number that every JSON reader keeps."""
+
 LOG_CHUNK_BYTES = 256 << 10
 LOG_POLL_S = 0.25
 """How often a followed log is looked at; half as often after each look in vain, up to 8 times."""
@@ -89,7 +92,7 @@ async def _tell(call: Endpoint, listener: Listener) -> None:
     query=(
         Parameter(
             "offset",
-            {"type": "integer", "minimum": 0},
+            {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET},
             "Byte to begin at, counted from the beginning of everything that was ever printed.",
             0,
         ),
@@ -99,7 +102,11 @@ async def _tell(call: Endpoint, listener: Listener) -> None:
             "Stay until the session has ended.",
             False,
         ),
-        Parameter("limit", {"type": "integer", "minimum": 1}, "Most bytes to send."),
+        Parameter(
+            "limit",
+            {"type": "integer", "minimum": 1, "maximum": MAX_OFFSET},
+            "Most bytes to send.",
+        ),
     ),
     stream=True,
     errors=(Conflict,),
