@@ -115,6 +115,8 @@ def status_rows(status: Json, now: datetime) -> list[tuple[str, str]]:
         ("Device memory", _memory(status)),
         ("Last checkpoint", _checkpoint(status, now)),
         ("Queue", _queue(status, now)),
+        ("Held back", "until it is resumed" if status.get("held_back") else ""),
+        ("Output", str((status.get("run") or {}).get("output") or "")),
         ("Others wait", _others(status) or "nobody"),
     ]
     if status.get("service") == "away":

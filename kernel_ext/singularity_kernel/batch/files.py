@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from typing import Any
 
@@ -29,6 +30,8 @@ def read_notebook(path: str) -> Any:
     except UnicodeDecodeError:
         raise not_a_notebook(path) from None
     try:
+        if not isinstance(json.loads(text)["nbformat"], int):  # nbformat takes any object for one
+            raise not_a_notebook(path)
         notebook = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
         nbformat.validate(notebook)
     except Exception:  # nbformat raises many kinds, its own, json's, KeyError and AttributeError

@@ -1,0 +1,158 @@
+"""Pieces of the runner: outputs, files, the wish to end, what it says of its session."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from singularity_kernel.batch.__main__ import take_description
+from singularity_kernel.batch.engine import name_cells
+from singularity_kernel.batch.facts import preemptions, session_facts
+from singularity_kernel.batch.fates import BadRun, Cancelled, Interrupted, NoNotebook, NotWritten
+from singularity_kernel.batch.files import check_writable, read_notebook, write_whole
+from singularity_kernel.batch.outputs import add_stream, settle
+from singularity_kernel.batch.stop import Stop
+from support.batch_runs import write_notebook
+
+
+def stream(name: str, text: str) -> dict[str, Any]:
+    return {"output_type": "stream", "name": name, "text": text}
+
+
+def test_outputs_do_not_depend_on_how_text_was_cut() -> None:
+    """However two streams are cut and interleaved between figures, the outputs are the same."""
+    chooser = random.Random(1)
+    expected = None
+    for _ in range(50):
+        outputs: list[Any] = []
+        for part in ("first", "second"):
+            left = {"stdout": f"{part} out\nand more\n", "stderr": f"{part} err\n"}
+            while any(left.values()):
+                name = chooser.choice([name for name, text in left.items() if text])
+                count = chooser.randint(1, len(left[name]))
+                add_stream(outputs, stream(name, left[name][:count]))
+                left[name] = left[name][count:]
+            outputs.append({"output_type": "display_data", "data": {}})
+        expected = expected or outputs
+        assert outputs == expected
+    assert expected is not None
+    assert [o.get("name") for o in expected] == ["stdout", "stderr", None] * 2
+    assert expected[0]["text"] == "first out\nand more\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("10%\r50%\r100%\n", "100%\n"),
+        ("10%\r50%\r", "50%\r"),
+        ("a\r\nb\r\n", "a\r\nb\r\n"),
+        ("one\ntwo\rthree\n", "one\nthree\n"),
+        ("plain\n", "plain\n"),
+    ],
+)
+def test_overwritten_lines(text: str, left: str) -> None:
+    outputs = [stream("stderr", text)]
+    settle(outputs)
+    assert outputs[0]["text"] == left
+
+
+def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    path, link = tmp_path / "out.ipynb", tmp_path / "link.ipynb"
+    write_whole(str(path), "old")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    write_whole(str(link), "new")
+    assert (path.read_text(), link.is_symlink()) == ("new", True)
+    assert path.stat().st_mode & 0o777 == 0o640
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(str(path), "\udc80")
+    assert path.read_text() == "new"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.ipynb", "out.ipynb"]
+
+
+def test_what_is_no_notebook(tmp_path: Path) -> None:
+    good = write_notebook(tmp_path / "n.ipynb", "1")
+    assert read_notebook(str(good))["cells"][0]["source"] == "1"
+    bad = tmp_path / "bad.ipynb"
+    half = good.read_text()[:50]
+    for content in (b"", b"\xff\xfe", half.encode(), b"[]", b'{"cells": []}', b'{"nbformat": 4}'):
+        bad.write_bytes(content)
+        with pytest.raises(NoNotebook) as refused:
+            read_notebook(str(bad))
+        assert refused.value.exit_code == 66
+        assert "is not a notebook" in refused.value.message
+
+
+def test_where_an_output_cannot_go(tmp_path: Path) -> None:
+    check_writable(str(tmp_path / "out.ipynb"))
+    for path in (tmp_path, tmp_path / "none" / "out.ipynb"):
+        with pytest.raises(NotWritten) as refused:
+            check_writable(str(path))
+        assert refused.value.exit_code == 73
+
+
+def test_the_description_is_taken_out_of_the_environment() -> None:
+    described = {"notebook": "/n.ipynb", "output": "/o.ipynb", "parameters": {"a": 1}, "name": "n"}
+    environ = {"RUN_DESCRIPTION": json.dumps(described), "PATH": "/bin"}
+    assert take_description(environ) == {
+        "notebook": "/n.ipynb",
+        "output": "/o.ipynb",
+        "parameters": {"a": 1},
+        "kernel": None,
+    }
+    assert environ == {"PATH": "/bin"}
+    for text in ("", "{", "[]", '{"notebook": "/n.ipynb"}'):
+        with pytest.raises(BadRun):
+            take_description({"RUN_DESCRIPTION": text})
+
+
+@pytest.mark.parametrize(
+    ("signum", "kind", "code"),
+    [(signal.SIGTERM, Cancelled, 143), (signal.SIGINT, Interrupted, 130)],
+)
+def test_a_signal_is_remembered_and_wakes(signum: int, kind: type[Cancelled], code: int) -> None:
+    before = signal.getsignal(signum)
+    woken = []
+    with Stop().listening() as stop, stop.waking(lambda: woken.append(1)):
+        assert stop.signum is None
+        os.kill(os.getpid(), signum)
+        os.kill(os.getpid(), signum)
+        assert woken == [1]
+        with stop.waking(lambda: woken.append(2)):  # whoever waits later hears of it too
+            assert woken == [1, 2]
+    assert signal.getsignal(signum) is before
+    fate = stop.fate("all is saved")
+    assert type(fate) is kind
+    assert (fate.exit_code, fate.message) == (code, "the run was cancelled; all is saved")
+
+
+def test_preemptions_are_counted() -> None:
+    rules = ["start", "preempt.tier", "device.parked", "user.park", "user.preempt", "preempt.idle"]
+    assert preemptions([{"rule": rule} for rule in rules] + [{}]) == 3
+
+
+def test_without_an_agent_the_facts_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SINGULARITY_SESSION", "abc")
+    unknown = {"session": "abc", "tier": None, "devices": None, "preemptions": None}
+    assert session_facts() == unknown
+    monkeypatch.setenv("SINGULARITY_SOCKET", "/nowhere/agent.sock")
+    assert session_facts() == unknown
+
+
+def test_random_ids_of_cells_become_steady(tmp_path: Path) -> None:
+    import nbformat
+
+    notebook = nbformat.read(write_notebook(tmp_path / "n.ipynb", "1", "2"), as_version=4)
+    injected = nbformat.v4.new_code_cell("x = 1", metadata={"tags": ["injected-parameters"]})
+    notebook.cells.insert(1, injected)
+    name_cells(notebook, False)
+    assert [c["id"] for c in notebook.cells] == ["cell-0", "injected-parameters", "cell-1"]
+    for cell in notebook.cells:
+        cell["id"] = os.urandom(4).hex()
+    name_cells(notebook, True)
+    assert [c["id"] for c in notebook.cells] == ["cell-1", "injected-parameters", "cell-3"]

@@ -1,0 +1,151 @@
+"""`submit` up to the moment in which it would talk to the service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from singularity_kernel.batch.options import split_options
+from singularity_kernel.batch.submit import SubmitApp, described, main, passed_on
+from singularity_proxy.errors import BadRequest
+from support.batch_runs import write_notebook
+
+
+def test_options_with_two_words_are_taken_out() -> None:
+    words = [
+        *("train.ipynb", "-p", "lr", "0.1", "--tier", "basic", "-r", "name", "-7"),
+        *("--parameters", "epochs", "3", "-y", "a: 1", "--parameters-yaml=b: 2"),
+        *("--env", "A=1=2", "--env=B", "-o", "out.ipynb", "--", "-p"),
+    ]
+    given, rest = split_options(words)
+    assert rest == ["train.ipynb", "--tier", "basic", "-o", "out.ipynb", "--", "-p"]
+    assert given.parameters() == {"a": 1, "b": 2, "lr": 0.1, "epochs": 3, "name": "-7"}
+    assert given.variables({"B": "here"}) == {"A": "1=2", "B": "here"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["-p", "lr"], "-p takes a name and a value: -p lr 0.1"),
+        (["x.ipynb", "-r"], "-r takes a name and a text"),
+        (["--parameters-file"], "--parameters-file takes a file"),
+        (["--env"], "--env takes a variable"),
+    ],
+)
+def test_an_option_without_its_values(words: list[str], sentence: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        split_options(words)
+    assert sentence in refused.value.message
+
+
+def test_a_variable_that_is_not_set() -> None:
+    given, _ = split_options(["--env", "DATA"])
+    with pytest.raises(BadRequest, match="the variable DATA is not set here"):
+        given.variables({})
+
+
+def test_later_sources_go_before_earlier_ones(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("a: file\nb: file\nc: file\nd: file")
+    words = ["-r", "d", "raw", "-p", "c", "1", "-p", "d", "2", "-y", "b: yaml"]
+    given, _ = split_options([*words, "-f", str(tmp_path / "p.yaml")])
+    assert given.parameters() == {"a": "file", "b": "yaml", "c": 1, "d": "raw"}
+
+
+def test_what_a_run_gets_of_the_environment() -> None:
+    environ = {
+        "HOME": "/home/ada",
+        "LC_ALL": "C",
+        "JUPYTERHUB_API_TOKEN": "secret",
+        "SINGULARITY_API_URL": "http://x/",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "JUPYTER_DATA_DIR": "/d",
+        "JUPYTER_TOKEN": "secret",
+        "XDG_RUNTIME_DIR": "/run",
+    }
+    assert passed_on(environ) == {"HOME": "/home/ada", "LC_ALL": "C", "JUPYTER_DATA_DIR": "/d"}
+
+
+def test_a_run_is_described_with_absolute_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_notebook(tmp_path / "n.ipynb", "print(lr)", parameters="lr = 0.1")
+    (tmp_path / "work").mkdir()
+    given, _ = split_options(["-p", "lr", "2", "--env", "DATA=/data"])
+    run, notes = described(
+        "n.ipynb", given, output="out.ipynb", cwd="work", environ={"PATH": "/bin", "TOKEN": "x"}
+    )
+    assert notes == []
+    assert run.pop("python").startswith("/")
+    assert run == {
+        "notebook": f"{tmp_path}/n.ipynb",
+        "output": f"{tmp_path}/out.ipynb",
+        "parameters": {"lr": 2},
+        "kernel": None,
+        "folder": f"{tmp_path}/work",
+        "variables": {"PATH": "/bin", "DATA": "/data"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        ([], 64, "there is a word missing"),
+        (["n.ipynb", "more"], 64, "one word too many"),
+        (["nothing.ipynb"], 66, "there is no notebook"),
+        (["."], 66, "is a folder and no notebook"),
+        (["text.txt"], 66, "is not a notebook"),
+        (["v0.json"], 66, "is not a notebook"),
+        (["n.ipynb", "-p", "lrr", "1"], 64, "did you mean 'lr'?"),
+        (["n.ipynb", "-p", "lr", "x"], 64, "takes a number"),
+        (["n.ipynb", "-p", "lr"], 64, "-p takes a name and a value"),
+        (["n.ipynb", "-f", "none.yaml"], 66, "cannot be read (No such file or directory)"),
+        (["n.ipynb", "-k", "fortran"], 66, "there is no kernel 'fortran' here"),
+        (["n.ipynb", "-k", "../x"], 66, "there is no kernel '../x' here"),
+        (["n.ipynb", "-o", "n.ipynb"], 64, "would replace the notebook itself"),
+        (["n.ipynb", "-o", "none/out.ipynb"], 73, "there is no folder"),
+        (["n.ipynb", "-o", "folder"], 73, "is a folder"),
+        (["n.ipynb", "--cwd", "none"], 66, "there is no folder"),
+        (["n.ipynb", "--devices", "many"], 64, "devices"),
+        (["n.ipynb", "--teir", "basic"], 64, "did you mean --tier?"),
+        (["n.ipynb"], 69, "SINGULARITY_API_URL and JUPYTERHUB_API_TOKEN are not set"),
+    ],
+)
+def test_what_is_refused_here(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_notebook(tmp_path / "n.ipynb", "print(lr)", parameters="lr = 0.1")
+    (tmp_path / "text.txt").write_text("hello")
+    (tmp_path / "v0.json").write_text(json.dumps({"cells": "none"}))
+    (tmp_path / "folder").mkdir()
+    assert main(words) == code
+    said: Any = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("jupyter singularity submit: ")
+    assert sentence in said.err
+
+
+def test_help_tells_of_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for option in ("-p NAME VALUE", "-r NAME TEXT", "-f FILE", "-y YAML", "--env NAME[=VALUE]"):
+        assert option in shown
+    for option in ("-o", "-k", "--tier", "--devices", "--cwd", "--name", "--wait", "--follow"):
+        assert f"\n{option}" in shown
+    assert "Answer yes" not in shown
+
+
+def test_a_configuration_file_is_generated(tmp_path: Path) -> None:
+    path = tmp_path / "config.py"
+    assert main(["--generate-config", f"--config={path}"]) == 0
+    assert "c.SubmitApp.tier" in path.read_text()
+    assert SubmitApp.clear_instance() is None
