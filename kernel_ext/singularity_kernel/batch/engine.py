@@ -65,7 +65,7 @@ class SingularityEngine:
         from .record import AUTOSAVE_S, RunRecord
         from .stop import Stop
 
-        kernel = _Kernel(kernel_name, output_path or kwargs.get("input_path") or "notebook")
+        kernel = _Kernel(kernel_name, str(kwargs.get("input_path") or output_path or ""))
         record = RunRecord(
             nb,
             facts=kernel.facts,

@@ -33,7 +33,7 @@ def test_in_a_terminal_the_kernel_is_a_batch_session(runs: Runs, short_dir: Path
     about = out["metadata"]["singularity"]
     assert f"{about['session']} tensor(3., device='cuda:0')\n0.5\n" in text_of(out)
     session = runs.session(about["session"])
-    assert (session["kind"], session["name"]) == ("batch", "out.ipynb")
+    assert (session["kind"], session["name"]) == ("batch", "n.ipynb")
     assert session["state"] in ("completed", "cancelled")
     assert (about["tier"], about["devices"], about["preemptions"]) == ("standard", 1, 0)
 
