@@ -39,14 +39,19 @@ class Server:
         return self.log_path.read_text()
 
     def open(
-        self, path: str, method: str = "GET", body: Any = None, token: str | None = TOKEN
+        self,
+        path: str,
+        method: str = "GET",
+        body: Any = None,
+        token: str | None = TOKEN,
+        headers: dict[str, str] | None = None,
     ) -> IO[bytes]:
         """The open answer; raises HTTPError. `token` None: as a stranger."""
         request = urllib.request.Request(
             self.url + path,
             method=method,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"token {token}"} if token else {},
+            headers={**({"Authorization": f"token {token}"} if token else {}), **(headers or {})},
         )
         answer: IO[bytes] = urllib.request.urlopen(request, timeout=60)
         return answer
@@ -65,8 +70,8 @@ class Server:
 
 
 @contextmanager
-def server(folder: Path, **env: str) -> Iterator[Server]:
-    """A server with our kernelspec and extension installed below `folder`."""
+def server(folder: Path, *more: str, **env: str) -> Iterator[Server]:
+    """A server with our kernelspec and extension installed below `folder`; `more` options."""
     install = [sys.executable, "-m", "singularity_kernel.install", "--prefix", str(folder)]
     subprocess.run(install, check=True, stdout=subprocess.DEVNULL, timeout=60)
     (port,) = free_ports(1)
@@ -74,7 +79,7 @@ def server(folder: Path, **env: str) -> Iterator[Server]:
     options = ["--allow-root", "--no-browser", f"--port={port}", "--ServerApp.port_retries=0"]
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_server", "--ip=127.0.0.1", *options],
+            [sys.executable, "-m", "jupyter_server", "--ip=127.0.0.1", *options, *more],
             cwd=folder,
             stdout=log,
             stderr=log,

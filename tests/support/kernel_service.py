@@ -260,13 +260,14 @@ class _Events(_Base):
         if self.scheduler.refusal:
             raise self.scheduler.refusal
         self.set_header("Content-Type", "text/event-stream")
-        told = 0
+        last = self.request.headers.get("Last-Event-ID")
+        told = int(last.removeprefix("fake-")) if last else 0
         self.scheduler.listeners += 1
         try:
             while True:
                 for event, data in self.scheduler.events[told:]:
-                    self.write(f"event: {event}\ndata: {json.dumps(data)}\n\n")
-                told = len(self.scheduler.events)
+                    told += 1
+                    self.write(f"id: fake-{told}\nevent: {event}\ndata: {json.dumps(data)}\n\n")
                 await self.flush()
                 await asyncio.sleep(0.02)
                 if self.request.connection.stream.closed():  # type: ignore[attr-defined]

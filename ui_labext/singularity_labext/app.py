@@ -10,8 +10,9 @@ from typing import Any
 from jupyter_server.extension.application import ExtensionApp
 from singularity_proxy.errors import SingularityError
 from singularity_scheduler.client import ServiceClient
-from traitlets import Float
+from traitlets import Bool, Float
 
+from .events import Emitter, follow
 from .handlers import handlers
 
 ACTIVE = frozenset({"waiting", "attaching", "held", "parking"})
@@ -32,7 +33,14 @@ class SingularityLabExtension(ExtensionApp):  # type: ignore[misc]
         whether devices are in use when it decides about shutting itself down. 0: never look.""",
     )
 
-    _watcher: asyncio.Task[None] | None = None
+    emit_events = Bool(
+        True,
+        config=True,
+        help="""Whether each change of this user's sessions is emitted through the server's event
+        logger, with the schema urn:jupyter-singularity:event:session-state:v1.""",
+    )
+
+    _tasks: list[asyncio.Task[None]] = []
     _active: list[dict[str, Any]] = []
 
     def initialize_settings(self) -> None:
@@ -46,16 +54,22 @@ class SingularityLabExtension(ExtensionApp):  # type: ignore[misc]
     async def _start_jupyter_server_extension(self, _serverapp: Any) -> None:
         """Called by jupyter_server when its loop runs."""
         client = self.settings["singularity_client"]
-        if isinstance(client, ServiceClient) and self.watch_interval_s > 0:
-            self._watcher = asyncio.create_task(self._watch(client))
+        if not isinstance(client, ServiceClient):
+            return
+        self._tasks = []
+        if self.watch_interval_s > 0:
+            self._tasks.append(asyncio.create_task(self._watch(client)))
+        if self.emit_events:
+            emitter = Emitter(self.serverapp.event_logger)
+            self._tasks.append(asyncio.create_task(follow(client, emitter)))
 
     async def stop_extension(self) -> None:
         """Called by jupyter_server when it stops."""
-        if self._watcher:
-            self._watcher.cancel()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
-            self._watcher = None
+                await task
+        self._tasks = []
 
     def current_activity(self) -> list[dict[str, Any]]:
         """Sessions of this user that use or want devices; called by jupyter_server's own idle

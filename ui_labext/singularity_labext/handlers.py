@@ -99,7 +99,8 @@ class ClusterHandler(_Handler):
 class EventsHandler(_Handler):
     """GET events: the scheduler's event stream (text/event-stream), this user's sessions only.
 
-    When the scheduler goes away the stream says so with an ``away`` event and ends; the browser's
+    Ids are passed on, so a browser that comes back with `Last-Event-ID` reads what it missed. When
+    the scheduler goes away the stream says so with an ``away`` event and ends; the browser's
     EventSource then comes back by itself.
     """
 
@@ -120,7 +121,7 @@ class EventsHandler(_Handler):
 
     async def _relay(self) -> None:
         try:
-            events = self.client.events()
+            events = self.client.events(self.request.headers.get("Last-Event-ID"))
         except SingularityError as error:
             self.refuse(error)
             return
@@ -137,8 +138,7 @@ class EventsHandler(_Handler):
                 if not following.done():
                     self.write(": still here\n\n")
                 else:
-                    event = following.result()
-                    self.write(f"event: {event['event']}\ndata: {json.dumps(event['data'])}\n\n")
+                    self.write(_lines(following.result()))
                     following = asyncio.ensure_future(anext(events))
                 await self.flush()
         except SingularityError as error:
@@ -152,6 +152,12 @@ class EventsHandler(_Handler):
             with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, SingularityError):
                 await following
             await events.aclose()  # type: ignore[attr-defined]
+
+
+def _lines(event: dict[str, Any]) -> str:
+    """An event as the stream has it."""
+    number = f"id: {event['id']}\n" if event["id"] else ""
+    return f"{number}event: {event['event']}\ndata: {json.dumps(event['data'])}\n\n"
 
 
 def handlers() -> list[tuple[str, type[_Handler]]]:

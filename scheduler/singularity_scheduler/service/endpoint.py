@@ -98,6 +98,10 @@ class Endpoint(RequestHandler):
         else:
             self._raw.clear()
 
+    def compute_etag(self) -> None:
+        """None: answers are not to be kept, and some are large."""
+        return
+
     def check_xsrf_cookie(self) -> None:
         """Not needed: cookies are not looked at, see `auth`."""
 

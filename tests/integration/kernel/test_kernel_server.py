@@ -24,6 +24,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Sch
         scheduler(Path(folder)) as platform,
         server(
             tmp_path_factory.mktemp("server"),
+            "--SingularityLabExtension.emit_events=False",  # so that browsers alone listen
             **platform.environment,
             JUPYTER_DEFAULT_PROVISIONER_NAME="singularity",
         ) as running,
@@ -117,6 +118,81 @@ def test_events_are_relayed_until_the_browser_leaves(jupyter: Server, platform: 
         assert stream.headers["Content-Type"] == "text/event-stream"  # type: ignore[attr-defined]
         assert platform.listeners == 1
     wait_until(lambda: platform.listeners == 0, why="the scheduler's stream stayed open")
+
+
+def test_a_browser_that_comes_back_reads_what_it_missed(
+    jupyter: Server, platform: Scheduler
+) -> None:
+    platform.events += [("snapshot", {"sessions": []}), ("session", {"id": "a"})]
+    with jupyter.open(API + "events") as stream:
+        assert stream.readline() == b"id: fake-1\n"
+    platform.events.append(("session", {"id": "b"}))
+    with jupyter.open(API + "events", headers={"Last-Event-ID": "fake-2"}) as stream:
+        assert stream.readline() == b"id: fake-3\n"
+        assert _event(stream) == ("session", {"id": "b"})
+    wait_until(lambda: platform.listeners == 0, why="the scheduler's stream stayed open")
+
+
+SESSION = {
+    "id": "a",
+    "user": "alice",
+    "name": "train.ipynb",
+    "kind": "interactive",
+    "tier": "basic",
+    "node": "local",
+    "state": "ready",
+    "process_state": "live",
+    "device_state": "none",
+    "reason": "its process runs",
+    "updated_at": "2026-01-01T00:00:00.000+00:00",
+}
+PRINT_EVENTS = """
+import json
+from singularity_scheduler.client.schemas import SESSION_STATE
+
+async def tell(logger, schema_id, data):
+    print("EVENT", json.dumps(data), flush=True)
+
+def _jupyter_server_extension_points():
+    return [{"module": "print_events"}]
+
+def _load_jupyter_server_extension(serverapp):
+    serverapp.event_logger.add_listener(schema_id=SESSION_STATE, listener=tell)
+"""
+
+
+def test_changes_of_sessions_are_events_of_the_server(tmp_path: Path) -> None:
+    import tempfile
+
+    (tmp_path / "print_events.py").write_text(PRINT_EVENTS)
+    with (
+        tempfile.TemporaryDirectory(prefix="srv") as folder,
+        scheduler(Path(folder)) as platform,
+        server(
+            tmp_path,
+            "--ServerApp.jpserver_extensions={'singularity_labext': True, 'print_events': True}",
+            **platform.environment,
+            PYTHONPATH=str(tmp_path),
+        ) as running,
+    ):
+        running_now = {**SESSION, "state": "running", "device_state": "held"}
+        platform.events += [
+            ("snapshot", {"sessions": [SESSION]}),
+            ("session", {**SESSION, "busy": True}),  # not another state
+            ("session", running_now),
+            ("queue", {"places": {"a": 1}}),
+            ("session", {**running_now, "reason": "holds cpu:0"}),
+        ]
+
+        def told() -> list[dict[str, str]]:
+            lines = [x for x in running.log.splitlines() if x.startswith("EVENT ")]
+            return [json.loads(line.removeprefix("EVENT ")) for line in lines]
+
+        wait_until(lambda: len(told()) >= 2, why="no events")
+        assert [(e["session"], e["state"], e["reason"]) for e in told()] == [
+            ("a", "running", "its process runs"),
+            ("a", "running", "holds cpu:0"),
+        ]
 
 
 def test_a_refused_event_stream_is_an_error_document(jupyter: Server, platform: Scheduler) -> None:
