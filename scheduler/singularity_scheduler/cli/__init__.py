@@ -85,11 +85,19 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script ``jupyter-singularity``; returns the exit code."""
-    if "_ARGCOMPLETE" in os.environ:
-        from .completing import complete
+    try:
+        if "_ARGCOMPLETE" in os.environ:
+            from .completing import complete
 
-        return complete()
-    words = sys.argv[1:] if argv is None else list(argv)
+            return complete()
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    except KeyboardInterrupt:  # while something was being loaded
+        from .exits import INTERRUPTED
+
+        return INTERRUPTED
+
+
+def _run(words: list[str]) -> int:
     if len(words) > 1 and words[0] == "help" and words[1] in COMMANDS:
         words = [words[1], "--help"]
     if words and words[0] in COMMANDS:

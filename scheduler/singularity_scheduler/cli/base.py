@@ -286,10 +286,15 @@ class ServiceApp(ReportApp):
             if not value
         ]
         if missing:
+            # Sessions get neither, on purpose: code in a notebook may only act on its own session.
+            instead = (
+                "use %singularity in a cell, or a terminal of the server"
+                if os.environ.get("SINGULARITY_SESSION")
+                else "use this in a server of the platform, or give --url and --token-file"
+            )
             raise Unavailable(
                 f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set, so the "
-                "scheduler cannot be reached: use this in a server of the platform, or give --url "
-                "and --token-file",
+                f"scheduler cannot be reached: {instead}",
                 missing=missing,
             )
         return ServiceClient(self.url, token, timeout=timeout or self.timeout)

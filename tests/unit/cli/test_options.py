@@ -137,6 +137,22 @@ def test_missing_settings(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SINGULARITY_API_URL", "http://127.0.0.1:1/")
     assert ls.main([]) == 69
     assert "JUPYTERHUB_API_TOKEN is not set" in capsys.readouterr().err
+    monkeypatch.setenv("SINGULARITY_SESSION", "3f9c2a7b10de")
+    assert ls.main([]) == 69
+    assert "use %singularity in a cell" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_a_command_is_loaded(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from singularity_scheduler import cli
+
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert main(["ls"]) == 130
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
