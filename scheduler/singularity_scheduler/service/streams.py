@@ -7,8 +7,10 @@ import logging
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from singularity_proxy.errors import Conflict, SingularityError, Unavailable
+from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unavailable
 from tornado.iostream import StreamClosedError
+
+from singularity_scheduler.core.states import ProcessState
 
 from .endpoint import Endpoint
 from .feed import Listener, lines
@@ -115,7 +117,7 @@ async def _tell(call: Endpoint, listener: Listener) -> None:
 async def stream_log(call: Endpoint) -> None:
     view = await call.session()
     offset, follow, left = (call.query[name] for name in ("offset", "follow", "limit"))
-    part: dict[str, Any] = await call.controller.read_log(view, offset, _most(left))
+    part = await _part(call, view.id, offset, _most(left), follow)
     call.set_header("Content-Type", "text/plain; charset=utf-8")
     call.set_header("Singularity-Log-Offset", str(part["offset"]))
     call.set_header("X-Accel-Buffering", "no")
@@ -132,18 +134,17 @@ async def stream_log(call: Endpoint) -> None:
             await call.flush()
             if left is not None:
                 left -= part["next_offset"] - part["offset"]
-            if part["ended"] or left == 0 or not (text or follow):
+            if part["ended"] or (left is not None and left <= 0) or not (text or follow):
                 return
             if not text:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 8 * LOG_POLL_S)
             if call.services.feed.closed:
                 break
-            part = await _next_part(call, view.id, part["next_offset"], _most(left), follow) or {
-                **part,
-                "offset": part["next_offset"],
-                "text": "",
-            }
+            following = part["next_offset"]
+            part = await _part(call, view.id, following, _most(left), follow)
+            if part["offset"] != following:
+                break  # what was to come next is not kept any more
     except StreamClosedError:
         return
     except SingularityError as error:
@@ -151,17 +152,19 @@ async def stream_log(call: Endpoint) -> None:
     call.cut()  # so that nobody takes what came for all of it
 
 
-async def _next_part(
+async def _part(
     call: Endpoint, session: str, offset: int, most: int, follow: bool
-) -> dict[str, Any] | None:
-    """The log from `offset` on; None while its node does not answer, for who follows."""
+) -> dict[str, Any]:
+    """The log from `offset` on. For who follows it is empty while the node does not answer, and
+    while a session that is just starting has none."""
+    view = await call.controller.find(session)
     try:
-        view = await call.controller.find(session)
         return await call.controller.read_log(view, offset, most)
-    except Unavailable:
-        if not follow:
+    except (Unavailable, NotFound) as error:
+        starting = view.process_state is ProcessState.STARTING
+        if not follow or (isinstance(error, NotFound) and not starting):
             raise
-        return None
+        return {"text": "", "offset": offset, "next_offset": offset, "ended": False}
 
 
 def _most(left: int | None) -> int:
