@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
 
 from jupyter_core.application import JupyterApp, NoStart
 from singularity_proxy.errors import BadRequest, Forbidden, NotFound, SingularityError, Unavailable
@@ -121,10 +122,12 @@ class CommandApp(JupyterApp):  # type: ignore[misc]
                 start = "\n" if sys.stderr.isatty() else ""
                 print(f"{start}{command}: {sentence}", file=sys.stderr)
             return INTERRUPTED
-        except SingularityError as error:
-            as_json = bool(getattr(app, "json", False)) or "--json" in words
-            output.say(command, error, as_json and hasattr(app, "json"))
-            return code_of(error)
+        except (SingularityError, TraitError) as error:
+            # A setting from the environment is only looked at when it is used.
+            failure = BadRequest(_plain(error)) if isinstance(error, TraitError) else error
+            as_json = hasattr(app, "json") and (app.json or "--json" in words)
+            output.say(command, failure, as_json)
+            return code_of(failure)
 
     def initialize(self, argv: list[str] | None = None) -> None:
         """Read the command line and the configuration files; a wrong one is a `BadRequest`."""
@@ -253,14 +256,11 @@ class ServiceApp(ReportApp):
 
     @default("url")  # type: ignore[untyped-decorator]
     def _default_url(self) -> str:
-        return os.environ.get("SINGULARITY_API_URL", "")
+        return address(os.environ.get("SINGULARITY_API_URL", ""))
 
     @validate("url")  # type: ignore[untyped-decorator]
     def _check_url(self, proposal: Any) -> str:
-        url = str(proposal["value"]).strip()
-        if url and not url.startswith(("http://", "https://")):
-            raise TraitError(f"the address {url!r} must begin with http:// or https://")
-        return url
+        return address(str(proposal["value"]))
 
     @validate("timeout")  # type: ignore[untyped-decorator]
     def _check_timeout(self, proposal: Any) -> float:
@@ -302,7 +302,10 @@ class ServiceApp(ReportApp):
     def token(self) -> str:
         """The token of the file, or of the environment; empty when there is none."""
         if not self.token_file:
-            return os.environ.get("JUPYTERHUB_API_TOKEN", "").strip()
+            token = os.environ.get("JUPYTERHUB_API_TOKEN", "").strip()
+            if not is_token(token) and token:
+                raise BadRequest("what JUPYTERHUB_API_TOKEN holds is not a token")
+            return token
         path = Path(self.token_file).expanduser()
         try:
             text = path.read_text(encoding="ascii").strip()
@@ -313,9 +316,29 @@ class ServiceApp(ReportApp):
         except OSError as error:
             raise NotFound(f"the token file {path} cannot be read ({error.strerror})") from None
         first = text.splitlines()[0].strip() if text else ""
-        if not first or any(c.isspace() for c in first):
+        if not is_token(first):
             raise BadRequest(f"the token file {path} must hold a token in its first line")
         return first
+
+
+def address(url: str) -> str:
+    """`url` as the client takes it; `TraitError` when it cannot be a service's. "": none."""
+    url = url.strip()
+    try:
+        parts = urlsplit(url)
+        whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        whole = False
+    if url and not url.startswith(("http://", "https://")):
+        raise TraitError(f"the address {url!r} must begin with http:// or https://")
+    if url and (not whole or not url.isprintable() or " " in url):
+        raise TraitError(f"the address {url!r} is not one of a service")
+    return url
+
+
+def is_token(text: str) -> bool:
+    """Whether `text` may be a token: it goes into a header."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 def _plain(error: TraitError) -> str:

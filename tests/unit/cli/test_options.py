@@ -36,6 +36,10 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Double:
         (["--LsApp.limt=3"], "there is no option --LsApp.limt; did you mean --LsApp.limit?"),
         (["--Other.limit=3"], "there is no option --Other.limit; did you mean --limit?"),
         (["--url", "hub:8000"], "the address 'hub:8000' must begin with http:// or https://"),
+        (["--url", "http://[bad"], "the address 'http://[bad' is not one of a service"),
+        (["--url", "http://127.0.0.1:99999/"], "the address 'http://127.0.0.1:99999/' is not"),
+        (["--url", "http://"], "the address 'http://' is not one of a service"),
+        (["--url", "http://a b/"], "the address 'http://a b/' is not one of a service"),
         (["--timeout=3"], "there is no option --timeout; "),
         (["--ServiceApp.timeout=0"], "the timeout must be more than 0 seconds"),
     ],
@@ -140,6 +144,23 @@ def test_missing_settings(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SINGULARITY_SESSION", "3f9c2a7b10de")
     assert ls.main([]) == 69
     assert "use %singularity in a cell" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "token", "sentence"),
+    [
+        ("hub:8000", "t", "the address 'hub:8000' must begin with http:// or https://"),
+        ("http://127.0.0.1:1/", "a\tb", "what JUPYTERHUB_API_TOKEN holds is not a token"),
+        ("http://127.0.0.1:1/", "t\u00f6ken", "what JUPYTERHUB_API_TOKEN holds is not a token"),
+    ],
+)
+def test_settings_of_the_environment_that_are_wrong(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, url: str, token: str, sentence: str
+) -> None:
+    monkeypatch.setenv("SINGULARITY_API_URL", url)
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", token)
+    assert ls.main([]) == 64
+    assert capsys.readouterr().err == f"jupyter singularity ls: {sentence}\n"
 
 
 def test_ctrl_c_while_a_command_is_loaded(
