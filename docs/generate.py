@@ -198,7 +198,8 @@ def options_of(app: Any, base: Any = None) -> list[tuple[object, ...]]:
     for keys, target in aliases.items():
         path, *texts = target if isinstance(target, tuple) else (target,)
         trait = app.class_traits().get(path.split(".")[-1])
-        rows.append((names(keys, " ..."), texts[0] if texts else trait.help))
+        meaning = texts[0] if texts else trait.help
+        rows.append((names(keys, " ..."), meaning.replace("<", "&lt;")))
     return rows
 
 
