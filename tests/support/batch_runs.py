@@ -26,10 +26,11 @@ x = torch.zeros(8, device="cuda")
 for i in range({steps}):
     x = x * 0.5 + torch.randn(8, device="cuda")
     print(i, x.sum().item().hex(), flush=True)
-    if i > 3:
+    if not os.path.exists("hurry"):
         time.sleep({pause})
 """
-"""One cell that computes on the device for a while; every number depends on all before it."""
+"""One cell that computes on the device, slowly until there is a file `hurry` beside the notebook;
+every number depends on all before it."""
 
 
 def write_notebook(path: Path, *cells: str, parameters: str | None = None) -> Path:

@@ -109,7 +109,7 @@ async def preempted(t: Tour, sessions: Sessions, premium: str) -> int:
     t.say(f"R: {waiting['state']} after step {done}: {why}")
     await t.step(f"{premium} ends", sessions.end(premium))
     await sessions.wait("R", "held")
-    await t.step("R goes on by itself", sessions.trains("R", done + 1))
+    await t.step("R goes on by itself", sessions.trains("R", done + 5))
     return done
 
 

@@ -7,6 +7,7 @@ this session (the runner, and papermill in a notebook's ``!``); that is the prov
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from typing import Any
 
@@ -31,7 +32,18 @@ grace, 5 s by default, and the notebook is to be saved before."""
 
 class SessionKernelManager(AsyncKernelManager):  # type: ignore[misc]
     """Starts kernels through our provisioner, as batch sessions where they are sessions. Said here
-    and not in the environment or a singleton: papermill may run in a process that does more."""
+    and not in the environment or a singleton: papermill may run in a process that does more.
+
+    Inside a session the kernel's sockets lie in the session's own folder, which nobody else may
+    enter and which the agent removes.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        path = os.environ.get("SINGULARITY_SOCKET")
+        if path:
+            self.transport = "ipc"
+            self.ip = os.path.join(os.path.dirname(path), f"k{os.urandom(2).hex()}")
 
     @property
     def kernel_spec(self) -> Any:

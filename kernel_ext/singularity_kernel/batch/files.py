@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import sys
 from typing import Any
 
 from .fates import NoNotebook, NotWritten
@@ -14,8 +15,7 @@ from .fates import NoNotebook, NotWritten
 
 def read_notebook(path: str) -> Any:
     """The notebook at `path` as an nbformat v4 node; raises `NoNotebook`."""
-    import nbformat
-
+    nbformat = _nbformat()
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -32,11 +32,27 @@ def read_notebook(path: str) -> Any:
     try:
         if not isinstance(json.loads(text)["nbformat"], int):  # nbformat takes any object for one
             raise not_a_notebook(path)
-        notebook = nbformat.reads(text, as_version=4)  # type: ignore[no-untyped-call]
+        notebook = nbformat.reads(text, as_version=4)
         nbformat.validate(notebook)
     except Exception:  # nbformat raises many kinds, its own, json's, KeyError and AttributeError
         raise not_a_notebook(path) from None
     return notebook
+
+
+def _nbformat() -> Any:
+    """The module `nbformat`, imported without rfc3987_syntax: where that is installed, jsonschema
+    loads it for addresses, of which notebooks have none, and it compiles a grammar for a second."""
+    slow = "rfc3987_syntax"
+    hidden = slow not in sys.modules
+    if hidden:
+        sys.modules[slow] = None  # type: ignore[assignment]
+    try:
+        import nbformat
+
+        return nbformat
+    finally:
+        if hidden:
+            del sys.modules[slow]
 
 
 def not_a_notebook(path: str) -> NoNotebook:
