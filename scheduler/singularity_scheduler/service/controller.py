@@ -28,6 +28,7 @@ from singularity_proxy.errors import (
 from traitlets import Float, Unicode, default
 from traitlets.config import LoggingConfigurable
 
+from singularity_scheduler import logs
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.explain import explain
@@ -211,10 +212,15 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             self.leases.changed(view)
         tasks = {}
         for action in decision.actions:
-            self.log.info(
-                "%s %s: %s (%s)", type(action).__name__, action.session, action.reason, action.rule
-            )
-            tasks[action] = self.commander.carry_out(action)
+            with logs.bind(session=action.session, node=action.node):
+                self.log.info(
+                    "%s %s: %s (%s)",
+                    type(action).__name__,
+                    action.session,
+                    action.reason,
+                    action.rule,
+                )
+                tasks[action] = self.commander.carry_out(action)
         for observer in self.observers:
             observer(decision)
         for view in decision.sessions:
@@ -255,7 +261,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
     def _on_event(self, node: str, session: str, type_: str, data: Json) -> None:
         view = self.state.sessions.get(session)
         if view is not None and view.node != node:
-            self.log.warning("node %s spoke of session %s of node %s", node, session, view.node)
+            with logs.bind(session=session, node=node):
+                self.log.warning("node %s spoke of a session of node %s", node, view.node)
             return
         event = translate.agent_event(session, type_, data, self._clock())
         if event is None:

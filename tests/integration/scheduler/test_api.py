@@ -441,3 +441,29 @@ async def test_every_request_is_one_line_with_its_session(
             ("r2", session, "bob", 404),
         ]
         assert f"there is no session {session}" in lines[1]["message"]
+
+
+@pytest.mark.asyncio
+async def test_what_the_service_does_is_logged_with_the_session_it_is_about(
+    tmp_path: Path,
+) -> None:
+    async with platform(tmp_path) as p:
+        lines: list[dict[str, Any]] = []
+
+        class Keep(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                lines.append(json.loads(logs.JsonFormatter().format(record)))
+
+        keep = Keep()
+        p.controller.log.addHandler(keep)
+        level = p.controller.log.level
+        p.controller.log.setLevel(logging.INFO)
+        try:
+            victim = await p.holder("alice", devices=2, tier="basic")
+            await p.holder("bob", devices=2, tier="premium")
+        finally:
+            p.controller.log.removeHandler(keep)
+            p.controller.log.setLevel(level)
+        (parking,) = [line for line in lines if line["message"].startswith("Park ")]
+        assert (parking["session"], parking["node"]) == (victim, "local")
+        assert "premium goes before basic" in parking["message"]
