@@ -157,18 +157,19 @@ async def test_stopping_while_it_starts_leaves_nothing(folder):
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected", "says"),
     [
-        (["--devices", "0"], "--devices takes a number from 1 to"),
-        (["--devices", "1000000"], "--devices takes a number from 1 to"),
-        (["--devices", "many"], "invalid int value"),
-        (["--port", "99999"], "no port number"),
+        (["--devices", "0"], 2, "--devices takes a number from 1 to"),
+        (["--devices", "1000000"], 2, "--devices takes a number from 1 to"),
+        (["--devices", "many"], 64, "--devices: expected an int"),
+        (["--port", "99999"], 2, "no port number"),
+        (["--prot", "8000"], 64, "there is no option --prot; did you mean --port?"),
     ],
 )
-async def test_bad_arguments_get_one_sentence(folder, options, says):
+async def test_bad_arguments_get_one_sentence(folder, options, expected, says):
     async with up(folder, *options) as running:
         code, _, err = await running.end()
-    assert code == 2
+    assert code == expected
     assert says in err
     assert not (folder / "platform.json").exists()
 
