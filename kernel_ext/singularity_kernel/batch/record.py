@@ -73,12 +73,12 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
         about["end_time"] = self.end_time.isoformat()
         if about.get("start_time"):
             about["duration"] = (self.end_time - self.start_time).total_seconds()
-        facts = self._facts()
-        known = self.nb.metadata["singularity"]
-        # The agent may be away at the end: what it said before is not forgotten.
-        known.update({k: v for k, v in facts.items() if v is not None})
         self.complete_pbar()
         self.cleanup_pbar()
+        self.save()  # first: a cancelled run has only seconds, and the answer below may be slow
+        known = self.nb.metadata["singularity"]
+        # The agent may be away at the end: what it said before is not forgotten.
+        known.update({k: v for k, v in self._facts().items() if v is not None})
         for _ in range(LAST_TRIES):
             self.save()
             if not self._unsaved:

@@ -69,11 +69,17 @@ def test_inside_a_session_it_joins_that_session(runs: Runs, short_dir: Path) -> 
         import subprocess
         done = subprocess.run({[*PAPERMILL, "inner.ipynb", "inner-out.ipynb"]})
         print("exit code", done.returncode)
+        import papermill
+        again = {{"engine_name": "singularity", "progress_bar": False}}
+        found = papermill.execute_notebook("inner.ipynb", "again.ipynb", **again)
+        print("in this process", found.metadata.singularity.session)
     """
     lines = "\n".join(line.strip() for line in call.strip().splitlines())
     sid = runs.submit(write_notebook(short_dir / "outer.ipynb", lines))
     ended = runs.end(sid)
-    assert "exit code 0\n" in text_of(read(ended["run"]["output"])), runs.log(sid)
+    text = text_of(read(ended["run"]["output"]))
+    assert "exit code 0\n" in text, runs.log(sid)
+    assert f"in this process {sid}\n" in text
     inner = read(short_dir / "inner-out.ipynb")
     assert inner["metadata"]["singularity"]["session"] == sid
     assert text_of(inner) == f"{sid}\n"

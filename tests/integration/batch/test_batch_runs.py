@@ -64,7 +64,7 @@ def test_preempted_in_the_middle_of_a_cell_it_equals_an_uninterrupted_run(
     notebook = write_notebook(
         short_dir / "n.ipynb",
         "import torch\ngenerator = torch.manual_seed(seed)",
-        STEPS.format(steps=100, pause=0.15),
+        STEPS.format(steps=400, pause=0.15),
         "print('sum', x.sum().item().hex())\nimport sys\nprint('end', file=sys.stderr)\nx.cpu()",
         parameters="seed = 1",
     )
@@ -90,7 +90,7 @@ def test_preempted_in_the_middle_of_a_cell_it_equals_an_uninterrupted_run(
     interrupted, native = read(ended["run"]["output"]), read(alone["run"]["output"])
     assert text_of(interrupted).splitlines() == text_of(native).splitlines()
     assert without_times(interrupted) == without_times(native)
-    assert len(text_of(native).splitlines()) == 102
+    assert len(text_of(native).splitlines()) == 402
     history = runs.ask(lambda service: service.history(sid))
     assert [c["reason"].partition(":")[0] for c in history if "preempt" in c["rule"]] == [
         "paused for ada/other.ipynb",
@@ -133,6 +133,43 @@ def test_cancelled_in_the_middle_of_a_cell_it_keeps_the_outputs(
     assert statuses(out) == ["failed", "pending"]
     assert out["cells"][0]["outputs"][-1]["ename"] == "KeyboardInterrupt"
     assert "the run was cancelled" in runs.log(sid)
+
+
+MAGICS = """
+import torch
+x = torch.ones(3, device="cuda")
+for line in ("preempt", "suspend", "preemt", "preempt now", "migrate --device 99", "why"):
+    try:
+        get_ipython().run_line_magic("singularity", line)
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_magics_preempt_the_run_and_waiting_it_can_be_cancelled(
+    runs: Runs, short_dir: Path
+) -> None:
+    notebook = write_notebook(short_dir / "n.ipynb", MAGICS, "print('next'); print(x.sum().item())")
+    sid = runs.submit(notebook)
+    waiting = runs.wait(sid, lambda found: found["device_state"] == "waiting")
+    assert waiting["held_back"] is True
+    ended = runs.ask(lambda service: service.end_session(sid, "enough"))
+    assert (ended["state"], ended["exit_code"]) == ("cancelled", 143), runs.log(sid)
+    out = read(waiting["run"]["output"])
+    shown = [
+        o.get("text") or o["data"]["text/plain"]
+        for o in out["cells"][0]["outputs"]
+        if "ename" not in o
+    ]
+    text = "".join(shown)
+    assert "Preempted by ada: nothing is lost" in text
+    assert "UsageError ada/n.ipynb was not suspended" in text
+    assert "UsageError %singularity has no verb 'preemt'; did you mean 'preempt'?" in text
+    assert "UsageError 'preempt' takes no name" in text
+    assert "UsageError there is no device '99' here: pick from cpu:0, cpu:1" in text
+    assert text_of({"cells": out["cells"][1:]}) == "next\n"
+    assert statuses(out) == ["completed", "failed"]
+    assert out["metadata"]["singularity"]["preemptions"] == 1
 
 
 def processes_of(sid: str) -> dict[int, str]:
