@@ -117,7 +117,7 @@ def _as_papermill(source: str, language: str) -> dict[str, Taken] | None:
     try:
         translator = papermill_translators.find_translator(language, language)
         found = translator.inspect({"source": source})
-    except (NotImplementedError, PapermillException):
+    except (RuntimeError, PapermillException):  # a language that papermill cannot inspect
         return None
     taken = {}
     for parameter in found:

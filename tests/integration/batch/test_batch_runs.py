@@ -136,11 +136,14 @@ def test_cancelled_in_the_middle_of_a_cell_it_keeps_the_outputs(
 
 
 MAGICS = """
-import torch
+import time, torch
 x = torch.ones(3, device="cuda")
+magic = get_ipython().run_line_magic
+x.sum().item()
+time.sleep(1)  # the scheduler hears a moment later that the device is there
 for line in ("preempt", "suspend", "preemt", "preempt now", "migrate --device 99", "why"):
     try:
-        get_ipython().run_line_magic("singularity", line)
+        magic("singularity", line)
     except Exception as error:
         print(type(error).__name__, error)
 """

@@ -123,7 +123,7 @@ def test_a_cell_with_magics_is_read_line_by_line() -> None:
     with pytest.raises(BadRun, match="takes a number"):
         check(notebook(cell), {"lr": "x"})
     with pytest.raises(BadRun, match="did you mean 'name'"):
-        check(notebook(cell), {"nam": "x"})
+        check(notebook(cell), {"nam_": "x"})
 
 
 def test_another_language_is_passed_on_with_a_note() -> None:
