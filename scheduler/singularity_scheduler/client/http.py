@@ -15,6 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 CONNECT_S = 10.0
+SILENCE_S = 60.0
+"""No byte for this long in the middle of an answer means that its sender is gone."""
 MAX_HEADER_BYTES = 64 << 10
 _READ_BYTES = 64 << 10
 
@@ -52,7 +54,8 @@ class Answer:
             yield chunk
 
     async def body(self) -> bytes:
-        return b"".join([chunk async for chunk in self.chunks()])
+        """All of it."""
+        return b"".join([chunk async for chunk in self.chunks(SILENCE_S)])
 
     async def _plain(self, length: str | None) -> AsyncIterator[bytes]:
         left = None if length is None else int(length)

@@ -11,11 +11,8 @@ from typing import Any
 
 from singularity_proxy.errors import Unavailable
 
-from .http import Answer, Broken, request
+from .http import SILENCE_S, Answer, Broken, request
 from .problems import to_error
-
-SILENCE_S = 60.0
-"""No byte for this long (heartbeats come every 15 s) means the service is gone."""
 
 WITHOUT_SERVICE_S = 30.0
 """How long a followed log waits for a service that is away."""

@@ -126,7 +126,7 @@ async def stream_log(call: Endpoint) -> None:
     pause = LOG_POLL_S
     try:
         while True:
-            text = part["text"].encode()
+            text = same_length(part["text"], part["next_offset"] - part["offset"])
             if text:
                 call.write(text)
                 pause = LOG_POLL_S
@@ -165,6 +165,21 @@ async def _part(
         if not follow or (isinstance(error, NotFound) and not starting):
             raise
         return {"text": "", "offset": offset, "next_offset": offset, "ended": False}
+
+
+def same_length(text: str, size: int) -> bytes:
+    """`text` in UTF-8 in exactly as many bytes as were printed, so that a reader who counts them
+    can go on anywhere: what was no UTF-8 becomes question marks."""
+    data = text.encode()
+    if len(data) == size:
+        return data
+    first, *others = text.split("\N{REPLACEMENT CHARACTER}")
+    marks = size - len(data) + 3 * len(others)
+    each, more = divmod(marks, len(others)) if others else (0, 0)
+    found = first.encode()
+    for number, piece in enumerate(others):
+        found += b"?" * (each + (number < more)) + piece.encode()
+    return found
 
 
 def _most(left: int | None) -> int:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from singularity_proxy.errors import (
     BadRequest,
     Conflict,
@@ -33,6 +35,7 @@ from singularity_scheduler.service.app import (
 )
 from singularity_scheduler.service.documents import iso, parse_iso
 from singularity_scheduler.service.problems import problem
+from singularity_scheduler.service.streams import same_length
 
 
 @pytest.mark.parametrize(
@@ -134,19 +137,36 @@ def test_started_by_hand_it_says_what_it_is() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "started by JupyterHub as a managed service" in done.stderr
-    assert "Traceback" not in done.stderr
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert "started by JupyterHub as a managed service" in line["message"]
+    assert line["level"] == "critical"
 
 
 def test_the_client_is_light() -> None:
     code = (
         "import sys, singularity_scheduler.client;"
-        "print([m for m in ('sqlalchemy', 'alembic', 'jupyterhub', 'torch') if m in sys.modules])"
+        "heavy = ('sqlalchemy', 'alembic', 'jupyterhub', 'torch', 'tornado', 'jsonschema');"
+        "print([m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"a", "ü".encode(), "\N{REPLACEMENT CHARACTER}".encode(), b"\xff", b"\xe2\x82"]
+        )
+    )
+)
+def test_a_log_keeps_its_length_whatever_was_printed(parts: list[bytes]) -> None:
+    printed = b"".join(parts)
+    sent = same_length(printed.decode("utf-8", "replace"), len(printed))
+    assert len(sent) == len(printed)
+    if b"\xff" not in printed and b"\xe2\x82" not in parts:
+        assert sent == printed
 
 
 def test_every_setting_is_explained() -> None:

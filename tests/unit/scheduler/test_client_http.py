@@ -1,0 +1,140 @@
+"""The client's own HTTP against servers that answer well, badly, late or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from singularity_proxy.errors import Unavailable
+from singularity_scheduler.client import ServiceClient
+from singularity_scheduler.client.http import Broken, request
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def answering(*parts: bytes | float, stay: bool = False) -> AsyncIterator[str]:
+    """A server that sends `parts` (numbers: pauses in seconds) and closes, or stays."""
+    done = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                if isinstance(part, bytes):
+                    writer.write(part)
+                    await writer.drain()
+                else:
+                    await asyncio.sleep(part)
+        if stay:
+            await done.wait()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        done.set()
+        server.close()
+        await server.wait_closed()
+
+
+async def body(url: str, timeout: float = 5.0) -> bytes:
+    async with request("GET", url, {}, timeout=timeout) as answer:
+        return await answer.body()
+
+
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [
+        ([OK + b"Content-Length: 5\r\n\r\nhello"], b"hello"),
+        ([OK + b"content-LENGTH: 5\r\n", b"\r\nhe", 0.02, b"llo"], b"hello"),
+        ([OK + b"\r\nhello"], b"hello"),
+        ([OK + b"Content-Length: 0\r\n\r\n"], b""),
+        ([b"HTTP/1.1 103 Early\r\nLink: x\r\n\r\n" + OK + b"\r\nhi"], b"hi"),
+        (
+            [CHUNKED + b"2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\n\r\n"],
+            b"hello",
+        ),
+        ([CHUNKED + b"1\r\na\r\n0\r\nTrailer: x\r\n\r\n"], b"a"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_answers_of_every_form(parts: list[bytes | float], found: bytes) -> None:
+    async with answering(*parts) as url:
+        assert await body(url) == found
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ([], "closed before the answer was complete"),
+        ([b"SSH-2.0-OpenSSH\r\n\r\n"], "."),
+        ([b"HTTP/1.1 abc\r\n\r\n"], "."),
+        ([OK + b"Content-Length: 5\r\n\r\nhel"], "closed before the answer was complete"),
+        ([CHUNKED + b"5\r\nhel"], "closed before the answer"),
+        ([CHUNKED + b"xyz\r\n"], "."),
+        ([OK + b"X: " + b"x" * 100_000], "."),
+    ],
+)
+@pytest.mark.asyncio
+async def test_answers_that_break(parts: list[bytes | float], sentence: str) -> None:
+    async with answering(*parts) as url:
+        with pytest.raises(Broken, match=sentence):
+            await body(url)
+        client = ServiceClient(url, "t")
+        with pytest.raises(Unavailable, match="the scheduler service does not answer"):
+            await client.cluster()
+
+
+@pytest.mark.asyncio
+async def test_a_silent_server_is_given_up() -> None:
+    async with answering(stay=True) as url:
+        with pytest.raises(Broken, match=r"no answer within 0.1 s"):
+            await body(url, timeout=0.1)
+        with pytest.raises(Unavailable):
+            await ServiceClient(url, "t", timeout=0.1).cluster()
+    async with answering(OK + b"\r\nhel", stay=True) as url, request("GET", url, {}) as answer:
+        with pytest.raises(Broken, match=r"nothing came for 0.1 s"):
+            _ = [chunk async for chunk in answer.chunks(0.1)]
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_is_not_of_the_service() -> None:
+    pages: dict[bytes, Callable[[Unavailable], bool]] = {
+        b"<html>welcome</html>": lambda e: e.fields["status"] == 200,
+        json.dumps([1]).encode(): lambda e: e.fields["status"] == 200,
+    }
+    for page, right in pages.items():
+        async with answering(OK + b"\r\n" + page) as url:
+            with pytest.raises(Unavailable, match="something in between") as caught:
+                await ServiceClient(url, "t").cluster()
+            assert right(caught.value)
+
+
+@pytest.mark.asyncio
+async def test_leaving_in_the_middle_closes_the_connection() -> None:
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED + b"5\r\nhello\r\n")
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        gone.set()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with request("GET", url, {}) as answer:
+        assert await anext(answer.chunks()) == b"hello"
+    await asyncio.wait_for(gone.wait(), 5)
+    server.close()
+    await server.wait_closed()
