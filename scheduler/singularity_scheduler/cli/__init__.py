@@ -85,6 +85,9 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script ``jupyter-singularity``; returns the exit code."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed: its number must not become some other file's
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
     try:
         if "_ARGCOMPLETE" in os.environ:
             from .completing import complete

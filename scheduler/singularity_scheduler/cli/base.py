@@ -24,7 +24,7 @@ from traitlets.config import Application
 from traitlets.config.loader import Config, ConfigFileNotFound
 
 from . import output
-from .exits import FAILED_RUN, INTERRUPTED, OK, code_of
+from .exits import FAILED_RUN, INTERRUPTED, OK, CannotWrite, code_of
 from .loader import Completions, StrictLoader
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class CommandApp(JupyterApp):  # type: ignore[misc]
             sentence = app.interrupted()
             if sentence:  # not behind the "^C" of the terminal
                 start = "\n" if sys.stderr.isatty() else ""
-                print(f"{start}{command}: {sentence}", file=sys.stderr)
+                output.note(f"{start}{command}: {sentence}")
             return INTERRUPTED
         except (SingularityError, TraitError) as error:
             # A setting from the environment is only looked at when it is used.
@@ -151,6 +151,21 @@ class CommandApp(JupyterApp):  # type: ignore[misc]
                 else "there is a word missing"
             )
             raise BadRequest(f"{what}: {usage}")
+
+    def write_default_config(self) -> None:
+        """For --generate-config; an existing file is only replaced if somebody agrees."""
+        path = self.config_file or os.path.join(self.config_dir, f"{self.config_file_name}.py")
+        if os.path.exists(path) and not self.answer_yes and not sys.stdin.isatty():
+            raise BadRequest(
+                f"{path} is there already and nobody can be asked here; nothing was written: "
+                "--yes replaces it"
+            )
+        try:
+            super().write_default_config()
+        except OSError as error:
+            raise CannotWrite(
+                f"{path} cannot be written ({error.strerror}); it was left as it was"
+            ) from None
 
     def print_version(self) -> None:
         from importlib import metadata

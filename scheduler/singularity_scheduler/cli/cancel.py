@@ -81,7 +81,7 @@ class CancelApp(SessionApp):
         client = self.client()
         chosen = asyncio.run(self._chosen(client))
         if (len(chosen) > 1 or self.everything) and not self._confirmed(chosen):
-            print("jupyter singularity cancel: nothing was ended", file=sys.stderr)
+            output.note("jupyter singularity cancel: nothing was ended")
             return INTERRUPTED
         return asyncio.run(self._end(client, chosen))
 
@@ -139,10 +139,10 @@ class CancelApp(SessionApp):
                 sessions=list(chosen),
             )
         for session in chosen[:SHOWN]:
-            print(f"  {self._labels.get(session, session)}", file=sys.stderr)
+            output.note(f"  {self._labels.get(session, session)}")
         if len(chosen) > SHOWN:
-            print(f"  and {len(chosen) - SHOWN} more", file=sys.stderr)
-        print(f"End {what}? [y/N] ", end="", file=sys.stderr, flush=True)
+            output.note(f"  and {len(chosen) - SHOWN} more")
+        output.note(f"End {what}? [y/N] ", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     async def _end(self, client: ServiceClient, chosen: Sequence[str]) -> int:

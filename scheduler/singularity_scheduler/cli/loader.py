@@ -79,8 +79,9 @@ class StrictLoader(KVArgParseConfigLoader):  # type: ignore[misc]
         known = [("--" if len(key) > 1 else "-") + key for key in (*self.aliases, *self.flags)]
         if word in known or word.removeprefix("--") in self.traits:
             return
-        near = difflib.get_close_matches(word, [*known, *(f"--{t}" for t in self.traits)], n=1)
-        hint = f"did you mean {near[0]}?" if near else "--help lists them"
+        plain = {name.lstrip("-"): name for name in (*known, *(f"--{t}" for t in self.traits))}
+        near = difflib.get_close_matches(word.lstrip("-"), plain, n=1)
+        hint = f"did you mean {plain[near[0]]}?" if near else "--help lists them"
         raise BadRequest(f"there is no option {word}; {hint}")
 
     def _argcomplete(self, classes: list[Any], subcommands: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from traitlets import Bool, Integer, TraitError, validate
 
-from . import output
+from . import output, texts
 from .exits import FAILED_RUN, OK
 from .sessions import SessionApp
 
@@ -48,6 +48,10 @@ class LogsApp(SessionApp):
 
     async def work(self, client: ServiceClient) -> int:
         self._id = session = await self.session(client)
+        if not self.json and self.follow:
+            document = await client.get_session(session)
+            if document.get("process_state") == "queued":
+                output.note(f"{texts.label(document)} is {texts.outcome(document)}")
         if self.json:
             parts = [part async for part in self._text(client, session)]
             document = await client.get_session(session)
@@ -61,9 +65,12 @@ class LogsApp(SessionApp):
                     end = part[-1:]
             if end not in ("", "\n") and output.is_terminal():
                 output.emit("")
-            if not self.follow:
+            if not self.follow and end:
                 return OK
             document = await client.get_session(session)
+            if not self.follow:
+                said = f"{texts.label(document)} is {texts.outcome(document)}"
+                output.note(f"nothing was printed so far; {said}")
         return how_it_ended(document) if self.follow else OK
 
     async def _text(self, client: ServiceClient, session: str) -> AsyncGenerator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from singularity_proxy.errors import BadRequest
 from traitlets import Bool, Enum, Integer, TraitError, Unicode, validate
 
+from . import output
 from .base import ServiceApp
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class LsApp(ServiceApp):
         )
         self.show(found, lambda: self._table(found, state))
         if more and not self.json:
-            print(f"only the {self.limit} newest are shown; --limit 0 shows all", file=sys.stderr)
+            output.note(f"only the {self.limit} newest are shown; --limit 0 shows all")
 
     def _table(self, found: list[Json], state: str | None) -> object:
         from .views import session_table

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
+from . import output
 from .base import ServiceApp
 from .views import device_table, summary
 
@@ -26,7 +26,7 @@ class NodesApp(ServiceApp):
         cluster = await client.cluster()
         self.show(cluster, lambda: device_table(cluster))
         if not self.json:
-            print(summary(cluster), file=sys.stderr)
+            output.note(summary(cluster))
 
 
 main = NodesApp.launch

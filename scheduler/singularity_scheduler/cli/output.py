@@ -82,13 +82,17 @@ def emit_human(what: object) -> None:
     emit("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
-def say(command: str, error: SingularityError, as_json: bool) -> None:
-    """A refusal on standard error: one sentence, or a problem document."""
-    text = json.dumps(problem(error)) if as_json else f"{command}: {error.message}"
+def note(text: str, end: str = "\n") -> None:
+    """Print for people on standard error; when nobody reads it, there is nobody to tell."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(text, end=end, file=sys.stderr, flush=True)
     except OSError:
         drop(sys.stderr)
+
+
+def say(command: str, error: SingularityError, as_json: bool) -> None:
+    """A refusal on standard error: one sentence, or a problem document."""
+    note(json.dumps(problem(error)) if as_json else f"{command}: {error.message}")
 
 
 def problem(error: SingularityError) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any
 from singularity_proxy.errors import BadRequest
 from traitlets import Integer, Unicode, default
 
+from . import output
 from .base import CommandApp
 
 EXIT_NOT_EXECUTABLE = 126
@@ -189,7 +190,7 @@ def _run_child(command: Sequence[str], env: dict[str, str]) -> int:
 
 
 def _say(sentence: str) -> None:
-    print(f"jupyter singularity run: {sentence}", file=sys.stderr)
+    output.note(f"jupyter singularity run: {sentence}")
 
 
 main = RunApp.launch

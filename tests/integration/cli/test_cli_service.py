@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.cli_commands import JUPYTER, Commands, Done, Terminal
+from support.cli_commands import JUPYTER, OWN, Commands, Done, Terminal
 from support.scheduler_service import Platform, platform, until
 
 pytestmark = pytest.mark.asyncio
@@ -294,6 +294,19 @@ async def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
             os.close(full)
         assert process.returncode == 73
         assert err.decode().startswith("jupyter singularity ls: the standard output cannot be wr")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+async def test_streams_that_are_closed(tmp_path: Path, closed: str) -> None:
+    async with service(tmp_path) as (running, cli):
+        first, second = [await running.kernel(name=f"n{i}") for i in range(2)]
+        for words, code in (("ls --limit 1", 0), ("cancel n0 n1", 64), ("ls --nix", 64)):
+            done = await cli("-c", f"{OWN[0]} {words} {closed}", program=("sh",))
+            assert done.code == code
+            assert "Traceback" not in done.err
+            assert ("ID " in done.out) == (code == 0 and ">&-" not in closed.split())
+        active = await running.client().list_sessions("active")
+        assert {s["id"] for s in active} == {first, second}
 
 
 async def test_tables_fit_the_terminal_and_pipes_get_everything(tmp_path: Path) -> None:

@@ -282,6 +282,16 @@ def test_logs(
     assert capsys.readouterr().out == text
 
 
+def test_logs_of_nothing_say_so(double: Double, capsys: Captured) -> None:
+    assert logs.main([FIRST]) == 0
+    out, err = capsys.readouterr()
+    told = f"nothing was printed so far; {FIRST} (nb1.ipynb) is ready: its process runs\n"
+    assert (out, err) == ("", told)
+    double.sessions[FIRST] |= {"process_state": "queued", "state": "queued", "reason": "place 2"}
+    assert logs.main(["-f", FIRST]) == 1
+    assert capsys.readouterr().err == f"{FIRST} (nb1.ipynb) is queued: place 2\n"
+
+
 def test_logs_as_json(double: Double, capsys: Captured) -> None:
     double.log_parts = PARTS
     assert logs.main(["000300000000", "--json", "--tail=1"]) == 0

@@ -246,3 +246,18 @@ def test_an_error_of_a_module_is_no_traceback(
     assert capsys.readouterr().err == (
         "jupyter singularity ls: the disk is full; nothing was changed\n"
     )
+
+
+def test_an_existing_configuration_file_is_not_replaced_unasked(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path))
+    own = tmp_path / "jupyter_singularity_ls_config.py"
+    own.write_text("# mine\n")
+    assert ls.main(["--generate-config"]) == 64
+    assert "nothing was written: --yes replaces it" in capsys.readouterr().err
+    assert own.read_text() == "# mine\n"
+    assert ls.main(["--generate-config", "--yes"]) == 0
+    assert own.read_text() != "# mine\n"
+    (tmp_path / "file").write_text("")
+    assert ls.main(["--generate-config", "--config", f"{tmp_path}/file/x.py"]) == 73
