@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import uuid4
 
 MAX_EVENTS = 10_000
@@ -29,13 +29,19 @@ class _Event:
     size: int
     """What it counts for in memory, in bytes."""
     places: Mapping[str, tuple[str, int]] | None = None
+    made: dict[str | None, bytes] = field(default_factory=dict)
+    """Texts of a queue event, by who sees it."""
 
     def seen_by(self, user: str | None) -> bytes:
         """Its lines without the id, as this user may see it; b"" for nothing. None: an admin."""
         if self.places is None:
             return self.text if user is None or user == self.user else b""
-        places = {s: n for s, (whose, n) in self.places.items() if user is None or whose == user}
-        return lines("queue", json.dumps({"places": places})) if places else b""
+        text = self.made.get(user)
+        if text is None:
+            seen = {s: n for s, (whose, n) in self.places.items() if user in (None, whose)}
+            text = lines("queue", json.dumps({"places": seen})) if seen else b""
+            self.made[user] = text
+        return text
 
 
 def lines(event: str, data: str) -> bytes:
