@@ -71,7 +71,8 @@ class CommandApp(JupyterApp):  # type: ignore[misc]
 
     def execute(self) -> int | None:
         """What the command does; the exit code (None: 0). Refusals are typed errors."""
-        raise NotImplementedError
+        self.print_help()
+        return None
 
     @property
     def words(self) -> list[str]:
@@ -284,8 +285,9 @@ class ServiceApp(ReportApp):
         return float(proposal["value"])
 
     async def work(self, client: ServiceClient) -> int | None:
-        """What the command does; the exit code (None: 0). Refusals are typed errors."""
-        raise NotImplementedError
+        """What the command asks for and shows; the exit code (None: 0)."""
+        self.print_help()
+        return None
 
     def execute(self) -> int | None:
         return asyncio.run(self.work(self.client()))

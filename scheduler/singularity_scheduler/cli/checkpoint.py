@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from .texts import label
 from .verbs import WHICH, VerbApp
 from .views import checkpoint_text
-
-if TYPE_CHECKING:
-    from singularity_scheduler.client import ServiceClient
 
 
 class CheckpointApp(VerbApp):
@@ -23,8 +20,8 @@ class CheckpointApp(VerbApp):
         jupyter singularity checkpoint train.ipynb before-fine-tuning
     """
 
-    async def act(self, client: ServiceClient, session: str) -> dict[str, Any]:
-        return await client.checkpoint(session, self.words[1] if len(self.words) > 1 else None)
+    def details(self) -> tuple[str | None]:
+        return (self.words[1] if len(self.words) > 1 else None,)
 
     def done(self, session: dict[str, Any]) -> str:
         stored = checkpoint_text(session, datetime.now(timezone.utc))

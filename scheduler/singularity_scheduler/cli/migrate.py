@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from traitlets import Unicode
 
 from .verbs import WHICH, VerbApp
-
-if TYPE_CHECKING:
-    from singularity_scheduler.client import ServiceClient
 
 
 class MigrateApp(VerbApp):
@@ -28,8 +23,8 @@ class MigrateApp(VerbApp):
     )
     aliases = {"device": "MigrateApp.device", **VerbApp.aliases}
 
-    async def act(self, client: ServiceClient, session: str) -> dict[str, Any]:
-        return await client.migrate(session, target(self.device))
+    def details(self) -> tuple[str | int | list[str] | None]:
+        return (target(self.device),)
 
 
 def target(text: str) -> str | int | list[str] | None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from .verbs import WHICH, VerbApp
-
-if TYPE_CHECKING:
-    from singularity_scheduler.client import ServiceClient
 
 
 class ParkApp(VerbApp):
@@ -17,9 +12,6 @@ class ParkApp(VerbApp):
     examples = """
         jupyter singularity park train.ipynb
     """
-
-    async def act(self, client: ServiceClient, session: str) -> dict[str, Any]:
-        return await client.park(session)
 
 
 main = ParkApp.launch

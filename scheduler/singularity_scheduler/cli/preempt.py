@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from .verbs import WHICH, VerbApp
-
-if TYPE_CHECKING:
-    from singularity_scheduler.client import ServiceClient
 
 
 class PreemptApp(VerbApp):
@@ -18,9 +13,6 @@ class PreemptApp(VerbApp):
         jupyter singularity preempt 3f9c
         jupyter singularity resume 3f9c
     """
-
-    async def act(self, client: ServiceClient, session: str) -> dict[str, Any]:
-        return await client.preempt(session)
 
 
 main = PreemptApp.launch

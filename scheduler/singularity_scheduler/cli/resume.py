@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from .verbs import WHICH, VerbApp
-
-if TYPE_CHECKING:
-    from singularity_scheduler.client import ServiceClient
 
 
 class ResumeApp(VerbApp):
@@ -17,9 +12,6 @@ class ResumeApp(VerbApp):
     examples = """
         jupyter singularity resume 3f9c
     """
-
-    async def act(self, client: ServiceClient, session: str) -> dict[str, Any]:
-        return await client.resume(session)
 
 
 main = ResumeApp.launch

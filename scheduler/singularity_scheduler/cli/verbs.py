@@ -14,18 +14,20 @@ Json = dict[str, Any]
 
 
 class VerbApp(SessionApp):
-    """Acts on a session and shows what became of it."""
+    """Acts on a session and shows what became of it. The last part of the command's name is the
+    client's method."""
 
-    async def act(self, client: ServiceClient, session: str) -> Json:
-        """The call; answers the session's document."""
-        raise NotImplementedError
+    def details(self) -> tuple[Any, ...]:
+        """What the method takes besides the session."""
+        return ()
 
     def done(self, session: Json) -> str:
         """The sentence about it."""
         return f"{texts.label(session)} is {texts.outcome(session)}"
 
     async def work(self, client: ServiceClient) -> None:
-        answer = await self.act(client, await self.session(client))
+        verb = getattr(client, self.name.rpartition("-")[2])
+        answer: Json = await verb(await self.session(client), *self.details())
         self.show(answer, lambda: self.done(answer))
 
     def interrupted(self) -> str:

@@ -24,16 +24,16 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Double:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--limt", "3"], "there is no option --limt; did you mean --limit?"),
+        (["--limot", "3"], "there is no option --limot; did you mean --limit?"),
         (["--limit"], "the option --limit needs a value"),
         (["--limit", "many"], "--limit: expected an int, not the str 'many'."),
         (["--limit=-1"], "--limit must be a number of sessions, or 0 for all of them"),
         (["-x"], "there is no option -x; --help lists them"),
         (["-n3"], "there is no option -n3; did you mean -n?"),
         (["--kind", "both"], "--kind: expected any of"),
-        (["--state", "runing"], "there is no state 'runing'; it is one of active, queued"),
+        (["--state", "awake"], "there is no state 'awake'; it is one of active, queued"),
         (["word"], "'word' is one word too many: jupyter singularity ls"),
-        (["--LsApp.limt=3"], "there is no option --LsApp.limt; did you mean --LsApp.limit?"),
+        (["--LsApp.limot=3"], "there is no option --LsApp.limot; did you mean --LsApp.limit?"),
         (["--Other.limit=3"], "there is no option --Other.limit; did you mean --limit?"),
         (["--url", "hub:8000"], "the address 'hub:8000' must begin with http:// or https://"),
         (["--url", "http://[bad"], "the address 'http://[bad' is not one of a service"),
@@ -53,7 +53,7 @@ def test_wrong_lines(double: Double, capsys: Captured, words: list[str], sentenc
 
 
 def test_with_json_a_refusal_is_a_problem_document(capsys: Captured) -> None:
-    assert ls.main(["--json", "--limt", "3"]) == 64
+    assert ls.main(["--json", "--limot", "3"]) == 64
     out, err = capsys.readouterr()
     problem = json.loads(err)
     assert out == ""
@@ -61,7 +61,7 @@ def test_with_json_a_refusal_is_a_problem_document(capsys: Captured) -> None:
     assert problem["reason"] == "bad_request"
     assert problem["error"] == "BadRequest"
     assert problem["type"] == "urn:jupyter-singularity:bad_request"
-    assert "--limt" in problem["detail"]
+    assert "--limot" in problem["detail"]
 
 
 def test_the_number_of_words(double: Double, capsys: Captured) -> None:
