@@ -121,7 +121,10 @@ class SubmitApp(ServiceApp):
         help="""Wait for the end; the exit code is 1 when the run failed or was cancelled.""",
     )
     follow = Bool(
-        False, config=True, help="""The same, and print what the run prints (as `logs -f` does)."""
+        False,
+        config=True,
+        help="""The same, and print what the run prints (as `logs -f` does); with --json it goes to
+        standard error.""",
     )
     flags = {
         "wait": ({"SubmitApp": {"wait": True}}, "Wait for the end of the run."),
