@@ -116,6 +116,10 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         """The same of the ledger."""
         self.observers: list[Callable[[ev.Decision], None]] = []
         """Called after each durable decision, in order; must neither block nor fail."""
+        self.on_magic: Callable[[str, SessionView, SingularityError | None], None] = (
+            lambda verb, view, refused: None
+        )
+        """Told what a session asked about itself, and how it was refused (None: done)."""
         self._over: OrderedDict[str, SessionView] = OrderedDict()
         """Sessions that ended and were asked for lately; they never change again."""
         self._clock = clock
@@ -325,7 +329,12 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         if verb == "history":
             return await self.history(view, translate.limit(args.get("limit"), 20))
         if verb in VERBS:
-            await self.act(view, verb, args, view.user)
+            try:
+                await self.act(view, verb, args, view.user)
+            except SingularityError as error:
+                self.on_magic(verb, view, error)
+                raise
+            self.on_magic(verb, view, None)
             return self.status(await self.find(session))
         raise NotFound(f"there is no command '{verb}' for a session", verb=verb)
 

@@ -87,7 +87,7 @@ class Metrics:
         _all(self.actions, list(ACTIONS.values()), sorted(RULES))
         self.requests = Counter(
             "session_requests",
-            "What people asked of sessions over the API, by verb and outcome.",
+            "What people asked of sessions, over the API or by %singularity, by verb and outcome.",
             ("verb", "outcome"),
             namespace=PREFIX,
             registry=registry,
@@ -183,7 +183,11 @@ class Metrics:
         """A request was answered."""
         self.http.labels(operation.name, f"{max(2, min(status // 100, 5))}xx").observe(seconds)
         if operation.verb:
-            self.requests.labels(operation.verb, OUTCOMES[status >= 400]).inc()
+            self.asked(operation.verb, status < 400)
+
+    def asked(self, verb: str, done: bool) -> None:
+        """Somebody asked something of a session."""
+        self.requests.labels(verb, OUTCOMES[not done]).inc()
 
     # -- read -------------------------------------------------------------------------------
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from singularity_proxy.errors import SingularityError
+
+from singularity_scheduler.core.model import SessionView
+
 from .announcer import Announcer
 from .audit import Audit
 from .auth import Gate
@@ -35,7 +39,12 @@ class Services:
     def start(self) -> None:
         """Observe the controller from now on."""
         self.controller.observers += [self.announcer, self.metrics.decided, self.audit.decided]
+        self.controller.on_magic = self._magic
         self.controller.ledger.on_write = self.metrics.ledger_write
+
+    def _magic(self, verb: str, view: SessionView, refused: SingularityError | None) -> None:
+        self.metrics.asked(verb, refused is None)
+        self.audit.asked(verb, view.user, view.id, None, refused)
 
     def close(self) -> None:
         """End the event streams."""

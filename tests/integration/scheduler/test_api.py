@@ -394,6 +394,8 @@ async def test_changes_and_requests_are_written_as_events(tmp_path: Path) -> Non
         await ask(p, "POST", f"api/v1/sessions/{session}/park", {}, X_Request_ID="r1")
         with pytest.raises(NotFound):
             await p.client("bob").park(session)
+        with pytest.raises(Conflict):
+            await p.agent.command(session, "park")  # %singularity park
         assert path.stat().st_mode & 0o777 == 0o600
         events = [json.loads(line) for line in path.read_text().splitlines()]
         states = [e for e in events if "session-state" in e["__schema__"]]
@@ -407,6 +409,7 @@ async def test_changes_and_requests_are_written_as_events(tmp_path: Path) -> Non
             ("create", "alice", "done", None),
             ("park", "alice", "done", None),
             ("park", "bob", "refused", "not_found"),
+            ("park", "alice", "refused", "conflict"),
         ]
         assert {e["session"] for e in asked} == {session}
         assert asked[1]["request"] == "r1"
