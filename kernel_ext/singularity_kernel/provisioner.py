@@ -25,7 +25,6 @@ import enum
 import logging
 import os
 import signal
-import subprocess
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ from tornado.web import HTTPError
 from traitlets import Enum, Float, Integer, Unicode, default
 
 from .environment import NESTED, session_environment, with_extension
+from .nested import has_terminal, start_child
 
 if TYPE_CHECKING:
     from singularity_scheduler.client import ServiceClient
@@ -185,8 +185,11 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         """Start the session and return what the clients connect to; right after `pre_launch`."""
         if self.mode is not Mode.SESSION:
-            if self.mode is Mode.NESTED and not _has_terminal():
-                return self._launch_child(cmd, kwargs)
+            if self.mode is Mode.NESTED and not has_terminal():
+                child = start_child(cmd, kwargs)
+                self.process, self.pid, self.pgid = child, child.pid, child.pid
+                self.cwd = str(kwargs.get("cwd") or os.getcwd())
+                return dict(self.connection_info)
             info: dict[str, Any] = await super().launch_kernel(cmd, **kwargs)
             return info
         self.cwd = str(kwargs.get("cwd") or os.getcwd())
@@ -202,21 +205,6 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         self._asked_at, self._missing_since = time.monotonic(), None
         self.connection_info = _connection(self.connection_info, launch.get("connection"))
         self.log.info("Singularity: session %s started for kernel %s", self.session_id, cmd[0])
-        return dict(self.connection_info)
-
-    def _launch_child(self, cmd: list[str], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """A nested kernel in a process group of its own. jupyter_client would make a session
-        (setsid), which Linux schedules as one group: a worker that yields the core it shares with
-        its device proxy would yield to nobody, and every device call would cost a time slice."""
-        self.process = subprocess.Popen(
-            [os.path.expanduser(word) for word in cmd],
-            env={**kwargs["env"], "JPY_PARENT_PID": str(os.getpid())},
-            cwd=kwargs.get("cwd"),
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-        )
-        self.pid = self.pgid = self.process.pid
-        self.cwd = str(kwargs.get("cwd") or os.getcwd())
         return dict(self.connection_info)
 
     async def _create(self, cmd: list[str], env: dict[str, str]) -> dict[str, Any]:
@@ -467,16 +455,6 @@ def mode() -> Mode:
     if os.environ.get("SINGULARITY_SESSION"):
         return Mode.NESTED
     return Mode.SESSION if os.environ.get("SINGULARITY_API_URL") else Mode.LOCAL
-
-
-def _has_terminal() -> bool:
-    """Whether this process has a controlling terminal: there a kernel in a process group of its
-    own could be stopped for what its children do with it."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
 
 
 def local_process(pid: int | None, session: str | None) -> ProcessIdentity | None:
