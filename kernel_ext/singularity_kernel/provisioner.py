@@ -186,7 +186,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Start the session and return what the clients connect to; right after `pre_launch`."""
         if self.mode is not Mode.SESSION:
             if self.mode is Mode.NESTED and not has_terminal():
-                child = start_child(cmd, kwargs)
+                child: Any = start_child(cmd, kwargs)
                 self.process, self.pid, self.pgid = child, child.pid, child.pid
                 self.cwd = str(kwargs.get("cwd") or os.getcwd())
                 return dict(self.connection_info)
