@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from .demo_notebooks import CNN, GPT, SETUP, UNTIL_FLAG, steps_of
+from .demo_notebooks import CNN, GPT, PACED, SETUP, UNTIL_FLAG, steps_of
 from .demo_runs import submit
 from .demo_tour import SECONDS, Sessions, Tour, native_losses, printed
 from .notebook import Notebook
@@ -17,7 +17,7 @@ from .server import Server
 
 A_STEPS = 60
 """Steps of notebook A's first cell."""
-B_STEPS = 1200
+B_STEPS = 600
 """Steps of notebook B's one cell: long enough to be caught in its middle."""
 PREMIUM_STEPS = 30
 """So many steps a premium run does at least."""
@@ -60,7 +60,7 @@ async def notebooks(
     await b.run(SETUP.format(device="cuda", seed=12) + CNN, SECONDS)
     for name in PREMIUM:
         await t.step(f"{name} has started and uses no device yet", sessions.prints(name, "loaded"))
-    long_cell = await b.start(f"train({B_STEPS})")
+    long_cell = await b.start(PACED.format(steps=B_STEPS, hurry="B.hurry", pause=0.05))
     await t.step("B is in the middle of its cell", printed(long_cell, 20))
     b_device = (await sessions.of("B"))["devices"]
     t.say(f"A is idle and keeps {a_device}, B trains on {b_device}")
@@ -82,6 +82,7 @@ async def notebooks(
         f"B was preempted in the middle of its cell (after step {stopped_at} of {B_STEPS})",
         20 <= stopped_at < B_STEPS and not long_cell.done.is_set(),
     )
+    await b.put_file("B.hurry", "")
     next_cell = await a.start(UNTIL_FLAG.format(name=a.name))
     await sessions.wait("A", "waiting")
 

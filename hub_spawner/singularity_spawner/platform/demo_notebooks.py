@@ -105,7 +105,7 @@ import os, time
 for _ in range({steps}):
     train(1)
     if not os.path.exists("{hurry}"):
-        time.sleep(0.1)
+        time.sleep({pause})
 """
 """A long cell on any machine, until a file appears; the losses do not depend on it."""
 
