@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -55,7 +57,11 @@ async def tour(platform: Platform, t: Tour, folder: Path) -> None:
 
 
 async def run(folder: Path, console: Console) -> bool:
-    """The whole tour with its state in `folder`; whether every check held."""
+    """The whole tour with its state in `folder`; whether every check held. SIGTERM cancels it, and
+    then it leaves as little behind as at its end."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     t = Tour(console)
     platform = Platform(folder, devices=2, port=free_ports(1)[0])
     try:
@@ -85,6 +91,9 @@ class DemoApp(CommandApp):
         folder.chmod(0o755)
         try:
             passed = asyncio.run(run(folder, Console(width=110)))
+        except asyncio.CancelledError:
+            print("The tour was ended; everything it had started is stopped.", file=sys.stderr)
+            return 128 + signal.SIGTERM
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         print("Every check holds." if passed else "A check does not hold; see the table.")
