@@ -25,6 +25,9 @@ from .stop import Stop
 
 PROVISIONER = "singularity"
 
+SAVE_NEWS_S = 1.0
+"""How often is looked whether outputs have to be saved."""
+
 INTERRUPT_S = 2.0
 """A cell gets so long to end after it was interrupted; the agent kills a cancelled run after its
 grace, 5 s by default, and the notebook is to be saved before."""
@@ -105,18 +108,25 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
         loop, asked = asyncio.get_running_loop(), asyncio.Event()
         with self.stop.waking(lambda: loop.call_soon_threadsafe(asked.set)):
             ending = asyncio.ensure_future(asked.wait())
+            saving = asyncio.ensure_future(self._save_news())
             try:
                 await self._unless(ending, self._start(kwargs))
                 if not asked.is_set():
                     await self._cells(ending)
             finally:
                 ending.cancel()
+                saving.cancel()
                 if self.km is not None:
                     if asked.is_set():
                         self.shutdown_kernel = "immediate"
                     await self._async_cleanup_kernel()
         if asked.is_set():
             raise self.stop.fate(f"the outputs so far are in {self.nb_man.output_path}")
+
+    async def _save_news(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_NEWS_S)
+            self.nb_man.save_news()
 
     async def _unless(self, ending: asyncio.Future[Any], work: Coroutine[Any, Any, Any]) -> None:
         """`work` to its end, or cancelled when the run is to end; raises what it raised."""

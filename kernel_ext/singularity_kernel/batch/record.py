@@ -33,6 +33,8 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
         super().__init__(nb, **kwargs)
         self._facts = facts
         self._saved_at = ""
+        self._news = False
+        """An output came after the last save."""
         self._unsaved = ""
         """Why the last save failed."""
 
@@ -45,6 +47,17 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
                 f"the output notebook {self.output_path} cannot be written ({self._unsaved}); "
                 "nothing was run: free space, or choose another output"
             )
+
+    def autosave_cell(self, **kwargs: Any) -> None:
+        """There is a new output; saved when the last save is long enough ago."""
+        self._news = True
+        self.save_news()
+
+    def save_news(self) -> None:
+        """The same without a new output; called every second, because the last one before a long
+        silence would wait for the next."""
+        if self._news:
+            super().autosave_cell()
 
     def save(self, **kwargs: Any) -> None:
         """Write the notebook. A failure is logged once and made good by a later save."""
@@ -64,6 +77,7 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
             if self._unsaved:
                 logger.warning("the output notebook %s is written again", self.output_path)
             self._unsaved = ""
+            self._news = False
             self._saved_at = self.now().isoformat(timespec="seconds")
 
     def notebook_complete(self, **kwargs: Any) -> None:

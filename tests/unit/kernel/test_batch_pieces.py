@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,25 @@ def test_random_ids_of_cells_become_steady(tmp_path: Path) -> None:
         cell["id"] = os.urandom(4).hex()
     name_cells(notebook, True)
     assert [c["id"] for c in notebook.cells] == ["cell-1", "injected-parameters", "cell-3"]
+
+
+def test_outputs_before_a_long_silence_are_saved(tmp_path: Path) -> None:
+    import nbformat
+    from singularity_kernel.batch.record import RunRecord
+
+    out = tmp_path / "out.ipynb"
+    notebook = nbformat.read(write_notebook(tmp_path / "n.ipynb", "1"), as_version=4)
+    notebook.metadata["papermill"] = {}
+    record = RunRecord(
+        notebook, facts=dict, output_path=str(out), progress_bar=False, autosave_cell_every=1
+    )
+    record.notebook_start()
+    notebook.cells[0].outputs = [nbformat.v4.new_output("stream", text="news")]
+    record.save_news()
+    assert "news" not in out.read_text()  # nobody said that there is any
+    record.autosave_cell()
+    assert "news" not in out.read_text()  # saved a moment ago
+    record.last_save_time -= timedelta(seconds=2)
+    record.save_news()
+    assert "news" in out.read_text()
+    record.notebook_complete()
