@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 CONNECT_S = 10.0
 SILENCE_S = 60.0
 """No byte for this long in the middle of an answer means that its sender is gone."""
-MAX_HEADER_BYTES = 64 << 10
-_READ_BYTES = 64 << 10
+_BUFFER_BYTES = 1 << 20
+"""Read at once; headers have at most as much."""
 
 
 class Broken(Exception):
@@ -60,7 +60,9 @@ class Answer:
     async def _plain(self, length: str | None) -> AsyncIterator[bytes]:
         left = None if length is None else int(length)
         while left is None or left > 0:
-            chunk = await self._reader.read(_READ_BYTES if left is None else min(left, 1 << 20))
+            chunk = await self._reader.read(
+                _BUFFER_BYTES if left is None else min(left, _BUFFER_BYTES)
+            )
             if not chunk:
                 if left is None:
                     return
@@ -102,7 +104,7 @@ async def request(
                 target.hostname or "",
                 target.port or (443 if secure else 80),
                 ssl=_tls() if secure else None,
-                limit=MAX_HEADER_BYTES,
+                limit=_BUFFER_BYTES,
             )
     except TimeoutError:
         raise Broken(f"no connection within {CONNECT_S:g} s") from None

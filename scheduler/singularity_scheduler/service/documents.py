@@ -70,11 +70,16 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
     }
 
 
+def may_wait(view: SessionView) -> bool:
+    """Whether it has a place in the queue while it is active."""
+    waits = view.device_state is DeviceState.WAITING or view.pending
+    return waits and not view.held_back
+
+
 def queue_document(state: ClusterState, view: SessionView) -> Json | None:
     """Its place while it waits or is queued; the one part of a document that changes without the
     session."""
-    waits = view.device_state is DeviceState.WAITING or view.pending
-    if not waits or view.held_back or view.id not in state.sessions:
+    if not may_wait(view) or view.id not in state.sessions:
         return None
     place = state.place(view)
     return {"place": place, "ahead": place - 1}

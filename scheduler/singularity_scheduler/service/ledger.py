@@ -291,7 +291,7 @@ class Ledger:
             at, sid = after
             query = query.where(or_(c.created_at < at, and_(c.created_at == at, c.id > sid)))
         with self._transaction() as connection:
-            return [(at, sid) for at, sid in connection.execute(query)]
+            return [(at, sid) for at, sid in connection.execute(query).all()]
 
     def _history(self, session: str, limit: int, before: int | None) -> list[Line]:
         query = (

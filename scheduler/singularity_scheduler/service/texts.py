@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.model import SessionView
 
-from .documents import queue_document, session_document
+from .documents import may_wait, queue_document, session_document
 
 KEEP = 10_000
 """Texts kept in memory, about 1 KiB each."""
@@ -27,13 +27,16 @@ class Texts:
         made = self._made.get(view.id)
         if made is None or made[0] is not view:
             document = session_document(self._state, view)
-            del document["queue"]
-            made = view, json.dumps(document)[:-1]
+            if may_wait(view):
+                del document["queue"]
+            made = view, json.dumps(document)
             self._made[view.id] = made
             if len(self._made) > KEEP:
                 self._made.popitem(last=False)
-        queue = queue_document(self._state, view)
-        return f'{made[1]}, "queue": {json.dumps(queue) if queue else "null"}}}'
+        if not may_wait(view):
+            return made[1]
+        queue = json.dumps(queue_document(self._state, view))
+        return f'{made[1][:-1]}, "queue": {queue}}}'
 
     def sessions(self, views: Iterable[SessionView]) -> str:
         """A JSON list of them."""
