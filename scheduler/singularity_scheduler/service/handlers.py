@@ -201,10 +201,15 @@ async def get_session(call: Endpoint) -> Reply:
 @operation(
     "DELETE",
     "sessions/{session}",
-    "End it; answers its last state. May be repeated.",
+    "End it; answers its last state. May be repeated; the session stays readable with its history.",
     answer="SessionStatus",
     query=(
-        Parameter("reason", {"type": "string", "maxLength": 500}, "Why, for its history.", ""),
+        Parameter(
+            "reason",
+            {"type": "string", "maxLength": 500, "format": "printable"},
+            "Why, for its history.",
+            "",
+        ),
         Parameter(
             "grace_s",
             {"type": "number", "minimum": 0, "maximum": int(MAX_GRACE_S), "x-unit": "seconds"},
