@@ -20,6 +20,7 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
 from .live import LiveSession
 from .node import Node
+from .sessions import Life
 
 MAX_BYTES = 1 << 20
 """Most bytes in one answer."""
@@ -53,6 +54,8 @@ class SessionLogs:
                 f"session {session} is a command in somebody's terminal: its output is there",
                 session=session,
             )
+        if live is not None and live.record.life is Life.STARTING:
+            return {"text": "", "offset": 0, "next_offset": 0, "size": 0}
         with self._opened(session, live) as (fd, cut):
             size = cut + os.fstat(fd).st_size
             start = min(max(offset, cut), size)

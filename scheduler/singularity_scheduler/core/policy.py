@@ -140,12 +140,6 @@ def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
             session=view.id,
             state=view.word,
         )
-    if view.device_state is DeviceState.ATTACHING:
-        raise Conflict(
-            f"{view.label} is getting devices right now: try again in a moment",
-            session=view.id,
-            state=view.word,
-        )
     reason = reasons.preempted_by(event.by, view)
     view = replace(view, held_back=True, moving=False, asked=False, preferred=())
     if view.device_state is DeviceState.HELD:
@@ -340,7 +334,8 @@ def _attached(draft: Draft, event: ev.Attached) -> None:
     view = draft.get(event.session)
     if not _current(view, event.epoch, DeviceState.ATTACHING):
         return
-    draft.step(
+    reason = view.reason
+    view = draft.step(
         view,
         DeviceEvent.ATTACHED,
         reasons.held(view, view.saved),
@@ -349,6 +344,8 @@ def _attached(draft: Draft, event: ev.Attached) -> None:
         moving=False,
         asked=False,
     )
+    if view.held_back:  # preempted while its devices were on their way
+        queue.park(draft, view, reason, "user.preempt")
 
 
 def _attach_failed(draft: Draft, event: ev.AttachFailed) -> None:

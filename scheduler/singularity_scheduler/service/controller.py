@@ -511,9 +511,6 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         views = await self._views([sid for _, sid in positions[:limit]])
         return views, positions[limit - 1] if more else None
 
-    async def sessions(self, user: str | None) -> list[SessionView]:
-        return (await self.page(user, limit=1000))[0]
-
     def status(self, view: SessionView) -> Json:
         """The session's document with who else waits."""
         document = documents.session_document(self.state, view)
@@ -543,8 +540,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         """What its process printed, from byte `offset` on and at most `limit` bytes:
         ``{"text", "offset", "next_offset", "ended"}``. Bytes that are not kept any more are
         skipped, then the answered "offset" is larger; "ended": nothing will follow."""
-        if view.pending:
-            return {"text": "", "offset": 0, "next_offset": 0, "ended": False}
+        if view.run is not None and view.seq == 0:  # it was never started
+            return {"text": "", "offset": 0, "next_offset": 0, "ended": view.ended}
         answer: Json = await self.fleet.call(
             view.node, "session.log", session=view.id, offset=offset, limit=limit
         )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
 from singularity_scheduler.agent.session_logs import SessionLogs, _whole_characters
+from singularity_scheduler.agent.sessions import Life
 
 SESSION = "0123456789ab"
 
@@ -35,7 +36,9 @@ class Box:
         self.logs = SessionLogs(self.node)
 
     def session(self, name: str, mode: str = "capsule") -> Any:
-        record = SimpleNamespace(session=name, mode=mode, uid=os.getuid(), log_cut=0)
+        record = SimpleNamespace(
+            session=name, mode=mode, uid=os.getuid(), log_cut=0, life=Life.LIVE
+        )
         return SimpleNamespace(record=record)
 
     def write(self, text: str) -> None:
@@ -122,6 +125,11 @@ def test_a_command_in_a_terminal_has_no_log_here(box: Box) -> None:
 def test_wrong_positions(box: Box, offset: int, limit: int) -> None:
     with pytest.raises(BadRequest):
         box.read(offset, limit)
+
+
+def test_a_session_that_is_just_starting_has_printed_nothing(box: Box) -> None:
+    box.live.record.life = Life.STARTING
+    assert box.read() == ("", 0, 0)
 
 
 def test_a_character_is_never_cut_in_two(box: Box) -> None:

@@ -177,6 +177,22 @@ def test_a_preempted_run_waits_for_its_resume_even_when_its_device_is_free() -> 
     assert (world["a"].word, world["a"].held_back) == ("running", False)
 
 
+def test_one_preempted_while_it_gets_its_device_gives_it_back_at_once() -> None:
+    world = World(1)
+    world.submit("a")
+    world.need("a")
+    assert world["a"].word == "attaching"
+    world.do(ev.PreemptAsked("a", "root"))
+    world.answer(ev.Attach)
+    assert world["a"].word == "parking"
+    world.answer()
+    assert (world["a"].word, world["a"].held_back) == ("parked", True)
+    assert world["a"].reason.startswith("preempted by root: nothing is lost")
+    world.do(ev.ResumeAsked("a", "alice"))
+    world.answer()
+    assert world["a"].word == "running"
+
+
 def test_those_who_wait_get_the_device_of_a_preempted_one() -> None:
     world = World(1)
     world.computing("a", PREMIUM)
