@@ -181,8 +181,8 @@ def trim_log(path: str, limit: int) -> int:
         if not stat.S_ISREG(info.st_mode) or info.st_size <= limit:
             return 0
         tail = os.pread(fd, limit // 2, info.st_size - limit // 2)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, tail, 0)
+        os.pwrite(fd, tail, 0)  # over what is there: that needs no space
+        os.ftruncate(fd, len(tail))
         return info.st_size - len(tail)
     except OSError:
         return 0  # full disk: the log stays as it is
@@ -207,7 +207,8 @@ def last_words(path: str, uid: int | None = None) -> str:
     finally:
         os.close(fd)
     lines = data.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1].strip()[:300] if lines else ""
+    last = lines[-1].strip()[:300] if lines else ""
+    return "".join(c if c.isprintable() else " " for c in last)
 
 
 @contextlib.contextmanager

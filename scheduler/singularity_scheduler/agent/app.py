@@ -144,8 +144,8 @@ class NodeAgent(Application):  # type: ignore[misc]
         1000,
         min=0,
         config=True,
-        help="""How many logs of ended sessions are kept for `jupyter singularity logs`, the newest
-        ones. 0: none.""",
+        help="""How many logs of ended sessions are kept for `jupyter singularity logs`, of each
+        user the newest ones, each with at most `log_bytes` bytes. 0: none.""",
     )
     log_style = Enum(
         ("json", "text"),

@@ -39,6 +39,8 @@ class SessionLogs:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._folder = Path(node.settings.state_dir, "logs")
+        for partial in self._folder.glob("*/*.new"):  # an agent was killed in the middle of one
+            partial.unlink(missing_ok=True)
 
     def read(self, session: str, offset: int, limit: int) -> dict[str, Any]:
         """``{"text", "offset", "next_offset", "size"}``: at most `limit` bytes from `offset` on.
@@ -77,22 +79,29 @@ class SessionLogs:
             self._node.try_save(live)
 
     def keep(self, live: LiveSession) -> None:
-        """Copy the log of a session that ends to where it outlives its folder; the oldest kept
-        ones make room. Without space on the disk the log is lost and the end goes on."""
-        if live.record.mode == "joined" or self._node.settings.keep_logs < 1:
+        """Copy the end of the log of a session that ends to where it outlives its folder; the
+        user's oldest kept ones make room. Without space on the disk the log is lost and the end
+        goes on."""
+        record, settings = live.record, self._node.settings
+        if record.mode == "joined" or settings.keep_logs < 1:
             return
-        target = self._folder / f"{live.record.session}-{live.record.log_cut}.log"
-        with contextlib.suppress(OSError, NotFound), self._opened_live(live) as fd:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            partial = target.with_suffix(".new")
-            with open(partial, "wb", opener=_private) as file:
-                while data := os.read(fd, MAX_BYTES):
-                    file.write(data)
-            os.replace(partial, target)
-            self._make_room()
+        folder = self._folder / str(record.uid)
+        partial = folder / f"{record.session}.new"
+        try:
+            with self._opened_live(live) as fd:
+                size = os.fstat(fd).st_size
+                skipped = max(0, size - settings.log_bytes)  # its user may have made it huge
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with open(partial, "wb", opener=_private) as file:
+                    for at in range(skipped, size, MAX_BYTES):
+                        file.write(os.pread(fd, min(MAX_BYTES, size - at), at))
+                os.replace(partial, folder / f"{record.session}-{record.log_cut + skipped}.log")
+                self._make_room(folder)
+        except (OSError, NotFound):
+            partial.unlink(missing_ok=True)
 
-    def _make_room(self) -> None:
-        kept = [p for p in self._folder.iterdir() if _KEPT.fullmatch(p.name)]
+    def _make_room(self, folder: Path) -> None:
+        kept = [p for p in folder.iterdir() if _KEPT.fullmatch(p.name)]
         kept.sort(key=lambda p: p.stat().st_mtime)
         for path in kept[: max(0, len(kept) - self._node.settings.keep_logs)]:
             path.unlink(missing_ok=True)
@@ -115,7 +124,7 @@ class SessionLogs:
 
     @contextlib.contextmanager
     def _opened_kept(self, session: str) -> Iterator[tuple[int, int]]:
-        for path in self._folder.glob(f"{session}-*.log"):
+        for path in self._folder.glob(f"*/{session}-*.log"):
             if match := _KEPT.fullmatch(path.name):
                 with open(path, "rb") as file:
                     yield file.fileno(), int(match["cut"])

@@ -112,6 +112,12 @@ class ClusterState:
         for key in node.queue if node else ():
             yield self.sessions[key[-1]]
 
+    def queued(self, node_id: str) -> Iterator[SessionView]:
+        """The runs of one node that have not been started, in order."""
+        node = self.nodes.get(node_id)
+        for key in node.pending if node else ():
+            yield self.sessions[key[-1]]
+
     def place(self, view: SessionView) -> int:
         """1 for the head of the queue; only for a waiting session or a run not started yet."""
         node = self.nodes[view.node]

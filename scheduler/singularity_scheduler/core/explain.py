@@ -9,6 +9,9 @@ from .cluster import ClusterState
 from .model import SessionView
 from .states import WORDS, DeviceState
 
+NAMED = 3
+"""How many other sessions a sentence names."""
+
 
 def explain(state: ClusterState, view: SessionView, now: float) -> dict[str, Any]:
     """``{"sentence", "facts"}`` for `why`; an ended session is explained by its last reason."""
@@ -21,19 +24,16 @@ def explain(state: ClusterState, view: SessionView, now: float) -> dict[str, Any
         "devices": list(view.devices),
     }
     sentence = f"{view.label} is {view.word}: {view.reason}."
-    if (
-        view.device_state is DeviceState.WAITING
-        and not view.held_back
-        and view.id in state.sessions
-    ):
-        waiting, more = _waiting(state, view, now)
+    waits = view.device_state is DeviceState.WAITING
+    if view.id not in state.sessions or view.final or not (waits or view.pending):
+        pass
+    elif view.held_back:
+        sentence = f"{view.label} is {view.word}: {reasons.held_back(view)}."
+    else:
+        text, more = (_waiting if waits else _queued)(state, view, now)
         facts |= more
-        sentence = f"{view.label} is {view.word}: {waiting}."
-    elif view.pending and not view.held_back and view.id in state.sessions:
-        queued, more = _queued(state, view)
-        facts |= more
-        sentence = f"{view.label} is {view.word}: {queued}."
-    elif view.device_state is DeviceState.HELD and view.idle and not view.final:
+        sentence = f"{view.label} is {view.word}: {text}."
+    if view.device_state is DeviceState.HELD and view.idle and not view.final:
         sentence += " It is idle, so it gives its devices to the next session that needs them."
     return {"sentence": sentence, "facts": facts}
 
@@ -42,7 +42,7 @@ def _waiting(state: ClusterState, view: SessionView, now: float) -> tuple[str, d
     node = state.nodes[view.node]
     place = state.place(view)
     seconds = max(0.0, now - (view.waiting_since or now))
-    ahead = [state.sessions[key[-1]] for key in node.queue[: min(place - 1, 3)]]
+    ahead = [state.sessions[key[-1]] for key in node.queue[: min(place - 1, NAMED)]]
     holders = [
         f"{device} by {holder.label} ({_doing(holder)})"
         for device, sid in node.leases.items()
@@ -69,9 +69,7 @@ def _waiting(state: ClusterState, view: SessionView, now: float) -> tuple[str, d
             facts,
         )
     if ahead:
-        text += f"; before it: {', '.join(f'{a.label} ({a.tier.value})' for a in ahead)}"
-        if place - 1 > len(ahead):
-            text += f" and {place - 1 - len(ahead)} more"
+        text += f"; before it: {_named(ahead, place - 1)}"
     if holders:
         text += f"; in use: {', '.join(holders)}"
     if free:
@@ -79,19 +77,20 @@ def _waiting(state: ClusterState, view: SessionView, now: float) -> tuple[str, d
     return text, facts
 
 
-def _queued(state: ClusterState, view: SessionView) -> tuple[str, dict[str, Any]]:
+def _queued(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[str, Any]]:
     node, place = state.nodes[view.node], state.place(view)
-    before = [
+    running = [
         other
         for sid in sorted(node.sessions)
         if (other := state.sessions[sid]).admitted and other.tier.rank >= view.tier.rank
     ]
-    taken = sum(other.admitted for other in before)
+    ahead = [state.sessions[key[-1]] for key in node.pending[: min(place - 1, NAMED)]]
     facts = {
         "place": place,
         "ahead": place - 1,
-        "running": [other.label for other in before],
-        "devices_of_runs": taken,
+        "waiting_s": round(max(0.0, now - view.created_at), 1),
+        "running": [other.label for other in running[:NAMED]],
+        "devices_of_runs": sum(other.admitted for other in running),
         "devices_of_node": len(node.devices),
     }
     text = f"it needs {reasons.count(view.virtual_devices)} and is at place {place} of the queue"
@@ -99,11 +98,18 @@ def _queued(state: ClusterState, view: SessionView) -> tuple[str, dict[str, Any]
         return f"{text}; node {view.node} does not answer at the moment", facts
     if view.virtual_devices > len(node.devices):
         return f"{text}; node {view.node} has only {reasons.count(len(node.devices))} now", facts
-    if before:
-        names = ", ".join(f"{other.label} ({other.tier.value})" for other in before[:3])
-        more = f" and {len(before) - 3} more" if len(before) > 3 else ""
-        text += f"; it starts when one of these ends: {names}{more}"
+    if ahead:
+        text += f"; before it: {_named(ahead, place - 1)}"
+    if running:
+        text += f"; it starts when there is room after: {_named(running, len(running))}"
     return text, facts
+
+
+def _named(sessions: list[SessionView], number: int) -> str:
+    """The first of `number` sessions by name and tier."""
+    shown = sessions[:NAMED]
+    names = ", ".join(f"{other.label} ({other.tier.value})" for other in shown)
+    return f"{names} and {number - len(shown)} more" if number > len(shown) else names
 
 
 def _doing(holder: SessionView) -> str:

@@ -84,6 +84,10 @@ def _check_session(view: SessionView) -> None:
         not view.pending or (view.device_state is DeviceState.NONE and view.epoch == 0),
         f"{who} has had devices before it was started",
     )
+    _hold(
+        not view.held_back or not (view.final or view.device_state is DeviceState.HELD),
+        f"{who} is held back by {view.held_by}",
+    )
     _hold(not view.ended or view.final, f"{who} ended but is not final")
 
 

@@ -134,8 +134,8 @@ class SessionView:
     last_checkpoint: CheckpointRef | None = None
     run: NotebookRun | None = None
     """What it runs; None for kernels and for commands that joined."""
-    held_back: bool = False
-    """Somebody preempted it: it gets no devices, and a queued run does not start, until it is
+    held_by: str | None = None
+    """Who preempted it: it gets no devices, and a queued run does not start, until it is
     resumed."""
     story: tuple[str, ...] = field(default=(), compare=False)
     """Its last steps, for error messages; not stored."""
@@ -161,6 +161,10 @@ class SessionView:
     def idle(self) -> bool:
         """True only for a notebook whose kernel said so."""
         return self.kind is Kind.INTERACTIVE and self.busy is False
+
+    @property
+    def held_back(self) -> bool:
+        return self.held_by is not None
 
     @property
     def queue_key(self) -> tuple[bool, int, int, str]:

@@ -32,6 +32,7 @@ def finish(
     exit_code: int | None = None,
 ) -> SessionView:
     """Let a session end: final at once, its devices stay leased until the agent confirms."""
+    view = replace(view, held_by=None)
     if view.pending:  # its node has nothing of it
         return draft.step(queue.freed(view), event, reason, rule, ended=True)
     view = draft.quiet_step(
@@ -123,7 +124,7 @@ def _missing(draft: Draft, view: SessionView) -> None:
     """The agent does not know this session: nothing of it is left there."""
     unborn = view.process_state is ProcessState.STARTING
     if unborn and view.run is not None:  # what it runs is in the ledger: start it after all
-        draft.put(view)
+        view = draft.put(replace(queue.freed(view), device_state=DeviceState.NONE))
         draft.actions.append(
             ev.Start(view.id, view.node, view.reason, "recover", view.epoch, view.seq)
         )
@@ -132,7 +133,7 @@ def _missing(draft: Draft, view: SessionView) -> None:
         reason = reasons.not_started() if unborn else reasons.gone(view)
         view = draft.step(queue.freed(view), ProcessEvent.FAIL, reason, "agent.restarted")
     # Whatever its device state was: with the agent's proxies gone there is none any more.
-    draft.put(replace(queue.freed(view), device_state=DeviceState.NONE, ended=True))
+    draft.put(replace(queue.freed(view), device_state=DeviceState.NONE, ended=True, held_by=None))
 
 
 def _unknown(draft: Draft, node: str, fact: AgentFacts) -> None:

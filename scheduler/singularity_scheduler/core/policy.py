@@ -17,7 +17,7 @@ from . import events as ev
 from . import nodes, queue, reasons
 from .cluster import ClusterState, Draft
 from .model import SessionView
-from .states import DeviceEvent, DeviceState
+from .states import DeviceEvent, DeviceState, ProcessState
 
 Handler = Callable[[Draft, Any], None]
 
@@ -108,14 +108,15 @@ def refuse_ended(view: SessionView) -> None:
         )
 
 
-def _refuse_queued(view: SessionView) -> None:
+def _refuse_unstarted(view: SessionView) -> None:
     """`Conflict` when there is no process yet to act on."""
     if view.pending:
-        raise Conflict(
-            f"{view.label} is queued and has not been started: cancel it, or wait until it runs",
-            session=view.id,
-            state=view.word,
-        )
+        why = "is queued and has not been started: cancel it, or wait until it runs"
+    elif view.process_state is ProcessState.STARTING:
+        why = "is just being started: try again in a moment"
+    else:
+        return
+    raise Conflict(f"{view.label} {why}", session=view.id, state=view.word)
 
 
 def _park_asked(draft: Draft, event: ev.ParkAsked) -> None:
@@ -140,8 +141,8 @@ def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
             session=view.id,
             state=view.word,
         )
-    reason = reasons.preempted_by(event.by, view)
-    view = replace(view, held_back=True, moving=False, asked=False, preferred=())
+    view = replace(view, held_by=event.by, moving=False, asked=False, preferred=())
+    reason = reasons.held_back(view)
     if view.device_state is DeviceState.HELD:
         queue.park(draft, view, reason, "user.preempt")
     else:
@@ -150,11 +151,11 @@ def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
 
 def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
     view = _asked(draft, event.session)
-    held_back, view = view.held_back, replace(view, held_back=False)
-    if view.pending:
+    held_back, view = view.held_back, replace(view, held_by=None)
+    if view.process_state in (ProcessState.QUEUED, ProcessState.STARTING):
         if not held_back:
-            _refuse_queued(view)
-        draft.note(view, reasons.resumed_queued(event.by), "user.resume")
+            _refuse_unstarted(view)
+        draft.note(view, reasons.resumed_unstarted(event.by), "user.resume")
     elif held_back and view.device_state is DeviceState.WAITING:
         draft.note(replace(view, asked=True), reasons.waits(view, event.by), "user.resume")
     elif view.device_state is DeviceState.HELD:
@@ -175,14 +176,14 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
 
 def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
     view = _asked(draft, event.session)
-    _refuse_queued(view)
+    _refuse_unstarted(view)
     if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
         raise Conflict(
             f"{view.label} is changing devices right now: try again in a moment",
             session=view.id,
             state=view.word,
         )
-    view = replace(view, held_back=False)
+    view = replace(view, held_by=None)
     targets, victims = _targets(draft, view, event.devices)
     view = replace(view, preferred=targets, asked=True, moving=True)
     reason = reasons.moving(event.by, targets)
@@ -293,7 +294,8 @@ def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
 
 def _signal_asked(draft: Draft, event: ev.SignalAsked) -> None:
     view = _asked(draft, event.session)
-    _refuse_queued(view)
+    if view.pending:
+        _refuse_unstarted(view)
     if event.signum in ENDING_SIGNALS and view.stopped_by != event.by:
         draft.put(replace(view, stopped_by=event.by))
 
@@ -334,7 +336,6 @@ def _attached(draft: Draft, event: ev.Attached) -> None:
     view = draft.get(event.session)
     if not _current(view, event.epoch, DeviceState.ATTACHING):
         return
-    reason = view.reason
     view = draft.step(
         view,
         DeviceEvent.ATTACHED,
@@ -345,7 +346,7 @@ def _attached(draft: Draft, event: ev.Attached) -> None:
         asked=False,
     )
     if view.held_back:  # preempted while its devices were on their way
-        queue.park(draft, view, reason, "user.preempt")
+        queue.park(draft, view, reasons.held_back(view), "user.preempt")
 
 
 def _attach_failed(draft: Draft, event: ev.AttachFailed) -> None:
@@ -391,7 +392,7 @@ def _park_failed(draft: Draft, event: ev.ParkFailed) -> None:
         return
     reason = reasons.park_failed(event.sentence)
     draft.step(
-        replace(view, moving=False, preferred=(), wants=False, asked=False),
+        replace(view, moving=False, preferred=(), wants=False, asked=False, held_by=None),
         DeviceEvent.PARK_FAILED,
         reason,
         "device.park_failed",

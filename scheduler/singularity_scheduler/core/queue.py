@@ -54,9 +54,9 @@ def admit(draft: Draft, node_id: str) -> None:
     """Start the queued runs of one node that have room; called like `serve`.
 
     A run starts when the started runs of its own tier and of higher ones leave it the devices it
-    asks for: what lower tiers use it takes by preemption. So at most as many processes run as have
-    a chance of a device, and nobody overtakes. Notebooks with a person in front count for nothing
-    here: they hold devices only while they use them.
+    asks for: what lower tiers use it takes by preemption. So no more runs are started than can have
+    devices, and nobody overtakes. Runs that somebody holds back count for nothing here, and neither
+    do notebooks with a person in front: they hold devices only while they use them.
     """
     if not draft.node(node_id).connected:
         return

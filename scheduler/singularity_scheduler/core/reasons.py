@@ -36,23 +36,21 @@ def parked_by(by: str) -> str:
     return f"parked by {by}: nothing is lost; it comes back with the next device call"
 
 
-def preempted_by(by: str, before: SessionView) -> str:
-    """`before`: the session as it was when `by` preempted it."""
-    if before.pending:
-        return f"held back by {by}: it starts after it is resumed"
-    if before.devices:
-        return (
-            f"preempted by {by}: nothing is lost; running code just waits until the session is "
-            "resumed"
-        )
-    return f"held back by {by}: nothing is lost; it gets devices after it is resumed"
+def held_back(view: SessionView) -> str:
+    """What a session waits for that somebody (`held_by`) has preempted."""
+    if view.pending:
+        return f"held back by {view.held_by}: it starts after it is resumed"
+    return (
+        f"preempted by {view.held_by}: nothing is lost; running code just waits until the session "
+        "is resumed"
+    )
 
 
 def queued() -> str:
     return "accepted: it starts when the runs before it leave it room"
 
 
-def resumed_queued(by: str) -> str:
+def resumed_unstarted(by: str) -> str:
     return f"resumed by {by}: it starts when the runs before it leave it room"
 
 
@@ -61,8 +59,8 @@ def moving(by: str, devices: tuple[str, ...]) -> str:
 
 
 def waits(view: SessionView, by: str | None = None) -> str:
-    if view.held_back:  # what it waits for is a person
-        return view.reason
+    if view.held_back:
+        return held_back(view)
     who = f"{by} asked for its devices" if by else "its code called a device"
     return f"{who}: it waits for {count(view.virtual_devices)}"
 

@@ -129,18 +129,30 @@ def parse_run(value: object) -> NotebookRun:
     run = NotebookRun(
         notebook=notebook,
         output=_path(value, "output"),
-        parameters=json.dumps(parameters),
+        parameters=_finite(parameters),
         kernel=kernel,
         folder=_path(value, "folder"),
         python=_path(value, "python"),
         variables=json.dumps(variables),
     )
+    if run.output == run.notebook:
+        raise BadRequest("run.output is the notebook itself: name another file")
     if len(run.parameters) + len(run.variables) > MAX_RUN_BYTES:
         raise BadRequest(
             "the parameters and variables of a run have at most "
             f"{MAX_RUN_BYTES >> 10} KiB together: put larger ones in a file"
         )
     return run
+
+
+def _finite(parameters: dict[str, Any]) -> str:
+    try:
+        return json.dumps(parameters, allow_nan=False)
+    except ValueError:
+        raise BadRequest(
+            "run.parameters holds a number that JSON does not have (infinity or not a number): "
+            "give it as text and convert it in the notebook"
+        ) from None
 
 
 def run_of(run: NotebookRun, session: str) -> NotebookRun:
@@ -172,8 +184,10 @@ def _path(value: Mapping[str, Any], key: str) -> str | None:
     path = value.get(key)
     if path is None:
         return None
-    if not isinstance(path, str) or not path.startswith("/") or "\0" in path or len(path) > 4096:
+    if not isinstance(path, str) or not path.startswith("/") or len(path) > 4096:
         raise BadRequest(f"run.{key} must be an absolute path, not {_shown(path)}")
+    if not path.isprintable():
+        raise BadRequest(f"run.{key} must be printable, not {_shown(path)}")
     return posixpath.normpath(path)
 
 

@@ -230,9 +230,8 @@ class Commander:
         return reference
 
     async def _end(self, action: ev.End) -> None:
-        start: Key = (ev.Start, action.session, 0, 1)
-        if task := self._tasks.get(start):  # what is half started cannot be removed completely
-            await asyncio.gather(task, return_exceptions=True)
+        starts = [t for k, t in self._tasks.items() if k[:2] == (ev.Start, action.session)]
+        await asyncio.gather(*starts, return_exceptions=True)  # half of one cannot be removed
         while True:
             try:
                 answer = await self._call(

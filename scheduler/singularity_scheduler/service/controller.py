@@ -455,12 +455,16 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             event = translate.verb_event(view.id, verb, args, by, types)
             self.commander.failures.pop(view.id, None)
             command = self._command(by, key, verb, view.id, fingerprint)
-            done = await self.submit(event, command)
-        for action, task in done.tasks.items():
-            if isinstance(action, ev.TakeCheckpoint):
-                await asyncio.shield(task)
+            if verb == "checkpoint":
+                done = await self.submit(event)
+                await asyncio.shield(asyncio.gather(*done.tasks.values()))
+                await self._happened(command)
+            else:
+                await self.submit(event, command)
         await self._until(lambda: self._settled(view.id))
         if error := self.commander.failures.pop(view.id, None):
+            if key:  # the same request may come again, and is then tried again
+                await self.ledger.forget(by, key)
             raise error
         return await self.find(view.id)
 
@@ -484,9 +488,15 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             if await self._asked_before(by, key, fingerprint):
                 return
             refuse_ended(view)
-            command = self._command(by, key, "signal", view.id, fingerprint)
-            await self.submit(ev.SignalAsked(view.id, by, signum), command)
-        await self.fleet.call(view.node, "session.signal", session=view.id, signum=signum)
+            await self.submit(ev.SignalAsked(view.id, by, signum))
+            await self.fleet.call(view.node, "session.signal", session=view.id, signum=signum)
+            await self._happened(self._command(by, key, "signal", view.id, fingerprint))
+
+    async def _happened(self, command: Command | None) -> None:
+        """Remember the key of a request that no restart would carry on: only once it is done."""
+        if command:
+            with contextlib.suppress(SingularityError):  # done is done: a repeat does it again
+                await self.ledger.write(ev.Decision(), command)
 
     async def page(
         self,

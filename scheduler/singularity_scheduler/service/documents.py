@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timezone
+from itertools import chain, islice
 from typing import Any
 
 from singularity_scheduler.core.cluster import ClusterState
@@ -98,21 +99,19 @@ def run_document(run: NotebookRun) -> Json:
 
 
 def others_waiting(state: ClusterState, view: SessionView) -> list[Json]:
-    """Who else waits for devices of the same node, in the order in which they are served."""
-    found = []
-    for other in state.waiting(view.node):
-        if other.id != view.id:
-            found.append(
-                {
-                    "user": other.user,
-                    "name": other.name,
-                    "tier": other.tier.value,
-                    "devices": other.virtual_devices,
-                }
-            )
-        if len(found) == MAX_OTHERS:
-            break
-    return found
+    """Who else waits for devices of the same node, in the order in which they are served, then the
+    runs that are queued."""
+    waiting = chain(state.waiting(view.node), state.queued(view.node))
+    others = (other for other in waiting if other.id != view.id and may_wait(other))
+    return [
+        {
+            "user": other.user,
+            "name": other.name,
+            "tier": other.tier.value,
+            "devices": other.virtual_devices,
+        }
+        for other in islice(others, MAX_OTHERS)
+    ]
 
 
 def change_document(change: Change) -> Json:
@@ -146,8 +145,8 @@ def cluster_document(state: ClusterState, visible: set[str] | None) -> Json:
             )
     waiting = {tier.value: 0 for tier in Tier}
     for node in state.nodes.values():
-        for view in state.waiting(node.id):
-            waiting[view.tier.value] += 1
+        for view in chain(state.waiting(node.id), state.queued(node.id)):
+            waiting[view.tier.value] += may_wait(view)
     return {
         "nodes": [
             {"id": n.id, "connected": n.connected, "devices": len(n.devices)}

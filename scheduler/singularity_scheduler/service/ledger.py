@@ -111,6 +111,10 @@ class Ledger:
             await self._run(lambda: self._write(decision, command))
             self.on_write(time.monotonic() - began)
 
+    async def forget(self, user: str, key: str) -> None:
+        """Let a request come again: what it asked for was decided and then failed."""
+        await self._run(lambda: self._forget(user, key))
+
     async def trim(self, before: float) -> int:
         """Forget ended sessions last changed before this time, with their history, and older
         idempotency keys; returns how many sessions."""
@@ -243,6 +247,12 @@ class Ledger:
                 )
             if command:
                 connection.execute(insert(commands).values(**vars(command)))
+
+    def _forget(self, user: str, key: str) -> None:
+        with self._transaction() as connection:
+            connection.execute(
+                delete(commands).where(commands.c.user == user, commands.c.key == key)
+            )
 
     def _trim(self, before: float) -> int:
         old = select(sessions.c.id).where(

@@ -42,7 +42,7 @@ _SAME = (
     "exit_code",
     "ended",
     "grace_s",
-    "held_back",
+    "held_by",
     "created_at",
     "updated_at",
 )

@@ -20,7 +20,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    false,
 )
 
 metadata = MetaData()
@@ -59,7 +58,7 @@ sessions = Table(
     Column("exit_code", Integer),
     Column("ended", Boolean, nullable=False),
     Column("grace_s", Float, nullable=False),
-    Column("held_back", Boolean, nullable=False, server_default=false()),
+    Column("held_by", String(255)),
     Column("run", Text),
     Column("checkpoint_id", String(255)),
     Column("checkpoint_at", Float),

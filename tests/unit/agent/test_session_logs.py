@@ -84,7 +84,7 @@ def test_the_log_outlives_the_session(box: Box) -> None:
     box.node.sessions.clear()
     text, offset, after = box.read(1500)
     assert (text, offset, after) == ("END\n", 1500, 1504)
-    assert os.stat(next((box.folder / "state/logs").iterdir())).st_mode & 0o777 == 0o600
+    assert os.stat(next((box.folder / "state/logs").glob("*/*"))).st_mode & 0o777 == 0o600
 
 
 def test_only_the_newest_logs_are_kept(box: Box) -> None:
@@ -93,11 +93,36 @@ def test_only_the_newest_logs_are_kept(box: Box) -> None:
         (box.folder / name).mkdir()
         (box.folder / name / "capsule.log").write_text(name)
         box.logs.keep(box.session(name))
-        kept = box.folder / f"state/logs/{name}-0.log"
+        kept = box.folder / f"state/logs/{os.getuid()}/{name}-0.log"
         os.utime(kept, (number, number))
     assert box.logs.read(f"{3:012x}", 0, 100)["text"] == f"{3:012x}"
     with pytest.raises(NotFound, match="not kept any more"):
         box.logs.read(f"{0:012x}", 0, 100)
+
+
+def test_of_a_huge_log_only_the_end_is_kept(box: Box) -> None:
+    box.write("begin\n")
+    os.truncate(box.log, 1 << 40)  # costs its user nothing
+    box.write("END\n")
+    box.logs.keep(box.live)
+    box.node.sessions.clear()
+    text, offset, after = box.read()
+    assert (len(text), after) == (1000, (1 << 40) + 4)
+    assert text.endswith("END\n")
+    assert offset == after - 1000
+
+
+def test_what_could_not_be_kept_leaves_nothing_behind(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box.write("text")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    box.logs.keep(box.live)
+    assert not [p for p in (box.folder / "state").rglob("*") if p.is_file()]
 
 
 def test_a_log_that_its_user_replaced_is_not_read(box: Box, tmp_path: Path) -> None:

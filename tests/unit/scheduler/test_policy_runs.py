@@ -7,7 +7,7 @@ from singularity_proxy.errors import BadRequest, Conflict
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import Tier
+from singularity_scheduler.core.model import Kind, NotebookRun, SessionSpec, Tier
 from singularity_scheduler.core.states import ProcessState
 from support.scheduler_core import World, devices_of, facts
 
@@ -119,10 +119,17 @@ def test_why_a_run_is_queued() -> None:
     world.submit("b")
     answer = explain(world.state, world["b"], world.now)
     assert answer["sentence"] == (
-        "alice/b is queued: it needs 1 device and is at place 1 of the queue; it starts when one "
-        "of these ends: alice/a (standard)."
+        "alice/b is queued: it needs 1 device and is at place 1 of the queue; it starts when there "
+        "is room after: alice/a (standard)."
     )
     assert answer["facts"]["ahead"] == 0
+    for sid in ("c", "d", "e", "f"):
+        world.submit(sid)
+    assert explain(world.state, world["f"], world.now)["sentence"] == (
+        "alice/f is queued: it needs 1 device and is at place 5 of the queue; before it: alice/b "
+        "(standard), alice/c (standard), alice/d (standard) and 1 more; it starts when there is "
+        "room after: alice/a (standard)."
+    )
 
 
 def test_a_queued_run_is_cancelled_without_a_word_to_its_node() -> None:
@@ -252,10 +259,59 @@ def test_a_notebook_without_devices_can_be_held_back_too() -> None:
     world.do(ev.PreemptAsked("a", "root"))
     world.need("a")
     assert world["a"].word == "waiting"
-    assert "held back by root" in explain(world.state, world["a"], world.now)["sentence"]
+    assert "preempted by root" in explain(world.state, world["a"], world.now)["sentence"]
     world.do(ev.ResumeAsked("a", "alice"))
     world.answer()
     assert world["a"].word == "running"
+
+
+def test_a_preempt_whose_park_fails_changes_nothing() -> None:
+    world = World(1)
+    world.computing("a")
+    world.do(ev.PreemptAsked("a", "root"))
+    world.pending.clear()
+    world.do(ev.ParkFailed("a", world["a"].epoch, "the disk is full"))
+    assert (world["a"].word, world["a"].held_back) == ("running", False)
+    world.do(ev.PreemptAsked("a", "root"))  # it can be tried again
+    world.answer()
+    assert world["a"].held_back
+
+
+def test_the_reason_of_one_held_back_stays_true_whatever_happens_to_it() -> None:
+    world = World(1)
+    world.holding("a")
+    world.do(ev.PreemptAsked("a", "root"))
+    world.answer()
+    world.need("a")
+    world.do(ev.DeviceWithdrawn("a"))  # its cell was interrupted
+    world.need("a")  # and another one was run
+    sentence = explain(world.state, world["a"], world.now)["sentence"]
+    assert "preempted by root" in world["a"].reason
+    assert sentence.endswith("running code just waits until the session is resumed.")
+
+
+def test_one_preempted_and_resumed_while_it_starts_gets_no_device_before_its_code_asks() -> None:
+    world = World(1)
+    run = SessionSpec(Kind.BATCH, STANDARD, 1, "a", NotebookRun("/n/a.ipynb", "/n/o.ipynb"))
+    world.do(ev.SessionCreated("a", "alice", run))
+    with pytest.raises(Conflict, match="is just being started"):
+        world.do(ev.ResumeAsked("a", "alice"))
+    with pytest.raises(Conflict, match="is just being started"):
+        world.do(ev.MigrateAsked("a", "alice"))
+    world.do(ev.PreemptAsked("a", "alice"))
+    world.do(ev.ResumeAsked("a", "alice"))
+    assert [type(a) for a in world.pending] == [ev.Start]
+    world.answer()
+    assert (world["a"].word, world["a"].held_back) == ("ready", False)
+
+
+def test_an_ended_session_is_not_held_back() -> None:
+    world = World(1)
+    world.computing("a")
+    world.do(ev.PreemptAsked("a", "root"))
+    world.answer()
+    decision = world.do(ev.EndAsked("a", "alice"))
+    assert not decision.sessions[0].held_back
 
 
 # -- restarts -------------------------------------------------------------------------------
@@ -279,8 +335,6 @@ def test_a_run_whose_start_was_decided_but_not_sent_is_started_after_a_restart()
     end(world, "first")
     world.do(ev.NodeAway("local"))
     world.do(ev.NodeJoined("local", devices_of("local", 1), ()))
-    from singularity_scheduler.core.model import Kind, SessionSpec
-
     world.do(ev.SessionCreated("b", "alice", SessionSpec(Kind.BATCH, STANDARD, 1, "b", run)))
     assert world["b"].word == "starting"  # and now the service dies
     world = reloaded(world)

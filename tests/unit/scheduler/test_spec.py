@@ -115,7 +115,17 @@ def test_a_run_and_its_defaults() -> None:
         ({}, "run.notebook is missing: the absolute path of the notebook to run"),
         ({"notebook": "train.ipynb"}, "run.notebook must be an absolute path, not 'train.ipynb'"),
         ({"notebook": 3}, "run.notebook must be an absolute path, not 3"),
-        ({"notebook": "/a\0b"}, "run.notebook must be an absolute path, not '/a\\x00b'"),
+        ({"notebook": "/a\0b"}, "run.notebook must be printable, not '/a\\x00b'"),
+        ({"notebook": "/a\x1b[2J.ipynb"}, "run.notebook must be printable, not '/a\\x1b[2J.ipynb'"),
+        (
+            {"notebook": "/n.ipynb", "output": "/x/../n.ipynb"},
+            "run.output is the notebook itself: name another file",
+        ),
+        (
+            {"notebook": "/n.ipynb", "parameters": {"lr": float("inf")}},
+            "run.parameters holds a number that JSON does not have (infinity or not a number): "
+            "give it as text and convert it in the notebook",
+        ),
         (
             {"notebook": "/n.ipynb", "ouput": "/o.ipynb"},
             "'run.ouput' is not known; did you mean 'output'? known are notebook, output, "

@@ -12,9 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column(
-        "sessions", sa.Column("held_back", sa.Boolean, nullable=False, server_default=sa.false())
-    )
+    op.add_column("sessions", sa.Column("held_by", sa.String(255)))
     op.add_column("sessions", sa.Column("run", sa.Text))
     op.create_index("sessions_by_age", "sessions", ["created_at"])
     op.add_column(
@@ -26,4 +24,4 @@ def downgrade() -> None:
     op.drop_column("commands", "fingerprint")
     op.drop_index("sessions_by_age", "sessions")
     op.drop_column("sessions", "run")
-    op.drop_column("sessions", "held_back")
+    op.drop_column("sessions", "held_by")
