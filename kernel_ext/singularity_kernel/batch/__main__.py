@@ -26,7 +26,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from .fates import BadRun, CellFailed, Fate, NotWritten
-from .files import WholeFiles, check_writable, read_notebook, why_not
+from .files import WholeFiles, check_writable, read_notebook, refuse_itself, why_not
 from .kernels import kernel_of
 from .parameters import check
 from .stop import Stop
@@ -91,6 +91,7 @@ def take_description(environ: MutableMapping[str, str]) -> dict[str, Any]:
 
 def execute(description: dict[str, Any], stop: Stop, log: Log) -> None:
     """Run the notebook; raises the `Fate` that it ends with when that is not success."""
+    refuse_itself(description["notebook"], description["output"])
     notebook = read_notebook(description["notebook"])
     check_writable(description["output"])
     kernel, language = kernel_of(notebook, description["kernel"])

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from .fates import NoNotebook, NotWritten
+from .fates import BadRun, NoNotebook, NotWritten
 
 
 def read_notebook(path: str) -> Any:
@@ -59,6 +59,12 @@ def not_a_notebook(path: str) -> NoNotebook:
     return NoNotebook(
         f"{path} is not a notebook; nothing was started: give a file that Jupyter saved (.ipynb)"
     )
+
+
+def refuse_itself(notebook: str, output: str) -> None:
+    """`BadRun` when the output would replace the notebook."""
+    if os.path.realpath(output) == os.path.realpath(notebook):
+        raise BadRun("the output would replace the notebook itself; nothing was started: name it")
 
 
 def check_writable(path: str) -> None:

@@ -253,15 +253,15 @@ def described(
 ) -> tuple[dict[str, Any], list[str]]:
     """(the run as the service takes it, notes for the user); raises a `Fate` or a typed error with
     nothing sent."""
-    from .files import check_writable, read_notebook
+    from .files import check_writable, read_notebook, refuse_itself
     from .kernels import kernel_of
     from .parameters import check
 
     path = os.path.abspath(notebook)
     node = read_notebook(path)
     target = os.path.abspath(output) if output else None
-    if target is not None and os.path.realpath(target) == os.path.realpath(path):
-        raise BadRun("the output would replace the notebook itself; nothing was started: name it")
+    if target is not None:
+        refuse_itself(path, target)
     check_writable(target or path.removesuffix(".ipynb") + "-output.ipynb")
     folder = os.path.abspath(cwd) if cwd else None
     if folder is not None and not os.path.isdir(folder):

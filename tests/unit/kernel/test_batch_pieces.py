@@ -15,7 +15,12 @@ from singularity_kernel.batch.__main__ import take_description
 from singularity_kernel.batch.engine import name_cells
 from singularity_kernel.batch.facts import preemptions, session_facts
 from singularity_kernel.batch.fates import BadRun, Cancelled, Interrupted, NoNotebook, NotWritten
-from singularity_kernel.batch.files import check_writable, read_notebook, write_whole
+from singularity_kernel.batch.files import (
+    check_writable,
+    read_notebook,
+    refuse_itself,
+    write_whole,
+)
 from singularity_kernel.batch.outputs import add_stream, settle
 from singularity_kernel.batch.stop import Stop
 from support.batch_runs import write_notebook
@@ -179,3 +184,13 @@ def test_outputs_before_a_long_silence_are_saved(tmp_path: Path) -> None:
     record.save_news()
     assert "news" in out.read_text()
     record.notebook_complete()
+
+
+def test_a_notebook_is_never_its_own_output(tmp_path: Path) -> None:
+    notebook, link = tmp_path / "a.ipynb", tmp_path / "b.ipynb"
+    notebook.write_text("{}")
+    link.symlink_to(notebook)
+    for output in (str(notebook), f"{tmp_path}/./a.ipynb", str(link)):
+        with pytest.raises(BadRun, match="would replace the notebook itself"):
+            refuse_itself(str(notebook), output)
+    refuse_itself(str(notebook), str(tmp_path / "c.ipynb"))
