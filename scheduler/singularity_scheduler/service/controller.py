@@ -25,7 +25,7 @@ from singularity_proxy.errors import (
     Unavailable,
     Unsupported,
 )
-from traitlets import Float, Unicode, default
+from traitlets import Float, Integer, Unicode, default
 from traitlets.config import LoggingConfigurable
 
 from singularity_scheduler import logs
@@ -93,6 +93,14 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         config=True,
         help="""Interpreter that runs papermill for batch runs that name none; it needs
         jupyter-singularity with the extra "kernel". Default: the service's own.""",
+    )
+
+    max_queued_runs = Integer(
+        1000,
+        min=0,
+        config=True,
+        help="""Most runs of one user that may be queued, not yet started, at a time; a further one
+        is refused. 0: no limit.""",
     )
 
     @default("batch_python")  # type: ignore[untyped-decorator]
@@ -383,6 +391,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
                 return await self._created_before(before, launch)
             session = uuid4().hex[:12]
             if spec.run:
+                self._refuse_too_many(user)
                 spec = replace(spec, run=run_of(spec.run, session))
             else:
                 self.commander.prepare(session, launch)
@@ -399,6 +408,16 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             next(task for action, task in done.tasks.items() if isinstance(action, ev.Start))
         )
         return await self.find(session), answer
+
+    def _refuse_too_many(self, user: str) -> None:
+        nodes = self.state.nodes
+        queued = sum(v.user == user for n in nodes for v in self.state.queued(n))
+        if self.max_queued_runs and queued >= self.max_queued_runs:
+            raise Conflict(
+                f"{user} has {queued} queued runs already, and more are not taken; nothing was "
+                "started: wait until some have started, or cancel some",
+                queued=queued,
+            )
 
     async def _asked_before(self, user: str, key: str | None, fingerprint: str) -> Command | None:
         """The request that already came with this key; `Conflict` when it was another one."""
