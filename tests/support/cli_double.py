@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 from singularity_proxy.errors import NotFound, SingularityError
@@ -40,6 +39,31 @@ def session(number: int, **changes: Any) -> Json:
     }
 
 
+class Log:
+    """As `client.stream.LogStream`: the parts of a log from byte `offset` on."""
+
+    def __init__(self, parts: list[str], offset: int) -> None:
+        self.offset = offset
+        self._parts = iter(parts)
+        self._at = 0
+
+    def __aiter__(self) -> Log:
+        return self
+
+    async def __anext__(self) -> str:
+        for part in self._parts:
+            data = part.encode()
+            self._at += len(data)
+            rest = data[max(0, self.offset - self._at + len(data)) :]
+            if rest:
+                self.offset = self._at
+                return rest.decode()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self._parts = iter([])
+
+
 class Double:
     """Answers what the commands ask; `refusals` maps a session's id to what its calls raise."""
 
@@ -48,6 +72,8 @@ class Double:
         self.calls: list[tuple[Any, ...]] = []
         self.refusals: dict[str, SingularityError] = {}
         self.log_parts: list[str] = []
+        self.printed_later: list[str] = []
+        """What a log that is followed has besides."""
         self.cluster_document: Json = {"nodes": [], "devices": [], "tiers": [], "waiting": {}}
 
     async def sessions_page(self, **asked: Any) -> Json:
@@ -91,12 +117,9 @@ class Double:
     async def why(self, session: str) -> Json:
         return {"sentence": "it waits\nfor \x1b[31mada", "facts": {"place": 1}}
 
-    async def log(
-        self, session: str, *, offset: int = 0, follow: bool = False
-    ) -> AsyncIterator[str]:
-        self.calls.append(("log", session, follow))
-        for part in self.log_parts:
-            yield part
+    def log(self, session: str, *, offset: int = 0, follow: bool = False) -> Log:
+        self.calls.append(("log", session, offset, follow))
+        return Log(self.log_parts if not follow else [*self.log_parts, *self.printed_later], offset)
 
     def __getattr__(self, verb: str) -> Any:
         async def call(session: str, *words: Any) -> Json:

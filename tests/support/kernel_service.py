@@ -105,7 +105,7 @@ class Scheduler:
         self.keys: dict[str, Session] = {}
         self.polls = 0
         self.events: list[tuple[str, Any]] = []
-        """What the event stream sends."""
+        """What the event stream sends; one without a name is a heartbeat."""
         self.listeners = 0
         self.port = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -267,7 +267,8 @@ class _Events(_Base):
             while True:
                 for event, data in self.scheduler.events[told:]:
                     told += 1
-                    self.write(f"id: fake-{told}\nevent: {event}\ndata: {json.dumps(data)}\n\n")
+                    text = f"event: {event}\ndata: {json.dumps(data)}\n" if event else ""
+                    self.write(f"id: fake-{told}\n{text}\n")
                 await self.flush()
                 await asyncio.sleep(0.02)
                 if self.request.connection.stream.closed():  # type: ignore[attr-defined]

@@ -43,6 +43,7 @@ TOKENS: dict[str, dict[str, Any]] = {
     "admin-token": {"name": "root", "kind": "user", "scopes": [ACCESS, USE, ADMIN]},
     "spawner-token": {"name": "spawner", "kind": "service", "scopes": [ACCESS, USE, ADMIN]},
     "metrics-token": {"name": "prometheus", "kind": "service", "scopes": ["read:metrics"]},
+    "namesake-token": {"name": "alice", "kind": "service", "scopes": [ACCESS, USE]},
     "no-use-token": {"name": "carol", "kind": "user", "scopes": [ACCESS]},
     "no-access-token": {"name": "carol", "kind": "user", "scopes": [USE]},
 }

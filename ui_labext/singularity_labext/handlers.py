@@ -99,9 +99,9 @@ class ClusterHandler(_Handler):
 class EventsHandler(_Handler):
     """GET events: the scheduler's event stream (text/event-stream), this user's sessions only.
 
-    Ids are passed on, so a browser that comes back with `Last-Event-ID` reads what it missed. When
-    the scheduler goes away the stream says so with an ``away`` event and ends; the browser's
-    EventSource then comes back by itself.
+    Ids are passed on, those of heartbeats too, so a browser that comes back with `Last-Event-ID`
+    reads what it missed. When the scheduler goes away the stream says so with an ``away`` event and
+    ends; the browser's EventSource then comes back by itself.
     """
 
     _relaying: asyncio.Task[None] | None = None
@@ -136,7 +136,7 @@ class EventsHandler(_Handler):
                     self.set_header("X-Accel-Buffering", "no")
                     started = True
                 if not following.done():
-                    self.write(": still here\n\n")
+                    self.write(f": still here\n{_place(events.last_id)}\n")
                 else:
                     self.write(_lines(following.result()))
                     following = asyncio.ensure_future(anext(events))
@@ -151,13 +151,17 @@ class EventsHandler(_Handler):
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, SingularityError):
                 await following
-            await events.aclose()  # type: ignore[attr-defined]
+            await events.aclose()
+
+
+def _place(number: str | None) -> str:
+    """The line that moves the browser's last event id to this one."""
+    return f"id: {number}\n" if number else ""
 
 
 def _lines(event: dict[str, Any]) -> str:
     """An event as the stream has it."""
-    number = f"id: {event['id']}\n" if event["id"] else ""
-    return f"{number}event: {event['event']}\ndata: {json.dumps(event['data'])}\n\n"
+    return f"{_place(event['id'])}event: {event['event']}\ndata: {json.dumps(event['data'])}\n\n"
 
 
 def handlers() -> list[tuple[str, type[_Handler]]]:

@@ -162,8 +162,10 @@ class SubmitApp(ServiceApp):
         return None
 
     def interrupted(self) -> str:
+        if not self.session and hasattr(self, "_run"):  # described, so it may have been sent
+            return "the run may have been submitted: jupyter singularity ls shows it"
         if not self.session:
-            return "nothing was submitted that was not confirmed"
+            return "nothing was submitted"
         return f"the run goes on; jupyter singularity logs -f {self.session} follows it"
 
     def execute(self) -> int | None:

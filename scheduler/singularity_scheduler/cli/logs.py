@@ -6,8 +6,9 @@ import contextlib
 import re
 from collections import deque
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from singularity_proxy.errors import NotFound
 from traitlets import Bool, Integer, TraitError, validate
 
 from . import output, texts
@@ -75,24 +76,25 @@ class LogsApp(SessionApp):
 
     async def _text(self, client: ServiceClient, session: str) -> AsyncGenerator[str]:
         """What is to be printed, as it comes."""
-        skip = 0
+        offset = 0
         if self.tail is not None:
-            before = 0
             last: deque[str] = deque(maxlen=self.tail + 1)
-            async for part in client.log(session):
-                before += len(part)
-                keep_lines(last, part)
-            shown = last_lines("".join(last), self.tail)
+            async with contextlib.aclosing(client.log(session)) as printed:
+                try:
+                    async for part in printed:
+                        keep_lines(last, part)
+                except NotFound:  # of a session that is just starting; following it says the rest
+                    if not self.follow:
+                        raise
+            yield last_lines("".join(last), self.tail)
             if not self.follow:
-                yield shown
                 return
-            skip = before - len(shown)
-        log = cast("AsyncGenerator[str]", client.log(session, follow=self.follow))
-        async with contextlib.aclosing(log):
+            offset = printed.offset
+        async with contextlib.aclosing(
+            client.log(session, offset=offset, follow=self.follow)
+        ) as log:
             async for part in log:
-                rest, skip = part[skip:], max(0, skip - len(part))
-                if rest:
-                    yield rest
+                yield part
 
     _id = ""
 

@@ -15,6 +15,7 @@ from singularity_proxy.errors import SingularityError
 
 from .exits import CannotWrite
 from .tables import Card, Table
+from .texts import clean
 
 WIDE = 10_000
 """Columns when standard output is no terminal: nothing is shortened or wrapped for a program."""
@@ -92,7 +93,7 @@ def note(text: str, end: str = "\n") -> None:
 
 def say(command: str, error: SingularityError, as_json: bool) -> None:
     """A refusal on standard error: one sentence, or a problem document."""
-    note(json.dumps(problem(error)) if as_json else f"{command}: {error.message}")
+    note(json.dumps(problem(error)) if as_json else f"{command}: {clean(error.message)}")
 
 
 def problem(error: SingularityError) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -18,7 +18,7 @@ from singularity_proxy.errors import Unavailable
 
 from .http import Broken, request
 from .problems import to_error
-from .stream import event_stream, log_stream
+from .stream import EventStream, LogStream
 
 Json = dict[str, Any]
 
@@ -129,7 +129,8 @@ class ServiceClient:
     ) -> Json:
         """``{"sessions", "next"}``: at most `limit` (1 to 1000) sessions, newest first; pass
         `next` as `cursor` for those after them, it is None at the end. `kind` is "interactive" or
-        "batch", `user` another user's name (for admins)."""
+        "batch", `user` another user's name (for admins). Long parameters and variables of runs are
+        None here; `get_session` has them."""
         asked = {"state": state, "kind": kind, "user": user, "limit": limit, "cursor": cursor}
         query = urlencode({k: v for k, v in asked.items() if v is not None and v != ""})
         return await self._json("GET", f"sessions?{query}")
@@ -180,13 +181,13 @@ class ServiceClient:
         entries: list[Json] = (await self._json("GET", path))["history"]
         return entries
 
-    def log(self, session: str, *, offset: int = 0, follow: bool = False) -> AsyncIterator[str]:
+    def log(self, session: str, *, offset: int = 0, follow: bool = False) -> LogStream:
         """What the session's process wrote, from byte `offset` on, as text as it comes; with
         `follow` until the session has ended. A connection that breaks is made again from where it
         broke, `Unavailable` after 30 s without service. `Conflict` for a joined session: it
-        writes to its own terminal."""
+        writes to its own terminal. `offset` of what is returned says where to go on."""
         path = f"sessions/{quote(session, safe='')}/log"
-        return log_stream(f"{self.url}api/v1/{path}", self._headers(), offset, follow)
+        return LogStream(f"{self.url}api/v1/{path}", self._headers(), offset, follow)
 
     # -- the cluster ------------------------------------------------------------------------
 
@@ -199,13 +200,14 @@ class ServiceClient:
         For the user and for services and admins with our admin scope."""
         return await self._json("PUT", f"users/{quote(user, safe='')}", {})
 
-    def events(self, last_event_id: str | None = None) -> AsyncIterator[Json]:
+    def events(self, last_event_id: str | None = None) -> EventStream:
         """The live stream, each ``{"event", "data", "id"}``: "session" with the document of a
         changed session, "queue" with ``{"places": {session: place}}`` of those whose place in the
         queue changed. First comes a "snapshot" with all sessions one may see, or, with the `id`
         of the last event that was read, exactly what came after it while the service still knows.
-        Ends with `Unavailable` when the service goes away; call again to go on."""
-        return event_stream(f"{self.url}api/v1/events", self._headers(), last_event_id)
+        Ends with `Unavailable` when the service goes away; call again with the `last_id` of what
+        was returned to go on."""
+        return EventStream(f"{self.url}api/v1/events", self._headers(), last_event_id)
 
     # -- plumbing ---------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ import asyncio
 import codecs
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from singularity_proxy.errors import Unavailable
 
@@ -19,10 +20,14 @@ WITHOUT_SERVICE_S = 30.0
 
 RETRY_S = 0.5
 
+Item = TypeVar("Item")
+Where = TypeVar("Where")
+
 
 def parse_events(buffer: bytes) -> tuple[list[dict[str, Any]], bytes]:
     """Complete events of `buffer` as ``{"event", "data", "id"}`` and the rest that is still
-    incomplete. Comments (heartbeats) and events without data give nothing."""
+    incomplete. A heartbeat, which only has an id, is an event "" with the data None; comments and
+    events without data give nothing."""
     *blocks, rest = buffer.split(b"\n\n")
     events = []
     for block in blocks:
@@ -37,17 +42,66 @@ def parse_events(buffer: bytes) -> tuple[list[dict[str, Any]], bytes]:
                 data.append(value.removeprefix(" "))
         if data:
             events.append({"event": name, "data": json.loads("\n".join(data)), "id": number})
+        elif number:
+            events.append({"event": "", "data": None, "id": number})
     return events, rest
 
 
-async def event_stream(
-    url: str, headers: Mapping[str, str], last_event_id: str | None
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of the stream at `url`; raises the service's typed error when it refuses
-    and `Unavailable` when the stream ends. Closing the iterator closes the connection."""
+@dataclass
+class _Mark(Generic[Where]):
+    """How far a stream was read. Apart from the stream, so that the generator does not hold what
+    holds it: a stream that nobody reads any more is closed at once."""
+
+    at: Where
+
+
+class _Stream(AsyncIterator[Item]):
+    """An async iterator over `parts`; `aclose` closes the connection."""
+
+    def __init__(self, parts: AsyncGenerator[Item]) -> None:
+        self._parts = parts
+
+    async def __anext__(self) -> Item:
+        return await anext(self._parts)
+
+    async def aclose(self) -> None:
+        await self._parts.aclose()
+
+
+class EventStream(_Stream[dict[str, Any]]):
+    """The events of the stream at `url`; raises the service's typed error when it refuses and
+    `Unavailable` when the stream ends."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], last_event_id: str | None) -> None:
+        self._mark = _Mark(last_event_id)
+        super().__init__(_events(url, headers, self._mark))
+
+    @property
+    def last_id(self) -> str | None:
+        """Where to go on: the newest id that was read, of heartbeats too."""
+        return self._mark.at
+
+
+class LogStream(_Stream[str]):
+    """The text of a log from `offset` (bytes) on as it comes. With `follow` a broken connection is
+    made again, from where it broke; `Unavailable` after `WITHOUT_SERVICE_S`."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], offset: int, follow: bool) -> None:
+        self._mark = _Mark(offset)
+        super().__init__(_log(url, headers, self._mark, follow))
+
+    @property
+    def offset(self) -> int:
+        """Byte behind what was read: where to go on."""
+        return self._mark.at
+
+
+async def _events(
+    url: str, headers: Mapping[str, str], mark: _Mark[str | None]
+) -> AsyncGenerator[dict[str, Any]]:
     sent = {**headers, "Accept": "text/event-stream"}
-    if last_event_id:
-        sent["Last-Event-ID"] = last_event_id
+    if mark.at:
+        sent["Last-Event-ID"] = mark.at
     try:
         async with request("GET", url, sent) as answer:
             await refuse_others(answer)
@@ -55,7 +109,9 @@ async def event_stream(
             async for chunk in answer.chunks(SILENCE_S):
                 events, buffer = parse_events(buffer + chunk)
                 for event in events:
-                    yield event
+                    mark.at = event["id"] or mark.at
+                    if event["event"]:
+                        yield event
     except Broken as error:
         raise Unavailable(
             f"the scheduler's event stream ended ({error}): it will be there again shortly",
@@ -64,28 +120,28 @@ async def event_stream(
     raise Unavailable("the scheduler's event stream ended: it will be there again shortly", url=url)
 
 
-async def log_stream(
-    url: str, headers: Mapping[str, str], offset: int, follow: bool
-) -> AsyncIterator[str]:
-    """Yield the text of a log from `offset` (bytes) on as it comes. With `follow` a broken
-    connection is made again, from where it broke; `Unavailable` after `WITHOUT_SERVICE_S`."""
+async def _log(
+    url: str, headers: Mapping[str, str], mark: _Mark[int], follow: bool
+) -> AsyncGenerator[str]:
     away_since: float | None = None
     while True:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        query = f"{url}?offset={offset}{'&follow=true' if follow else ''}"
+        query = f"{url}?offset={mark.at}{'&follow=true' if follow else ''}"
         try:
             async with request("GET", query, {**headers, "Accept": "text/plain"}) as answer:
                 await refuse_others(answer)
                 away_since = None
-                offset = int(answer.headers.get("singularity-log-offset", offset))
-                async for chunk in answer.chunks(SILENCE_S if follow else None):
+                mark.at = int(answer.headers.get("singularity-log-offset", mark.at))
+                async for chunk in answer.chunks(SILENCE_S):
                     pending = len(decoder.getstate()[0])
                     text = decoder.decode(chunk)
                     # What is not a whole character yet is asked for again after a break.
-                    offset += len(chunk) + pending - len(decoder.getstate()[0])
+                    mark.at += len(chunk) + pending - len(decoder.getstate()[0])
                     if text:
                         yield text
+                pending = len(decoder.getstate()[0])
                 if rest := decoder.decode(b"", final=True):
+                    mark.at += pending
                     yield rest
                 return
         except (Broken, Unavailable) as error:
@@ -94,7 +150,7 @@ async def log_stream(
                 raise Unavailable(
                     f"the log cannot be read now ({error}); the session is not touched by this: "
                     "try again in a moment",
-                    offset=offset,
+                    offset=mark.at,
                 ) from None
             await asyncio.sleep(RETRY_S)
 

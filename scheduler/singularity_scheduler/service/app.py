@@ -42,6 +42,9 @@ from .handlers import make_application
 from .ledger import Ledger
 from .services import Services
 
+TRIM_S = 86_400.0
+"""How often ended sessions that are too old are forgotten, besides at the start."""
+
 LOCK_WAIT_S = 10.0
 """How long a starting service waits for the one before it to let go of the ledger."""
 
@@ -153,7 +156,8 @@ class SchedulerApp(Application):  # type: ignore[misc]
             ledger = await Ledger.open(self._ledger_url())
             stack.push_async_callback(ledger.close)
             if self.keep_history_days:
-                await ledger.trim(time.time() - self.keep_history_days * 86400)
+                await self._trim(ledger)
+                stack.push_async_callback(_end, asyncio.create_task(self._trim_daily(ledger)))
             controller = Controller(ledger, self.fleet_class(parent=self), parent=self)
             gate = Gate(hub_auth or make_hub_auth(parent=self))
             stack.push_async_callback(gate.close)
@@ -171,6 +175,17 @@ class SchedulerApp(Application):  # type: ignore[misc]
             server.add_socket(sock)
             self.log.info("the scheduler serves at http://%s:%d%s", host, port, prefix)
             yield controller
+
+    async def _trim(self, ledger: Ledger) -> None:
+        await ledger.trim(time.time() - self.keep_history_days * 86400)
+
+    async def _trim_daily(self, ledger: Ledger) -> None:
+        while True:
+            await asyncio.sleep(TRIM_S)
+            try:
+                await self._trim(ledger)
+            except SingularityError as error:
+                self.log.warning("old sessions were not forgotten today: %s", error.message)
 
     def _ledger_url(self) -> str:
         return self.ledger_url or f"sqlite:///{Path(self.state_dir).resolve() / 'ledger.sqlite'}"
@@ -244,6 +259,12 @@ async def lock_state_dir(path: str, wait_s: float = LOCK_WAIT_S) -> contextlib.E
                     state_dir=path,
                 ) from None
         await asyncio.sleep(0.1)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def _close(server: HTTPServer) -> None:

@@ -70,9 +70,11 @@ class Audit:
         by: str,
         session: str | None,
         request: str | None,
+        outcome: str,
         refused: SingularityError | None,
     ) -> None:
-        """Somebody asked something of a session, and it was done or `refused`."""
+        """Somebody asked something of a session; `outcome`: one of `problems.OUTCOMES`, with the
+        error when it was `refused`."""
         if self.logger.handlers:
             self._emit(
                 SESSION_REQUEST,
@@ -81,7 +83,7 @@ class Audit:
                     "by": by,
                     "session": session,
                     "request": request,
-                    "outcome": "refused" if refused else "done",
+                    "outcome": outcome,
                     "error": refused.reason if refused else None,
                     "message": refused.message if refused else "",
                 },

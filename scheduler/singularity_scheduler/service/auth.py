@@ -39,8 +39,11 @@ class Caller:
 
     @property
     def sees(self) -> str | None:
-        """The user whose sessions the caller sees; None for everybody's."""
-        return None if self.admin else self.name
+        """The user whose sessions the caller sees; None for everybody's. A service sees none, even
+        when a user has the same name: no user's name has a slash."""
+        if self.admin:
+            return None
+        return self.name if self.is_user else f"service/{self.name}"
 
 
 class Gate:

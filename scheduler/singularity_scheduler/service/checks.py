@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -27,6 +28,9 @@ Json = dict[str, Any]
 MAX_KEY = 200
 """Characters of an Idempotency-Key."""
 
+MAX_WHOLE = 1 << 63
+"""Whole numbers in cursors are smaller: the database takes no others."""
+
 _WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 _NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
 
@@ -39,7 +43,7 @@ def read_json(raw: bytes) -> Json:
     if not raw.strip():
         return {}
     try:
-        value = json.loads(raw, parse_constant=_no_constant)
+        value = json.loads(raw, parse_constant=_no_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()  # half characters cannot be stored
     except (ValueError, RecursionError):
         raise BadRequest("the request's body is not JSON") from None
@@ -50,6 +54,14 @@ def read_json(raw: bytes) -> Json:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(name)  # NaN and Infinity are not JSON
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        shown = text if len(text) <= 40 else f"{text[:37]}..."
+        raise BadRequest(f"the number {shown} in the request's body is too large to be stored")
+    return value
 
 
 def check_body(operation: Operation, body: Json, explain: Any) -> None:
@@ -176,12 +188,21 @@ def read_cursor(cursor: str | None, scope: str, kinds: tuple[type, ...]) -> list
         )
     except (ValueError, TypeError, RecursionError):
         where, position = None, list[Any]()
-    right = [k for k, v in zip(kinds, position, strict=False) if type(v) is k]
+    right = [k for k, v in zip(kinds, position, strict=False) if type(v) is k and _storable(v)]
     if where != _short(scope) or len(right) != len(kinds) or len(position) != len(kinds):
         raise BadRequest(
             "cursor is not one that this list gave for these filters: begin without it"
         )
     return position
+
+
+def _storable(value: Any) -> bool:
+    """Whether the database can be asked for it: a cursor may be forged."""
+    if isinstance(value, str):
+        return not any("\ud800" <= c <= "\udfff" for c in value)
+    if isinstance(value, int):
+        return -MAX_WHOLE <= value < MAX_WHOLE
+    return math.isfinite(value)
 
 
 def _short(scope: str) -> str:

@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from singularity_proxy.errors import Forbidden, NotFound, SingularityError, TooLarge
+from singularity_proxy.errors import (
+    Forbidden,
+    NotFound,
+    SingularityError,
+    TooLarge,
+    Unavailable,
+)
 from tornado.http1connection import HTTP1Connection
 from tornado.web import RequestHandler, stream_request_body
 
@@ -22,7 +28,7 @@ from singularity_scheduler.core.model import SessionView
 from . import checks
 from .auth import Caller
 from .operations import Operation, Reply, Who
-from .problems import NotAllowed, problem
+from .problems import NotAllowed, outcome_of, problem
 
 if TYPE_CHECKING:
     from .services import Services
@@ -178,6 +184,17 @@ class Endpoint(RequestHandler):
             raise NotFound(f"there is no session {session}", session=session)
         return view
 
+    async def still_allowed(self) -> bool:
+        """For streams: whether the token still is what it was at the start. A Hub that is away
+        refuses nobody."""
+        try:
+            now = await self.services.gate.caller(self.request.headers.get("Authorization"))
+        except Unavailable:
+            return True
+        except Forbidden:
+            return False
+        return now == self.caller
+
     def when_left(self, tell: Callable[[], object]) -> None:
         """Call `tell` when the client goes away before the answer is complete."""
         self._when_left = tell
@@ -225,14 +242,8 @@ class Endpoint(RequestHandler):
         operation = getattr(self, "operation", None)
         if operation is not None and not operation.stream:
             self.services.metrics.request(operation, status, seconds)
-            if operation.verb and hasattr(self, "caller"):
-                self.services.audit.asked(
-                    operation.verb,
-                    self.caller.name,
-                    self._session or self.path_kwargs.get("session"),
-                    self._id,
-                    refused,
-                )
+            if operation.verb:
+                self._asked(operation.verb, outcome_of(status, refused))
         level = logging.ERROR if status >= 500 and refused is None else logging.INFO
         access_log.log(
             level,
@@ -250,6 +261,18 @@ class Endpoint(RequestHandler):
                 }
             },
         )
+
+    def _asked(self, verb: str, outcome: str) -> None:
+        self.services.metrics.asked(verb, outcome)
+        if hasattr(self, "caller"):
+            self.services.audit.asked(
+                verb,
+                self.caller.name,
+                self._session or self.path_kwargs.get("session"),
+                self._id,
+                outcome,
+                self._refused,
+            )
 
 
 class Unknown(Endpoint):

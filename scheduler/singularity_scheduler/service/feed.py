@@ -1,7 +1,7 @@
 """What happened, for the event streams: a numbered list of the newest events, kept for a while.
 
 A listener is a position in that list, so one that comes back reads on where it stopped, and a slow
-one costs nothing. An event's text is made once, whoever reads it.
+one costs nothing. A session's text is made once, whoever reads it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import uuid4
 
 MAX_EVENTS = 10_000
@@ -22,26 +22,23 @@ _ID = re.compile(r"([0-9a-f]{8})-([0-9]{1,15})")
 
 @dataclass(frozen=True)
 class _Event:
-    """`user`: whose it is. A queue event has `places` (session -> (user, place)) instead."""
+    """`user`: whose it is. A queue event has `places` (user -> session -> place) instead."""
 
     user: str
     text: bytes
     size: int
     """What it counts for in memory, in bytes."""
-    places: Mapping[str, tuple[str, int]] | None = None
-    made: dict[str | None, bytes] = field(default_factory=dict)
-    """Texts of a queue event, by who sees it."""
+    places: Mapping[str, Mapping[str, int]] | None = None
 
     def seen_by(self, user: str | None) -> bytes:
         """Its lines without the id, as this user may see it; b"" for nothing. None: an admin."""
         if self.places is None:
             return self.text if user is None or user == self.user else b""
-        text = self.made.get(user)
-        if text is None:
-            seen = {s: n for s, (whose, n) in self.places.items() if user in (None, whose)}
-            text = lines("queue", json.dumps({"places": seen})) if seen else b""
-            self.made[user] = text
-        return text
+        if user is None:
+            seen = {s: n for places in self.places.values() for s, n in places.items()}
+        else:
+            seen = dict(self.places.get(user, {}))
+        return lines("queue", json.dumps({"places": seen})) if seen else b""
 
 
 def lines(event: str, data: str) -> bytes:
@@ -137,7 +134,10 @@ class Feed:
 
     def add_places(self, places: Mapping[str, tuple[str, int]]) -> None:
         """These sessions' places in the queue changed: session -> (user, place)."""
-        self._add(_Event("", b"", 100 * len(places), places))
+        by_user: dict[str, dict[str, int]] = {}
+        for session, (user, place) in places.items():
+            by_user.setdefault(user, {})[session] = place
+        self._add(_Event("", b"", 100 * len(places) + 300 * len(by_user), by_user))
 
     def since(self, number: int, user: str | None) -> bytes:
         """What this user may see of everything after `number`."""

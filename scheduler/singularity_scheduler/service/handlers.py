@@ -109,7 +109,8 @@ async def put_user(call: Endpoint) -> Reply:
 @operation(
     "GET",
     "sessions",
-    "Sessions one may see, newest first, in pages; the `Link` header leads to the next one.",
+    "Sessions one may see, newest first, in pages; the `Link` header leads to the next one. Long "
+    "parameters and variables of runs are null here; `GET sessions/{session}` has them.",
     answer="SessionPage",
     query=(
         Parameter(

@@ -17,6 +17,7 @@ from singularity_scheduler.core.rules import RULES
 from singularity_scheduler.core.states import WORDS, DeviceState
 
 from .operations import TABLE, Operation
+from .problems import OUTCOMES
 
 if TYPE_CHECKING:
     from .feed import Feed
@@ -31,7 +32,6 @@ ACTIONS = {
     ev.End: "end",
 }
 STATUS_CLASSES = ("2xx", "4xx", "5xx")
-OUTCOMES = ("done", "refused")
 
 MOVE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 WRITE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
@@ -87,7 +87,8 @@ class Metrics:
         _all(self.actions, list(ACTIONS.values()), sorted(RULES))
         self.requests = Counter(
             "session_requests",
-            "What people asked of sessions, over the API or by %singularity, by verb and outcome.",
+            "What people asked of sessions, over the API or by %singularity, by verb and outcome: "
+            "done, refused, or failed for an error that nobody foresaw.",
             ("verb", "outcome"),
             namespace=PREFIX,
             registry=registry,
@@ -182,12 +183,10 @@ class Metrics:
     def request(self, operation: Operation, status: int, seconds: float) -> None:
         """A request was answered."""
         self.http.labels(operation.name, f"{max(2, min(status // 100, 5))}xx").observe(seconds)
-        if operation.verb:
-            self.asked(operation.verb, status < 400)
 
-    def asked(self, verb: str, done: bool) -> None:
-        """Somebody asked something of a session."""
-        self.requests.labels(verb, OUTCOMES[not done]).inc()
+    def asked(self, verb: str, outcome: str) -> None:
+        """Somebody asked something of a session; `outcome`: one of `problems.OUTCOMES`."""
+        self.requests.labels(verb, outcome).inc()
 
     # -- read -------------------------------------------------------------------------------
 

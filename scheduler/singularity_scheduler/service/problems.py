@@ -50,6 +50,17 @@ _OF_STATUS: dict[int, type[SingularityError]] = {
 }
 
 
+OUTCOMES = ("done", "refused", "failed")
+"""What becomes of a request about a session, for metrics and audit."""
+
+
+def outcome_of(status: int, refused: SingularityError | None) -> str:
+    """Which of the `OUTCOMES`: "failed" is what nobody foresaw."""
+    if status < 400:
+        return "done"
+    return "refused" if refused is not None or status < 500 else "failed"
+
+
 def problem(error: BaseException | None, status: int) -> Json:
     """The document of an error. What we did not foresee is named by its kind only: its text may
     hold what the caller must not see."""

@@ -20,6 +20,9 @@ JSON = "https://json-schema.org/draft/2020-12/schema"
 SESSION_ID = r"^[A-Za-z0-9_-]{1,64}$"
 MAX_PATH = 4096
 
+LONGEST_PART = 2048
+"""Characters of JSON of a run's parameters, and of its variables' names, in lists and events."""
+
 
 def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
@@ -116,6 +119,22 @@ SESSION: dict[str, Schema] = {
     "exit_code": nullable({"type": "integer"}),
     "owner": record({"server": TEXT}, "server"),
 }
+
+
+def _in_lists() -> Schema:
+    """A session in lists and events: what makes a run long may be left out."""
+    run = SESSION["run"]["oneOf"][0]["properties"]
+    long = "null when it is longer than 2 KiB as JSON: GET sessions/{session} has all of it."
+    shortened = {
+        "parameters": {**nullable(run["parameters"]), "description": f"Name -> value; {long}"},
+        "variables": {**nullable(listed(TEXT)), "description": f"Their names; {long}"},
+    }
+    described = {
+        **nullable(record({**run, **shortened})),
+        "description": SESSION["run"]["description"],
+    }
+    return record({**SESSION, "run": described})
+
 
 OTHER_WAITING = record({"user": TEXT, "name": TEXT, "tier": TIER, "devices": COUNT})
 
@@ -257,7 +276,7 @@ CLUSTER = record(
 )
 
 COMPONENTS: dict[str, Schema] = {
-    "Session": record(SESSION),
+    "Session": _in_lists(),
     "SessionStatus": record({**SESSION, "others_waiting": listed(OTHER_WAITING)}),
     "CreatedSession": record(
         {

@@ -43,8 +43,9 @@ class Services:
         self.controller.ledger.on_write = self.metrics.ledger_write
 
     def _magic(self, verb: str, view: SessionView, refused: SingularityError | None) -> None:
-        self.metrics.asked(verb, refused is None)
-        self.audit.asked(verb, view.user, view.id, None, refused)
+        outcome = "refused" if refused else "done"
+        self.metrics.asked(verb, outcome)
+        self.audit.asked(verb, view.user, view.id, None, outcome, refused)
 
     def close(self) -> None:
         """End the event streams."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,10 +20,14 @@ from .operations import Parameter, Reply, Who, operation
 log = logging.getLogger("singularity.service")
 
 HEARTBEAT_S = 15.0
-"""A line this often, so that everything in between keeps the connection open."""
+"""A line this often, so that everything in between keeps the connection open; and whether the
+token still counts is asked this often."""
 
 MAX_OFFSET = (1 << 53) - 1
 """The largest number that every JSON reader keeps."""
+
+MIN_LIMIT = 4
+"""Bytes of the longest character."""
 
 LOG_CHUNK_BYTES = 256 << 10
 LOG_POLL_S = 0.25
@@ -35,7 +40,8 @@ LOG_POLL_S = 0.25
     "Server-sent events: `snapshot` with all sessions one may see, then `session` for each that "
     "changed and `queue` with the places (`{places: {session: place}}`) that changed. With "
     "`Last-Event-ID` exactly what was missed comes instead of the snapshot, while it is still "
-    "known.",
+    "known. Sessions are as in `GET sessions`: what is long in their runs is null. The stream ends "
+    "when the token does not count any more.",
     answer="text/event-stream",
     query=(
         Parameter(
@@ -48,7 +54,8 @@ LOG_POLL_S = 0.25
     stream=True,
 )
 async def stream_events(call: Endpoint) -> None:
-    """Ends when the client leaves, falls too far behind or the service stops."""
+    """Ends when the client leaves, falls too far behind, may not listen any more or the service
+    stops."""
     call.set_header("Content-Type", "text/event-stream")
     call.set_header("Cache-Control", "no-cache")
     call.set_header("X-Accel-Buffering", "no")
@@ -72,18 +79,39 @@ async def stream_events(call: Endpoint) -> None:
 
 
 async def _tell(call: Endpoint, listener: Listener) -> None:
+    beats = Beats()
     while True:
-        in_time = await listener.wait(HEARTBEAT_S)
+        await listener.wait(beats.left)
+        due = beats.due()
+        if due and not await call.still_allowed():
+            return
         text = listener.take()
         if text is None:
             return
-        if text:
+        if due and not text:
+            text = b": heartbeat\n" + listener.place
+        if text:  # else it was for others
             call.write(text)
-        elif not in_time:
-            call.write(b": heartbeat\n" + listener.place)
-        else:
-            continue  # it was for others
-        await call.flush()
+            await call.flush()
+
+
+class Beats:
+    """Says when `HEARTBEAT_S` have gone by, however much is sent meanwhile."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + HEARTBEAT_S
+
+    @property
+    def left(self) -> float:
+        """Seconds to the next one."""
+        return max(0.0, self._next - time.monotonic())
+
+    def due(self) -> bool:
+        """Whether it is time; then it counts from now on."""
+        if self.left:
+            return False
+        self._next = time.monotonic() + HEARTBEAT_S
+        return True
 
 
 @operation(
@@ -106,8 +134,8 @@ async def _tell(call: Endpoint, listener: Listener) -> None:
         ),
         Parameter(
             "limit",
-            {"type": "integer", "minimum": 1, "maximum": MAX_OFFSET},
-            "Most bytes to send.",
+            {"type": "integer", "minimum": MIN_LIMIT, "maximum": MAX_OFFSET},
+            "Most bytes to send; at least 4, because no character is cut.",
         ),
     ),
     stream=True,
@@ -123,7 +151,7 @@ async def stream_log(call: Endpoint) -> None:
     call.set_header("X-Accel-Buffering", "no")
     if call.request.method == "HEAD":
         return
-    pause = LOG_POLL_S
+    pause, beats = LOG_POLL_S, Beats()
     try:
         while True:
             text = same_length(part["text"], part["next_offset"] - part["offset"])
@@ -134,12 +162,12 @@ async def stream_log(call: Endpoint) -> None:
             await call.flush()
             if left is not None:
                 left -= part["next_offset"] - part["offset"]
-            if part["ended"] or (left is not None and left <= 0) or not (text or follow):
+            if part["ended"] or (left is not None and left < MIN_LIMIT) or not (text or follow):
                 return
             if not text:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 8 * LOG_POLL_S)
-            if call.services.feed.closed:
+            if call.services.feed.closed or (beats.due() and not await call.still_allowed()):
                 break
             following = part["next_offset"]
             part = await _part(call, view.id, following, _most(left), follow)

@@ -1,18 +1,23 @@
-"""JSON texts of session documents, made once per change however many read them."""
+"""JSON texts of session documents for lists and events, made once per change, whoever reads them.
+
+What is large is left out there: a page has up to 1000 sessions, and each change of one is an event.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.model import SessionView
 
 from .documents import may_wait, queue_document, session_document
+from .schemas import LONGEST_PART
 
-KEEP = 10_000
-"""Texts kept in memory, about 1 KiB each."""
+MAX_BYTES = 16 << 20
+"""Memory for texts that are kept."""
 
 
 class Texts:
@@ -21,18 +26,17 @@ class Texts:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._made: OrderedDict[str, tuple[SessionView, str]] = OrderedDict()
+        self._bytes = 0
 
     def session(self, view: SessionView) -> str:
-        """What `documents.session_document` has, as JSON."""
+        """What `documents.session_document` has, shortened, as JSON."""
         made = self._made.get(view.id)
         if made is None or made[0] is not view:
-            document = session_document(self._state, view)
+            document = shortened(session_document(self._state, view))
             if may_wait(view):
                 del document["queue"]
             made = view, json.dumps(document)
-            self._made[view.id] = made
-            if len(self._made) > KEEP:
-                self._made.popitem(last=False)
+            self._keep(view.id, made)
         if not may_wait(view):
             return made[1]
         queue = json.dumps(queue_document(self._state, view))
@@ -41,3 +45,31 @@ class Texts:
     def sessions(self, views: Iterable[SessionView]) -> str:
         """A JSON list of them."""
         return f"[{', '.join(map(self.session, views))}]"
+
+    def _keep(self, session: str, made: tuple[SessionView, str]) -> None:
+        before = self._made.pop(session, None)
+        if before:
+            self._bytes -= _size(*before)
+        self._made[session] = made
+        self._bytes += _size(*made)
+        while self._bytes > MAX_BYTES:
+            _, gone = self._made.popitem(last=False)
+            self._bytes -= _size(*gone)
+
+
+def shortened(document: dict[str, Any]) -> dict[str, Any]:
+    """A session's document for a list: null for what makes its run long."""
+    run = document["run"]
+    if run is None:
+        return document
+    return document | {"run": {key: None if _long(value) else value for key, value in run.items()}}
+
+
+def _long(value: Any) -> bool:
+    return isinstance(value, dict | list) and len(json.dumps(value)) > LONGEST_PART
+
+
+def _size(view: SessionView, text: str) -> int:
+    """Bytes: all of it is ASCII, and keeping the text keeps what the view holds."""
+    run = view.run
+    return len(text) + (len(run.parameters) + len(run.variables) if run else 0)

@@ -133,6 +133,42 @@ def test_a_browser_that_comes_back_reads_what_it_missed(
     wait_until(lambda: platform.listeners == 0, why="the scheduler's stream stayed open")
 
 
+SHORT_HEARTBEATS = """
+import singularity_labext.handlers
+
+def _jupyter_server_extension_points():
+    return [{"module": "short_heartbeats"}]
+
+def _load_jupyter_server_extension(serverapp):
+    singularity_labext.handlers.HEARTBEAT_S = 0.2
+"""
+
+
+def test_the_place_of_heartbeats_is_passed_on(tmp_path: Path) -> None:
+    import tempfile
+
+    (tmp_path / "short_heartbeats.py").write_text(SHORT_HEARTBEATS)
+    with (
+        tempfile.TemporaryDirectory(prefix="srv") as folder,
+        scheduler(Path(folder)) as platform,
+        server(
+            tmp_path,
+            "--SingularityLabExtension.emit_events=False",
+            "--ServerApp.jpserver_extensions={'singularity_labext': True, "
+            "'short_heartbeats': True}",
+            **platform.environment,
+            PYTHONPATH=str(tmp_path),
+        ) as running,
+    ):
+        platform.events.append(("snapshot", {"sessions": []}))
+        with running.open(API + "events") as stream:
+            assert _event(stream) == ("snapshot", {"sessions": []})
+            platform.events.append(("", None))
+            while (line := stream.readline()) != b"id: fake-2\n":
+                assert line in (b": still here\n", b"id: fake-1\n", b"\n")
+            assert stream.readline() == b"\n"
+
+
 SESSION = {
     "id": "a",
     "user": "alice",

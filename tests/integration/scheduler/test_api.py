@@ -20,6 +20,7 @@ from singularity_scheduler.service.endpoint import MAX_BODY_BYTES, MAX_DISCARD_B
 from singularity_scheduler.service.handlers import TABLE, by_path
 from singularity_scheduler.service.metrics import STATUS_CLASSES, verbs
 from singularity_scheduler.service.openapi import document
+from singularity_scheduler.service.problems import OUTCOMES
 from support.scheduler_service import LAUNCH, Platform, platform, until
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 
@@ -311,7 +312,9 @@ async def test_every_series_is_there_from_the_start_and_counts(tmp_path: Path) -
         for rule in RULES:
             assert f'singularity_decisions_total{{rule="{rule}"}}' in before
         for verb in verbs():
-            assert f'singularity_session_requests_total{{outcome="done",verb="{verb}"}}' in before
+            for outcome in OUTCOMES:
+                label = f'outcome="{outcome}",verb="{verb}"'
+                assert f"singularity_session_requests_total{{{label}}}" in before
         for operation in TABLE:
             for status in STATUS_CLASSES:
                 label = f'operation="{operation.name}",status="{status}"'
@@ -342,7 +345,7 @@ async def test_every_series_is_there_from_the_start_and_counts(tmp_path: Path) -
             label = f'outcome="{outcome}",verb="park"'
             assert after[f"singularity_session_requests_total{{{label}}}"] == 1
         assert after['singularity_actions_total{action="park",rule="user.park"}'] == 1
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
 
 
 @pytest.mark.asyncio
@@ -384,6 +387,7 @@ def test_event_schemas_have_the_values_of_the_tables() -> None:
     assert shown[f"{session}/tier"] == [t.value for t in Tier]
     assert shown[f"{session}/kind"] == [k.value for k in Kind]
     assert shown["session-request.v1.yaml/verb"] == verbs()
+    assert shown["session-request.v1.yaml/outcome"] == list(OUTCOMES)
 
 
 @pytest.mark.asyncio
@@ -414,6 +418,32 @@ async def test_changes_and_requests_are_written_as_events(tmp_path: Path) -> Non
         assert {e["session"] for e in asked} == {session}
         assert asked[1]["request"] == "r1"
         assert any("node-state" in e["__schema__"] and e["connected"] for e in events)
+
+
+@pytest.mark.asyncio
+async def test_what_nobody_foresaw_is_failed_and_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events.jsonl"
+
+    async def broken(*_: Any) -> None:
+        raise KeyError("an error of ours")
+
+    async with platform(tmp_path, app={"event_log": str(path)}) as p:
+        session = await p.kernel()
+        monkeypatch.setattr(p.controller, "act", broken)
+        assert (await ask(p, "POST", f"api/v1/sessions/{session}/park", {})).code == 500
+        assert (await ask(p, "POST", f"api/v1/sessions/{session}/park", {"x": 1})).code == 400
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        parks = [e for e in events if e.get("verb") == "park"]
+        assert [(e["outcome"], e["error"]) for e in parks] == [
+            ("failed", None),
+            ("refused", "bad_request"),
+        ]
+        metrics = series((await ask(p, "GET", "metrics", who="admin")).body.decode())
+        for outcome, count in (("done", 0), ("refused", 1), ("failed", 1)):
+            label = f'outcome="{outcome}",verb="park"'
+            assert metrics[f"singularity_session_requests_total{{{label}}}"] == count
 
 
 @pytest.mark.asyncio

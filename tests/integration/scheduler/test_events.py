@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
+from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.model import Kind, NotebookRun, SessionView, Tier
 from singularity_scheduler.service import feed as feed_module
+from singularity_scheduler.service import schemas, streams
+from singularity_scheduler.service import texts as texts_module
 from singularity_scheduler.service.feed import Feed
+from singularity_scheduler.service.texts import Texts
 from support.scheduler_service import Platform, platform, until
 
 
@@ -40,7 +47,7 @@ async def test_who_comes_back_reads_exactly_what_was_missed(tmp_path: Path) -> N
         mine, everything = p.client().events(), p.client("admin").events()
         last = (await anext(mine))["id"]
         await anext(everything)
-        await mine.aclose()  # type: ignore[attr-defined]
+        await mine.aclose()
         await work(p, b)
         await work(p, a)
         all_of_it = await until_state(everything, a, "running")
@@ -123,8 +130,79 @@ async def test_a_listener_that_leaves_is_forgotten(tmp_path: Path) -> None:
         await anext(stream)
         feed = p.services.feed
         assert feed.listeners == 1
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         await until(lambda: feed.listeners == 0, "forgotten")
+
+
+@pytest.mark.asyncio
+async def test_heartbeats_come_while_only_others_have_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.1)
+    async with platform(tmp_path) as p:
+        stream = p.client().events()
+        first = (await anext(stream))["id"]
+        following = asyncio.ensure_future(anext(stream))
+        feed = p.services.feed
+        for number in range(50):
+            feed.add("bob", "session", str(number))
+            await asyncio.sleep(0.01)
+        await until(lambda: stream.last_id == feed.id_of(feed.newest), "moved on")
+        assert stream.last_id != first
+        assert not following.done()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await stream.aclose()
+
+
+LONG = {"notebook": "/home/alice/a.ipynb", "parameters": {"text": "x" * 2100}}
+
+
+@pytest.mark.asyncio
+async def test_what_is_long_in_a_run_is_left_out_of_lists_and_events(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        stream = p.client().events()
+        await anext(stream)
+        variables = {f"NAME_{n}": "" for n in range(300)}
+        long = await p.client().submit(run={**LONG, "variables": variables})
+        short = await p.client().submit(run={**LONG, "parameters": {"text": "x" * 2000}})
+        assert long["run"]["parameters"] == LONG["parameters"]
+        whole = await p.client().get_session(long["id"])
+        assert whole["run"]["parameters"] == LONG["parameters"]
+        assert whole["run"]["variables"] == sorted(variables)
+        event = await anext(stream)
+        assert event["data"]["id"] == long["id"]
+        snapshot = (await anext(p.client().events()))["data"]["sessions"]
+        listed = await p.client().list_sessions()
+        schema = {
+            "$ref": "#/components/schemas/Session",
+            "components": {"schemas": schemas.COMPONENTS},
+        }
+        for found in ([event["data"]], snapshot, listed):
+            by_id = {s["id"]: s for s in found}
+            run = by_id[long["id"]]["run"]
+            assert run == {**whole["run"], "parameters": None, "variables": None}
+            for document in found:
+                Draft202012Validator(schema).validate(document)
+        assert by_id[short["id"]]["run"] == short["run"]
+        await stream.aclose()
+
+
+def test_texts_are_kept_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts_module, "MAX_BYTES", 400_000)
+    texts = Texts(ClusterState())
+    run = NotebookRun("/a.ipynb", parameters=json.dumps({"x": "y" * 60_000}))
+    small = SessionView("", "alice", Kind.BATCH, "a", Tier.BASIC, 1, "local", 0.0, 0.0)
+    for number in range(100):
+        texts.session(replace(small, id=str(number)))
+    assert len(texts._made) == 100
+    for number in range(50):
+        texts.session(replace(small, id=str(number), run=run))
+    assert 1 <= len(texts._made) < 8
+    assert texts._bytes <= 400_000
+    for number in range(50):  # small again
+        texts.session(replace(small, id=str(number)))
+    assert texts._bytes == sum(texts_module._size(*made) for made in texts._made.values())
 
 
 def read(feed: Feed, user: str | None, position: int) -> list[Any]:
@@ -156,6 +234,26 @@ def test_large_events_count_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> N
         feed.add("alice", "session", json.dumps("x" * 1000))
     assert 1 <= len(feed._events) <= 10
     assert feed._bytes == sum(event.size for event in feed._events)
+
+
+def test_reading_places_keeps_nothing() -> None:
+    feed = Feed()
+    feed.add_places({"a": ("alice", 1), "b": ("bob", 2), "c": ("alice", 3)})
+    before = feed._bytes
+    size = objects(feed._events[0])
+    assert read(feed, "alice", 0) == [{"places": {"a": 1, "c": 3}}]
+    assert read(feed, None, 0) == [{"places": {"a": 1, "b": 2, "c": 3}}]
+    for number in range(100):
+        assert read(feed, f"user-{number}", 0) == []
+    assert objects(feed._events[0]) == size
+    assert feed._bytes == before >= 300
+
+
+def objects(value: Any) -> int:
+    """Objects behind a value, counted."""
+    if isinstance(value, dict):
+        return 1 + sum(objects(v) for v in value.values())
+    return 1 + (sum(objects(v) for v in vars(value).values()) if hasattr(value, "__dict__") else 0)
 
 
 @pytest.mark.asyncio

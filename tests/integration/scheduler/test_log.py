@@ -51,6 +51,29 @@ async def test_a_log_is_read_in_parts_and_from_anywhere(
 
 
 @pytest.mark.asyncio
+async def test_a_limit_is_never_gone_beyond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with platform(tmp_path) as p:
+        session = await printed(p, "ab" + "\U0001f600" * 100)
+        real = p.agent._session_log
+
+        def read(asked: dict[str, Any]) -> Any:
+            """No character is cut, as by the real agent."""
+            narrow = 0 if asked["offset"] else 2
+            wide = (asked["limit"] - narrow) // 4 * 4
+            return real({**asked, "limit": narrow + wide or 4})
+
+        p.agent._session_log = read  # type: ignore[method-assign]
+        for limit in (4, 7, 101, 200):
+            answer = await AsyncHTTPClient().fetch(
+                f"{p.url}api/v1/sessions/{session}/log?limit={limit}",
+                headers={"Authorization": "token alice-token"},
+            )
+            assert limit - 4 < len(answer.body) <= limit
+
+
+@pytest.mark.asyncio
 async def test_following_ends_with_the_session(tmp_path: Path) -> None:
     async with platform(tmp_path) as p:
         session = await printed(p, "first\n")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NoSpace, NotFound, Unavailable
+from singularity_scheduler.service import app as app_module
 from support.scheduler_service import LAUNCH, Platform, platform, until
 from tornado.httpclient import AsyncHTTPClient
 
@@ -384,7 +385,7 @@ async def test_events_come_as_they_happen_and_only_ones_own(tmp_path: Path) -> N
         seen = set()
         while seen != {a, b}:
             seen.add((await anext(everything))["data"]["id"])
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         await p.stop()
         with pytest.raises(Unavailable, match="event stream ended"):
             await _drain(everything)
@@ -410,3 +411,19 @@ async def test_health_says_what_is_wrong(tmp_path: Path) -> None:
         )
         await p.agent.start()
         await p.ready()
+
+
+@pytest.mark.asyncio
+async def test_old_sessions_are_forgotten_while_the_service_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_module, "TRIM_S", 0.1)
+    async with platform(tmp_path, app={"keep_history_days": 0.1 / 86400}) as p:
+        gone, stays = await p.kernel(), await p.kernel()
+        await p.client().end_session(gone)
+        for _ in range(100):
+            left = [s["id"] for s in await p.client().list_sessions()]
+            if left == [stays]:
+                break
+            await asyncio.sleep(0.1)
+        assert left == [stays]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from singularity_proxy.errors import BadRequest, Forbidden, NotFound, Unavailable
 from singularity_scheduler.client import ServiceClient
-from support.scheduler_service import LAUNCH, platform
+from singularity_scheduler.service import streams
+from support.scheduler_service import ACCESS, LAUNCH, USE, platform, until
 from tornado.httpclient import AsyncHTTPClient
 
 
@@ -50,6 +51,20 @@ async def test_admins_and_the_spawner_see_all_but_services_own_nothing(tmp_path:
             await p.kernel("spawner")
         ended = await p.client("spawner").end_session(a)
         assert ended["reason"] == "closed by spawner"
+
+
+@pytest.mark.asyncio
+async def test_a_service_named_like_a_user_sees_nothing_of_the_users(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.holder("alice", name="a")
+        namesake = p.client("namesake")
+        assert await namesake.list_sessions() == []
+        assert [d["session"] for d in (await namesake.cluster())["devices"]] == ["other", None]
+        stream = namesake.events()
+        assert (await anext(stream))["data"] == {"sessions": []}
+        await stream.aclose()
+        with pytest.raises(NotFound):
+            await namesake.get_session(a)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +122,64 @@ async def test_a_token_that_is_revoked_stops_working(tmp_path: Path) -> None:
         await asyncio.sleep(1.1)
         with pytest.raises(Forbidden):
             await p.client().cluster()
+
+
+@pytest.mark.asyncio
+async def test_streams_end_when_their_token_is_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.1)
+    async with platform(tmp_path, cache_max_age=1) as p:
+        session = await p.kernel()
+        p.agent.logs[session] = b"hello\n"
+        events, log = p.client().events(), p.client().log(session, follow=True)
+        await anext(events)
+        assert await anext(log) == "hello\n"
+        del p.hub.tokens["alice-token"]
+        with pytest.raises(Unavailable, match="event stream ended"):
+            await asyncio.wait_for(anext(events), 10)
+        with pytest.raises(Forbidden, match="JupyterHub does not know this token"):
+            await asyncio.wait_for(anext(log), 10)
+        assert p.services.feed.listeners == 0
+
+
+@pytest.mark.asyncio
+async def test_a_busy_stream_of_a_lost_admin_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.1)
+    async with platform(tmp_path, cache_max_age=1) as p:
+        everything = p.client("admin").events()
+        await anext(everything)
+        p.hub.tokens["admin-token"] = {**p.hub.tokens["admin-token"], "scopes": [ACCESS, USE]}
+
+        async def read() -> None:
+            while True:
+                await anext(everything)
+
+        reading = asyncio.ensure_future(read())
+        for number in range(400):
+            p.services.feed.add("bob", "session", str(number))
+            await asyncio.sleep(0.01)
+            if reading.done():
+                break
+        with pytest.raises(Unavailable, match="event stream ended"):
+            await asyncio.wait_for(reading, 1)
+
+
+@pytest.mark.asyncio
+async def test_streams_go_on_while_the_hub_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.1)
+    async with platform(tmp_path, cache_max_age=1) as p:
+        stream = p.client().events()
+        await anext(stream)
+        p.hub.ill, asked = True, p.hub.asked
+        await until(lambda: p.hub.asked > asked, "asked again")
+        p.services.feed.add("alice", "session", "1")
+        assert (await asyncio.wait_for(anext(stream), 5))["data"] == 1
+        await stream.aclose()
 
 
 @pytest.mark.asyncio

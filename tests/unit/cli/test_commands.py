@@ -282,6 +282,14 @@ def test_logs(
     assert capsys.readouterr().out == text
 
 
+def test_the_tail_is_followed_from_where_it_ended(double: Double, capsys: Captured) -> None:
+    double.log_parts, double.printed_later = ["ein\nzwölf\n"], ["drei\n", "fünf"]
+    assert logs.main(["000300000000", "-f", "--tail", "1"]) == 1
+    assert capsys.readouterr().out == "zwölf\ndrei\nfünf"
+    offsets = [call[2:] for call in double.calls if call[0] == "log"]
+    assert offsets == [(0, False), (len("ein\nzwölf\n".encode()), True)]
+
+
 def test_logs_of_nothing_say_so(double: Double, capsys: Captured) -> None:
     assert logs.main([FIRST]) == 0
     out, err = capsys.readouterr()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from singularity_proxy import errors
-from singularity_scheduler.cli import exits
+from singularity_scheduler.cli import exits, output
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/command-line.md"
 
@@ -45,3 +46,13 @@ def test_the_documentation_shows_the_table() -> None:
 )
 def test_codes_of_errors(error: type[errors.SingularityError], code: int) -> None:
     assert exits.code_of(error("no")) == code
+
+
+def test_a_refusal_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    error = errors.Conflict("it is called \x1b]0;x\x07\nroot: done")
+    output.say("jupyter singularity park", error, as_json=False)
+    said = capsys.readouterr().err
+    mark = "\N{REPLACEMENT CHARACTER}"
+    assert said == f"jupyter singularity park: it is called {mark}]0;x{mark} root: done\n"
+    output.say("", error, as_json=True)
+    assert json.loads(capsys.readouterr().err)["detail"] == error.message

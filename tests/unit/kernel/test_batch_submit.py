@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from singularity_kernel.batch import submit
 from singularity_kernel.batch.options import split_options
 from singularity_kernel.batch.submit import SubmitApp, described, main, passed_on
 from singularity_proxy.errors import BadRequest
@@ -149,3 +150,36 @@ def test_a_configuration_file_is_generated(tmp_path: Path) -> None:
     assert main(["--generate-config", f"--config={path}"]) == 0
     assert "c.SubmitApp.tier" in path.read_text()
     assert SubmitApp.clear_instance() is None
+
+
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        ("described", "nothing was submitted"),
+        ("submit", "the run may have been submitted: jupyter singularity ls shows it"),
+        ("reached", "the run goes on; jupyter singularity logs -f 0123 follows it"),
+    ],
+)
+def test_ctrl_c_says_what_it_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    where: str,
+    sentence: str,
+) -> None:
+    write_notebook(tmp_path / "n.ipynb", "print(1)")
+
+    class Client:
+        async def submit(self, **_: Any) -> dict[str, Any]:
+            if where == "submit":
+                raise KeyboardInterrupt
+            return {"id": "0123", "state": "queued"}
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SubmitApp, "client", lambda self, timeout=None: Client())
+    if where != "submit":
+        monkeypatch.setattr(submit, where, interrupted)
+    assert main([str(tmp_path / "n.ipynb"), "--wait"]) == 130
+    assert capsys.readouterr().err.endswith(f"jupyter singularity submit: {sentence}\n")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from singularity_proxy.errors import BadRequest
+from singularity_proxy.errors import BadRequest, NoSpace
 from singularity_scheduler.core.states import WORDS
 from singularity_scheduler.service import checks, schemas
 from singularity_scheduler.service.handlers import TABLE
 from singularity_scheduler.service.openapi import document
 from singularity_scheduler.service.operations import Operation, Who
+from singularity_scheduler.service.problems import outcome_of
 
 BY_NAME: dict[str, Operation] = {operation.name: operation for operation in TABLE}
 
@@ -31,6 +33,52 @@ def test_a_cursor_comes_back_as_it_was(at: float, session: str, scope: str) -> N
 def test_anything_else_is_refused_as_a_cursor(text: str) -> None:
     with pytest.raises(BadRequest, match="begin without it"):
         checks.read_cursor(text, "list", (float, str))
+
+
+@pytest.mark.parametrize(
+    ("position", "kinds"),
+    [
+        ('1e999,"a"', (float, str)),
+        ('NaN,"a"', (float, str)),
+        ('-Infinity,"a"', (float, str)),
+        ('1.0,"\\ud800"', (float, str)),
+        (str(1 << 63), (int,)),
+        (str(-(1 << 63) - 1), (int,)),
+        ("true", (int,)),
+    ],
+)
+def test_a_forged_cursor_is_refused(position: str, kinds: tuple[type, ...]) -> None:
+    scope = checks._short("list")
+    cursor = base64.urlsafe_b64encode(f'["{scope}",{position}]'.encode()).decode().rstrip("=")
+    with pytest.raises(BadRequest, match="begin without it"):
+        checks.read_cursor(cursor, "list", kinds)
+
+
+def test_the_largest_whole_numbers_of_a_cursor() -> None:
+    for number in (-(1 << 63), (1 << 63) - 1):
+        assert checks.read_cursor(checks.make_cursor((number,), "x"), "x", (int,)) == [number]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1" + "0" * 400 + ".0"])
+def test_numbers_that_no_float_holds_are_refused(number: str) -> None:
+    body = f'{{"run": {{"parameters": {{"lr": {number}}}}}}}'.encode()
+    with pytest.raises(BadRequest, match="is too large to be stored") as refused:
+        checks.read_json(body)
+    assert number[:30] in refused.value.message
+    assert len(refused.value.message) < 120
+
+
+def test_a_log_has_a_limit_that_holds_every_character() -> None:
+    operation = BY_NAME["stream_log"]
+    assert checks.read_query(operation, {"limit": [b"4"]})["limit"] == len("\U0001f600".encode())
+    with pytest.raises(BadRequest, match="limit must be a whole number from 4"):
+        checks.read_query(operation, {"limit": [b"3"]})
+
+
+def test_what_becomes_of_a_request() -> None:
+    assert outcome_of(201, None) == "done"
+    assert outcome_of(405, None) == outcome_of(507, NoSpace("full")) == "refused"
+    assert outcome_of(500, None) == "failed"
 
 
 @given(st.text(max_size=20))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 from singularity_proxy.errors import Unavailable
-from singularity_scheduler.client import ServiceClient
+from singularity_scheduler.client import ServiceClient, stream
 from singularity_scheduler.client.http import Broken, request
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -138,3 +139,67 @@ async def test_leaving_in_the_middle_closes_the_connection() -> None:
     await asyncio.wait_for(gone.wait(), 5)
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.asyncio
+async def test_a_log_that_falls_silent_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, follow: bool
+) -> None:
+    monkeypatch.setattr(stream, "SILENCE_S", 0.1)
+    monkeypatch.setattr(stream, "WITHOUT_SERVICE_S", 0.0)
+    async with answering(CHUNKED + b"5\r\nhello\r\n", stay=True) as url:
+        log = ServiceClient(url, "t").log("a", follow=follow)
+        assert await anext(log) == "hello"
+        assert log.offset == 5
+        with pytest.raises(Unavailable, match=r"the log cannot be read now \(nothing came for"):
+            await asyncio.wait_for(anext(log), 5)
+
+
+@pytest.mark.asyncio
+async def test_a_log_knows_where_to_go_on() -> None:
+    head = OK + b"Singularity-Log-Offset: 100\r\n\r\n"
+    async with answering(head + "aü".encode() + b"\xe2\x82") as url:
+        log = ServiceClient(url, "t").log("a", offset=7)
+        assert log.offset == 7
+        assert "".join([text async for text in log]) == "aü\N{REPLACEMENT CHARACTER}"
+        assert log.offset == 105
+
+
+@pytest.mark.asyncio
+async def test_heartbeats_move_where_events_go_on() -> None:
+    first = b"id: x-1\nevent: a\ndata: 1\n\nid: x-2\nevent: a\ndata: 2\n\n"
+    beat = b": heartbeat\nid: x-9\n\n"
+    async with answering(OK + b"\r\n" + first, 0.02, beat) as url:
+        events = ServiceClient(url, "t").events("x-0")
+        assert events.last_id == "x-0"
+        assert (await anext(events))["data"] == 1
+        assert events.last_id == "x-1"  # and not what has come, but is not read
+        assert (await anext(events))["data"] == 2
+        with pytest.raises(Unavailable, match="the scheduler's event stream ended"):
+            await anext(events)
+        assert events.last_id == "x-9"
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_nobody_reads_any_more_is_closed() -> None:
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK + b"\r\nid: x-1\ndata: 1\n\n")
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        gone.set()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    gc.disable()
+    try:
+        assert (await anext(ServiceClient(url, "t").events()))["id"] == "x-1"
+        await asyncio.wait_for(gone.wait(), 5)
+    finally:
+        gc.enable()
+        server.close()
+        await server.wait_closed()

@@ -86,6 +86,7 @@ def test_events_are_cut_at_blank_lines_wherever_the_bytes_were_cut() -> None:
         first, rest = parse_events(text[:cut])
         second, rest = parse_events(rest + text[cut:])
         assert first + second == [
+            {"event": "", "data": None, "id": "x-1"},
             {"event": "a", "data": {"n": "ü"}, "id": "x-2"},
             {"event": "message", "data": {"n": 2}, "id": None},
         ]

@@ -1,0 +1,110 @@
+"""What the server extension remembers of sessions while it passes their changes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from jupyter_events import EventLogger
+from singularity_labext import events as labext
+from singularity_labext.events import KEEP_ENDED, Emitter, follow
+from singularity_proxy.errors import Unavailable
+from singularity_scheduler.client import ServiceClient
+from singularity_scheduler.client.schemas import SESSION_STATE
+
+SESSION = {
+    "user": "alice",
+    "name": "train.ipynb",
+    "kind": "interactive",
+    "tier": "basic",
+    "node": "local",
+    "state": "ready",
+    "process_state": "live",
+    "device_state": "none",
+    "reason": "its process runs",
+    "updated_at": "2026-01-01T00:00:00.000+00:00",
+}
+OVER = {"state": "completed", "process_state": "completed"}
+
+
+class Told(Emitter):
+    """An emitter with what it told: (session, state)."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.logger = EventLogger()
+        super().__init__(self.logger)
+
+        async def tell(logger: Any, schema_id: str, data: dict[str, Any]) -> None:
+            self.told.append((data["session"], data["state"]))
+
+        self.logger.add_listener(schema_id=SESSION_STATE, listener=tell)
+
+    async def session(self, sid: str, **changes: str) -> None:
+        self.take({"event": "session", "id": "1", "data": {**SESSION, "id": sid, **changes}})
+        await self.logger.gather_listeners()
+
+
+@pytest.mark.asyncio
+async def test_only_so_many_ended_sessions_are_remembered() -> None:
+    emitter = Told()
+    await emitter.session("live")
+    for number in range(KEEP_ENDED + 100):
+        emitter.take({"event": "session", "id": "1", "data": {**SESSION, "id": str(number)}})
+        await emitter.session(str(number), **OVER)
+    assert len(emitter._known) == 1
+    assert len(emitter._ended) == KEEP_ENDED
+    before = len(emitter.told)
+    await emitter.session(str(KEEP_ENDED + 99), **OVER)  # the same again is no change
+    assert len(emitter.told) == before == 2 * (KEEP_ENDED + 100) + 1
+
+
+@pytest.mark.asyncio
+async def test_the_end_during_an_absence_is_told_once() -> None:
+    emitter = Told()
+    snapshot = {"event": "snapshot", "id": "1", "data": {"sessions": [{**SESSION, "id": "a"}]}}
+    emitter.take(snapshot)
+    snapshot["data"] = {"sessions": [{**SESSION, "id": "a", **OVER}]}
+    emitter.take(snapshot)
+    emitter.take(snapshot)
+    await emitter.logger.gather_listeners()
+    assert emitter.told == [("a", "completed")]
+
+
+class Away:
+    """A stream that brings a heartbeat and ends."""
+
+    def __init__(self, last: str | None) -> None:
+        self.last_id = last
+
+    def __aiter__(self) -> Away:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        self.last_id = "x-7"
+        raise Unavailable("the service goes away")
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.asyncio
+async def test_it_goes_on_behind_the_last_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labext, "RETRY_S", 0.0)
+    asked: list[str | None] = []
+    twice = asyncio.Event()
+
+    class Client:
+        def events(self, last: str | None) -> Away:
+            asked.append(last)
+            if len(asked) == 2:
+                twice.set()
+            return Away(last)
+
+    following = asyncio.ensure_future(follow(cast(ServiceClient, Client()), Told()))
+    await asyncio.wait_for(twice.wait(), 5)
+    following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await following
+    assert asked[:2] == [None, "x-7"]
