@@ -124,7 +124,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         """The same of the ledger."""
         self.observers: list[Callable[[ev.Decision], None]] = []
         """Called after each durable decision, in order; must neither block nor fail."""
-        self.on_magic: Callable[[str, SessionView, SingularityError | None], None] = (
+        self.on_magic: Callable[[str, SessionView, Exception | None], None] = (
             lambda verb, view, refused: None
         )
         """Told what a session asked about itself, and how it was refused (None: done)."""
@@ -339,7 +339,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         if verb in VERBS:
             try:
                 await self.act(view, verb, args, view.user)
-            except SingularityError as error:
+            except Exception as error:
                 self.on_magic(verb, view, error)
                 raise
             self.on_magic(verb, view, None)

@@ -42,8 +42,9 @@ class Services:
         self.controller.on_magic = self._magic
         self.controller.ledger.on_write = self.metrics.ledger_write
 
-    def _magic(self, verb: str, view: SessionView, refused: SingularityError | None) -> None:
-        outcome = "refused" if refused else "done"
+    def _magic(self, verb: str, view: SessionView, error: Exception | None) -> None:
+        refused = error if isinstance(error, SingularityError) else None
+        outcome = "refused" if refused else "failed" if error else "done"
         self.metrics.asked(verb, outcome)
         self.audit.asked(verb, view.user, view.id, None, outcome, refused)
 
