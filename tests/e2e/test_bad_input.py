@@ -190,7 +190,9 @@ async def make_scene(platform: Any) -> Scene:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def scene():
-    async with running_platform(devices=2) as platform:
+    # A lease that lasts while the service is away: what is asked here is not what it is for.
+    arguments = ["--Controller.lease_ttl_s=300"]
+    async with running_platform(devices=2, service_args=arguments) as platform:
         made = await make_scene(platform)
         yield made
         # After all of it alice's notebook still has what it had.
@@ -406,7 +408,10 @@ CASES = [
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(c, id=c.name, marks=[pytest.mark.root] if c.root else []) for c in CASES],
+    [
+        pytest.param(case, id=case.name, marks=[pytest.mark.root] if case.root else [])
+        for case in CASES
+    ],
 )
 async def test_one_sentence_and_nothing_changed(scene: Scene, case: Case) -> None:
     before = await scene.sessions()
