@@ -415,6 +415,7 @@ def test_a_storage_can_be_made_smaller_and_larger(session: Standalone) -> None:
         """
         import torch
         x = torch.arange(1 << 20, dtype=torch.float32, device="cuda")
+        torch.cuda.synchronize()  # figures of memory follow what the proxy has executed
         storage, before = x.untyped_storage(), torch.cuda.memory_allocated()
         storage.resize_(8)
         torch.cuda.synchronize()
