@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.errors import BadRequest, NotFound, SingularityError, Unavailable
 from singularity_scheduler.cli import output as printing
-from singularity_scheduler.cli.base import ServiceApp
+from singularity_scheduler.cli.base import ServiceApp, wanted_devices
 from singularity_scheduler.cli.exits import FAILED_RUN, CannotWrite
 from traitlets import Bool, Integer, Unicode, default
 
@@ -204,7 +204,7 @@ class SubmitApp(ServiceApp):
                 return await client.submit(
                     run=self._run,
                     tier=self.tier or None,
-                    devices=self._wanted_devices(),
+                    devices=wanted_devices(self.devices),
                     name=self.run_name,
                     key=key,  # asking twice gives one run
                 )
@@ -212,19 +212,6 @@ class SubmitApp(ServiceApp):
                 if loop.time() >= give_up_at:
                     raise
             await asyncio.sleep(POLL_S)
-
-    def _wanted_devices(self) -> int | None:
-        text = os.environ.get("SINGULARITY_DEVICES")
-        if self.devices is not None or not text:
-            wanted: int | None = self.devices
-            return wanted
-        try:
-            return int(text)
-        except ValueError:
-            raise BadRequest(
-                f"SINGULARITY_DEVICES is {text!r}, but it must be a number of devices; nothing was "
-                "started: give --devices"
-            ) from None
 
     async def _end(self, client: ServiceClient) -> int:
         if self.follow:

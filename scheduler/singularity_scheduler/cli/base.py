@@ -358,6 +358,21 @@ def is_token(text: str) -> bool:
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
+def wanted_devices(given: int | None) -> int | None:
+    """Virtual devices that a command asks for: --devices, else what the spawn form has set
+    (SINGULARITY_DEVICES), else None for the scheduler's default."""
+    text = os.environ.get("SINGULARITY_DEVICES")
+    if given is not None or not text:
+        return given
+    try:
+        return int(text)
+    except ValueError:
+        raise BadRequest(
+            f"SINGULARITY_DEVICES is {text!r}, but it must be a number of devices; nothing was "
+            "started: give --devices"
+        ) from None
+
+
 def _plain(error: TraitError) -> str:
     """A trait's refusal without the names of classes: "limit: expected an int, not ..."."""
     text = " ".join(str(error).split())
@@ -368,4 +383,4 @@ def _plain(error: TraitError) -> str:
     return f"--{name.replace('_', '-')}: expected {after}"
 
 
-__all__ = ["CommandApp", "ReportApp", "ServiceApp"]
+__all__ = ["CommandApp", "ReportApp", "ServiceApp", "wanted_devices"]

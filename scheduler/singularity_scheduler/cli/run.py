@@ -24,7 +24,7 @@ from singularity_proxy.errors import BadRequest
 from traitlets import Integer, Unicode, default
 
 from . import output
-from .base import CommandApp
+from .base import CommandApp, wanted_devices
 
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
@@ -83,22 +83,10 @@ class RunApp(CommandApp):
         super().parse_command_line(own)
 
     def execute(self) -> int:
-        return run(self.command, tier=self.tier, devices=self._wanted_devices())
+        return run(self.command, tier=self.tier, devices=wanted_devices(self.devices))
 
     def complete(self, prefix: str) -> None:
         """File names: the words are a command's."""
-
-    def _wanted_devices(self) -> int | None:
-        text = os.environ.get("SINGULARITY_DEVICES")
-        if self.devices is not None or not text:
-            wanted: int | None = self.devices
-            return wanted
-        try:
-            return int(text)
-        except ValueError:
-            raise BadRequest(
-                f"SINGULARITY_DEVICES is {text!r}, but it must be a number of devices"
-            ) from None
 
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -11,8 +11,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 from uuid import uuid4
@@ -35,23 +34,20 @@ from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import SessionSpec, SessionView
 from singularity_scheduler.core.policy import choose_node, decide, refuse_ended
 from singularity_scheduler.core.spec import run_of
-from singularity_scheduler.core.states import FINAL, WORDS, DeviceState
+from singularity_scheduler.core.states import DeviceState
 
 from . import documents, translate
+from .archive import Archive
 from .commander import Commander
+from .keys import Keys
 from .leases import LeaseKeeper
-from .ledger import Command, Ledger, Position
+from .ledger import Command, Ledger
 from .ports import Fleet
 
 Json = dict[str, Any]
 
 VERBS = ("park", "preempt", "suspend", "resume", "migrate", "checkpoint")
 """What can be asked of a session besides its end."""
-
-ACTIVE_WORDS = frozenset(WORDS) - {state.value for state in FINAL}
-
-KEEP_OVER = 5000
-"""Ended sessions kept in memory."""
 
 RETRY_S = 1.0
 """Pause before something that could not be written or started is tried again."""
@@ -128,14 +124,13 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             lambda verb, view, refused: None
         )
         """Told what a session asked about itself, and how it was refused (None: done)."""
-        self._over: OrderedDict[str, SessionView] = OrderedDict()
-        """Sessions that ended and were asked for lately; they never change again."""
+        self.archive = Archive(self.state, ledger)
         self._clock = clock
         self._lock = asyncio.Lock()
         self._stopped = False
         self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._changed = asyncio.Condition()
-        self._keys: dict[tuple[str, str], list[asyncio.Future[None]]] = {}
+        self._keys = Keys(ledger, clock)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.commander = Commander(
             fleet,
@@ -335,7 +330,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         if verb == "why":
             return self.why(view)
         if verb == "history":
-            return await self.history(view, translate.limit(args.get("limit"), 20))
+            return await self.archive.history(view, translate.limit(args.get("limit"), 20))
         if verb in VERBS:
             try:
                 await self.act(view, verb, args, view.user)
@@ -350,27 +345,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
 
     async def find(self, session: str) -> SessionView:
         """A session, ended ones included; raises `NotFound`."""
-        found = await self._views([session])
-        if not found:
-            raise NotFound(f"there is no session {session}", session=session)
-        return found[0]
-
-    async def _views(self, ids: list[str]) -> list[SessionView]:
-        """These sessions in this order; unknown ones are left out."""
-        known = {sid: self.state.sessions.get(sid) or self._over.get(sid) for sid in ids}
-        missing = [sid for sid, view in known.items() if view is None]
-        if missing:
-            for stored in await self.ledger.sessions_of(missing):
-                # What was just written may be in memory by now, and newer.
-                known[stored.id] = self.state.sessions.get(stored.id) or stored
-                if stored.ended:
-                    self._over[stored.id] = stored
-        for sid in ids:
-            if sid in self._over:
-                self._over.move_to_end(sid)
-        while len(self._over) > KEEP_OVER:
-            self._over.popitem(last=False)
-        return [view for sid in ids if (view := known[sid]) is not None]
+        return await self.archive.find(session)
 
     async def create(
         self,
@@ -386,8 +361,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         that one is only accepted, and starts when there is room. The same `key` again answers with
         the same session. When its start fails, its error is raised and the session is there as
         failed, with the reason."""
-        async with self._once(user, key):
-            if before := await self._asked_before(user, key, fingerprint):
+        async with self._keys.once(user, key):
+            if before := await self._keys.before(user, key, fingerprint):
                 return await self._created_before(before, launch)
             session = uuid4().hex[:12]
             if spec.run:
@@ -397,7 +372,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
                 self.commander.prepare(session, launch)
             try:
                 event = ev.SessionCreated(session, user, spec, server)
-                command = self._command(user, key, "create", session, fingerprint)
+                command = self._keys.command(user, key, "create", session, fingerprint)
                 done = await self.submit(event, command)
             except BaseException:
                 self.commander.forget(session)
@@ -418,17 +393,6 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
                 "started: wait until some have started, or cancel some",
                 queued=queued,
             )
-
-    async def _asked_before(self, user: str, key: str | None, fingerprint: str) -> Command | None:
-        """The request that already came with this key; `Conflict` when it was another one."""
-        before = await self.ledger.command(user, key) if key else None
-        if before and fingerprint != before.fingerprint:
-            raise Conflict(
-                f"this idempotency key was already used to {before.verb} session "
-                f"{before.session} with another request; nothing was changed: use a new key",
-                session=before.session,
-            )
-        return before
 
     async def _created_before(
         self, before: Command, launch: Json
@@ -458,8 +422,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
     ) -> SessionView:
         """One of `VERBS`; returns the session as it is when that is done, refused (raised), or has
         taken `settle_s`."""
-        async with self._once(by, key):
-            if before := await self._asked_before(by, key, fingerprint):
+        async with self._keys.once(by, key):
+            if before := await self._keys.before(by, key, fingerprint):
                 if (before.verb, before.session) != (verb, view.id):
                     raise Conflict(f"this key was used to {before.verb} session {before.session}")
                 return await self.find(view.id)
@@ -473,17 +437,16 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             types = {d.id: d.type for d in node.devices.values()} if node else {}
             event = translate.verb_event(view.id, verb, args, by, types)
             self.commander.failures.pop(view.id, None)
-            command = self._command(by, key, verb, view.id, fingerprint)
+            command = self._keys.command(by, key, verb, view.id, fingerprint)
             if verb == "checkpoint":
                 done = await self.submit(event)
                 await asyncio.shield(asyncio.gather(*done.tasks.values()))
-                await self._happened(command)
+                await self._keys.happened(command)
             else:
                 await self.submit(event, command)
         await self._until(lambda: self._settled(view.id))
         if error := self.commander.failures.pop(view.id, None):
-            if key:  # the same request may come again, and is then tried again
-                await self.ledger.forget(by, key)
+            await self._keys.failed(by, key)
             raise error
         return await self.find(view.id)
 
@@ -503,42 +466,13 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         fingerprint: str = "",
     ) -> None:
         """Send a signal to the session's main process; the same `key` again sends none."""
-        async with self._once(by, key):
-            if await self._asked_before(by, key, fingerprint):
+        async with self._keys.once(by, key):
+            if await self._keys.before(by, key, fingerprint):
                 return
             refuse_ended(view)
             await self.submit(ev.SignalAsked(view.id, by, signum))
             await self.fleet.call(view.node, "session.signal", session=view.id, signum=signum)
-            await self._happened(self._command(by, key, "signal", view.id, fingerprint))
-
-    async def _happened(self, command: Command | None) -> None:
-        """Remember the key of a request that no restart would carry on: only once it is done."""
-        if command:
-            with contextlib.suppress(SingularityError):  # done is done: a repeat does it again
-                await self.ledger.write(ev.Decision(), command)
-
-    async def page(
-        self,
-        user: str | None,
-        *,
-        state: str | None = None,
-        kind: str | None = None,
-        owner: str | None = None,
-        limit: int,
-        after: Position | None = None,
-    ) -> tuple[list[SessionView], Position | None]:
-        """At most `limit` sessions that `user` may see (None: everybody's), newest first, and what
-        to give as `after` for the ones behind them (None: there are none). `state`: with this word,
-        or "active": not ended; `kind` and `owner` (a user) narrow down."""
-        if user is not None and owner not in (None, user):
-            return [], None
-        words = ACTIVE_WORDS if state == "active" else frozenset({state}) if state else None
-        positions = await self.ledger.page(
-            user or owner, kind=kind, words=words, limit=limit + 1, after=after
-        )
-        more = len(positions) > limit
-        views = await self._views([sid for _, sid in positions[:limit]])
-        return views, positions[limit - 1] if more else None
+            await self._keys.happened(self._keys.command(by, key, "signal", view.id, fingerprint))
 
     def status(self, view: SessionView) -> Json:
         """The session's document with who else waits."""
@@ -547,23 +481,6 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
 
     def why(self, view: SessionView) -> Json:
         return explain(self.state, view, self._clock())
-
-    async def history(self, view: SessionView, limit: int) -> list[Json]:
-        """Its newest `limit` changes, oldest first."""
-        return (await self.history_page(view, limit))[0]
-
-    async def history_page(
-        self, view: SessionView, limit: int, before: int | None = None
-    ) -> tuple[list[Json], int | None]:
-        """The newest `limit` changes with numbers below `before` (None: of all), oldest first, and
-        what to give as `before` for the older ones (None: there are none)."""
-        lines = await self.ledger.history(view.id, limit + 1, before)
-        more = len(lines) > limit
-        lines = lines[-limit:]
-        return (
-            [documents.change_document(change) for _, change in lines],
-            lines[0][0] if more else None,
-        )
 
     async def read_log(self, view: SessionView, offset: int, limit: int) -> Json:
         """What its process printed, from byte `offset` on and at most `limit` bytes:
@@ -620,31 +537,6 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
 
         with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
             await asyncio.wait_for(wait(), self.settle_s if limit_s is None else limit_s)
-
-    def _command(
-        self, user: str, key: str | None, verb: str, session: str, fingerprint: str
-    ) -> Command | None:
-        return Command(user, key, verb, session, self._clock(), fingerprint) if key else None
-
-    @contextlib.asynccontextmanager
-    async def _once(self, user: str, key: str | None) -> AsyncIterator[None]:
-        """One request with this key at a time; the others wait in the order they came."""
-        if key is None:
-            yield
-            return
-        before = self._keys.setdefault((user, key), [])
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ahead = list(before)
-        before.append(mine)
-        try:
-            if ahead:
-                await asyncio.wait(ahead)
-            yield
-        finally:
-            mine.set_result(None)
-            before.remove(mine)
-            if not before:
-                del self._keys[user, key]
 
     def require_node(self) -> None:
         """Raise `Unavailable` with what is known about it while no node is there."""

@@ -134,7 +134,7 @@ async def list_sessions(call: Endpoint) -> Reply:
     limit = call.query["limit"]
     scope = repr(("sessions", call.caller.sees, state, kind, owner))
     at = checks.read_cursor(call.query["cursor"], scope, (float, str))
-    views, after = await call.controller.page(
+    views, after = await call.controller.archive.page(
         call.caller.sees,
         state=state,
         kind=kind,
@@ -259,7 +259,7 @@ async def list_history(call: Endpoint) -> Reply:
     view = await call.session()
     scope = repr(("history", view.id))
     at = checks.read_cursor(call.query["cursor"], scope, (int,))
-    lines, before = await call.controller.history_page(
+    lines, before = await call.controller.archive.history_page(
         view, call.query["limit"], at[0] if at else None
     )
     following = checks.make_cursor((before,), scope) if before is not None else None

@@ -60,91 +60,41 @@ async def signal_session(call: Endpoint) -> Reply:
     return Reply(call.controller.status(await call.session()))
 
 
-async def _act(call: Endpoint) -> Reply:
-    view = await call.session()
-    assert call.operation.verb is not None
-    done = await call.controller.act(
-        view, call.operation.verb, call.body, call.caller.name, call.key, call.fingerprint
-    )
-    return Reply(call.controller.status(done))
-
-
-@operation(
-    "POST",
-    "sessions/{session}/park",
-    "Free its devices; its process and state stay, the next device call brings them back.",
-    answer="SessionStatus",
-    body="Nothing",
-    verb="park",
-)
-async def park_session(call: Endpoint) -> Reply:
-    return await _act(call)
-
-
-@operation(
-    "POST",
-    "sessions/{session}/preempt",
-    "Take its devices, nothing is lost, and hold it back until resume or migrate; a queued run "
-    "does not start meanwhile.",
-    answer="SessionStatus",
-    body="Nothing",
-    verb="preempt",
-)
-async def preempt_session(call: Endpoint) -> Reply:
-    return await _act(call)
-
-
-@operation(
-    "POST",
-    "sessions/{session}/suspend",
-    "Free its node. Not in this version: 501.",
-    answer="SessionStatus",
-    body="Nothing",
-    errors=(Unsupported,),
-    verb="suspend",
-)
-async def suspend_session(call: Endpoint) -> Reply:
-    return await _act(call)
-
-
-@operation(
-    "POST",
-    "sessions/{session}/resume",
-    "Take devices now instead of at the next device call; ends a preempt.",
-    answer="SessionStatus",
-    body="Nothing",
-    verb="resume",
-)
-async def resume_session(call: Endpoint) -> Reply:
-    return await _act(call)
-
-
-@operation(
-    "POST",
-    "sessions/{session}/migrate",
-    "Go on with other devices.",
-    answer="SessionStatus",
-    body="Move",
-    verb="migrate",
-)
-async def migrate_session(call: Endpoint) -> Reply:
-    return await _act(call)
-
-
-@operation(
-    "POST",
-    "sessions/{session}/checkpoint",
-    "Store its device state; execution goes on.",
-    answer="SessionStatus",
-    body="Checkpoint",
-    explain=lambda call, body: _explain_checkpoint(),
-    verb="checkpoint",
-)
-async def checkpoint_session(call: Endpoint) -> Reply:
-    return await _act(call)
-
-
-def _explain_checkpoint() -> None:
+def _explain_checkpoint(call: Endpoint, body: dict[str, Any]) -> None:
     raise BadRequest(
         f"a checkpoint's name must be printable text of at most {MAX_CHECKPOINT_NAME} characters"
     )
+
+
+def _verb(verb: str, summary: str, body: str = "Nothing", **more: Any) -> None:
+    """Declare ``POST sessions/{session}/VERB``; the operation is called VERB_session."""
+
+    async def act(call: Endpoint) -> Reply:
+        view = await call.session()
+        done = await call.controller.act(
+            view, verb, call.body, call.caller.name, call.key, call.fingerprint
+        )
+        return Reply(call.controller.status(done))
+
+    act.__name__ = f"{verb}_session"
+    path = f"sessions/{{session}}/{verb}"
+    operation("POST", path, summary, answer="SessionStatus", body=body, verb=verb, **more)(act)
+
+
+_verb(
+    "park", "Free its devices; its process and state stay, the next device call brings them back."
+)
+_verb(
+    "preempt",
+    "Take its devices, nothing is lost, and hold it back until resume or migrate; a queued run "
+    "does not start meanwhile.",
+)
+_verb("suspend", "Free its node. Not in this version: 501.", errors=(Unsupported,))
+_verb("resume", "Take devices now instead of at the next device call; ends a preempt.")
+_verb("migrate", "Go on with other devices.", "Move")
+_verb(
+    "checkpoint",
+    "Store its device state; execution goes on.",
+    "Checkpoint",
+    explain=_explain_checkpoint,
+)
