@@ -100,6 +100,14 @@ class World:
             self.pending.remove(action)
             self.do(outcome(action))
 
+    def reloaded(self) -> World:
+        """The same world after the service was started anew from its ledger; no node is back."""
+        fresh = World.__new__(World)
+        fresh.state, fresh.now = ClusterState(), self.now
+        fresh.state.load(list(self.state.sessions.values()))
+        fresh.pending, fresh.all_actions, fresh.history = [], [], []
+        return fresh
+
     def __getitem__(self, sid: str) -> SessionView:
         return self.state.sessions[sid]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.model import AgentFacts, Tier
 from singularity_scheduler.core.states import DeviceState
 from support.scheduler_core import World, devices_of, facts
@@ -14,20 +13,11 @@ def rejoin(world: World, *sessions: AgentFacts) -> ev.Decision:
     return world.do(ev.NodeJoined("local", devices_of("local", 2), sessions))
 
 
-def reload(world: World) -> World:
-    """The same world after the service was started anew from its ledger."""
-    fresh = World.__new__(World)
-    fresh.state, fresh.now = ClusterState(), world.now
-    fresh.state.load(list(world.state.sessions.values()))
-    fresh.pending, fresh.all_actions, fresh.history = [], [], []
-    return fresh
-
-
 def test_everything_as_it_was_changes_nothing() -> None:
     world = World()
     world.holding("a")
     world.create("b")
-    world = reload(world)
+    world = world.reloaded()
     assert rejoin(world, facts(world["a"]), facts(world["b"])).sessions == ()
     assert world["a"].devices == ("cpu:0",)
     world.holding("c")
@@ -40,7 +30,7 @@ def test_queue_order_survives_a_restart() -> None:
     for sid in ("z", "b"):
         world.create(sid)
         world.need(sid)
-    world = reload(world)
+    world = world.reloaded()
     world.do(
         ev.NodeJoined(
             "local", devices_of("local", 1), tuple(map(facts, map(world.__getitem__, "azb")))

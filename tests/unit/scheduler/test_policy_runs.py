@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import Kind, NotebookRun, SessionSpec, Tier
 from singularity_scheduler.core.states import ProcessState
@@ -21,15 +20,6 @@ def started(world: World) -> list[str]:
 def end(world: World, sid: str) -> None:
     world.do(ev.ProcessExited(sid, 0))
     world.answer(ev.End, ev.Start)
-
-
-def reloaded(world: World) -> World:
-    """The same world after the service was started anew from its ledger; no node is back yet."""
-    fresh = World.__new__(World)
-    fresh.state, fresh.now = ClusterState(), world.now
-    fresh.state.load(list(world.state.sessions.values()))
-    fresh.pending, fresh.all_actions, fresh.history = [], [], []
-    return fresh
 
 
 def test_as_many_start_as_there_are_devices_and_the_rest_waits_in_order() -> None:
@@ -321,7 +311,7 @@ def test_queued_runs_start_in_order_after_a_restart() -> None:
     world = World(1)
     for sid in ("z", "m", "a"):
         world.submit(sid)
-    world = reloaded(world)
+    world = world.reloaded()
     world.do(ev.NodeJoined("local", devices_of("local", 1), (facts(world["z"]),)))
     assert [world[s].word for s in "zma"] == ["ready", "queued", "queued"]
     end(world, "z")
@@ -337,7 +327,7 @@ def test_a_run_whose_start_was_decided_but_not_sent_is_started_after_a_restart()
     world.do(ev.NodeJoined("local", devices_of("local", 1), ()))
     world.do(ev.SessionCreated("b", "alice", SessionSpec(Kind.BATCH, STANDARD, 1, "b", run)))
     assert world["b"].word == "starting"  # and now the service dies
-    world = reloaded(world)
+    world = world.reloaded()
     decision = world.do(ev.NodeJoined("local", devices_of("local", 1), ()))
     assert [(a.session, a.rule) for a in decision.actions] == [("b", "recover")]
     world.answer()
@@ -347,7 +337,7 @@ def test_a_run_whose_start_was_decided_but_not_sent_is_started_after_a_restart()
 def test_a_run_that_was_lost_with_its_node_says_what_there_is_of_it() -> None:
     world = World(1)
     world.computing("a")
-    world = reloaded(world)
+    world = world.reloaded()
     world.do(ev.NodeJoined("local", devices_of("local", 1), ()))
     last = world.history[-1]
     assert last.process_state is ProcessState.FAILED
