@@ -5,41 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from html import escape
 from typing import Any
+
+from singularity_scheduler.client.words import age, plural, size
 
 Json = Mapping[str, Any]
 
 
-def human_bytes(count: float) -> str:
-    """`count` bytes in binary units, three significant digits."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"
-
-
-def human_age(at: str | None, now: datetime) -> str:
+def ago(at: str | None, now: datetime) -> str:
     """How long ago the ISO time `at` was: "12 s ago"; "" for None and for what is no time."""
-    if not at:
-        return ""
-    try:
-        then = datetime.fromisoformat(at.replace("Z", "+00:00"))
-    except ValueError:
-        return ""
-    if then.tzinfo is None:
-        then = then.replace(tzinfo=timezone.utc)
-    seconds = max(0, int((now - then).total_seconds()))
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size} {unit} ago"
-    return f"{seconds} s ago"
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    passed = age(at, now)
+    return f"{passed} ago" if passed else ""
 
 
 def _devices(status: Json) -> str:
@@ -53,11 +31,9 @@ def _memory(status: Json) -> str:
     """`status["memory"]` is a list of {device, current, peak, capacity, held}, bytes."""
     parts = []
     for entry in status.get("memory") or ():
-        current = human_bytes(entry["current"])
+        current = size(entry["current"])
         if entry["held"]:
-            text = (
-                f"{current} of {human_bytes(entry['capacity'])} (peak {human_bytes(entry['peak'])})"
-            )
+            text = f"{current} of {size(entry['capacity'])} (peak {size(entry['peak'])})"
         else:
             text = f"{current} kept in host memory"
         parts.append(f"{entry['device']}: {text}")
@@ -68,9 +44,9 @@ def _checkpoint(status: Json, now: datetime) -> str:
     last = status.get("last_checkpoint")
     if not last:
         return "none yet"
-    parts = [str(last.get("id", "")), human_age(last.get("at"), now)]
+    parts = [str(last.get("id", "")), ago(last.get("at"), now)]
     if last.get("bytes") is not None:
-        parts.append(human_bytes(last["bytes"]))
+        parts.append(size(last["bytes"]))
     if last.get("level"):
         parts.append(f"{last['level']} state")
     return ", ".join(part for part in parts if part)
@@ -84,7 +60,7 @@ def _queue(status: Json, now: datetime) -> str:
     ahead = queue.get("ahead")
     if ahead is not None:
         text += f", {ahead if isinstance(ahead, int) else len(ahead)} ahead"
-    since = human_age(status.get("waiting_since"), now)
+    since = ago(status.get("waiting_since"), now)
     return f"{text}, since {since}" if since else text
 
 
@@ -106,7 +82,7 @@ def status_rows(status: Json, now: datetime) -> list[tuple[str, str]]:
     """Label and text of every line that there is something to say on."""
     state = str(status.get("state") or status.get("process_state") or "unknown")
     reason = str(status.get("reason") or "")
-    idle = human_age(status.get("idle_since"), now)
+    idle = ago(status.get("idle_since"), now)
     rows = [
         ("State", _state(state, reason)),
         ("Activity", f"idle since {idle}" if idle else ("busy" if status.get("busy") else "")),
@@ -130,7 +106,7 @@ def history_rows(entries: Sequence[Json], now: datetime) -> list[tuple[str, str]
     """When, and what happened and why, oldest first."""
     return [
         (
-            human_age(entry.get("at"), now) or str(entry.get("at") or ""),
+            ago(entry.get("at"), now) or str(entry.get("at") or ""),
             _state(str(entry.get("state") or ""), str(entry.get("reason") or "")),
         )
         for entry in entries

@@ -3,44 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Any
 
+from singularity_scheduler.client.words import age, plural, size
+
 Json = Mapping[str, Any]
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def size(count: float) -> str:
-    """`count` bytes in binary units, three significant digits."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"
-
-
-def parse_time(text: object) -> datetime | None:
-    """The moment of an ISO 8601 text; None for None and for what is none."""
-    try:
-        then = datetime.fromisoformat(str(text).replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return then if then.tzinfo else then.replace(tzinfo=timezone.utc)
-
-
-def age(text: object, now: datetime) -> str:
-    """How long ago an ISO 8601 time was, in its largest unit: "12 s", "3 min"; "" for none."""
-    then = parse_time(text)
-    if then is None:
-        return ""
-    seconds = max(0, int((now - then).total_seconds()))
-    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"
 
 
 def clean(value: object) -> str:
@@ -68,3 +35,6 @@ def outcome(session: Json) -> str:
     if not reason or reason.startswith(state):
         return reason or state
     return f"{state}: {reason}"
+
+
+__all__ = ["age", "clean", "devices", "label", "outcome", "plural", "size"]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from singularity_kernel.memory import device_memory
-from singularity_kernel.status import Sentence, Table, human_age, human_bytes, status_rows
+from singularity_kernel.status import Sentence, Table, ago, status_rows
 from singularity_proxy.wire.ring import RingFile, RingState
+from singularity_scheduler.client.words import size
 
 NOW = datetime(2026, 5, 1, 12, 0, 0, tzinfo=timezone.utc)
 
@@ -19,7 +20,7 @@ NOW = datetime(2026, 5, 1, 12, 0, 0, tzinfo=timezone.utc)
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (50 << 20, "50 MiB"), (5 << 40, "5 TiB")],
 )
 def test_bytes(count: int, text: str) -> None:
-    assert human_bytes(count) == text
+    assert size(count) == text
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_bytes(count: int, text: str) -> None:
     ],
 )
 def test_ages(at: str | None, text: str) -> None:
-    assert human_age(at, NOW) == text
+    assert ago(at, NOW) == text
 
 
 def rows(**status: Any) -> dict[str, str]:
