@@ -168,6 +168,8 @@ class Producer {
       futex_wake(words_->consumer_sleeps);
   }
   uint64_t position() const { return position_; }
+  // Bytes that the consumer has not released. More than the capacity: its word is not to be believed.
+  uint64_t unreleased() const { return position_ - seen_tail_; }
 
  private:
   bool fits(size_t n) const { return position_ + n - seen_tail_ <= bytes_; }
@@ -210,6 +212,9 @@ class Consumer {
       futex_wake(words_->producer_sleeps);
   }
   uint64_t position() const { return position_; }
+  uint64_t capacity() const { return bytes_; }
+  // Bytes that the producer published. More than the capacity: its word is not to be believed.
+  uint64_t published() const { return seen_head_ - position_; }
 
  private:
   QueueWords* words_ = nullptr;
@@ -244,6 +249,9 @@ class RingFile {
   QueueWords* reply_words() const { return &header_->reply; }
   char* request_base() const { return request_; }
   char* reply_base() const { return reply_; }
+  // As they were when the file was mapped; the header's words may have been changed since.
+  uint64_t request_bytes() const { return request_bytes_; }
+  uint64_t reply_bytes() const { return reply_bytes_; }
   bool is_open() const { return header_ != nullptr; }
 
   void unmap() {
@@ -260,16 +268,22 @@ class RingFile {
     if (fstat(fd, &info)) throw std::runtime_error("cannot stat the ring " + path);
     if (static_cast<size_t>(info.st_size) < kHeaderBytes)
       throw std::runtime_error(path + " is too short to be a ring");
-    void* p = mmap(nullptr, kHeaderBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED) throw std::runtime_error("cannot map the ring " + path);
-    header_ = static_cast<RingHeader*>(p);
-    if (header_->magic != kRingMagic || header_->version != kRingVersion)
+    // Not from the mapping: a file that is shortened just now would end the process.
+    struct {
+      uint64_t magic;
+      uint32_t version, virtual_device;
+      uint64_t request_bytes, reply_bytes;
+    } start{};
+    if (pread(fd, &start, sizeof(start), 0) != sizeof(start) || start.magic != kRingMagic || start.version != kRingVersion)
       throw std::runtime_error(path + " is not a ring of version 1");
-    request_bytes_ = header_->request_bytes;
-    reply_bytes_ = header_->reply_bytes;
+    request_bytes_ = start.request_bytes;
+    reply_bytes_ = start.reply_bytes;
     if (!power_of_pages(request_bytes_) || !power_of_pages(reply_bytes_) ||
         static_cast<uint64_t>(info.st_size) < kHeaderBytes + request_bytes_ + reply_bytes_)
       throw std::runtime_error(path + " has queue sizes that do not fit the file");
+    void* p = mmap(nullptr, kHeaderBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) throw std::runtime_error("cannot map the ring " + path);
+    header_ = static_cast<RingHeader*>(p);
     request_ = map_twice(fd, kHeaderBytes, request_bytes_);
     reply_ = map_twice(fd, kHeaderBytes + request_bytes_, reply_bytes_);
   }

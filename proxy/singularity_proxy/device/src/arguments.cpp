@@ -21,15 +21,34 @@ c10::ScalarType dtype_of(uint8_t number) {
   return static_cast<c10::ScalarType>(number);
 }
 
-// One element more than the last one that sizes and strides reach; 0 for an empty tensor.
-uint64_t reach(at::IntArrayRef sizes, at::IntArrayRef strides) {
-  uint64_t last = 0;
+constexpr int64_t kMostElements = int64_t{1} << 58;  // times any item size: still no overflow
+
+// One element more than the last one that sizes and strides reach; 0 for an empty tensor. Throws for
+// numbers that no tensor has.
+int64_t reach(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  int64_t last = 0;
+  bool wrong = false, empty = false;
   for (size_t i = 0; i < sizes.size(); i++) {
-    TORCH_CHECK(sizes[i] >= 0 && strides[i] >= 0, "negative size or stride");
-    if (sizes[i] == 0) return 0;
-    last += static_cast<uint64_t>(sizes[i] - 1) * static_cast<uint64_t>(strides[i]);
+    int64_t span = 0;
+    wrong |= sizes[i] < 0 || sizes[i] > kMostElements || strides[i] < 0 || strides[i] > kMostElements;
+    if (sizes[i] == 0) empty = true;
+    else wrong |= __builtin_mul_overflow(sizes[i] - 1, strides[i], &span) || __builtin_add_overflow(last, span, &last);
   }
-  return last + 1;
+  TORCH_CHECK(!wrong && last < kMostElements, "a tensor of sizes ", sizes, " and strides ", strides, " cannot be");
+  return empty ? 0 : last + 1;
+}
+
+// The number of elements; throws for sizes that no tensor has.
+int64_t count_of(at::IntArrayRef sizes) {
+  int64_t count = 1;
+  bool wrong = false, empty = false;
+  for (const int64_t n : sizes) {
+    wrong |= n < 0 || n > kMostElements;
+    if (n == 0) empty = true;
+    else wrong |= __builtin_mul_overflow(count, n, &count);  // as if no size were 0: torch makes strides of them
+  }
+  TORCH_CHECK(!wrong && count <= kMostElements, "a tensor of sizes ", sizes, " cannot be");
+  return empty ? 0 : count;
 }
 
 template <class T>
@@ -52,27 +71,26 @@ Tensor Executor::device_tensor(Reader& key, Reader& values) {
   std::memcpy(size_words, key.bytes(dim * 8), dim * 8);
   const at::IntArrayRef sizes(size_words, dim), strides(stride_words, dim);
   if (!(flags & kContiguous)) std::memcpy(stride_words, key.bytes(dim * 8), dim * 8);
+  const int64_t elements = flags & kContiguous ? count_of(sizes) : reach(sizes, strides);
   const auto id = values.get<uint64_t>();
   const auto offset = values.get<int64_t>();
   c10::Storage& storage = state_.storage(id);
+  // Never outside of the storage: a resize may have failed since the worker believed in it.
+  const auto fit = static_cast<int64_t>(storage.nbytes() / c10::elementSize(dtype));
+  TORCH_CHECK(offset >= 0 && offset <= kMostElements && (elements == 0 || (offset <= fit && elements <= fit - offset)),
+              "a tensor that reaches to element ", offset, " + ", elements, " does not fit its device memory of ",
+              storage.nbytes(), " bytes (an earlier resize may have failed)");
 
   const auto keys = storage.device().is_cpu() ? c10::DispatchKey::CPU : c10::computeDispatchKey(dtype, at::kStrided, storage.device());
   Tensor t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(keys),
                                                       c10::scalarTypeToTypeMeta(dtype));
   auto* impl = t.unsafeGetTensorImpl();
-  uint64_t elements;
   if (flags & kContiguous) {
     impl->set_sizes_contiguous(sizes);
     if (offset) impl->set_storage_offset(offset);
-    elements = static_cast<uint64_t>(impl->numel());
   } else {
     impl->set_sizes_and_strides(sizes, strides, offset);
-    elements = reach(sizes, strides);
   }
-  // Never outside of the storage: a resize may have failed since the worker believed in it.
-  TORCH_CHECK(elements == 0 || (offset >= 0 && static_cast<uint64_t>(offset) + elements <= storage.nbytes() / impl->itemsize()),
-              "a tensor that reaches to element ", offset + static_cast<int64_t>(elements), " does not fit its device memory of ",
-              storage.nbytes(), " bytes (an earlier resize may have failed)");
   if (flags & kConjugate) t._set_conj(true);
   if (flags & kNegative) t._set_neg(true);
   inputs_.push_back(storage.unsafeGetStorageImpl());
@@ -92,10 +110,12 @@ Tensor Executor::host_tensor(uint8_t tag, Reader& key, Reader& values) {
   TORCH_CHECK(dim <= kMaxDim, "a tensor of ", dim, " dimensions");
   int64_t sizes[kMaxDim];
   std::memcpy(sizes, key.bytes(dim * 8), dim * 8);
-  Tensor t = at::detail::empty_cpu(at::IntArrayRef(sizes, dim), dtype);
+  const auto wanted = static_cast<uint64_t>(count_of(at::IntArrayRef(sizes, dim))) * c10::elementSize(dtype);
   const auto bytes = values.get<uint64_t>();
-  TORCH_CHECK(bytes == t.nbytes(), "a host tensor of ", t.nbytes(), " bytes came with ", bytes);
-  if (bytes) std::memcpy(t.mutable_data_ptr(), values.bytes(bytes), bytes);
+  TORCH_CHECK(bytes == wanted, "a host tensor of ", wanted, " bytes came with ", bytes);
+  const char* from = values.bytes(bytes);
+  Tensor t = at::detail::empty_cpu(at::IntArrayRef(sizes, dim), dtype);
+  if (bytes) std::memcpy(t.mutable_data_ptr(), from, bytes);
   return t;
 }
 
@@ -119,8 +139,11 @@ IValue Executor::scalar(uint8_t tag, Reader& key, Reader& values) const {
   }
 }
 
-IValue Executor::argument(Reader& key, Reader& values) {
+// `inside` a list: lists of lists are refused, or a record could nest them until the stack ends.
+IValue Executor::argument(Reader& key, Reader& values, bool inside) {
   const auto tag = key.get<uint8_t>();
+  TORCH_CHECK(!inside || (static_cast<Tag>(tag) != Tag::tensor_list && static_cast<Tag>(tag) != Tag::optional_tensor_list),
+              "a list of lists");
   switch (static_cast<Tag>(tag)) {
     case Tag::none: return {};
     case Tag::undefined_tensor: return Tensor();
@@ -138,7 +161,7 @@ IValue Executor::argument(Reader& key, Reader& values) {
       const auto n = key.get<uint32_t>();
       c10::List<Tensor> list;
       list.reserve(std::min<size_t>(n, key.left()));
-      for (uint32_t i = 0; i < n; i++) list.push_back(argument(key, values).toTensor());
+      for (uint32_t i = 0; i < n; i++) list.push_back(argument(key, values, true).toTensor());
       return list;
     }
     case Tag::optional_tensor_list: {
@@ -146,7 +169,7 @@ IValue Executor::argument(Reader& key, Reader& values) {
       c10::List<std::optional<Tensor>> list;
       list.reserve(std::min<size_t>(n, key.left()));
       for (uint32_t i = 0; i < n; i++) {
-        IValue one = argument(key, values);
+        IValue one = argument(key, values, true);
         if (one.isNone()) list.push_back(std::nullopt);
         else list.push_back(std::move(one).toTensor());
       }

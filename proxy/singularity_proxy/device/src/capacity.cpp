@@ -19,6 +19,7 @@ thread_local uint32_t device_number = 0;
 
 // In front of every block, so that freeing knows its size; as long as torch's alignment.
 constexpr size_t kPrefixBytes = 64;
+constexpr size_t kMostBytes = size_t{1} << 60;
 
 std::string human(uint64_t bytes) {
   char text[32];
@@ -37,6 +38,8 @@ class Capacity final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &release, c10::Device(c10::kCPU)};
+    // Sums with it must not wrap: a huge number from a worker would look like a small one.
+    TORCH_CHECK_WITH(OutOfMemoryError, bytes <= kMostBytes, "CUDA out of memory. Tried to allocate more than 1EB memory.");
     take(bytes);
     char* block = nullptr;
     try {

@@ -56,9 +56,13 @@ void Executor::execute(const RecordHeader& record, const char* body, Buffer& rep
       return;
     }
     case Kind::free_storages:
+      TORCH_CHECK(record.base <= in.left() / 8, "a record frees more storages than it names");
       for (uint64_t i = 0; i < record.base; i++) state_.storages.erase(in.get<uint64_t>());
       return;
-    case Kind::allocate: state_.storages[record.base] = state_.make_storage(in.get<uint64_t>()); return;
+    case Kind::allocate:
+      state_.check_room(1);
+      state_.storages[record.base] = state_.make_storage(in.get<uint64_t>());
+      return;
     case Kind::resize: state_.resize(record.base, in.get<uint64_t>()); return;
     case Kind::write: {
       const auto offset = in.get<uint64_t>(), bytes = in.get<uint64_t>();
@@ -73,12 +77,7 @@ void Executor::execute(const RecordHeader& record, const char* body, Buffer& rep
     }
     case Kind::set_rng: {
       const auto bytes = in.get<uint64_t>();
-      const char* from = in.bytes(bytes);
-      Tensor saved = at::detail::empty_cpu({static_cast<int64_t>(bytes)}, at::kByte);
-      std::memcpy(saved.mutable_data_ptr(), from, bytes);
-      at::Generator& generator = state_.generator(record.base);
-      std::lock_guard<std::mutex> lock(generator.mutex());
-      generator.set_state(saved);
+      state_.set_generator(record.base, in.bytes(bytes), bytes);
       return;
     }
     case Kind::get_rng: {
@@ -120,6 +119,7 @@ void Executor::run(const RecordHeader& record, const char* body, Buffer& reply) 
   TORCH_CHECK(count == op.handle->schema().arguments().size(), op.name, " came with ", count, " arguments instead of ",
               op.handle->schema().arguments().size(), ": worker and device proxy run different versions of PyTorch");
   for (size_t i = 0; i < count; i++) stack_.push_back(argument(key, values));
+  op.check_enums(stack_);
   // A boxed call whose results are several of its arguments returns references that dangle in some
   // versions of torch (2.11). Keeping the arguments alive makes them harmless, and the results are
   // taken from the arguments.
@@ -178,6 +178,7 @@ void Executor::results(const RecordHeader& record, const OperatorEntry& op, Buff
       }
     }
   }
+  state_.check_room(made_.size());
   for (size_t i = 0; i < made_.size(); i++) state_.storages[record.base + i] = std::move(made_[i]);
   if (reply) {
     const auto made = static_cast<uint32_t>(made_.size());

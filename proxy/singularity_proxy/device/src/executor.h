@@ -47,7 +47,7 @@ class Executor {
   void run(const RecordHeader& record, const char* body, Buffer& reply);
   void results(const RecordHeader& record, const OperatorEntry& op, Buffer& reply);
   void tensor_result(const at::Tensor& tensor, bool all_new, Buffer* reply);
-  c10::IValue argument(Reader& key, Reader& values);
+  c10::IValue argument(Reader& key, Reader& values, bool inside = false);
   c10::IValue scalar(uint8_t tag, Reader& key, Reader& values) const;
   at::Tensor device_tensor(Reader& key, Reader& values);
   static at::Tensor host_tensor(uint8_t tag, Reader& key, Reader& values);

@@ -3,9 +3,9 @@
 #include <pthread.h>
 
 #include <chrono>
-#include <csignal>
 #include <thread>
 
+#include "guard.h"
 #include "ring_server.h"
 
 namespace singularity {
@@ -23,11 +23,8 @@ void Heart::add(RingServer* ring) {
   rings_.insert(ring);
   if (running_) return;
   running_ = true;
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked blocked;
   std::thread(&Heart::run, this).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Heart::remove(RingServer* ring) {

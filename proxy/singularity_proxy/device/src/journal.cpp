@@ -30,20 +30,23 @@ void Journal::open(const std::string& path, uint64_t base_seq) {
   if (header()->magic == 0) {
     header()->version = kJournalVersion;
     header()->base_seq = base_seq;
-    header()->end.store(kJournalHeaderBytes);
+    end_ = kJournalHeaderBytes;
+    header()->end.store(end_);
     header()->magic = kJournalMagic;
     return;
   }
-  const uint64_t end = header()->end.load();
-  if (header()->magic != kJournalMagic || header()->version != kJournalVersion || end < kJournalHeaderBytes ||
-      end > mapped_ || end % 8)
+  end_ = header()->end.load();
+  if (header()->magic != kJournalMagic || header()->version != kJournalVersion || end_ < kJournalHeaderBytes ||
+      end_ > mapped_ || end_ % 8)
     throw StateError(path + " is not a journal of version 1");
 }
 
 void Journal::close() {
+  guard_ = Guard();
   if (base_) ::munmap(base_, mapped_);
   base_ = nullptr;
   mapped_ = 0;
+  end_ = kJournalHeaderBytes;
   fd_.close();
 }
 
@@ -63,10 +66,12 @@ void Journal::map(uint64_t bytes) {
   if (p == MAP_FAILED) throw FileError(errno, "cannot map the journal", path_);
   base_ = static_cast<char*>(p);
   mapped_ = bytes;
+  guard_ = Guard(base_, mapped_);
 }
 
 char* Journal::room(size_t bytes) {
-  const uint64_t end = header()->end.load(std::memory_order_relaxed);
+  const uint64_t end = end_;
+  if (__builtin_expect(guard_.hit(), 0)) throw FileError(EIO, "someone shortened the journal", path_);
   if (__builtin_expect(end + bytes > mapped_, 0)) {
     uint64_t wanted = mapped_ + std::min(mapped_, kLargestStep);
     if (mapped_ < planned_) wanted = std::min(wanted, planned_);
@@ -84,7 +89,8 @@ void Journal::plan(uint64_t bytes) {
 }
 
 void Journal::publish(size_t bytes) {
-  header()->end.store(header()->end.load(std::memory_order_relaxed) + bytes, std::memory_order_release);
+  end_ += bytes;
+  header()->end.store(end_, std::memory_order_release);
 }
 
 void Journal::append(const RecordHeader& record, const char* body) {
@@ -116,10 +122,12 @@ void Journal::append_failed(uint64_t seq, uint32_t status, const std::string& te
 }
 
 void Journal::restart(uint64_t base_seq) {
-  header()->end.store(kJournalHeaderBytes);
+  end_ = kJournalHeaderBytes;
+  header()->end.store(end_);
   header()->base_seq = base_seq;
   const uint64_t kept = std::max(planned_, kFirstBytes);
   if (mapped_ <= kept) return;
+  guard_ = Guard();
   ::munmap(base_, mapped_);
   base_ = nullptr;
   mapped_ = 0;
@@ -127,16 +135,16 @@ void Journal::restart(uint64_t base_seq) {
   map(kept);
 }
 
-const RecordHeader* Journal::next(uint64_t& position) const {
-  const uint64_t end = header()->end.load(std::memory_order_acquire);
+const char* Journal::next(uint64_t& position, RecordHeader& record) const {
   if (position == 0) position = kJournalHeaderBytes;
-  if (position >= end) return nullptr;
-  const auto* record = reinterpret_cast<const RecordHeader*>(base_ + position);
-  if (end - position < sizeof(RecordHeader) || record->length < sizeof(RecordHeader) || record->length % 8 ||
-      record->length > end - position)
+  if (position >= end_) return nullptr;
+  const char* at = base_ + position;
+  const bool whole = end_ - position >= sizeof(record);
+  if (whole) std::memcpy(&record, at, sizeof(record));
+  if (!whole || record.length < sizeof(record) || record.length % 8 || record.length > end_ - position || guard_.hit())
     throw StateError(path_ + " is damaged behind byte " + std::to_string(position));
-  position += record->length;
-  return record;
+  position += record.length;
+  return at + sizeof(record);
 }
 
 }  // namespace singularity

@@ -13,6 +13,7 @@
 
 #include "wire/records.h"
 #include "files.h"
+#include "guard.h"
 
 namespace singularity {
 
@@ -53,10 +54,11 @@ class Journal {
   // memory that is in use already takes new entries several times faster than fresh memory does.
   void plan(uint64_t bytes);
 
-  uint64_t bytes() const { return base_ ? header()->end.load(std::memory_order_relaxed) - kJournalHeaderBytes : 0; }
+  uint64_t bytes() const { return base_ ? end_ - kJournalHeaderBytes : 0; }
 
-  // Reading, from the start: the next entry or nullptr at the end; throws StateError when damaged.
-  const RecordHeader* next(uint64_t& position) const;
+  // Reading, from the start: the body of the next entry, nullptr at the end; throws StateError when damaged.
+  // `record` is a copy of its header; the body lies in the file, whose owner may change it meanwhile.
+  const char* next(uint64_t& position, RecordHeader& record) const;
 
  private:
   JournalHeader* header() const { return reinterpret_cast<JournalHeader*>(base_); }
@@ -67,6 +69,8 @@ class Journal {
   Descriptor fd_;
   char* base_ = nullptr;
   uint64_t mapped_ = 0, planned_ = 0;
+  uint64_t end_ = kJournalHeaderBytes;  // the file's own word is written, and read once
+  Guard guard_;
 };
 
 }  // namespace singularity

@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <csignal>
 
+#include "guard.h"
 #include "heart.h"
 #include "memory.h"
 #include "ring_server.h"
@@ -33,7 +33,7 @@ c10::Device device_of(const std::string& name) {
 RingServer::RingServer(RingOptions options)
     : options_(std::move(options)), state_(device_of(options_.device)), executor_(state_) {
   idle_.sleep_ms = kIdleSleepMs;
-  idle_.poll = [](void* self) { return !static_cast<RingServer*>(self)->stop_.load(); };
+  idle_.poll = [](void* self) { return static_cast<RingServer*>(self)->may_wait(); };
   idle_.context = this;
   brief_.spin_ns = 0;
   brief_.poll = [](void*) { return false; };
@@ -42,11 +42,10 @@ RingServer::RingServer(RingOptions options)
 RingServer::~RingServer() { stop(false); }
 
 RingServer::Started RingServer::start() {
-  sigset_t all, before;  // signals belong to Python's main thread
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread(&RingServer::run, this);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  {
+    const SignalsBlocked blocked;  // they belong to Python's main thread
+    thread_ = std::thread(&RingServer::run, this);
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [&] { return started_; });
   if (start_error_) {
@@ -115,6 +114,7 @@ void RingServer::give_up() {
   state_.storages.clear();
   state_.generators.clear();
   lock_.close();
+  guards_.clear();
   file_.unmap();
 }
 
@@ -131,6 +131,10 @@ void RingServer::break_down(const std::string& why) {
 
 RingServer::Started RingServer::rebuild() {
   file_.open(options_.path);
+  guards_.clear();
+  guards_.emplace_back(file_.header(), kHeaderBytes);
+  guards_.emplace_back(file_.request_base(), 2 * file_.request_bytes());
+  guards_.emplace_back(file_.reply_base(), 2 * file_.reply_bytes());
   RingHeader* h = file_.header();
   lock_ = Descriptor(::open(options_.path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   if (lock_.get() < 0) throw FileError(errno, "cannot open the ring", options_.path);
@@ -144,8 +148,10 @@ RingServer::Started RingServer::rebuild() {
     throw Stale("this device belongs to an older lease of the session (epoch " + std::to_string(options_.epoch) +
                 "; the ring is at " + std::to_string(h->epoch.load()) + ")");
   name_device_in_errors(h->virtual_device);
-  requests_.bind(file_.request_words(), file_.request_base(), h->request_bytes);
-  replies_.bind(file_.reply_words(), file_.reply_base(), h->reply_bytes);
+  requests_.bind(file_.request_words(), file_.request_base(), file_.request_bytes());
+  replies_.bind(file_.reply_words(), file_.reply_base(), file_.reply_bytes());
+  requests_.available(1);
+  check_positions();
   // Was the reply that the last proxy was about to publish published?
   if (h->reply_intent_seq.load() > h->replied_seq.load() && h->reply.head.load() == h->reply_intent_head.load())
     h->replied_seq.store(h->reply_intent_seq.load());
@@ -189,21 +195,21 @@ void RingServer::replay(Started& started) {
     return;
   }
   uint64_t position = 0;
-  const RecordHeader* next = journal_.next(position);
+  RecordHeader following{};
+  const char* next = journal_.next(position, following);
   while (next) {
-    const RecordHeader* entry = next;
-    next = journal_.next(position);
-    if (entry->seq <= state_.seq) continue;
-    if (entry->seq != state_.seq + 1)
-      throw StateError("the journal goes on with record " + std::to_string(entry->seq) + " after record " +
+    const RecordHeader record = following;
+    const char* body = next;
+    next = journal_.next(position, following);
+    if (record.seq <= state_.seq) continue;
+    if (record.seq != state_.seq + 1)
+      throw StateError("the journal goes on with record " + std::to_string(record.seq) + " after record " +
                        std::to_string(state_.seq) + ", so the device state cannot be rebuilt");
-    const char* body = reinterpret_cast<const char*>(entry + 1);
-    RecordHeader record = *entry;
     if (!only_asks(static_cast<Kind>(record.kind))) {
       Failure failure;
-      const bool failed = next && next->kind == kFailedMark && next->seq == record.seq;
+      const bool failed = next && following.kind == kFailedMark && following.seq == record.seq;
       if (failed) {
-        Reader in(reinterpret_cast<const char*>(next + 1), reinterpret_cast<const char*>(next) + next->length);
+        Reader in(next, next + following.length - sizeof(following));
         failure.status = static_cast<Status>(in.get<uint32_t>());
         const auto n = in.get<uint32_t>();
         failure.text.assign(in.bytes(n), n);
@@ -231,6 +237,17 @@ void RingServer::replay(Started& started) {
   journal_now_.store(journal_.bytes());
 }
 
+// Stores `to` unless the state is one that `may_change` keeps. A worker that changes the word all the
+// time cannot hold this thread: it gives up then.
+template <class MayChange>
+bool RingServer::move_state(RingState to, MayChange may_change) {
+  RingHeader* h = file_.header();
+  uint32_t now = h->state.load();
+  for (int i = 0; i < 1000 && may_change(static_cast<RingState>(now)); i++)
+    if (h->state.compare_exchange_weak(now, static_cast<uint32_t>(to))) return true;
+  return false;
+}
+
 void RingServer::attach() {
   RingHeader* h = file_.header();
   h->device_type.store(state_.device.is_cpu() ? 0 : 1);
@@ -240,22 +257,17 @@ void RingServer::attach() {
   publish_memory();
   h->generation.fetch_add(1);
   attached_.store(true, std::memory_order_release);
-  uint32_t now = h->state.load();
-  do {
-    if (now == static_cast<uint32_t>(RingState::closed) || now == static_cast<uint32_t>(RingState::failed)) {
-      attached_.store(false);
-      throw Refused("this ring was closed while its state was restored");
-    }
-  } while (!h->state.compare_exchange_weak(now, static_cast<uint32_t>(RingState::attached)));
+  if (!move_state(RingState::attached, [](RingState now) { return now != RingState::closed && now != RingState::failed; })) {
+    attached_.store(false);
+    throw Refused("this ring was closed while its state was restored");
+  }
   futex_wake(h->state, INT_MAX);
 }
 
 void RingServer::detach() {
   attached_.store(false);
   RingHeader* h = file_.header();
-  uint32_t now = h->state.load();
-  while (now == static_cast<uint32_t>(RingState::attached) || now == static_cast<uint32_t>(RingState::moving))
-    if (h->state.compare_exchange_weak(now, static_cast<uint32_t>(RingState::detached))) break;
+  move_state(RingState::detached, [](RingState now) { return now == RingState::attached || now == RingState::moving; });
   futex_wake(h->state, INT_MAX);
   lock_.close();  // from here on another proxy may attach
 }

@@ -30,13 +30,39 @@ void RingServer::serve() {
     if (!at) return;
     RecordHeader record;
     std::memcpy(&record, at, sizeof(record));
-    if (record.length < sizeof(record) || record.length % 8 || record.length > kMaxRecordBytes ||
-        !requests_.available(record.length) || record.seq > state_.seq + 1)
-      throw StateError("the worker wrote a record that the device proxy cannot read (record " +
-                       std::to_string(record.seq) + " after " + std::to_string(state_.seq) + ")");
-    if (record.seq > state_.seq && step(record, at + sizeof(record)) == Step::stopped) return;
+    check_readable(record);
+    if (record.seq > state_.seq) {
+      if (step(record, at + sizeof(record)) == Step::stopped) return;
+      caught_up_ = true;
+    }
     requests_.release(record.length);
   }
+}
+
+// Nothing that the worker wrote is believed: not the length, not the number, not even the position.
+void RingServer::check_readable(const RecordHeader& record) {
+  if (record.length >= sizeof(record) && record.length % 8 == 0 && record.length <= kMaxRecordBytes &&
+      requests_.available(record.length) && requests_.published() <= requests_.capacity() &&
+      (record.seq == state_.seq + 1 || (record.seq <= state_.seq && !caught_up_)) && !guards_[1].hit())
+    return;
+  check_positions();
+  throw StateError("the worker wrote a record that the device proxy cannot read (record " + std::to_string(record.seq) +
+                   " after " + std::to_string(state_.seq) + "), so this ring is not served any more");
+}
+
+void RingServer::check_positions() const {
+  for (const Guard& guard : guards_)
+    if (guard.hit())
+      throw StateError("the file of this ring was shortened while it was in use, so the ring is not served any more");
+  if (requests_.published() > requests_.capacity() || replies_.unreleased() > replies_.capacity())
+    throw StateError("the positions in this ring's header were changed to impossible ones, so the ring is not served any more");
+}
+
+// While a queue is empty or full.
+bool RingServer::may_wait() const {
+  if (stop_.load()) return false;
+  check_positions();
+  return true;
 }
 
 RingServer::Step RingServer::step(const RecordHeader& record, const char* body) {
@@ -177,7 +203,7 @@ void RingServer::publish_memory() {
   Memory memory = memory_of(state_.device);
   h->memory_current.store(memory.current, std::memory_order_relaxed);
   uint64_t known = h->memory_peak.load(std::memory_order_relaxed);
-  for (;;) {
+  for (int i = 0; i < 16; i++) {  // a worker that stores into it all the time holds nobody
     if (known == 0) {  // the worker asked for a new one
       reset_peak(state_.device);
       memory = memory_of(state_.device);

@@ -14,10 +14,12 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "errors.h"
 #include "executor.h"
 #include "files.h"
+#include "guard.h"
 #include "journal.h"
 #include "snapshot.h"
 #include "state.h"
@@ -88,9 +90,14 @@ class RingServer {
   void replay(Started& started);
   void attach();
   void give_up();
+  template <class MayChange>
+  bool move_state(RingState to, MayChange may_change);
   void detach();
   void break_down(const std::string& why);  // the ring cannot be served any more
   void serve();
+  void check_readable(const RecordHeader& record);
+  void check_positions() const;
+  bool may_wait() const;
   Step step(const RecordHeader& record, const char* body);
   Step answer(const RecordHeader& record, const char* body);
   void apply(const RecordHeader& record, const char* body, const Failure* known, bool replaying);
@@ -112,6 +119,7 @@ class RingServer {
 
   const RingOptions options_;
   RingFile file_;
+  std::vector<Guard> guards_;  // of the mapped file
   Descriptor lock_;      // flock on the ring file: one proxy at a time
   Consumer requests_;
   Producer replies_;
@@ -122,6 +130,7 @@ class RingServer {
   Buffer reply_{1 << 16};
   std::unique_ptr<Snapshot> prepared_;
 
+  bool caught_up_ = false;      // what is in the ring from before the attach is behind us
   bool dirty_ = false;          // a record changed the state since the snapshot
   bool have_snapshot_ = false;
   uint64_t already_done_ = 0;   // done_seq at the attach: errors up to here were told

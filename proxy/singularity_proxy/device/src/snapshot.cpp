@@ -128,11 +128,7 @@ void read_table(State& state, Reader& in) {
   for (auto n = in.get<uint32_t>(); n; n--) {
     const auto id = in.get<uint64_t>();
     const auto bytes = in.get<uint32_t>();
-    at::Tensor saved = at::detail::empty_cpu({static_cast<int64_t>(bytes)}, at::kByte);
-    std::memcpy(saved.mutable_data_ptr(), in.bytes(bytes), bytes);
-    at::Generator& generator = state.generator(id);
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(saved);
+    state.set_generator(id, in.bytes(bytes), bytes);
   }
   for (auto n = in.get<uint32_t>(); n; n--) {
     const auto id = in.get<uint64_t>();
@@ -236,7 +232,8 @@ Restored load_snapshot(State& state, const std::string& path, uint64_t room) {
   read_exactly(fd.get(), path, &header, sizeof(header), 0);
   if (header.magic != kSnapshotMagic || header.version != kSnapshotVersion)
     throw StateError(path + " is not a device state of version " + std::to_string(kSnapshotVersion));
-  if (header.file_bytes > static_cast<uint64_t>(info.st_size) || header.table_bytes > header.file_bytes)
+  if (header.file_bytes > static_cast<uint64_t>(info.st_size) || header.file_bytes < sizeof(header) ||
+      header.table_bytes > header.file_bytes - sizeof(header))
     throw StateError(path + " is cut short, so the device state in it is not complete");
   const uint32_t device_type = state.device.is_cpu() ? 0 : 1;
   if (header.device_type != device_type)
@@ -253,8 +250,11 @@ Restored load_snapshot(State& state, const std::string& path, uint64_t room) {
     Reader ahead = in;
     for (uint64_t i = 0; i < count; i++) {
       ahead.get<uint64_t>();
-      total += ahead.get<uint64_t>();
-      ahead.bytes(16);
+      const auto bytes = ahead.get<uint64_t>(), offset = ahead.get<uint64_t>();
+      ahead.bytes(8);
+      if (offset > header.file_bytes || bytes > header.file_bytes - offset ||
+          __builtin_add_overflow(total, bytes, &total))
+        throw StateError(path + " is damaged");
     }
   }
   if (room && total > room)

@@ -2,10 +2,12 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/detail/AcceleratorHooksInterface.h>
 #include <ATen/ops/from_blob.h>
 
+#include <cstring>
 #include <mutex>
 
 #include "errors.h"
@@ -16,6 +18,12 @@ namespace {
 // Beyond these the oldest are forgotten: ids only grow, and so old ones are seldom asked for.
 constexpr size_t kMaxEvents = 1 << 20;
 constexpr size_t kMaxFailed = 4096;
+constexpr size_t kMaxOriginBytes = 4096;
+// Beyond these a worker is refused more: each of them costs the host memory that no capacity counts.
+constexpr size_t kMaxStorages = 1 << 22;
+constexpr size_t kMaxGenerators = 1 << 14;
+constexpr size_t kMaxOperators = 1 << 16;
+constexpr size_t kMaxNameBytes = 1024;
 
 std::mutex default_generator_mutex;
 
@@ -29,6 +37,18 @@ at::Tensor as_bytes(const c10::Storage& storage, uint64_t offset, uint64_t bytes
 }
 at::Tensor host_bytes(const char* at, uint64_t bytes) {
   return at::from_blob(const_cast<char*>(at), {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte));
+}
+
+// How many values an enumeration has that travels as a number; 0 for any other argument.
+int64_t values_of(const c10::Argument& argument) {
+  c10::TypePtr type = argument.real_type();
+  if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  switch (type->kind()) {
+    case c10::TypeKind::ScalarTypeType: return static_cast<int64_t>(c10::ScalarType::Undefined);
+    case c10::TypeKind::LayoutType: return static_cast<int64_t>(c10::Layout::NumOptions);
+    case c10::TypeKind::MemoryFormatType: return static_cast<int64_t>(c10::MemoryFormat::NumOptions);
+    default: return 0;
+  }
 }
 
 void check_range(const c10::Storage& storage, uint64_t offset, uint64_t bytes) {
@@ -54,6 +74,21 @@ void copy_to_host(const c10::Storage& storage, uint64_t offset, uint64_t bytes, 
     host_bytes(to, bytes).copy_(as_bytes(storage, offset, bytes));
 }
 
+// Torch believes in a saved state of its CPU generator; it would read behind the end of its table.
+void check_cpu_generator(const char* state, uint64_t bytes) {
+  struct {  // the start of what CPUGeneratorImpl saves
+    uint64_t seed;
+    int32_t left, seeded;
+    uint64_t next;
+  } start;
+  TORCH_CHECK(bytes >= sizeof(start), "RNG state is wrong size");
+  std::memcpy(&start, state, sizeof(start));
+  constexpr uint64_t kTable = 624;
+  TORCH_CHECK(start.left >= 1 && static_cast<uint64_t>(start.left) <= kTable && start.next <= kTable &&
+                  (start.left == 1 || start.next + static_cast<uint64_t>(start.left) <= kTable + 1),
+              "Invalid mt19937 state");
+}
+
 c10::Storage& State::storage(uint64_t id) {
   const auto found = storages.find(id);
   if (__builtin_expect(found != storages.end(), 1)) return found->second;
@@ -67,6 +102,11 @@ c10::Storage State::make_storage(uint64_t bytes) const {
   c10::Allocator* allocator = c10::GetAllocator(device.type());
   return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes), allocator->allocate(bytes),
                       allocator, /*resizable=*/true);
+}
+
+void State::check_room(size_t more) const {
+  TORCH_CHECK(storages.size() + more <= kMaxStorages, "a process may hold at most ", kMaxStorages,
+              " tensors' storages on a device; delete some");
 }
 
 void State::resize(uint64_t id, uint64_t bytes) {
@@ -99,7 +139,8 @@ uint64_t State::bytes() const {
 }
 
 void State::define(uint32_t index, std::string name, std::string overload) {
-  TORCH_CHECK(index < (1u << 20), "operator number ", index, " is too large");
+  TORCH_CHECK(index < kMaxOperators, "operator number ", index, " is too large");
+  TORCH_CHECK(name.size() + overload.size() <= kMaxNameBytes, "the name of operator ", index, " is too long");
   OperatorEntry entry;
   entry.handle = c10::Dispatcher::singleton().findSchema({name, overload});
   entry.name = std::move(name);
@@ -121,6 +162,8 @@ void State::define(uint32_t index, std::string name, std::string overload) {
       if (alias >= 0) aliases++;
       entry.result_alias.push_back(alias);
     }
+    for (size_t i = 0; i < schema.arguments().size(); i++)
+      if (const int64_t count = values_of(schema.arguments()[i]); count) entry.enums.emplace_back(i, count);
     entry.keep_arguments = aliases > 1;
     entry.uses_default_rng = entry.handle->hasTag(at::Tag::nondeterministic_seeded);
   }
@@ -134,17 +177,37 @@ OperatorEntry& State::op(uint32_t index) {
   return ops[index];
 }
 
+void OperatorEntry::check_enums(const std::vector<c10::IValue>& arguments) const {
+  for (const auto& [index, count] : enums) {
+    const c10::IValue& value = arguments[index];
+    TORCH_CHECK_TYPE(!value.isInt() || (value.toInt() >= 0 && value.toInt() < count), name, ": argument ", index,
+                     " has no such value: ", value);
+  }
+}
+
 at::Generator& State::generator(uint64_t id) {
   const auto found = generators.find(id);
   if (found != generators.end()) return found->second;
+  TORCH_CHECK(generators.size() < kMaxGenerators, "a process may have at most ", kMaxGenerators,
+              " random number generators on a device; use torch.Generator.manual_seed to use one again");
   at::Generator made = device.is_cpu()
                            ? at::detail::createCPUGenerator()
                            : at::globalContext().getAcceleratorHooksInterface(device.type()).getNewGenerator(device.index());
   return generators.emplace(id, std::move(made)).first->second;
 }
 
+void State::set_generator(uint64_t id, const char* state, uint64_t bytes) {
+  if (device.is_cpu()) check_cpu_generator(state, bytes);
+  at::Tensor saved = at::detail::empty_cpu({static_cast<int64_t>(bytes)}, at::kByte);
+  std::memcpy(saved.mutable_data_ptr(), state, bytes);
+  at::Generator& target = generator(id);
+  std::lock_guard<std::mutex> lock(target.mutex());
+  target.set_state(saved);
+}
+
 void State::mark_failed(uint64_t first, std::string origin) {
   if (failed.size() >= kMaxFailed) failed.erase(failed.begin());
+  if (origin.size() > kMaxOriginBytes) origin.resize(kMaxOriginBytes);
   failed.insert_or_assign(first, std::move(origin));
 }
 

@@ -21,6 +21,10 @@ struct OperatorEntry {
   bool uses_default_rng = false;  // draws from the default generator unless told otherwise
   bool keep_arguments = false;    // several results are arguments: see Executor::run
   std::vector<int> result_alias;  // per result: the argument it is, or -1
+  // Arguments that torch takes for numbers of an enumeration without looking: index and how many there are.
+  std::vector<std::pair<size_t, int64_t>> enums;
+
+  void check_enums(const std::vector<c10::IValue>& arguments) const;
 };
 
 class State {
@@ -32,6 +36,7 @@ class State {
   // Throws MissingStorage for one that an earlier operation failed to make.
   c10::Storage& storage(uint64_t id);
   c10::Storage make_storage(uint64_t bytes) const;
+  void check_room(size_t more) const;  // for so many storages more; throws
   void resize(uint64_t id, uint64_t bytes);
   // Host memory to and from a byte range of a storage; throws when the range is not inside.
   void write(uint64_t id, uint64_t offset, uint64_t bytes, const char* from);
@@ -42,6 +47,8 @@ class State {
   OperatorEntry& op(uint32_t index);
 
   at::Generator& generator(uint64_t id);  // made at its first use; 0 is the default one
+  // Throws unless the bytes are a state of such a generator.
+  void set_generator(uint64_t id, const char* state, uint64_t bytes);
 
   // Later uses of storages from `first` on, as far as they do not exist, are blamed on `origin`.
   void mark_failed(uint64_t first, std::string origin);
