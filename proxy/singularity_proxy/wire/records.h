@@ -31,9 +31,13 @@ enum class Kind : uint16_t {
   seed,          // base: generator id (0 = default); body: u64 seed
   get_rng,       // base: generator id. Replies u64 current seed, then the state bytes
   set_rng,       // base: generator id; body: u64 bytes, state bytes
-  sync,          // replies when everything before it is executed. Reply: u64 records, u64 storages
+  sync,          // base: SyncFlag. Replies when everything before it is executed. Reply: u64 records, u64 storages
   event_record,  // base: event id; the proxy notes its clock
   event_time,    // base: first event id; body: u64 second id. Replies f64 milliseconds
+};
+
+enum SyncFlag : uint64_t {
+  kEmptyCache = 1,  // first the device's allocator gives back what it keeps for later
 };
 
 enum Flag : uint16_t {

@@ -69,7 +69,20 @@ struct RingHeader {
   // compares, so that no reply is lost or repeated.
   std::atomic<uint64_t> reply_intent_head;
   std::atomic<uint64_t> reply_intent_seq;
-  char reserved[1024 - 728];
+  // Of this ring alone, by the proxy. (memory_current and memory_peak are of the whole proxy.)
+  std::atomic<uint64_t> ring_memory_current;
+  std::atomic<uint64_t> ring_memory_peak;               // a worker that wants a new peak stores 0
+  std::atomic<uint64_t> ring_memory_reserved;           // with what the device's allocator keeps for later
+  // What the physical device is, by the proxy at each attach; 0 and "" where it does not know.
+  std::atomic<uint64_t> device_memory;                  // bytes
+  std::atomic<uint64_t> cudnn_version;
+  std::atomic<uint32_t> capability;                     // major << 16 | minor
+  std::atomic<uint32_t> multiprocessors;
+  char device_name[48];
+  // PyTorch of both sides; operators that differ between them are refused (Kind::define_op).
+  char proxy_torch[32];
+  char worker_torch[32];
+  char reserved[1024 - 888];
   char failure[kFailureBytes];                          // sentence: why failed, or the async error
 };
 static_assert(offsetof(RingHeader, state) == 64 && offsetof(RingHeader, memory_capacity) == 96);
@@ -77,6 +90,8 @@ static_assert(offsetof(RingHeader, last_record_ns) == 120 && offsetof(RingHeader
 static_assert(offsetof(RingHeader, reply) == 384 && offsetof(RingHeader, done_seq) == 640);
 static_assert(offsetof(RingHeader, error_status) == 656);
 static_assert(offsetof(RingHeader, replied_seq) == 704 && offsetof(RingHeader, failure) == 1024);
+static_assert(offsetof(RingHeader, ring_memory_current) == 728 && offsetof(RingHeader, device_name) == 776);
+static_assert(offsetof(RingHeader, proxy_torch) == 824 && offsetof(RingHeader, reserved) == 888);
 static_assert(sizeof(RingHeader) <= kHeaderBytes && sizeof(std::atomic<uint64_t>) == 8);
 
 inline uint64_t monotonic_ns() {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cinttypes>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <string>
@@ -16,10 +17,22 @@ namespace {
 
 thread_local bool unlimited = false;
 thread_local uint32_t device_number = 0;
+thread_local Account* account = nullptr;
 
-// In front of every block, so that freeing knows its size; as long as torch's alignment.
+// In front of every block, so that freeing knows its size and account; as long as torch's alignment.
 constexpr size_t kPrefixBytes = 64;
 constexpr size_t kMostBytes = size_t{1} << 60;
+struct Prefix {
+  size_t bytes;
+  Account* account;
+};
+static_assert(sizeof(Prefix) <= kPrefixBytes);
+
+void raise(std::atomic<uint64_t>& peak, uint64_t now) {
+  uint64_t known = peak.load(std::memory_order_relaxed);
+  while (now > known && !peak.compare_exchange_weak(known, now, std::memory_order_relaxed)) {
+  }
+}
 
 std::string human(uint64_t bytes) {
   char text[32];
@@ -45,12 +58,13 @@ class Capacity final : public c10::Allocator {
     try {
       block = static_cast<char*>(c10::alloc_cpu(bytes + kPrefixBytes));
     } catch (...) {
-      give_back(bytes);
+      give_back({bytes, account});
       // The machine is out of memory before the device is: the same error for the user.
       TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", human(bytes),
                        ". GPU ", device_number, " lives in host memory, and the host has none left.");
     }
-    std::memcpy(block, &bytes, sizeof(bytes));
+    const Prefix prefix{bytes, account};
+    std::memcpy(block, &prefix, sizeof(prefix));
     char* data = block + kPrefixBytes;
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
@@ -71,26 +85,35 @@ class Capacity final : public c10::Allocator {
   static void release(void* data) {
     if (!data) return;
     char* block = static_cast<char*>(data) - kPrefixBytes;
-    size_t bytes;
-    std::memcpy(&bytes, block, sizeof(bytes));
-    one().give_back(bytes);
+    Prefix prefix;
+    std::memcpy(&prefix, block, sizeof(prefix));
+    one().give_back(prefix);
     c10::free_cpu(block);
   }
-  void give_back(size_t bytes) { current_.fetch_sub(bytes, std::memory_order_relaxed); }
+  void give_back(const Prefix& block) {
+    current_.fetch_sub(block.bytes, std::memory_order_relaxed);
+    if (block.account) block.account->current.fetch_sub(block.bytes, std::memory_order_relaxed);
+  }
   void take(size_t bytes) {
     const uint64_t now = current_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    const uint64_t mine = account ? account->current.fetch_add(bytes, std::memory_order_relaxed) + bytes : 0;
     const uint64_t capacity = capacity_.load(std::memory_order_relaxed);
-    if (__builtin_expect(capacity && now > capacity && !unlimited, 0)) {
-      give_back(bytes);
-      const uint64_t used = now - bytes;
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", human(bytes),
-                       ". GPU ", device_number, " has a total capacity of ", human(capacity), " of which ",
-                       human(capacity > used ? capacity - used : 0), " is free. Of the allocated memory ",
-                       human(used), " is allocated by PyTorch.");
+    const uint64_t limit = account ? account->limit.load(std::memory_order_relaxed) : 0;
+    if (__builtin_expect(((capacity && now > capacity) || (limit && mine > limit)) && !unlimited, 0)) {
+      give_back({bytes, account});
+      refuse(bytes, now - bytes, mine - bytes, capacity, limit);
     }
-    uint64_t peak = peak_.load(std::memory_order_relaxed);
-    while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
-    }
+    raise(peak_, now);
+    if (account) raise(account->peak, mine);
+  }
+  [[noreturn]] static void refuse(uint64_t wanted, uint64_t used, uint64_t mine, uint64_t capacity, uint64_t limit) {
+    const std::string allowed =
+        limit ? ". " + human(limit) + " allowed; of the allocated memory " + human(mine) + " is of this process" : "";
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", human(wanted), ". GPU ",
+                     device_number, " has a total capacity of ", human(capacity), " of which ",
+                     human(capacity > used ? capacity - used : 0), " is free", allowed, ". Of the allocated memory ",
+                     human(used), " is allocated by PyTorch.");
+    std::abort();  // TORCH_CHECK threw
   }
   std::atomic<uint64_t> current_{0}, peak_{0}, capacity_{0};
 };
@@ -103,6 +126,9 @@ void install_capacity(uint64_t capacity) {
 }
 Memory capacity_memory() { return Capacity::one().memory(); }
 void reset_capacity_peak() { Capacity::one().reset_peak(); }
+
+Account& new_account() { return *new Account(); }
+void charge_to(Account* to) { account = to; }
 
 Unlimited::Unlimited() : before_(unlimited) { unlimited = true; }
 Unlimited::~Unlimited() { unlimited = before_; }

@@ -2,6 +2,7 @@
 // an allocation beyond the capacity fails as it would on CUDA, with CUDA's words.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace singularity {
@@ -15,6 +16,15 @@ struct Memory {
 void install_capacity(uint64_t capacity);
 Memory capacity_memory();
 void reset_capacity_peak();
+
+// What one ring holds of it. A block stays on the account of the thread that allocated it, whoever
+// frees it.
+struct Account {
+  std::atomic<uint64_t> current{0}, peak{0};  // bytes
+  std::atomic<uint64_t> limit{0};             // 0: none but the device's capacity
+};
+Account& new_account();              // lives as long as the process: blocks may outlive their ring
+void charge_to(Account* account);    // what this thread allocates from now on
 
 // While one lives in a thread, its allocations are counted but not refused: what is rebuilt from a
 // snapshot and a journal has fitted once.

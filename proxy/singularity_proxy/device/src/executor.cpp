@@ -7,6 +7,8 @@
 #include <mutex>
 #include <optional>
 
+#include "memory.h"
+
 namespace singularity {
 
 using at::Tensor;
@@ -90,6 +92,7 @@ void Executor::execute(const RecordHeader& record, const char* body, Buffer& rep
     }
     case Kind::sync:
       settle();
+      if (record.base & kEmptyCache) empty_cache(state_.device);
       reply.put<uint64_t>(state_.seq);
       reply.put<uint64_t>(state_.storages.size());
       return;

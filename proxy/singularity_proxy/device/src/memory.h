@@ -9,6 +9,12 @@
 namespace singularity {
 
 Memory memory_of(c10::Device device);
+// Of one ring. Other devices than a cpu do not count by ring: there it is the whole proxy's.
+struct RingMemory {
+  uint64_t current = 0, peak = 0, reserved = 0;
+};
+RingMemory ring_memory(c10::Device device, const Account& account);
+void empty_cache(c10::Device device);
 void reset_peak(c10::Device device);
 
 }  // namespace singularity

@@ -66,6 +66,7 @@ void RingServer::run() {
       self->changed_.notify_all();
     }
   } ended{this};
+  charge_to(&account_);
   c10::InferenceMode inference;
   c10::OptionalDeviceGuard on_device;
   try {

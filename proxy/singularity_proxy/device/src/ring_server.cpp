@@ -202,6 +202,9 @@ void RingServer::publish_memory() {
   RingHeader* h = file_.header();
   Memory memory = memory_of(state_.device);
   h->memory_current.store(memory.current, std::memory_order_relaxed);
+  RingMemory mine = ring_memory(state_.device, account_);
+  h->ring_memory_current.store(mine.current, std::memory_order_relaxed);
+  h->ring_memory_reserved.store(mine.reserved, std::memory_order_relaxed);
   uint64_t known = h->memory_peak.load(std::memory_order_relaxed);
   for (int i = 0; i < 16; i++) {  // a worker that stores into it all the time holds nobody
     if (known == 0) {  // the worker asked for a new one
@@ -209,7 +212,17 @@ void RingServer::publish_memory() {
       memory = memory_of(state_.device);
     }
     const uint64_t peak = std::max<uint64_t>(memory.peak, 1);
-    if (known >= peak || h->memory_peak.compare_exchange_weak(known, peak)) return;
+    if (known >= peak || h->memory_peak.compare_exchange_weak(known, peak)) break;
+  }
+  known = h->ring_memory_peak.load(std::memory_order_relaxed);
+  for (int i = 0; i < 16; i++) {
+    if (known == 0) {  // the worker asked for a new one
+      account_.peak.store(account_.current.load());
+      if (!state_.device.is_cpu()) reset_peak(state_.device);
+      mine = ring_memory(state_.device, account_);
+    }
+    const uint64_t peak = std::max<uint64_t>(mine.peak, 1);
+    if (known >= peak || h->ring_memory_peak.compare_exchange_weak(known, peak)) return;
   }
 }
 

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "capacity.h"
 #include "errors.h"
 #include "executor.h"
 #include "files.h"
@@ -126,6 +127,7 @@ class RingServer {
   WaitPolicy idle_, brief_;
   State state_;
   Executor executor_;
+  Account& account_ = new_account();
   Journal journal_;
   Buffer reply_{1 << 16};
   std::unique_ptr<Snapshot> prepared_;

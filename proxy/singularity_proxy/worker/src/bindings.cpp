@@ -28,6 +28,30 @@ std::map<std::string, double> stats(int index) {
   return s;
 }
 
+// {"allocated": [small, large, all], ...} of {"current", "peak", "allocated", "freed"}.
+py::dict memory_dict(int index) {
+  const MemoryFigures figures = memory_figures(index);
+  const auto as_list = [](const std::array<Usage::Figures, 3>& pools) {
+    py::list list;
+    for (const Usage::Figures& f : pools) {
+      py::dict d;
+      d["current"] = f.current;
+      d["peak"] = f.peak;
+      d["allocated"] = f.added;
+      d["freed"] = f.removed;
+      list.append(d);
+    }
+    return list;
+  };
+  py::dict all;
+  all["allocated"] = as_list(figures.allocated);
+  all["requested"] = as_list(figures.requested);
+  all["reserved"] = as_list(figures.reserved);
+  all["count"] = as_list(figures.count);
+  all["out_of_memory"] = figures.out_of_memory;
+  return all;
+}
+
 // Mean nanoseconds of a synchronous round trip over `n` calls; used by the benchmark.
 std::vector<double> time_round_trips(int64_t n) {
   std::vector<double> ns;
@@ -73,10 +97,11 @@ void bind_worker(py::module_& m) {
   m.def("stream_of", &stream_of);
   m.def("set_stream", &set_stream);
   m.def("open_ring", [](int index) { Locked lock(channel(index), false); });
-  m.def("reset_peak", [](int index) {
-    Channel& c = channel(index);
-    if (c.is_open()) c.header()->memory_peak.store(0);  // the proxy starts a new one
-  });
+  m.def("memory_figures", &memory_dict);
+  m.def("memory_info", &memory_info);
+  m.def("reset_peak_memory", &reset_peak_memory);
+  m.def("reset_accumulated_memory", &reset_accumulated_memory);
+  m.def("empty_cache", &empty_cache);
   m.def("is_open", [](int index) { return channel(index).is_open(); });
   m.def("default_generator", [](int index) {
     return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(default_generator(index)));

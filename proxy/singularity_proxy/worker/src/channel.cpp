@@ -253,43 +253,54 @@ void Channel::send(RecordHeader* record) {
 
 void Channel::flush_frees() {
   if (!have_free_.load(std::memory_order_relaxed)) return;
-  std::vector<uint64_t> ids;
   {
     std::lock_guard<std::mutex> guard(free_mutex_);
-    ids.swap(free_);
+    freeing_.swap(free_);
     have_free_.store(false);
   }
-  for (size_t i = 0; i < ids.size();) {
-    const size_t n = std::min<size_t>(ids.size() - i, 1024);
-    RecordHeader* record;
-    try {
-      record = begin(Kind::free_storages, 0, n * 8);
-    } catch (...) {  // interrupted while the queue was full: the next call tells the rest
-      std::lock_guard<std::mutex> guard(free_mutex_);
-      free_.insert(free_.end(), ids.begin() + static_cast<std::ptrdiff_t>(i), ids.end());
-      have_free_.store(true);
-      throw;
+  uint64_t ids[1024];
+  size_t done = 0;
+  while (done < freeing_.size()) {
+    size_t n = 0, next = done;
+    for (; next < freeing_.size() && n < std::size(ids); next++) {
+      const Freed& freed = freeing_[next];
+      if (freed.id) ids[n++] = freed.id;
     }
-    record->base = n;
-    std::memcpy(record + 1, ids.data() + i, n * 8);
-    requests.advance(record->length);  // the last one travels with the record that follows
-    i += n;
-    if (i < ids.size()) requests.publish();  // unpublished, a million of them would fill the queue
+    if (n) {
+      RecordHeader* record;
+      try {
+        record = begin(Kind::free_storages, 0, n * 8);
+      } catch (...) {  // interrupted while the queue was full: the next call tells the rest
+        std::lock_guard<std::mutex> guard(free_mutex_);
+        free_.insert(free_.end(), freeing_.begin() + static_cast<std::ptrdiff_t>(done), freeing_.end());
+        have_free_.store(true);
+        freeing_.clear();
+        throw;
+      }
+      record->base = n;
+      std::memcpy(record + 1, ids, n * 8);
+      requests.advance(record->length);  // the last one travels with the record that follows
+    }
+    for (; done < next; done++) addresses.give_back(freeing_[done].address, freeing_[done].bytes);
+    if (done < freeing_.size()) requests.publish();  // unpublished, a million of them would fill the queue
   }
+  freeing_.clear();
 }
 
-void Channel::free_storage(uint64_t id, uint64_t bytes) {
-  promised_bytes.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+void Channel::free_storage(const Freed& storage) {
   std::lock_guard<std::mutex> guard(free_mutex_);
-  free_.push_back(id);
+  if (storage.address) usage.remove(storage.bytes);
+  free_.push_back(storage);
   have_free_.store(true);
 }
 
 bool Channel::near_capacity(uint64_t more) const {
   const uint64_t capacity = header()->memory_capacity.load(std::memory_order_relaxed);
+  const uint64_t limit = memory_limit.load(std::memory_order_relaxed);
+  const uint64_t promised = usage.allocated_bytes();
+  if (limit && promised + more > limit / 4 * 3) return true;
   if (!capacity) return false;
   const uint64_t held = header()->memory_current.load(std::memory_order_relaxed);
-  const uint64_t promised = static_cast<uint64_t>(std::max<int64_t>(promised_bytes.load(std::memory_order_relaxed), 0));
   return std::max(held, promised) + more > capacity / 4 * 3;
 }
 
@@ -299,6 +310,7 @@ void Channel::raise_async_error() {
   const std::string text(h->failure, strnlen(h->failure, kFailureBytes));
   const auto status = static_cast<Status>(h->error_status.load());
   const uint64_t at = h->error_seq.exchange(0);
+  if (status == Status::out_of_memory) out_of_memory++;
   raise_status(status, c10::str(text, "\nThe call that failed was made earlier (record ", at, " of ", seq,
                                 "); set CUDA_LAUNCH_BLOCKING=1 to get its exact line."));
 }
@@ -318,7 +330,7 @@ Reply Channel::receive(uint64_t first_storage) {
         if (gone != abandoned_.end()) {
           if (gone->second && head.status == 0 && head.payload_bytes >= 4) {
             const uint32_t made = Cursor(at).get<uint32_t>();
-            for (uint32_t i = 0; i < made; i++) free_storage(gone->second + i, 0);
+            for (uint32_t i = 0; i < made; i++) free_storage({gone->second + i, nullptr, 0});
           }
           abandoned_.erase(gone);
         }
@@ -331,6 +343,7 @@ Reply Channel::receive(uint64_t first_storage) {
       if (head.status) {
         const std::string what(at, head.payload_bytes);
         replies.release(head.length);
+        if (static_cast<Status>(head.status) == Status::out_of_memory) out_of_memory++;
         raise_status(static_cast<Status>(head.status), what);
       }
       return Reply{Cursor(at), head.payload_bytes, head.length};

@@ -19,6 +19,7 @@
 
 #include "../../wire/records.h"
 #include "../../wire/ring.h"
+#include "memory.h"
 
 namespace singularity {
 
@@ -50,7 +51,7 @@ class Channel {
   void finish(const Reply& reply) { replies.release(reply.length); }
 
   // ---- from any thread, without the lock
-  void free_storage(uint64_t id, uint64_t bytes);
+  void free_storage(const Freed& storage);
   bool is_open() const { return open_.load(std::memory_order_acquire); }
   bool attached() const {
     return file.header()->state.load(std::memory_order_relaxed) ==
@@ -72,7 +73,10 @@ class Channel {
   Consumer replies;
   uint64_t seq = 0;
   uint64_t next_storage = 1;
-  std::atomic<int64_t> promised_bytes{0};  // of live storages, as the worker counts them
+  std::atomic<int64_t> out_of_memory{0};   // errors of that kind, as they were raised
+  std::atomic<uint64_t> memory_limit{0};   // bytes that this process may use of the device; 0: all of it
+  Usage usage;                             // of live storages, as the worker counts them
+  Addresses addresses;                     // under the mutex
   Buffer key, values;                      // scratch of the record being built
   std::vector<bool> defined;               // by operator index: the proxy knows it
   // figures for people and benchmarks
@@ -86,7 +90,7 @@ class Channel {
   std::atomic<bool> open_{false};
   std::string ring_id_;
   std::mutex free_mutex_;
-  std::vector<uint64_t> free_;
+  std::vector<Freed> free_, freeing_;
   std::atomic<bool> have_free_{false};
   std::map<uint64_t, uint64_t> abandoned_;  // seq of an interrupted call -> its first storage id
   uint64_t last_doorbell_ns_ = 0;

@@ -322,7 +322,7 @@ void adopt_shape(const Tensor& out, const TensorMeta& m) {
       (impl->sizes() == at::IntArrayRef(m.sizes) && impl->strides() == at::IntArrayRef(m.strides)))
     return;
   impl->set_sizes_and_strides(m.sizes, m.strides);
-  if (out.storage().nbytes() < m.bytes) out.storage().unsafeGetStorageImpl()->set_nbytes(m.bytes);
+  if (out.storage().nbytes() < m.bytes) storage_has_grown(out.storage().unsafeGetStorageImpl(), m.bytes);
 }
 
 // A result that the operator wrote into a host number would be lost: the number was sent by value.

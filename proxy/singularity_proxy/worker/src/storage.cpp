@@ -1,61 +1,46 @@
 #include "storage.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
-#include <sys/mman.h>
+#include <torch/headeronly/version.h>
 
 #include <map>
+
+#include "device.h"
+
+// DeviceAllocator::getMemoryInfo is younger than the oldest torch that is supported.
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
+#define MEMORY_INFO_OVERRIDE override
+#else
+#define MEMORY_INFO_OVERRIDE
+#endif
 
 namespace singularity {
 namespace {
 
 const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
 
-// Unique addresses from a reservation without memory: pointer arithmetic works, and touching one is
-// a clean SIGSEGV instead of someone else's bytes.
-class AddressSpace {
- public:
-  AddressSpace() {
-    for (uint64_t bytes : {1ull << 44, 1ull << 40, 1ull << 36, 1ull << 32}) {  // under a ulimit -v: smaller
-      void* area = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (area != MAP_FAILED) {
-        base_ = static_cast<char*>(area);
-        bytes_ = bytes;
-        return;
-      }
-    }
-    TORCH_CHECK(false, "no address space is left for device pointers (4 GiB are needed; see ulimit -v)");
-  }
-  void* take(uint64_t bytes) {
-    const uint64_t n = std::max<uint64_t>((bytes + 511) & ~511ull, 512);
-    uint64_t at = next_.fetch_add(n);
-    if (at + n > bytes_) {  // start over: by now the early ones are long dead
-      next_.store(n);
-      at = 0;
-    }
-    return base_ + at;
-  }
-
- private:
-  char* base_ = nullptr;
-  uint64_t bytes_ = 0;
-  std::atomic<uint64_t> next_{0};
-};
-
-void* new_address(uint64_t bytes) {
-  static AddressSpace& space = *new AddressSpace();
-  return space.take(bytes);
-}
-
 void delete_record(void* context) {
   auto* record = static_cast<StorageRecord*>(context);
-  record->channel->free_storage(record->id, record->bytes);
+  record->channel->free_storage({record->id, record->address, record->bytes});
   delete record;
 }
 
+// Under the channel's lock.
 c10::DataPtr make_pointer(Channel& channel, uint64_t id, uint64_t bytes) {
-  channel.promised_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
-  return c10::DataPtr(new_address(bytes), new StorageRecord{&channel, id, bytes}, &delete_record,
+  void* address = channel.addresses.take(bytes);
+  channel.usage.add(bytes);
+  return c10::DataPtr(address, new StorageRecord{&channel, id, bytes, address}, &delete_record,
                       c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(channel.index)));
+}
+
+// The same storage with other bytes: its id stays, its address changes, as after a resize on CUDA.
+void replace_pointer(Channel& c, c10::StorageImpl* storage, uint64_t bytes) {
+  StorageRecord* record = record_of(storage);
+  c10::DataPtr old = storage->set_data_ptr(make_pointer(c, record->id, bytes));
+  old.release_context();  // without telling the proxy that the id is free
+  c.free_storage({0, record->address, record->bytes});
+  delete record;
+  storage->set_nbytes(bytes);
 }
 
 struct ProxiedAllocator final : c10::DeviceAllocator {
@@ -64,7 +49,7 @@ struct ProxiedAllocator final : c10::DeviceAllocator {
     Locked lock(c);
     c.raise_async_error();
     c.flush_frees();
-    const bool wait = launch_blocking() || c.near_capacity(bytes);
+    const bool wait = bytes && (launch_blocking() || c.near_capacity(bytes));
     const uint64_t id = c.next_storage++;
     RecordHeader* record = c.begin(Kind::allocate, wait ? kReply : 0, 8);
     record->base = id;
@@ -78,25 +63,39 @@ struct ProxiedAllocator final : c10::DeviceAllocator {
   void copy_data(void*, const void*, std::size_t) const override {
     TORCH_CHECK(false, "device memory cannot be copied by address; copy the tensor");
   }
-  // torch.accelerator's memory functions; bytes of the whole device proxy.
+  // torch.accelerator's memory functions.
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t = {0, 0}) override {}
+  void emptyCache(c10::MempoolId_t = {0, 0}) override {
+    for (int i = 0; i < device_count(); i++) empty_cache(i);
+  }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex index) override {
     c10::CachingDeviceAllocator::DeviceStats stats;
-    Channel& c = channel(index);
-    if (!c.is_open()) return stats;
-    c10::CachingAllocator::Stat held;
-    held.current = static_cast<int64_t>(c.header()->memory_current.load());
-    held.peak = std::max(held.current, static_cast<int64_t>(c.header()->memory_peak.load()));
-    constexpr size_t kAll = 0;  // StatType::AGGREGATE
-    stats.allocated_bytes[kAll] = stats.reserved_bytes[kAll] = stats.active_bytes[kAll] = stats.requested_bytes[kAll] = held;
+    const MemoryFigures figures = memory_figures(index);
+    const auto put = [](c10::CachingAllocator::StatArray& to, const std::array<Usage::Figures, 3>& from) {
+      // StatType: AGGREGATE, SMALL_POOL, LARGE_POOL
+      const Usage::Figures* order[] = {&from[Usage::kAll], &from[Usage::kSmall], &from[Usage::kLarge]};
+      for (size_t i = 0; i < std::size(order); i++) {
+        to[i].current = order[i]->current;
+        to[i].peak = order[i]->peak;
+        to[i].allocated = order[i]->added;
+        to[i].freed = order[i]->removed;
+      }
+    };
+    put(stats.allocated_bytes, figures.allocated);
+    put(stats.active_bytes, figures.allocated);
+    put(stats.requested_bytes, figures.requested);
+    put(stats.reserved_bytes, figures.reserved);
+    put(stats.allocation, figures.count);
+    put(stats.active, figures.count);
+    stats.num_ooms = figures.out_of_memory;
     return stats;
   }
-  void resetAccumulatedStats(c10::DeviceIndex) override {}
-  void resetPeakStats(c10::DeviceIndex index) override {
-    Channel& c = channel(index);
-    if (c.is_open()) c.header()->memory_peak.store(0);  // the proxy starts a new one
+  void resetAccumulatedStats(c10::DeviceIndex index) override { reset_accumulated_memory(index); }
+  void resetPeakStats(c10::DeviceIndex index) override { reset_peak_memory(index); }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) MEMORY_INFO_OVERRIDE {
+    const auto [free, total] = memory_info(index);
+    return {free, total};
   }
 };
 
@@ -174,24 +173,82 @@ at::Tensor make_tensor(c10::Storage storage, c10::ScalarType dtype, at::IntArray
 void resize_storage(c10::StorageImpl* storage, uint64_t bytes) {
   StorageRecord* record = record_of(storage);
   Channel& c = *record->channel;
-  {
-    Locked lock(c);
-    c.raise_async_error();
-    c.flush_frees();
-    const bool wait = launch_blocking() || c.near_capacity(bytes);
-    RecordHeader* r = c.begin(Kind::resize, wait ? kReply : 0, 8);
-    r->base = record->id;
-    std::memcpy(r + 1, &bytes, 8);
-    c.send(r);
-    if (wait) c.finish(c.receive());
+  Locked lock(c);
+  c.raise_async_error();
+  c.flush_frees();
+  const bool wait = launch_blocking() || c.near_capacity(bytes);
+  RecordHeader* r = c.begin(Kind::resize, wait ? kReply : 0, 8);
+  r->base = record->id;
+  std::memcpy(r + 1, &bytes, 8);
+  c.send(r);
+  if (wait) c.finish(c.receive());
+  replace_pointer(c, storage, bytes);
+}
+
+void storage_has_grown(c10::StorageImpl* storage, uint64_t bytes) {
+  replace_pointer(*record_of(storage)->channel, storage, bytes);
+}
+
+// ---- figures
+
+MemoryFigures memory_figures(int index) {
+  Channel& c = channel(index);
+  MemoryFigures f;
+  for (const auto pool : {Usage::kSmall, Usage::kLarge, Usage::kAll}) {
+    f.allocated[pool] = c.usage.allocated(pool);
+    f.requested[pool] = c.usage.requested(pool);
+    f.count[pool] = c.usage.count(pool);
   }
-  // The id stays, so the old record must go without freeing it.
-  const uint64_t id = record->id;
-  c10::DataPtr old = storage->set_data_ptr(make_pointer(c, id, bytes));
-  c.promised_bytes.fetch_sub(static_cast<int64_t>(record->bytes), std::memory_order_relaxed);
-  old.release_context();
-  delete record;
-  storage->set_nbytes(bytes);
+  f.reserved = f.allocated;
+  f.out_of_memory = c.out_of_memory.load();
+  if (!c.is_open()) return f;
+  const RingHeader* h = c.header();
+  // The proxy also knows what operators took for themselves while they ran.
+  auto& all = f.allocated[Usage::kAll];
+  all.peak = std::max(all.peak, static_cast<int64_t>(h->ring_memory_peak.load()));
+  auto& reserved = f.reserved[Usage::kAll];
+  reserved.current = std::max(reserved.current, static_cast<int64_t>(h->ring_memory_reserved.load()));
+  reserved.peak = std::max({all.peak, reserved.current, reserved.peak});
+  return f;
+}
+
+void reset_peak_memory(int index) {
+  Channel& c = channel(index);
+  if (!c.is_open()) return;
+  // What is queued belongs to the old peak. Without a device nothing is executed meanwhile.
+  if (c.attached()) synchronize(index);
+  Locked lock(c, false);
+  c.usage.reset_peak();
+  c.header()->ring_memory_peak.store(0);  // the proxy starts a new one
+}
+void reset_accumulated_memory(int index) {
+  Channel& c = channel(index);
+  if (!c.is_open()) return;
+  Locked lock(c, false);
+  c.usage.reset_accumulated();
+  c.out_of_memory.store(0);
+}
+
+void empty_cache(int index) {
+  Channel& c = channel(index);
+  if (proxy_is_cpu() || !c.is_open() || !c.attached()) return;  // such a device keeps nothing for later
+  Locked lock(c);
+  c.flush_frees();
+  RecordHeader* r = c.begin(Kind::sync, kReply, 0);
+  r->base = kEmptyCache;
+  c.send(r);
+  c.finish(c.receive());
+}
+
+std::pair<uint64_t, uint64_t> memory_info(int index) {
+  Channel& c = channel(index);
+  if (!c.is_open()) Locked lock(c, false);
+  const RingHeader* h = c.header();
+  uint64_t total = h->memory_capacity.load();
+  if (!total) total = h->device_memory.load();
+  const uint64_t all = h->memory_current.load(), mine = h->ring_memory_current.load();
+  const uint64_t used = (all > mine ? all - mine : 0) + std::max<uint64_t>(c.usage.allocated_bytes(), 0);
+  return {total > used ? total - used : 0, total};
 }
 
 }  // namespace singularity

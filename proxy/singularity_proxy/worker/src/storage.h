@@ -13,6 +13,7 @@ struct StorageRecord {
   Channel* channel;
   uint64_t id;
   uint64_t bytes;
+  void* address;
 };
 
 c10::Allocator* device_allocator();
@@ -31,5 +32,18 @@ at::Tensor make_tensor(c10::Storage storage, c10::ScalarType dtype, at::IntArray
                        at::IntArrayRef strides, int64_t offset, uint8_t flags);
 // Grows or shrinks the bytes behind `storage`; its id stays, its address changes.
 void resize_storage(c10::StorageImpl* storage, uint64_t bytes);
+// The proxy grew it while it executed an operator (an out= argument). Under the channel's lock.
+void storage_has_grown(c10::StorageImpl* storage, uint64_t bytes);
+
+// torch.cuda.memory_stats() of this process on one device; the arrays are indexed by Usage::Pool.
+struct MemoryFigures {
+  std::array<Usage::Figures, 3> allocated, requested, reserved, count;
+  int64_t out_of_memory = 0;  // errors raised
+};
+MemoryFigures memory_figures(int index);
+void reset_peak_memory(int index);
+void reset_accumulated_memory(int index);
+void empty_cache(int index);  // the proxy gives memory that it keeps for later back to its device
+std::pair<uint64_t, uint64_t> memory_info(int index);  // free and all bytes of the device
 
 }  // namespace singularity
