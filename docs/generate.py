@@ -253,6 +253,12 @@ PLAIN_FIELDS = {
     "reply_bytes": "size of the reply queue, a power of two",
     "epoch": "of the lease under which a proxy attached",
     "memory_current": "bytes in use",
+    "ring_memory_current": "bytes that this ring's worker has, what operators use inside included",
+    "cudnn_version": "of the device's PyTorch; 0: none",
+    "multiprocessors": "of the physical device",
+    "device_name": "of the physical device",
+    "proxy_torch": "version of PyTorch in the proxy",
+    "worker_torch": "version of PyTorch in the worker",
 }
 """Fields whose name says it all to a C++ reader, so `ring.h` has no comment there."""
 
@@ -276,6 +282,7 @@ def ring_page() -> str:
     comments = header_comments()
     fields = [(offset, 4, name) for name, offset in ring._U32.items()]
     fields += [(offset, 8, name) for name, offset in ring._U64.items()]
+    fields += [(offset, size, name) for name, (offset, size) in ring._TEXT.items()]
     rows: list[tuple[object, ...]] = []
     for offset, size, name in sorted(fields):
         plain = re.sub(r"^(request|reply)_(head|tail)$", r"\2", name)

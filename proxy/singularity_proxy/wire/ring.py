@@ -57,6 +57,8 @@ _U32 = {
     "generation": 68,
     "device_type": 88,
     "worker_waiting": 92,
+    "capability": 768,
+    "multiprocessors": 772,
 }
 _U64 = {
     "magic": 0,
@@ -75,7 +77,14 @@ _U64 = {
     "done_seq": 640,
     "error_seq": 648,
     "replied_seq": 704,
+    "ring_memory_current": 728,
+    "ring_memory_peak": 736,
+    "ring_memory_reserved": 744,
+    "device_memory": 752,
+    "cudnn_version": 760,
 }
+_TEXT = {"device_name": (776, 48), "proxy_torch": (824, 32), "worker_torch": (856, 32)}
+"""NUL terminated: offset and length in bytes."""
 
 DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 

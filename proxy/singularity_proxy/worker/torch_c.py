@@ -309,7 +309,7 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
         "_cuda_getArchFlags": lambda: "sm_{}{}".format(*CAPABILITY),
         "_cuda_emptyCache": nothing,
         "_cuda_memoryStats": memory_stats,
-        "_cuda_resetPeakMemoryStats": lambda device: native.reset_peak(_index(device)),
+        "_cuda_resetPeakMemoryStats": lambda device: native.reset_peak_memory(_index(device)),
         "_cuda_resetAccumulatedMemoryStats": nothing,
         "_cuda_hostMemoryStats": dict,
         "_cuda_resetPeakHostMemoryStats": nothing,
