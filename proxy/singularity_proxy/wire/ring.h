@@ -159,6 +159,11 @@ class Producer {
     seen_tail_ = words->tail.load();
   }
   uint64_t capacity() const { return bytes_; }
+  // Whether `reserve` would return without waiting.
+  bool has_room(size_t n) {
+    if (__builtin_expect(!fits(n), 0)) seen_tail_ = words_->tail.load(std::memory_order_acquire);
+    return fits(n);
+  }
   // A place for `n` bytes, or nullptr when `policy.poll` gave up while the queue was full.
   char* reserve(size_t n, const WaitPolicy& policy) {
     if (!fits(n)) {

@@ -71,16 +71,29 @@ Tensor Executor::device_tensor(Reader& key, Reader& values) {
   std::memcpy(size_words, key.bytes(dim * 8), dim * 8);
   const at::IntArrayRef sizes(size_words, dim), strides(stride_words, dim);
   if (!(flags & kContiguous)) std::memcpy(stride_words, key.bytes(dim * 8), dim * 8);
-  const int64_t elements = flags & kContiguous ? count_of(sizes) : reach(sizes, strides);
   const auto id = values.get<uint64_t>();
   const auto offset = values.get<int64_t>();
+  constexpr uint8_t kLazy = kConjugate | kNegative;
+
+  RecentTensors::Entry& recent = recent_.of(id);
+  if (recent.id == id && !(flags & kLazy)) {
+    auto* impl = recent.tensor.unsafeGetTensorImpl();
+    // An operator may have changed the tensor, and even its memory, since it was used last.
+    if (impl->dtype() == c10::scalarTypeToTypeMeta(dtype) && impl->sizes() == sizes && impl->storage_offset() == offset &&
+        (flags & kContiguous ? impl->is_contiguous_default(at::MemoryFormat::Contiguous) : impl->strides() == strides) &&
+        recent.end_bytes <= impl->unsafe_storage().nbytes()) {
+      inputs_.push_back(impl->unsafe_storage().unsafeGetStorageImpl());
+      return recent.tensor;
+    }
+  }
+
+  const int64_t elements = flags & kContiguous ? count_of(sizes) : reach(sizes, strides);
   c10::Storage& storage = state_.storage(id);
   // Never outside of the storage: a resize may have failed since the worker believed in it.
   const auto fit = static_cast<int64_t>(storage.nbytes() / c10::elementSize(dtype));
   TORCH_CHECK(offset >= 0 && offset <= kMostElements && (elements == 0 || (offset <= fit && elements <= fit - offset)),
               "a tensor that reaches to element ", offset, " + ", elements, " does not fit its device memory of ",
               storage.nbytes(), " bytes (an earlier resize may have failed)");
-
   const auto keys = storage.device().is_cpu() ? c10::DispatchKey::CPU : c10::computeDispatchKey(dtype, at::kStrided, storage.device());
   Tensor t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(keys),
                                                       c10::scalarTypeToTypeMeta(dtype));
@@ -91,9 +104,16 @@ Tensor Executor::device_tensor(Reader& key, Reader& values) {
   } else {
     impl->set_sizes_and_strides(sizes, strides, offset);
   }
-  if (flags & kConjugate) t._set_conj(true);
-  if (flags & kNegative) t._set_neg(true);
   inputs_.push_back(storage.unsafeGetStorageImpl());
+  if (storage.device() != state_.device || (flags & kLazy)) {
+    plain_ = false;
+    if (flags & kConjugate) t._set_conj(true);
+    if (flags & kNegative) t._set_neg(true);
+    return t;
+  }
+  recent.id = id;
+  recent.end_bytes = elements ? static_cast<uint64_t>(offset + elements) * impl->itemsize() : 0;
+  recent.tensor = t;
   return t;
 }
 

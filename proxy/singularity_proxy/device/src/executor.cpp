@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/List.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <mutex>
@@ -13,6 +14,10 @@ namespace singularity {
 
 using at::Tensor;
 using c10::IValue;
+
+Executor::Executor(State& state)
+    : state_(state), device_key_(state.device.is_cpu() ? c10::DispatchKey::CPU
+                                                       : c10::computeDispatchKey(std::nullopt, at::kStrided, state.device)) {}
 
 void Executor::settle() const {
   if (state_.device.is_cpu()) return;
@@ -59,13 +64,21 @@ void Executor::execute(const RecordHeader& record, const char* body, Buffer& rep
     }
     case Kind::free_storages:
       TORCH_CHECK(record.base <= in.left() / 8, "a record frees more storages than it names");
-      for (uint64_t i = 0; i < record.base; i++) state_.storages.erase(in.get<uint64_t>());
+      for (uint64_t i = 0; i < record.base; i++) {
+        const auto id = in.get<uint64_t>();
+        recent_.forget(id);
+        state_.storages.erase(id);
+      }
       return;
     case Kind::allocate:
       state_.check_room(1);
+      recent_.forget(record.base);
       state_.storages[record.base] = state_.make_storage(in.get<uint64_t>());
       return;
-    case Kind::resize: state_.resize(record.base, in.get<uint64_t>()); return;
+    case Kind::resize:
+      recent_.forget(record.base);
+      state_.resize(record.base, in.get<uint64_t>());
+      return;
     case Kind::write: {
       const auto offset = in.get<uint64_t>(), bytes = in.get<uint64_t>();
       state_.write(record.base, offset, bytes, in.bytes(bytes));
@@ -118,6 +131,7 @@ void Executor::run(const RecordHeader& record, const char* body, Buffer& reply) 
       self->inputs_.clear();
     }
   } clear{this};
+  plain_ = true;
   const size_t count = key.get<uint16_t>();
   TORCH_CHECK(count == op.handle->schema().arguments().size(), op.name, " came with ", count, " arguments instead of ",
               op.handle->schema().arguments().size(), ": worker and device proxy run different versions of PyTorch");
@@ -130,7 +144,11 @@ void Executor::run(const RecordHeader& record, const char* body, Buffer& reply) 
   {
     std::optional<UseDefaultGenerator> use;
     if (op.uses_default_rng) use.emplace(state_);
-    op.handle->callBoxed(stack_);
+    // What the dispatcher would find out from the arguments is known here: plain tensors of one device.
+    if (plain_ && !inputs_.empty())
+      op.handle->redispatchBoxed(device_key_, &stack_);
+    else
+      op.handle->callBoxed(stack_);
   }
   operations_++;
   results(record, op, reply);
@@ -182,7 +200,10 @@ void Executor::results(const RecordHeader& record, const OperatorEntry& op, Buff
     }
   }
   state_.check_room(made_.size());
-  for (size_t i = 0; i < made_.size(); i++) state_.storages[record.base + i] = std::move(made_[i]);
+  for (size_t i = 0; i < made_.size(); i++) {
+    recent_.forget(record.base + i);
+    state_.storages[record.base + i] = std::move(made_[i]);
+  }
   if (reply) {
     const auto made = static_cast<uint32_t>(made_.size());
     std::memcpy(reply->at(start), &made, sizeof(made));

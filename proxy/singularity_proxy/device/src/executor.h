@@ -3,6 +3,7 @@
 
 #include <ATen/core/stack.h>
 
+#include <array>
 #include <vector>
 
 #include "reader.h"
@@ -26,9 +27,31 @@ inline uint64_t stamp_of(const RecordHeader& record) {
   return record.op | static_cast<uint64_t>(record.key_bytes) << 32;
 }
 
+// The tensor that a storage was last used as. Parameters and their optimizer state come with the same
+// shape in every step; making a tensor for each use would cost as much as calling a small operator.
+class RecentTensors {
+ public:
+  struct Entry {
+    uint64_t id = 0;         // of the storage; 0: empty
+    uint64_t end_bytes = 0;  // how far the tensor reaches into it
+    at::Tensor tensor;
+  };
+  Entry& of(uint64_t id) { return entries_[id % entries_.size()]; }
+  // The storage is freed or replaced: its memory must not live on in here.
+  void forget(uint64_t id) {
+    Entry& entry = of(id);
+    if (entry.id != id) return;
+    entry.id = 0;
+    entry.tensor.reset();
+  }
+
+ private:
+  std::array<Entry, 2048> entries_;
+};
+
 class Executor {
  public:
-  explicit Executor(State& state) : state_(state) {}
+  explicit Executor(State& state);
 
   // Executes one record; the payload of its reply (if it asks for one) is appended to `reply`.
   // Throws what the operation throws. Not for Kind::read: its bytes go straight to the queue.
@@ -53,6 +76,9 @@ class Executor {
   static at::Tensor host_tensor(uint8_t tag, Reader& key, Reader& values);
 
   State& state_;
+  const c10::DispatchKeySet device_key_;
+  RecentTensors recent_;
+  bool plain_ = true;                           // no tensor of the record has a lazy conjugate or negative
   torch::jit::Stack stack_, kept_;
   std::vector<c10::StorageImpl*> inputs_;       // of the record's device tensors, in order
   std::vector<c10::Storage> made_;              // new storages of its results, in order

@@ -137,7 +137,8 @@ class RingServer {
   bool have_snapshot_ = false;
   uint64_t already_done_ = 0;   // done_seq at the attach: errors up to here were told
   uint64_t clock_base_ = 0, attached_ns_ = 0;
-  uint64_t next_base_bytes_ = 0, busy_ns_ = 0, snapshot_ns_ = 0;
+  uint64_t next_base_bytes_ = 0, snapshot_ns_ = 0;
+  uint64_t busy_since_ = 0, busy_ns_ = 0;  // time spent with records since the last base
 
   std::thread thread_;
   std::atomic<bool> stop_{false};

@@ -196,37 +196,57 @@ Locked::Locked(Channel& channel, bool needs_device) : channel_(channel) {
               "must use the 'spawn' start method");
   TORCH_CHECK(!pthread_equal(channel.owner.load(std::memory_order_relaxed), pthread_self()),
               "a signal handler made a device call while another one was under way in the same thread");
-  if (PyGILState_Check()) saved_ = PyEval_SaveThread();
   try {
-    for (;;) {
-      channel_.mutex.lock();
-      locked_ = true;
-      channel_.owner.store(pthread_self(), std::memory_order_relaxed);
-      if (!channel_.is_open()) channel_.open();
-      if (!needs_device) return;
-      if (__builtin_expect(channel_.attached(), 1)) {
-        if (__builtin_expect(channel_.seed_pending.load(std::memory_order_relaxed), 0)) {
-          channel_.seed_pending.store(false);
-          write_default_seed(channel_);
-        }
-        return;
-      }
-      channel_.owner.store(pthread_t{}, std::memory_order_relaxed);
-      channel_.mutex.unlock();
-      locked_ = false;
-      channel_.wait_for_device();
-    }
+    acquire(needs_device);
   } catch (...) {
     release();
     throw;
   }
 }
 
+void Locked::take() {
+  locked_ = true;
+  channel_.owner.store(pthread_self(), std::memory_order_relaxed);
+  channel_.holder = this;
+}
+
+void Locked::acquire(bool needs_device) {
+  if (__builtin_expect(channel_.mutex.try_lock(), 1)) take();
+  for (;;) {
+    if (!locked_) {
+      let_gil_go();
+      channel_.mutex.lock();
+      take();
+    }
+    if (__builtin_expect(!channel_.is_open(), 0)) {
+      let_gil_go();
+      channel_.open();
+    }
+    if (!needs_device) return;
+    if (__builtin_expect(channel_.attached(), 1)) {
+      if (__builtin_expect(channel_.seed_pending.load(std::memory_order_relaxed), 0)) {
+        channel_.seed_pending.store(false);
+        write_default_seed(channel_);
+      }
+      return;
+    }
+    let_gil_go();
+    channel_.owner.store(pthread_t{}, std::memory_order_relaxed);
+    locked_ = false;
+    channel_.mutex.unlock();
+    channel_.wait_for_device();
+  }
+}
+
+void Locked::let_gil_go() {
+  if (!saved_ && PyGILState_Check()) saved_ = PyEval_SaveThread();
+}
+
 void Locked::release() {
   if (locked_) {
     channel_.owner.store(pthread_t{}, std::memory_order_relaxed);
-    channel_.mutex.unlock();
     locked_ = false;
+    channel_.mutex.unlock();
   }
   if (saved_) PyEval_RestoreThread(saved_);
   saved_ = nullptr;
@@ -240,6 +260,7 @@ RecordHeader* Channel::begin(Kind kind, uint16_t flags, size_t body) {
   const size_t length = padded(sizeof(RecordHeader) + body);
   TORCH_CHECK(length <= kMaxRecordBytes, "this call does not fit one record of the device proxy (",
               length, " of at most ", kMaxRecordBytes, " bytes): split it");
+  if (__builtin_expect(!requests.has_room(length), 0)) holder->let_gil_go();
   char* place = requests.reserve(length, policy());
   auto* record = reinterpret_cast<RecordHeader*>(place);
   *record = RecordHeader{static_cast<uint32_t>(length), static_cast<uint16_t>(kind), flags, ++seq, 0, 0, 0};
@@ -316,6 +337,7 @@ void Channel::raise_async_error() {
 }
 
 Reply Channel::receive(uint64_t first_storage) {
+  holder->let_gil_go();
   const uint64_t expected = seq;
   const uint64_t start = monotonic_ns();
   const WaitPolicy wait = policy();

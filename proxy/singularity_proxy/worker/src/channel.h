@@ -44,7 +44,7 @@ class Channel {
   void flush_frees();
   // Raises the pending asynchronous error, if there is one.
   void raise_async_error();
-  // Waits for the reply of the newest record. Throws the error that the reply carries. When the wait
+  // Waits for the reply of the newest record, without the GIL. Throws the error that the reply carries. When the wait
   // is interrupted (KeyboardInterrupt) the reply is dropped later, and the storages that it announces
   // (an operator's, numbered from `first_storage`; 0: none) are given back.
   Reply receive(uint64_t first_storage = 0);
@@ -83,6 +83,7 @@ class Channel {
   uint64_t async_records = 0, sync_records = 0, sync_wait_ns = 0;
   std::atomic<bool> seed_pending{false};   // the default generator was seeded while no device was held
   std::atomic<pthread_t> owner{};          // the thread that holds `mutex`
+  class Locked* holder = nullptr;          // ... and through what; guarded by `mutex`
 
  private:
   void ring_doorbell();
@@ -96,17 +97,23 @@ class Channel {
   uint64_t last_doorbell_ns_ = 0;
 };
 
-// Holds a channel for one call: releases the GIL when the caller has it (another thread may hold the
-// channel and need the GIL to look for signals), takes the mutex, opens the ring at the first call
-// and waits until a device is attached.
+// Holds a channel for one call: takes the mutex, opens the ring at the first call and waits until a
+// device is attached.
+//
+// The GIL: nobody waits for anything (the mutex, a device, room in a queue, a reply) while holding it,
+// because whoever is waited for may need it. A call that need not wait keeps it, which is what makes a
+// cached operator cheap; the first one that must wait lets it go until the end of the call.
 class Locked {
  public:
   explicit Locked(Channel& channel, bool needs_device = true);
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
   ~Locked();
+  void let_gil_go();  // before the first wait of this call
 
  private:
+  void acquire(bool needs_device);
+  void take();        // the mutex is held
   void release();
   Channel& channel_;
   PyThreadState* saved_ = nullptr;
