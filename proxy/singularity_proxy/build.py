@@ -40,6 +40,8 @@ COMPILER_BYTES = 2 << 30
 """Memory set aside for one compiler process when the number of parallel ones is chosen."""
 KEPT_LIBRARIES = 8
 """Older libraries stay this long: a process image may still map one of them."""
+KEPT_OBJECTS = 3
+"""Objects kept per source, so that two torches (or branches) do not evict each other's."""
 FLAGS = [
     "-std=c++20",
     "-O2",
@@ -295,6 +297,8 @@ def _build(torch: Torch, folder: Path, *, force: bool, verbose: bool) -> Path:
         wanted.append(target)
         if force or not target.is_file():
             missing.append((source, target))
+        else:
+            os.utime(target)  # `_prune` keeps what was used last
 
     def compile_one(job: tuple[Path, Path]) -> None:
         source, target = job
@@ -330,19 +334,22 @@ def _build(torch: Torch, folder: Path, *, force: bool, verbose: bool) -> Path:
         temporary.replace(library)
     finally:
         temporary.unlink(missing_ok=True)
-    _prune(folder, objects, set(wanted))
+    _prune(folder, objects)
     return library
 
 
-def _prune(folder: Path, objects: Path, wanted: set[Path]) -> None:
-    """Forget objects of older sources and all but the newest libraries."""
-    now_used = {path.name.rpartition("-")[0] for path in wanted}
+def _prune(folder: Path, objects: Path) -> None:
+    """Forget all but the objects of each source and the libraries that were used last."""
+    by_source: dict[str, list[Path]] = {}
     for path in objects.glob("*.o"):
-        if path not in wanted and path.name.rpartition("-")[0] in now_used:
+        by_source.setdefault(path.name.rpartition("-")[0], []).append(path)
+    libraries = list(folder.glob(f"{MODULE}-*.so"))
+    for group, kept in [
+        (libraries, KEPT_LIBRARIES),
+        *((g, KEPT_OBJECTS) for g in by_source.values()),
+    ]:
+        for path in sorted(group, key=lambda path: path.stat().st_mtime)[:-kept]:
             path.unlink(missing_ok=True)
-    libraries = sorted(folder.glob(f"{MODULE}-*.so"), key=lambda path: path.stat().st_mtime)
-    for path in libraries[:-KEPT_LIBRARIES]:
-        path.unlink(missing_ok=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

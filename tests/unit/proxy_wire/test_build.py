@@ -53,29 +53,56 @@ def answer(path: Path) -> str:
     ).strip()
 
 
-def objects(package: Path) -> dict[str, int]:
-    found = (package / "native/build/objects").glob("*.o")
-    return {path.name.rpartition("-")[0]: path.stat().st_ino for path in found}
+def objects(package: Path) -> dict[str, list[tuple[int, int]]]:
+    """Source -> (inode, last used) of the objects kept for it, the latest one first."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for path in (package / "native/build/objects").glob("*.o"):
+        status = path.stat()
+        found.setdefault(path.name.rpartition("-")[0], []).append(
+            (status.st_ino, status.st_mtime_ns)
+        )
+    return {
+        name: sorted(kept, key=lambda one: one[1], reverse=True) for name, kept in found.items()
+    }
+
+
+def inodes(package: Path, source: str) -> list[int]:
+    return [inode for inode, _ in objects(package)[source]]
 
 
 def test_only_what_changed_is_compiled_again(package: Path) -> None:
     first = build.build()
     assert first.parent == package / "native/build"
     assert answer(first) == "42"
-    before = objects(package)
-    assert before.keys() == {"native-module", "device-src-half"}
+    module, half = inodes(package, "native-module"), inodes(package, "device-src-half")
+    assert objects(package).keys() == {"native-module", "device-src-half"}
+    assert (len(module), len(half)) == (1, 1)
     assert build.build() == first
     (package / "device/src/half.h").write_text("#define HALF 3\n")
     second = build.build()
     assert second != first
     assert answer(second) == "43"
-    after = objects(package)
-    assert after["native-module"] == before["native-module"]
-    assert after["device-src-half"] != before["device-src-half"]
+    assert inodes(package, "native-module") == module
+    assert inodes(package, "device-src-half")[1:] == half
     (package / "device/src/half.h").write_text("#define HALF 2\n")
     assert build.build() == first  # still there
     assert build.build(force=True) == first
-    assert objects(package)["native-module"] != before["native-module"]
+    assert not set(inodes(package, "native-module")) & set(module)
+
+
+def test_what_another_torch_compiled_stays(package: Path) -> None:
+    """A few objects per source, those used last: switching back compiles nothing."""
+    header = package / "device/src/half.h"
+    for number in range(build.KEPT_OBJECTS + 2):
+        header.write_text(f"#define HALF {number}\n")
+        assert answer(build.build()) == str(40 + number)
+    kept = inodes(package, "device-src-half")
+    assert len(kept) == build.KEPT_OBJECTS
+    header.write_text(f"#define HALF {build.KEPT_OBJECTS}\n")  # the last but one
+    build.build().unlink()
+    assert answer(build.build()) == str(40 + build.KEPT_OBJECTS)
+    assert inodes(package, "device-src-half") == [kept[1], kept[0], *kept[2:]]
+    assert len(inodes(package, "native-module")) == 1
 
 
 def test_a_built_library_needs_no_compiler(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

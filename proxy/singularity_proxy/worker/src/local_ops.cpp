@@ -214,7 +214,9 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
     mask = additive;
   }
   constexpr int64_t kFlash = 1;  // sdp::SDPBackend::flash_attention
-  if (choice == kFlash && dropout == 0.0)
+  // As on the CPU: that kernel has no gradient for its mask (the proxy, asked above, knows no gradients).
+  const bool mask_learns = mask && mask->requires_grad() && at::GradMode::is_enabled();
+  if (choice == kFlash && dropout == 0.0 && !mask_learns)
     return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, causal, mask, scale));
   return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, std::nullopt, scale, gqa));
 }
@@ -274,7 +276,9 @@ Treatment treatment_of(const c10::OperatorHandle& h, const std::string& base, co
       !has_kernel(h, c10::DispatchKey::CPU) && !has_kernel(h, c10::DispatchKey::Meta) && !has("cudnn") && !has("_thnn") &&
       !has("flash") && !has("efficient"))
     return Treatment::skip;  // TorchScript primitives and the like
-  if (implicit) return Treatment::composite;  // autograd needs the decomposition
+  // Autograd needs the decomposition, unless devices have a kernel of their own (silu_backward): the
+  // decomposition would round differently, and a CUDA build would run its own kernel in this process.
+  if (implicit && !has_kernel(h, c10::DispatchKey::CPU)) return Treatment::composite;
   const auto& schema = h.schema();
   bool view = false, only_tensors = true;
   for (const auto& r : schema.returns()) {
