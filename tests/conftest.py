@@ -81,6 +81,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests marked 'full' and every large matrix; write a dated report",
     )
+    parser.addoption("--report", metavar="NAME", help="write a dated report of that name")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -155,8 +156,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
     # A part of the tests makes no report of the whole.
-    if matrix.is_full() and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
-        path = report.write(ROOT, terminal.stats, time.monotonic() - _started, matrix.seed())
+    whole = matrix.is_full() and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if (name := session.config.getoption("--report")) or whole:
+        seconds = time.monotonic() - _started
+        path = report.write(ROOT, terminal.stats, seconds, matrix.seed(), name)
         terminal.write_line("")
         terminal.write_line(f"report: {path.relative_to(ROOT)}")
 

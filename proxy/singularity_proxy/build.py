@@ -274,7 +274,13 @@ def _object_key(path: Path, command: list[str], torch: Torch) -> str:
 
 
 def _run(command: list[str], what: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise Unsupported(
+            f"the native module cannot be built: {command[0]} cannot be run ({error.strerror}); "
+            "correct CXX or install g++ (on Debian and Ubuntu: sudo apt-get install g++)."
+        ) from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         errors = [line for line in lines if "error: " in line or "undefined reference" in line]

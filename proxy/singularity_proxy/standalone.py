@@ -33,6 +33,9 @@ from .wire.ring import RingFile
 T = TypeVar("T")
 START_SECONDS = 60.0
 ATTACH_ATTEMPTS = 5
+OWN_GROUP: dict[str, Any] = (  # not a session of its own, see capsule.launcher
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
+)
 
 
 class _Proxy:
@@ -191,7 +194,7 @@ class Standalone:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=env,
-            process_group=0,  # not a session of its own, see capsule.launcher
+            **OWN_GROUP,
         )
         deadline = time.monotonic() + START_SECONDS
         while True:

@@ -14,6 +14,12 @@ Y = (X[:, :4].sum(1) > 0).long()
 TARGETS = DataLoader(TensorDataset(X, Y), batch_size=16)
 
 
+def is_bfloat16(module, inputs, output):
+    """A forward hook: what the switch has to do."""
+    assert output.dtype == torch.bfloat16, output.dtype
+    assert output.device.type == DEVICE
+
+
 def network():
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 2))
@@ -22,6 +28,7 @@ def network():
 def with_accelerate():
     accelerator = Accelerator(cpu=DEVICE == "cpu", mixed_precision="bf16")
     net = network()
+    net[0].register_forward_hook(is_bfloat16)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     net, optimizer, batches = accelerator.prepare(net, optimizer, TARGETS)
     losses = []
@@ -44,6 +51,7 @@ def with_transformers():
             num_attention_heads=2, max_position_embeddings=32,
         )
     )  # fmt: skip
+    model.model.layers[1].mlp.down_proj.register_forward_hook(is_bfloat16)
     rows = [{"input_ids": torch.arange(12) % 5 + i % 3, "labels": torch.arange(12) % 5 + i % 3}
             for i in range(32)]  # fmt: skip
     trainer = Trainer(
@@ -67,7 +75,7 @@ class Module(L.LightningModule):
     def training_step(self, batch, _):
         x, y = batch
         logits = self.net(x)
-        assert logits.dtype == torch.bfloat16
+        is_bfloat16(self, batch, logits)
         loss = nn.functional.cross_entropy(logits, y)
         self.losses.append(loss.item())
         return loss

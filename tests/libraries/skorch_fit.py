@@ -1,5 +1,5 @@
-"""scikit-learn and skorch: a network in a pipeline, cross-validated and searched; saved, pickled and
-loaded; metrics of both libraries on its predictions."""
+"""scikit-learn and skorch: a network in a pipeline, cross-validated and searched; saved, pickled
+and loaded; a metric on its predictions."""
 
 import pickle
 

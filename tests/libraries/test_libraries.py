@@ -89,7 +89,6 @@ def test_mixed_precision_of_the_libraries(tmp_path: Path) -> None:
         expected, found = ([float.fromhex(x) for x in y] for y in (value, proxied[name]))
         assert found == pytest.approx(expected, rel=0.05), name
         assert found[-1] < 0.9 * found[0], name  # it learns
-        assert found != expected, name  # bfloat16 on "cuda" did run: its rules differ
 
 
 def test_the_lock_names_what_is_installed() -> None:

@@ -1,4 +1,4 @@
-"""The dated report that `./dev test --full` leaves in benchmarks/results/."""
+"""The dated reports of `./dev test --full` and `--torch=cuda-build` in benchmarks/results/."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,13 @@ def _commit(root: Path) -> str:
     return done.stdout.strip() or "unknown"
 
 
+def _torch_version() -> str:
+    """With the build, which the metadata of PyPI's wheel lacks."""
+    version = Path(str(importlib.metadata.distribution("torch").locate_file("torch/version.py")))
+    found = re.search(r"^__version__ = '([^']+)'", version.read_text(), re.MULTILINE)
+    return found[1] if found else importlib.metadata.version("torch")
+
+
 def _skip_reason(report: TestReport) -> str:
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return text.removeprefix("Skipped: ")
@@ -37,8 +45,10 @@ def render(
     seed: int,
     commit: str,
     today: datetime.date,
+    name: str | None = None,
 ) -> str:
-    """The report as Markdown: machine, counts, time per folder, slowest tests, reasons of skips."""
+    """The report as Markdown: machine, counts, what tests measured (`record_property`), time per
+    folder, slowest tests, reasons of skips. `name` says of what it is, None of the whole suite."""
     counts = {name: len(stats.get(name, ())) for name in _OUTCOMES}
     folders: dict[str, list[float]] = defaultdict(list)
     slow: list[tuple[float, str]] = []
@@ -49,10 +59,10 @@ def render(
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     user = "root" if os.geteuid() == 0 else "not root"
     lines = [
-        f"# Full test run of {today.isoformat()}",
+        f"# {f'Test run ({name})' if name else 'Full test run'} of {today.isoformat()}",
         "",
         f"Commit {commit} · Python {platform.python_version()}"
-        f" · torch {importlib.metadata.version('torch')} · Linux {platform.release()}"
+        f" · torch {_torch_version()} · Linux {platform.release()}"
         f" · {os.cpu_count()} CPUs, {memory:.0f} GiB · {user}"
         f" · seed {seed}",
         "",
@@ -61,9 +71,11 @@ def render(
         "| folder | tests | seconds |",
         "|---|---|---|",
     ]
-    lines += [f"| {name} | {len(t)} | {sum(t):.1f} |" for name, t in sorted(folders.items())]
-    for name in ("failed", "error"):
-        lines += [f"- {name}: `{report.nodeid}`" for report in stats.get(name, ())]
+    lines += [f"| {folder} | {len(t)} | {sum(t):.1f} |" for folder, t in sorted(folders.items())]
+    measured = dict(p for report in stats.get("passed", ()) for p in report.user_properties)
+    lines += [""] + [f"- {key}: {value}" for key, value in measured.items()]
+    for kind in ("failed", "error"):
+        lines += [f"- {kind}: `{report.nodeid}`" for report in stats.get(kind, ())]
     lines += ["", "Slowest tests:", ""]
     lines += [f"- {s:.1f} s `{nodeid}`" for s, nodeid in sorted(slow, reverse=True)[:20]]
     skipped = stats.get("skipped", ())
@@ -74,11 +86,20 @@ def render(
 
 
 def write(
-    root: Path, stats: Mapping[str, Sequence[TestReport]], duration_s: float, seed: int
+    root: Path,
+    stats: Mapping[str, Sequence[TestReport]],
+    duration_s: float,
+    seed: int,
+    name: str | None = None,
 ) -> Path:
     """Writes today's report (a second run on one day replaces the first) and returns its path."""
     today = datetime.datetime.now(datetime.timezone.utc).date()
-    path = root / "benchmarks" / "results" / f"{today.isoformat()}-tests.md"
+    path = (
+        root
+        / "benchmarks"
+        / "results"
+        / f"{today.isoformat()}-tests{f'-{name}' if name else ''}.md"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(stats, duration_s, seed, _commit(root), today))
+    path.write_text(render(stats, duration_s, seed, _commit(root), today, name))
     return path

@@ -17,17 +17,29 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+_unavailable: str | None = None
+"""Why this process cannot have the device proxy behind "cuda"."""
+
 
 def _after_torch_c(module: ModuleType) -> None:
+    global _unavailable
+    from singularity_proxy.errors import SingularityError
+
     from . import torch_c
 
-    torch_c.take_over(module)
+    try:
+        torch_c.take_over(module)
+    except SingularityError as error:
+        _unavailable = error.message
 
 
 def _after_torch(module: ModuleType) -> None:
-    from . import patches
+    from . import patches, unavailable
 
-    patches.apply(module)
+    if _unavailable is None:
+        patches.apply(module)
+    else:
+        unavailable.apply(module, _unavailable)
 
 
 def _refuse(module: ModuleType) -> None:

@@ -106,11 +106,15 @@ def test_what_another_torch_compiled_stays(package: Path) -> None:
 
 
 def test_a_built_library_needs_no_compiler(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
     built = build.build()
     monkeypatch.setenv("PATH", "")
     assert build.build() == built
     (package / "wire/answer.h").write_text("#define ANSWER 1\n")
     with pytest.raises(Unsupported, match=r"no C\+\+ compiler was found.*install g\+\+"):
+        build.build()
+    monkeypatch.setenv("CXX", "no-such-compiler -m64")
+    with pytest.raises(Unsupported, match=r"no-such-compiler cannot be run.*correct CXX"):
         build.build()
 
 

@@ -42,3 +42,12 @@ def test_report_counts_times_and_reasons() -> None:
     assert text.index("9.0 s `tests/e2e/b.py::t2`") < text.index("1.5 s `tests/unit/a.py::t1`")
     assert "- `tests/gpu/c.py::t4`: needs a GPU" in text
     assert "seed 7" in text
+
+
+def test_a_named_report_says_what_tests_measured() -> None:
+    passed = outcome("tests/unit/a.py::t1", "passed", 1.5)
+    passed.user_properties.append(("coverage checks", "109 of 123 pass"))
+    day = datetime.date(2026, 11, 21)
+    text = report.render({"passed": [passed]}, 2.0, 0, "abc123", day, "cuda-build")
+    assert text.startswith("# Test run (cuda-build) of 2026-11-21\n")
+    assert "| tests/unit | 1 | 1.5 |\n\n- coverage checks: 109 of 123 pass\n" in text
