@@ -127,14 +127,22 @@ def cache_folders() -> list[Path]:
     return folders
 
 
-def build(*, force: bool = False, verbose: bool = False) -> Path:
+def build(*, force: bool = False, verbose: bool = False, announce: bool = False) -> Path:
     """Compile what changed and return the library's path; waits for another builder's result.
 
-    Raises Unsupported with one sentence when it cannot be compiled here.
+    `verbose` names the files on stderr, `announce` says there why somebody who did not ask for a
+    build has to wait. Raises Unsupported with one sentence when it cannot be compiled here.
     """
     torch = Torch.find()
     if not force and (found := find(torch)):
         return found
+    if announce:
+        _compile_command(torch)  # what is missing is not announced as a wait
+        print(
+            "Building the device proxy's native module for this PyTorch: once, a minute or two.",
+            file=sys.stderr,
+            flush=True,
+        )
     folder = _writable_folder()
     with _lock(folder):
         if not force and (found := find(torch)):  # built by someone else meanwhile
@@ -152,7 +160,7 @@ def load() -> ModuleType:
         return loaded
     if "torch._C" not in sys.modules:
         importlib.import_module("torch")
-    path = build()
+    path = build(announce=True)
     loader = importlib.machinery.ExtensionFileLoader(MODULE, os.fspath(path))
     spec = importlib.util.spec_from_file_location(MODULE, path, loader=loader)
     if spec is None:

@@ -118,6 +118,14 @@ def test_a_built_library_needs_no_compiler(package: Path, monkeypatch: pytest.Mo
         build.build()
 
 
+def test_only_a_wait_is_announced(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build.build(announce=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("Building the device proxy's native module for this PyTorch: once")
+    build.build(announce=True)
+    assert capsys.readouterr().err == ""
+
+
 def test_an_error_is_one_sentence(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (package / "device/src/half.cpp").write_text("int half() { return nothing; }\nint x = y;\n")
     assert build.main(["--quiet"]) == 1
