@@ -55,6 +55,17 @@ FLAGS = [
     "-DTORCH_API_INCLUDE_EXTENSION_H",
 ]
 LIBRARIES = ("torch_cpu", "torch_python", "c10")
+SANITIZE = "SINGULARITY_SANITIZE"
+"""Environment variable for tests: `address` builds and loads a second library, of the device half
+alone, that ends the process at the first wrong memory access or undefined behaviour. The process
+needs libasan in LD_PRELOAD (`sanitizer_runtime`)."""
+SANITIZERS = {
+    "address": (
+        *("-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"),
+        # A library with hidden symbols does not share torch's type information.
+        *("-fno-sanitize=vptr", "-fno-sanitize-recover=all"),
+    )
+}
 
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
@@ -84,7 +95,28 @@ class Torch:
 
 def sources() -> list[Path]:
     """Every C++ file of the package that goes into the library, in a fixed order."""
-    return sorted([*PACKAGE.glob("*/src/*.cpp"), *PACKAGE.glob("native/*.cpp")])
+    found = sorted([*PACKAGE.glob("*/src/*.cpp"), *PACKAGE.glob("native/*.cpp")])
+    return [p for p in found if not sanitizer() or p.relative_to(PACKAGE).parts[0] != "worker"]
+
+
+def sanitizer() -> str:
+    """The sanitizer that the environment asks for; "" for none. Raises Unsupported."""
+    name = os.environ.get(SANITIZE, "")
+    if name and name not in SANITIZERS:
+        raise Unsupported(f"{SANITIZE} can be {', '.join(SANITIZERS)} or nothing, not '{name}'.")
+    return name
+
+
+def flags() -> list[str]:
+    """What the compiler is told, besides where the headers are."""
+    return [*FLAGS, *SANITIZERS.get(sanitizer(), ())]
+
+
+def sanitizer_runtime() -> Path | None:
+    """What a process with a sanitized module needs in LD_PRELOAD; None: not installed."""
+    command = [*_compiler(), "-print-file-name=libasan.so"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return Path(answer).resolve() if "/" in answer and Path(answer).exists() else None
 
 
 def headers() -> list[Path]:
@@ -124,7 +156,7 @@ def cache_folders() -> list[Path]:
     with contextlib.suppress(RuntimeError):  # no home folder
         base = Path(user) if user else Path.home() / ".cache"
         folders.append(base / "jupyter-singularity" / "native")
-    return folders
+    return [folder / name for folder in folders] if (name := sanitizer()) else folders
 
 
 def build(*, force: bool = False, verbose: bool = False, announce: bool = False) -> Path:
@@ -183,7 +215,7 @@ def _environment_key(torch: Torch) -> str:
             torch.git_version,
             platform.machine(),
             sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag,
-            *FLAGS,
+            *flags(),
             *LIBRARIES,
         )
     )
@@ -251,7 +283,7 @@ def _compile_command(torch: Torch) -> list[str]:
         )
     return [
         *_compiler(),
-        *FLAGS,
+        *flags(),
         f"-D_GLIBCXX_USE_CXX11_ABI={_cxx11_abi()}",
         f"-I{PACKAGE}",
         f"-isystem{include}",
@@ -340,6 +372,7 @@ def _build(torch: Torch, folder: Path, *, force: bool, verbose: bool) -> Path:
     library = folder / name
     temporary = folder / f"{name}.{os.getpid()}.tmp"
     link = [*command[: len(_compiler())], "-shared", "-o", os.fspath(temporary)]
+    link += [flag for flag in flags() if flag.startswith("-fsanitize")]
     link += [os.fspath(path) for path in wanted]
     link += [f"-L{torch.folder / 'lib'}", *(f"-l{lib}" for lib in LIBRARIES)]
     link += [f"-Wl,-rpath,{torch.folder / 'lib'}", "-Wl,--no-undefined-version"]
