@@ -22,11 +22,13 @@ import threading
 import time
 import uuid
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from .errors import SingularityError, Unavailable
+from .checkpoint import driver, park_policy
+from .errors import BadRequest, SingularityError, Unavailable
 from .wire import rpc
 from .wire.ring import RingFile
 
@@ -45,6 +47,15 @@ class _Proxy:
         self.process = process
         self.peer = peer
         self.bound: dict[str, Any] = {}
+        self.held: _Held | None = None
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A proxy that the driver has taken off its device."""
+
+    device_bytes: int
+    seconds: float
 
 
 class Standalone:
@@ -52,7 +63,9 @@ class Standalone:
 
     Each virtual device i has an own proxy on the physical device `{device_type}:{i}` until `attach`
     names others. `capacity_bytes` is per device, `threads` per proxy (0: one per core),
-    `journal_bytes` as in the device proxy (0: no recovery). Methods may be called from any thread.
+    `journal_bytes` as in the device proxy (0: no recovery). `driver_library` is the CUDA driver
+    whose process checkpoint `park` may use ("": never), `proxy_env` what proxies get in their
+    environment besides this process's. Methods may be called from any thread.
     """
 
     def __init__(
@@ -62,6 +75,8 @@ class Standalone:
         capacity_bytes: int = 4 << 30,
         threads: int = 1,
         journal_bytes: int = 64 << 20,
+        driver_library: str | None = None,
+        proxy_env: dict[str, str] | None = None,
     ) -> None:
         self.device_type = device_type
         self.devices = devices
@@ -70,11 +85,18 @@ class Standalone:
         self.journal_bytes = journal_bytes
         self.session = uuid.uuid4().hex[:12]
         self.epoch = 0
+        self.proxy_env = proxy_env or {}
+        if driver_library is None:
+            driver_library = driver.LIBRARY if device_type == "cuda" else ""
+        self.driver = driver.DriverHelper(driver_library) if driver_library else None
+        self.measured = park_policy.Measurements()
         self.automatic = True
         """Attach when a worker rings the doorbell; switch off to hold a session parked."""
         self.doorbell_rings = 0
         self._rings: dict[str, tuple[int, RingFile]] = {}
         self._proxies: dict[int, _Proxy] = {}
+        self._copied: dict[int, _Held] = {}
+        """Parks by a copy whose resume is not measured yet, by virtual device."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="standalone", daemon=True
@@ -116,9 +138,15 @@ class Standalone:
 
     # ---- verbs
 
-    def park(self) -> dict[str, Any]:
-        """Free the devices; answers {"bytes", "ms"}, ms until every proxy process is gone."""
-        return self._run(self._park())
+    def park(self, way: str = "auto") -> dict[str, Any]:
+        """Free the devices, by "copy", by "driver" or by what is expected to be faster ("auto").
+
+        Answers {"bytes", "ms", "ways"}: ms until every device is free, and per proxy the way that
+        was taken. Where the driver fails the state is copied, or rebuilt at the next `attach`.
+        """
+        if way not in ("auto", park_policy.COPY, park_policy.DRIVER):
+            raise BadRequest(f"a device is parked by 'copy', 'driver' or 'auto', not '{way}'")
+        return self._run(self._park(way))
 
     def attach(self, physical: list[str] | None = None) -> None:
         """Put proxies behind the rings, on `physical` devices (default: the first ones)."""
@@ -177,6 +205,8 @@ class Standalone:
             for proxy in list(self._proxies.values()):
                 await self._end(proxy.process, proxy.peer)
             self._proxies.clear()
+            if self.driver is not None:
+                await asyncio.to_thread(self.driver.close)
             for _, ring in self._rings.values():
                 ring.close()
 
@@ -189,6 +219,7 @@ class Standalone:
         """A proxy that belongs to nobody yet."""
         path = self.folder / f"p-{uuid.uuid4().hex[:8]}.sock"
         env = {k: v for k, v in os.environ.items() if not k.startswith("SINGULARITY_")}
+        env.update(self.proxy_env)
         process = subprocess.Popen(  # noqa: ASYNC220  (a fork takes a millisecond)
             [sys.executable, "-m", "singularity_proxy.device", "--socket", str(path), "--warm"],
             stdin=subprocess.DEVNULL,
@@ -255,10 +286,13 @@ class Standalone:
             self.epoch += 1
             for index, device in enumerate(wanted):
                 proxy = self._proxies.get(index)
+                if proxy and proxy.held:
+                    await self._unpark(proxy)
                 if proxy and (proxy.process.poll() is not None or proxy.peer.closed.is_set()):
                     # It died: another one rebuilds its state.
                     await self._end(proxy.process, proxy.peer)
                     proxy = None
+                began, copied = time.monotonic(), self._copied.pop(index, None)
                 if proxy is None:
                     process, peer = await self._spare
                     self._spare = asyncio.create_task(self._spawn())
@@ -284,16 +318,84 @@ class Standalone:
                             journal_bytes=self.journal_bytes,
                             epoch=self.epoch,
                         )
+                if copied:
+                    seconds = copied.seconds + time.monotonic() - began
+                    self.measured.remember(
+                        park_policy.COPY, park_policy.Measured(copied.device_bytes, seconds)
+                    )
 
-    async def _park(self) -> dict[str, Any]:
+    async def _park(self, way: str) -> dict[str, Any]:
         async with self._lock:
-            start, total = time.monotonic(), 0
+            start, total, ways = time.monotonic(), 0, []
             for index, proxy in list(self._proxies.items()):
-                total += int((await proxy.peer.call("park"))["bytes"])
-                del self._proxies[index]
-                await asyncio.to_thread(proxy.process.wait)
-                await proxy.peer.close()
-            return {"bytes": total, "ms": (time.monotonic() - start) * 1e3}
+                if proxy.held:
+                    continue
+                chosen = way if way != "auto" else (await self._choose(proxy)).way
+                parked = chosen == park_policy.DRIVER and await self._park_by_driver(proxy)
+                if parked and proxy.held:
+                    total += proxy.held.device_bytes
+                elif not parked:
+                    chosen, began = park_policy.COPY, time.monotonic()
+                    size = int((await proxy.peer.call("park"))["bytes"])
+                    del self._proxies[index]
+                    await asyncio.to_thread(proxy.process.wait)
+                    await proxy.peer.close()
+                    self._copied[index] = _Held(size, time.monotonic() - began)
+                    total += size
+                ways.append(chosen)
+            ms = (time.monotonic() - start) * 1e3
+            return {"bytes": total, "ms": ms, "ways": ways}
+
+    async def _choose(self, proxy: _Proxy) -> park_policy.Choice:
+        stats = await proxy.peer.call("stats")
+        return park_policy.choose(
+            self.measured,
+            device_bytes=int(stats["memory_current"]),
+            host_free_bytes=_host_free_bytes(),
+            driver=self.driver is not None,
+            recoverable=all(ring["recovery"] for ring in stats["rings"].values()),
+        )
+
+    async def _park_by_driver(self, proxy: _Proxy) -> bool:
+        """False: the proxy runs on and a copy is needed. True also when it had to be killed."""
+        assert self.driver is not None, "no driver library was named"
+        start = time.monotonic()
+        try:
+            held = int((await proxy.peer.call("hold"))["bytes"])
+        except SingularityError:
+            return False  # it keeps no journal, or is held
+        try:
+            await asyncio.to_thread(driver.park, self.driver, proxy.process.pid, held)
+        except driver.DriverLost:
+            self.measured.failed()
+            proxy.process.kill()  # the device is free, and snapshot and journal rebuild the rest
+            await asyncio.to_thread(proxy.process.wait)
+            return True
+        except SingularityError:
+            self.measured.failed()
+            await proxy.peer.call("release", epoch=self.epoch)
+            return False
+        proxy.held = _Held(held, time.monotonic() - start)
+        return True
+
+    async def _unpark(self, proxy: _Proxy) -> None:
+        """Back from the driver; a proxy that cannot come back is killed, and then rebuilt."""
+        assert self.driver is not None
+        assert proxy.held is not None
+        held, proxy.held = proxy.held, None
+        start = time.monotonic()
+        try:
+            await asyncio.to_thread(
+                driver.unpark, self.driver, proxy.process.pid, held.device_bytes
+            )
+            await proxy.peer.call("release", epoch=self.epoch)
+        except SingularityError:
+            self.measured.failed()
+            proxy.process.kill()
+            await asyncio.to_thread(proxy.process.wait)
+            return
+        seconds = held.seconds + time.monotonic() - start
+        self.measured.remember(park_policy.DRIVER, park_policy.Measured(held.device_bytes, seconds))
 
     async def _checkpoint(self, directory: str) -> list[dict[str, Any]]:
         async with self._lock:
@@ -303,6 +405,15 @@ class Standalone:
 
     async def _stats(self) -> list[dict[str, Any]]:
         return [await p.peer.call("stats") for p in self._proxies.values()]
+
+
+def _host_free_bytes() -> int:
+    """Memory that a process may still take on this host (MemAvailable); 0 when nobody says."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def main() -> int:

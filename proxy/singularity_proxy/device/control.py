@@ -22,7 +22,8 @@ _ORPHANED = "no agent is connected"
 
 
 class Control:
-    """Serves `bind`, `attach`, `close_ring`, `park`, `checkpoint`, `stats`, `exit` at a socket.
+    """Serves `bind`, `attach`, `close_ring`, `park`, `hold`, `release`, `checkpoint`, `stats` and
+    `exit` at a socket.
 
     What blocks runs in one other thread, one call after another; `stats` is answered meanwhile.
     """
@@ -44,6 +45,8 @@ class Control:
             "attach": self._blocking(self.proxy.attach),
             "close_ring": self._blocking(self.proxy.close_ring),
             "checkpoint": self._blocking(self.proxy.checkpoint),
+            "hold": self._blocking(self.proxy.hold),
+            "release": self._blocking(self.proxy.release),
             "park": self._park,
             "stats": self._stats,
             "exit": self._exit,

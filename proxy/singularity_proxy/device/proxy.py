@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import time
@@ -53,6 +54,7 @@ class DeviceProxy:
     def __init__(self) -> None:
         self.binding: Binding | None = None
         self._rings: dict[str, Any] = {}
+        self._held = False
 
     def warm_up(self) -> None:
         """Let torch and its math libraries set themselves up, which they do at their first use."""
@@ -147,6 +149,7 @@ class DeviceProxy:
         All or nothing: when one cannot be written all of them are served on, and NoSpace or
         SingularityError is raised. After success the proxy holds nothing and should end.
         """
+        self._not_held()
         begin = time.monotonic()
         total = 0
         with self._paused() as rings:
@@ -172,6 +175,7 @@ class DeviceProxy:
 
         All of it is on disk when this returns. On an error no new file is left.
         """
+        self._not_held()
         begin = time.monotonic()
         folder = Path(directory)
         files: dict[str, str] = {}
@@ -192,6 +196,50 @@ class DeviceProxy:
                     Path(written).unlink(missing_ok=True)
                 raise
         return {"bytes": total, "ms": _ms_since(begin), "files": files}
+
+    def hold(self) -> dict[str, Any]:
+        """Stop between two records and leave the state on the device, for the driver to take this
+        whole process off it (`checkpoint.driver`). -> {bytes, ms, rings}
+
+        All or nothing. `release` goes on. Raises Conflict when a ring keeps no journal, because
+        its state would be lost with this process.
+        """
+        binding = self._bound()
+        begin = time.monotonic()
+        rings = dict(self._rings)
+        aside: list[Any] = []
+        for ring in rings.values():
+            ring.request_pause()
+        for ring in rings.values():
+            ring.wait_paused()
+        try:
+            for ring_id, ring in rings.items():
+                with _typed(ring_id):
+                    ring.step_aside()
+                aside.append(ring)
+            held = _settle(binding)
+        except BaseException:
+            for ring in aside:
+                ring.come_back(binding.epoch)
+            for ring in rings.values():
+                ring.resume()
+            raise
+        self._held = True
+        return {"bytes": held, "ms": _ms_since(begin), "rings": list(rings)}
+
+    def release(self, *, epoch: int) -> dict[str, Any]:
+        """Serve on after `hold`, under the lease `epoch`. -> {rings}: those that go on."""
+        if not self._held or self.binding is None:
+            raise Conflict("this device proxy is not held")
+        self.binding = dataclasses.replace(self.binding, epoch=max(epoch, self.binding.epoch))
+        self._held = False
+        going_on = []
+        for ring_id, ring in self._rings.items():
+            with contextlib.suppress(Conflict), _typed(ring_id):  # closed meanwhile: it stays held
+                ring.come_back(epoch)
+                ring.resume()
+                going_on.append(ring_id)
+        return {"rings": going_on}
 
     def stats(self) -> dict[str, Any]:
         """-> {memory_current, memory_peak, memory_capacity, rings: {id: {...}}}; never waits."""
@@ -215,7 +263,12 @@ class DeviceProxy:
     def _bound(self) -> Binding:
         if self.binding is None:
             raise Conflict("this device proxy belongs to no session yet; call bind first")
+        self._not_held()
         return self.binding
+
+    def _not_held(self) -> None:
+        if self._held:
+            raise Conflict("this device proxy is held for the driver; release it first")
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[dict[str, Any]]:
@@ -267,6 +320,18 @@ def _typed(ring_id: str) -> Iterator[None]:
         raise ProxyFailed(str(error), ring=ring_id) from error
     except RuntimeError as error:
         raise SingularityError(f"ring {ring_id}: {error}", ring=ring_id) from error
+
+
+def _settle(binding: Binding) -> int:
+    """Wait for the device, give back what its allocator keeps for later; bytes still in use."""
+    if binding.torch_device == "cpu":
+        return int(native.memory("cpu")[0])
+    import torch
+
+    index = torch.device(binding.torch_device).index or 0
+    torch.cuda.synchronize(index)
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_reserved(index))
 
 
 def _limit_cuda(binding: Binding) -> None:

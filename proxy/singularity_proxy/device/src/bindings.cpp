@@ -4,6 +4,7 @@
 #include "memory.h"
 #include "native/bindings.h"
 #include "ring_server.h"
+#include "stage.h"
 
 namespace singularity {
 namespace {
@@ -57,6 +58,28 @@ void bind_device(py::module_& m) {
     return py::make_tuple(memory.current, memory.peak, memory.capacity);
   });
 
+  m.def(
+      "staged_copy",
+      [](const std::string& name, const py::bytes& data, size_t slots, uint64_t slot_bytes) {
+        const std::string bytes = data;
+        std::string back(bytes.size(), '\0');
+        bool pinned = false;
+        {
+          py::gil_scoped_release no_gil;
+          c10::Device device(name);
+          c10::Allocator* allocator = c10::GetAllocator(device.type());
+          const c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<int64_t>(bytes.size()),
+                                     allocator->allocate(bytes.size()), allocator, false);
+          Stage stage(device, slots, slot_bytes);
+          stage.send(storage, 0, bytes.size(), [&](char* to, uint64_t at, uint64_t n) { std::memcpy(to, bytes.data() + at, n); });
+          stage.fetch(storage, 0, bytes.size(), [&](const char* from, uint64_t at, uint64_t n) { std::memcpy(back.data() + at, from, n); });
+          pinned = stage.pinned();
+        }
+        return py::make_tuple(py::bytes(back), pinned);
+      },
+      py::arg("device"), py::arg("data"), py::arg("slots"), py::arg("slot_bytes"),
+      "Bytes to the device and back through pinned buffers, as copies of a ring go; (bytes, were they pinned).");
+
   py::class_<RingServer>(m, "RingServer")
       .def(py::init([](std::string path, std::string prefix, std::string device, uint64_t journal_bytes, uint64_t epoch,
                        uint64_t capacity, int threads) {
@@ -78,6 +101,8 @@ void bind_device(py::module_& m) {
       .def("commit_park", &RingServer::commit_park, NoGil())
       .def("leave", &RingServer::leave, NoGil())
       .def("abandon_park", &RingServer::abandon_park, NoGil())
+      .def("step_aside", &RingServer::step_aside, NoGil())
+      .def("come_back", &RingServer::come_back, py::arg("epoch"), NoGil())
       .def("save_copy", &RingServer::save_copy, py::arg("path"), NoGil())
       .def("stop", &RingServer::stop, py::arg("forget"), NoGil())
       .def("stats", [](RingServer& ring) { return as_dict(ring.stats()); });

@@ -322,6 +322,19 @@ void RingServer::leave() {
   detach();
 }
 
+void RingServer::step_aside() {
+  if (dirty_ && !journal_.is_open())
+    throw Refused("this ring keeps no journal, so its device can be parked by a copy only");
+  attached_.store(false);
+  move_state(RingState::detached, [](RingState now) { return now == RingState::attached || now == RingState::moving; });
+  futex_wake(file_.header()->state, INT_MAX);
+}
+
+void RingServer::come_back(uint64_t epoch) {
+  options_.epoch = std::max(options_.epoch, epoch);
+  attach();
+}
+
 void RingServer::abandon_park() { prepared_.reset(); }
 
 uint64_t RingServer::save_copy(const std::string& path) {

@@ -75,6 +75,10 @@ class RingServer {
   void commit_park();     // the snapshot is in its place; serving on is still possible
   void leave();           // the journal is gone, the ring is detached
   void abandon_park();
+  // The device's memory stays where it is, for the driver to take away: the ring is detached but kept.
+  // Throws Refused when a proxy that then dies could not be replaced.
+  void step_aside();
+  void come_back(uint64_t epoch);  // as if attached again; then resume
   uint64_t save_copy(const std::string& path);  // durable, elsewhere
 
   // Ends the thread and frees the state. `forget` also deletes the files of the state.
@@ -118,7 +122,7 @@ class RingServer {
   std::string snapshot_path() const { return options_.prefix + ".snap"; }
   std::string journal_path() const { return options_.prefix + ".journal"; }
 
-  const RingOptions options_;
+  RingOptions options_;
   RingFile file_;
   std::vector<Guard> guards_;  // of the mapped file
   Descriptor lock_;      // flock on the ring file: one proxy at a time

@@ -17,7 +17,9 @@
 namespace singularity {
 namespace {
 
-constexpr uint64_t kTransferBytes = 16 << 20;  // between device and file, piece by piece
+// Between device and file, piece by piece: one is copied while the one before is written.
+constexpr uint64_t kTransferBytes = 16 << 20;
+constexpr size_t kTransferSlots = 3;
 constexpr uint64_t kSmallBytes = 16 << 10;     // shorter storages are read and written together
 constexpr uint64_t kWindowBytes = 1 << 20;
 
@@ -193,7 +195,7 @@ Snapshot::Snapshot(const State& state, uint64_t clock_ns, const std::string& pat
   }
   const int fd = file_.flushed(header.file_bytes);
   std::vector<Piece> pieces;
-  std::unique_ptr<char[]> stage;
+  std::unique_ptr<Stage> stage;
   for (const Entry& e : entries) {
     const uint64_t bytes = e.storage->nbytes();
     if (e.alias || bytes < kSmallBytes) continue;
@@ -201,12 +203,10 @@ Snapshot::Snapshot(const State& state, uint64_t clock_ns, const std::string& pat
       pieces.push_back({static_cast<char*>(const_cast<void*>(e.storage->data())), e.offset, bytes});
       continue;
     }
-    if (!stage) stage.reset(new char[kTransferBytes]);
-    for (uint64_t at = 0; at < bytes; at += kTransferBytes) {
-      const uint64_t n = std::min(kTransferBytes, bytes - at);
-      copy_to_host(*e.storage, at, n, stage.get());
-      transfer(fd, file_.temporary(), {{stage.get(), e.offset + at, n}}, true);
-    }
+    if (!stage) stage = std::make_unique<Stage>(state.device, kTransferSlots, kTransferBytes);
+    stage->fetch(*e.storage, 0, bytes, [&](char* from, uint64_t at, uint64_t n) {
+      transfer(fd, file_.temporary(), {{from, e.offset + at, n}}, true);
+    });
   }
   transfer(fd, file_.temporary(), pieces, true);
   file_.finish(durable);
@@ -262,7 +262,7 @@ Restored load_snapshot(State& state, const std::string& path, uint64_t room) {
                   std::to_string(room) + " bytes that are free on this device");
   std::unordered_map<uint64_t, c10::Storage> by_offset;
   std::vector<Piece> pieces;
-  std::unique_ptr<char[]> stage;
+  std::unique_ptr<Stage> stage;
   Window window(fd.get(), path, header.file_bytes);
   for (uint64_t i = 0; i < count; i++) {
     const auto id = in.get<uint64_t>(), bytes = in.get<uint64_t>(), offset = in.get<uint64_t>();
@@ -284,12 +284,10 @@ Restored load_snapshot(State& state, const std::string& path, uint64_t room) {
     } else if (storage.device().is_cpu()) {
       pieces.push_back({static_cast<char*>(storage.mutable_data()), offset, bytes});
     } else {
-      if (!stage) stage.reset(new char[kTransferBytes]);
-      for (uint64_t at = 0; at < bytes; at += kTransferBytes) {
-        const uint64_t n = std::min(kTransferBytes, bytes - at);
-        transfer(fd.get(), path, {{stage.get(), offset + at, n}}, false);
-        copy_from_host(storage, at, n, stage.get());
-      }
+      if (!stage) stage = std::make_unique<Stage>(state.device, kTransferSlots, kTransferBytes);
+      stage->send(storage, 0, bytes, [&](char* to, uint64_t at, uint64_t n) {
+        transfer(fd.get(), path, {{to, offset + at, n}}, false);
+      });
     }
     if (bytes) by_offset[offset] = storage;
     state.storages[id] = std::move(storage);

@@ -18,6 +18,8 @@ namespace {
 // Beyond these the oldest are forgotten: ids only grow, and so old ones are seldom asked for.
 constexpr size_t kMaxEvents = 1 << 20;
 constexpr size_t kMaxFailed = 4096;
+constexpr size_t kStageSlots = 4;
+constexpr uint64_t kStageBytes = 1 << 20;  // what one record carries at most
 constexpr size_t kMaxOriginBytes = 4096;
 // Beyond these a worker is refused more: each of them costs the host memory that no capacity counts.
 constexpr size_t kMaxStorages = 1 << 22;
@@ -125,12 +127,20 @@ void State::resize(uint64_t id, uint64_t bytes) {
 void State::write(uint64_t id, uint64_t offset, uint64_t bytes, const char* from) {
   const c10::Storage& s = storage(id);
   check_range(s, offset, bytes);
-  copy_from_host(s, offset, bytes, from);
+  if (s.device().is_cpu()) return copy_from_host(s, offset, bytes, from);
+  // The record may leave the ring when the bytes are in a buffer; later records wait for the copy by
+  // the order of the device's stream.
+  copies().send(s, offset, bytes, [&](char* to, uint64_t at, uint64_t n) { std::memcpy(to, from + at, n); });
 }
 void State::read(uint64_t id, uint64_t offset, uint64_t bytes, char* to) {
   const c10::Storage& s = storage(id);
   check_range(s, offset, bytes);
-  copy_to_host(s, offset, bytes, to);
+  if (s.device().is_cpu()) return copy_to_host(s, offset, bytes, to);
+  copies().fetch(s, offset, bytes, [&](const char* from, uint64_t at, uint64_t n) { std::memcpy(to + at, from, n); });
+}
+Stage& State::copies() {
+  if (!stage) stage = std::make_unique<Stage>(device, kStageSlots, kStageBytes);
+  return *stage;
 }
 uint64_t State::bytes() const {
   uint64_t sum = 0;

@@ -8,9 +8,12 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "stage.h"
 
 namespace singularity {
 
@@ -42,6 +45,7 @@ class State {
   void write(uint64_t id, uint64_t offset, uint64_t bytes, const char* from);
   void read(uint64_t id, uint64_t offset, uint64_t bytes, char* to);
   uint64_t bytes() const;  // of all storages
+  Stage& copies();         // the ring's own buffers
 
   void define(uint32_t index, std::string name, std::string overload);
   OperatorEntry& op(uint32_t index);
@@ -62,6 +66,7 @@ class State {
   std::map<uint64_t, at::Generator> generators;
   std::map<uint64_t, uint64_t> events;  // id -> nanoseconds of the ring's clock
   std::map<uint64_t, std::string> failed;
+  std::unique_ptr<Stage> stage; // of a device with memory of its own, from its first copy on
   uint64_t seq = 0;             // last executed record
   uint64_t pending_seq = 0;     // a reply that is not in the queue yet ...
   std::string pending_reply;    // ... whole, as it will be there
@@ -81,7 +86,7 @@ class UseDefaultGenerator {
   at::Generator before_;
 };
 
-// Bytes of `storage` between host and device, without bounds checks (also used by snapshots).
+// Bytes of `storage` between host and device, without bounds checks, done when it returns.
 void copy_from_host(const c10::Storage& storage, uint64_t offset, uint64_t bytes, const char* from);
 void copy_to_host(const c10::Storage& storage, uint64_t offset, uint64_t bytes, char* to);
 
