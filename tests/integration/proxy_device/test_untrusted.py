@@ -417,3 +417,17 @@ def fnv1a(data: bytes) -> int:
     for byte in data:
         value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
     return value
+
+
+def test_a_tensor_that_was_used_before_is_not_believed_either(victim: RingClient) -> None:
+    """An operator changes the tensor, another one takes the memory away below it."""
+    victim.allocate(1, 16)
+    assert victim.call("zero_", T(1, (4,)), flags=w.NO_OUTPUTS).status == w.OK
+    assert victim.call("resize_", T(1, (4,)), [4096], None, flags=w.NO_OUTPUTS).status == w.OK
+    assert victim.call("zero_", T(1, (4096,)), flags=w.NO_OUTPUTS).status == w.OK
+    shrink = victim.call("inductor::resize_storage_bytes_", T(1, (4,)), 16, flags=w.NO_OUTPUTS)
+    assert shrink.status == w.OK, shrink.text
+    check = refused(victim, "does not fit its device memory of 16 bytes")
+    check(victim.call("neg", T(1, (4096,)), base=10))
+    check(victim.call("zero_", T(1, (4096,)), flags=w.NO_OUTPUTS))
+    assert victim.call("neg", T(1, (4,)), base=10).status == w.OK

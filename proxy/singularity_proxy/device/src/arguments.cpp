@@ -78,10 +78,12 @@ Tensor Executor::device_tensor(Reader& key, Reader& values) {
   RecentTensors::Entry& recent = recent_.of(id);
   if (recent.id == id && !(flags & kLazy)) {
     auto* impl = recent.tensor.unsafeGetTensorImpl();
-    // An operator may have changed the tensor, and even its memory, since it was used last.
+    // An operator may have changed the tensor, and even its memory, since it was used last: how far it
+    // reaches is looked at anew.
     if (impl->dtype() == c10::scalarTypeToTypeMeta(dtype) && impl->sizes() == sizes && impl->storage_offset() == offset &&
         (flags & kContiguous ? impl->is_contiguous_default(at::MemoryFormat::Contiguous) : impl->strides() == strides) &&
-        recent.end_bytes <= impl->unsafe_storage().nbytes()) {
+        (impl->numel() == 0 || static_cast<uint64_t>(offset + (flags & kContiguous ? impl->numel() : reach(sizes, strides))) *
+                                       impl->itemsize() <= impl->unsafe_storage().nbytes())) {
       inputs_.push_back(impl->unsafe_storage().unsafeGetStorageImpl());
       return recent.tensor;
     }
@@ -112,7 +114,6 @@ Tensor Executor::device_tensor(Reader& key, Reader& values) {
     return t;
   }
   recent.id = id;
-  recent.end_bytes = elements ? static_cast<uint64_t>(offset + elements) * impl->itemsize() : 0;
   recent.tensor = t;
   return t;
 }

@@ -32,8 +32,7 @@ inline uint64_t stamp_of(const RecordHeader& record) {
 class RecentTensors {
  public:
   struct Entry {
-    uint64_t id = 0;         // of the storage; 0: empty
-    uint64_t end_bytes = 0;  // how far the tensor reaches into it
+    uint64_t id = 0;  // of the storage; 0: empty
     at::Tensor tensor;
   };
   Entry& of(uint64_t id) { return entries_[id % entries_.size()]; }
