@@ -24,6 +24,7 @@ constexpr size_t kErrorReplyBytes = 8192;
 // ---- serving
 
 void RingServer::serve() {
+  busy_since_ = monotonic_ns();
   while (!stop_.load(std::memory_order_relaxed)) {
     if (state_.pending_seq && !flush_reply(true)) return;
     const bool waiting = !requests_.available(sizeof(RecordHeader));
