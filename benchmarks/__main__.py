@@ -1,9 +1,10 @@
 """`./dev bench NAME [--quick] [--json FILE]`: measure one part of the product and print a table.
 
 Every benchmark is a module with `DESCRIPTION`, `BOUNDS` (key -> largest value that the product
-promises) and `measure(quick, say) -> {key: Figure}`. A report is one flat JSON object: the keys,
-each figure's spread under `KEY_spread`, and what was measured where and when. Bounds are judged on
-full runs only, and only printed: behaviour is the tests' business.
+promises), `FLOORS` (key -> smallest, if there are any) and `measure(quick, say) -> {key: Figure}`.
+A report is one flat JSON object: the keys, each figure's spread under `KEY_spread`, and what was
+measured where and when. Bounds are judged on full runs only, and only printed: behaviour is the
+tests' business.
 """
 
 from __future__ import annotations
@@ -50,7 +51,24 @@ def machine() -> dict[str, Any]:
     }
 
 
-def show(name: str, figures: dict[str, Figure], bounds: dict[str, float], quick: bool) -> Table:
+def judge(
+    key: str, median: float | None, bounds: dict[str, float], floors: dict[str, float]
+) -> tuple[str, bool]:
+    """(the promise in words, whether `median` keeps it)."""
+    if key in floors:
+        return f">= {floors[key]:g}", median is not None and median >= floors[key]
+    if key in bounds:
+        return f"<= {bounds[key]:g}", median is not None and median <= bounds[key]
+    return "", True
+
+
+def show(
+    name: str,
+    figures: dict[str, Figure],
+    bounds: dict[str, float],
+    floors: dict[str, float],
+    quick: bool,
+) -> Table:
     table = Table(
         title=f"bench {name}"
         + (" (quick: sizes are smaller, bounds are not judged)" if quick else "")
@@ -58,10 +76,10 @@ def show(name: str, figures: dict[str, Figure], bounds: dict[str, float], quick:
     for column in ("key", "median", "min .. max", "runs", "bound", ""):
         table.add_column(column, justify="left" if column == "key" else "right")
     for key, figure in figures.items():
-        bound = bounds.get(key)
+        promise, kept = judge(key, figure.median, bounds, floors)
         judged = ""
-        if not quick and bound is not None and figure.median is not None:
-            judged = "ok" if figure.median <= bound else "MISSED"
+        if not quick and promise and figure.median is not None:
+            judged = "ok" if kept else "MISSED"
         shown = "-" if figure.median is None else f"{figure.median:.4g}"
         spread = f"{figure.low:.4g} .. {figure.high:.4g}" if figure.values else figure.note
         table.add_row(
@@ -69,7 +87,7 @@ def show(name: str, figures: dict[str, Figure], bounds: dict[str, float], quick:
             shown,
             spread,
             str(len(figure.values)),
-            "" if bound is None else f"<= {bound:g}",
+            promise,
             judged,
         )
     return table
@@ -98,7 +116,8 @@ def main() -> int:
     for key, figure in figures.items():
         report[key] = figure.median
         report[f"{key}_spread"] = figure.spread()
-    Console(width=110).print(show(options.name, figures, module.BOUNDS, options.quick))
+    floors: dict[str, float] = getattr(module, "FLOORS", {})
+    Console(width=110).print(show(options.name, figures, module.BOUNDS, floors, options.quick))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=1) + "\n")

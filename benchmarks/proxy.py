@@ -1,4 +1,4 @@
-"""What the device proxy costs: training on one core, round trips, parking, kernel start, import."""
+"""What the device proxy costs: training, calls, copies, printing, parking, import, memory."""
 
 from __future__ import annotations
 
@@ -16,26 +16,63 @@ from typing import Any
 
 from singularity_proxy.standalone import Standalone
 
+from .cores import cores, pin_proxies, run_on
 from .figures import Figure
 
-DESCRIPTION = "the device proxy: cost of training, round trips, parking, kernel start and import"
+DESCRIPTION = "the device proxy: cost of training, calls, copies, printing, parking and import"
+MODELS = ("gpt", "cnn", "mlp", "varshape", "gpt_compile")
+ONE_CORE = {"gpt": 1.02, "cnn": 1.05, "mlp": 1.15, "varshape": 1.10, "gpt_compile": 1.02}
+TWO_CORES = {"gpt": 1.00, "cnn": 1.00, "mlp": 1.00, "varshape": 1.05, "gpt_compile": 1.00}
 BOUNDS = {
-    "gpt_ratio_one_core": 1.05,
+    **{f"{model}_ratio_one_core": bound for model, bound in ONE_CORE.items()},
+    **{f"{model}_ratio_two_cores": bound for model, bound in TWO_CORES.items()},
+    "journal_ratio_one_core": 1.05,
+    "issue_us": 0.4,
     "sync_us_p50": 10.0,
+    "repr_round_trips": 3.0,
+    "import_extra_ms": 150.0,
+    "rss_extra_mb": 30.0,
     "park_50mb_ms": 100.0,
     "kernel_first_cell_s": 3.0,
-    "import_extra_ms": 150.0,
 }
-TRAINING = Path(__file__).parent / "training.py"
-ROUND_TRIPS = """
+FLOORS = {"h2d_ratio": 0.8, "d2h_ratio": 0.8}
+HERE = Path(__file__).parent
+STEPS_PER_BLOCK = {"gpt": 1, "cnn": 3, "mlp": 150, "varshape": 2, "gpt_compile": 1}
+
+MICRO = """
 import json, sys, torch
 torch.ones(1, device="cuda")
 native = sys.modules["_singularity_native"]
-native.time_round_trips(200)
-ns = sorted(native.time_round_trips({n}))
-print(json.dumps([ns[len(ns) // 2] / 1e3]))
+native.{function}(200)
+ns = sorted(native.{function}({n}))
+print(json.dumps(ns[len(ns) // 2] / 1e3))
+"""
+PRINT = """
+import json, sys, torch
+native = sys.modules["_singularity_native"]
+shapes = [(5,), (100_000,), (20, 20), (1000, 1000), (50, 60, 70)]
+tensors = [torch.randn(shape, device="cuda") for shape in shapes]
+trips = []
+for _ in range(2):
+    for tensor in tensors:
+        torch.cuda.synchronize()
+        before = native.stats(0)["sync_records"]
+        shown = repr(tensor)
+        trips.append(native.stats(0)["sync_records"] - before)
+        assert shown == repr(tensor.cpu())[:-1] + ", device='cuda:0')", shown
+print(json.dumps(trips))
 """
 IMPORT = "import time; t = time.perf_counter(); import torch; print(time.perf_counter() - t)"
+RESIDENT = """
+import torch
+x = torch.ones(1000, device="{device}")
+for _ in range(100):
+    x = (x * 1.5 + x).relu() / 2
+x.sum().item()
+for line in open("/proc/self/status"):
+    if line.startswith("VmRSS"):
+        print(int(line.split()[1]) / 1024)
+"""
 HOLD = """
 import sys, torch
 state = [torch.randn(1 << 18, device="cuda") for _ in range({mb})]
@@ -49,87 +86,98 @@ for _ in sys.stdin:  # something changes, so that every park writes the state an
 def sizes(quick: bool) -> dict[str, Any]:
     """What one run measures; part of the report."""
     return {
-        "gpt": {"layers": 4, "width": 256, "batch": 1 if quick else 8, "steps": 5 if quick else 9},
+        "models": ["gpt", "mlp"] if quick else list(MODELS),
+        "batch": {"gpt": 1 if quick else 8},
+        "blocks": 4 if quick else 24,
+        "runs": 1 if quick else 3,
         "pairs": 2 if quick else 15,
-        "round_trips": 1000 if quick else 5000,
+        "calls": 500 if quick else 5000,
+        "copy_rounds": 3 if quick else 15,
         "state_mb": None if quick else 50,
         "kernel_starts": 2 if quick else 15,
     }
 
 
-def pinned(command: list[str], env: dict[str, str] | None = None) -> str:
-    """Run `command` on one core; what it printed."""
-    env = {**(env or os.environ), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command,
-        env=env,
-        check=True,
-        stdout=subprocess.PIPE,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core()}),
-        text=True,
-    )
-    return done.stdout
+def alternate(
+    model: str, count: int, size: dict[str, Any], *, journal_bytes: int | None = None
+) -> float:
+    """Seconds of a proxied step as a multiple of a native one, both on the same `count` cores: the
+    median over the blocks of one process, paired block by block."""
+    options = {} if journal_bytes is None else {"journal_bytes": journal_bytes}
+    with Standalone(**options) as session:
+        session.wait_warm()
+        pin_proxies(session, count)
+        command = [sys.executable, str(HERE / "alternate.py"), model]
+        command += ["--blocks", str(size["blocks"]), "--steps", str(STEPS_PER_BLOCK[model])]
+        command += ["--batch", str(size["batch"].get(model, 8))]
+        seconds = json.loads(run_on(count, command, session.env()))
+    pairs = zip(seconds["cuda"], seconds["cpu"], strict=True)
+    return float(statistics.median(proxied / native for proxied, native in pairs))
 
 
-def core() -> int:
-    """The one core that worker and proxy share: the last one this process may use."""
-    return max(os.sched_getaffinity(0))
+def ratio(model: str, count: int) -> Callable[[dict[str, Any]], Figure]:
+    def run(size: dict[str, Any]) -> Figure:
+        if model not in size["models"]:
+            return Figure(note="full runs only")
+        if len(cores(count)) < count:
+            return Figure(note=f"this machine has no {count} cores")
+        return Figure([alternate(model, count, size) for _ in range(size["runs"])])
+
+    return run
 
 
-def pin_proxies(session: Standalone) -> None:
-    """Every device proxy, running or spare, onto the same core as its worker."""
-    for pid in session.all_pids():
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), {core()})
+def journal_ratio(size: dict[str, Any]) -> Figure:
+    """A step with the journal as a multiple of one without, on one core."""
+    values = []
+    for _ in range(size["runs"]):
+        with_journal = alternate("gpt", 1, size)
+        values.append(with_journal / alternate("gpt", 1, size, journal_bytes=0))
+    return Figure(values)
 
 
-def gpt_step(device: str, size: dict[str, int]) -> float:
-    """Median step seconds of one whole training process, the first steps left out."""
-    command = [
-        sys.executable,
-        str(TRAINING),
-        "gpt",
-        device,
-        "--steps",
-        str(size["steps"]),
-        "--batch",
-        str(size["batch"]),
-    ]
-    if device == "cpu":
-        out = pinned(command)
-    else:
-        with Standalone() as session:
-            session.wait_warm()
-            pin_proxies(session)
-            out = pinned(command, session.env())
-    seconds = json.loads(out)["seconds"]
-    return float(statistics.median(seconds[2:]))
+def micro(function: str, calls: Callable[[dict[str, Any]], int]) -> Callable[..., Figure]:
+    """Median microseconds of one of the native module's own measurements, on one core."""
+
+    def run(size: dict[str, Any]) -> Figure:
+        medians = []
+        for _ in range(size["pairs"]):
+            with Standalone() as session:
+                session.wait_warm()
+                pin_proxies(session, 1)
+                code = MICRO.format(function=function, n=calls(size))
+                medians.append(json.loads(run_on(1, [sys.executable, "-c", code], session.env())))
+        return Figure(medians)
+
+    return run
 
 
-def gpt_ratio(size: dict[str, Any]) -> Figure:
-    ratios = []
-    for pair in range(size["pairs"]):
-        order = ("cpu", "cuda") if pair % 2 == 0 else ("cuda", "cpu")
-        took = {device: gpt_step(device, size["gpt"]) for device in order}
-        ratios.append(took["cuda"] / took["cpu"])
-    return Figure(ratios)
+def copies(size: dict[str, Any]) -> dict[str, Figure]:
+    """Rate of a copy as a multiple of two memcpys; the worst of the sizes is quoted."""
+    with Standalone() as session:
+        session.wait_warm()
+        command = [sys.executable, str(HERE / "copies.py"), "--rounds", str(size["copy_rounds"])]
+        by_size = json.loads(run_on(2, command, session.env()))
+    figures = {}
+    for way in ("h2d", "d2h"):
+        per_size = [
+            [two / one for two, one in zip(took["memcpys"], took[way], strict=True)]
+            for took in by_size.values()
+        ]
+        figures[f"{way}_ratio"] = Figure(min(per_size, key=statistics.median))
+    return figures
 
 
-def round_trip(size: dict[str, Any]) -> Figure:
-    medians = []
-    for _ in range(size["pairs"]):
-        with Standalone() as session:
-            session.wait_warm()
-            pin_proxies(session)
-            code = ROUND_TRIPS.format(n=size["round_trips"])
-            medians += json.loads(pinned([sys.executable, "-c", code], session.env()))
-    return Figure(medians)
+def repr_round_trips(size: dict[str, Any]) -> Figure:
+    with Standalone() as session:
+        session.wait_warm()
+        trips = json.loads(run_on(2, [sys.executable, "-c", PRINT], session.env()))
+    return Figure([float(max(trips))])
 
 
 def park(size: dict[str, Any]) -> Figure:
     """From the command to the end of the proxy process, when the device is free."""
     if size["state_mb"] is None:
-        return Figure(note="size-bound: full runs only")
+        return Figure(note="full runs only")
     took = []
     with Standalone() as session:
         code = HOLD.format(mb=size["state_mb"])
@@ -159,11 +207,25 @@ def import_extra(size: dict[str, Any]) -> Figure:
         session.wait_warm()
         for pair in range(size["pairs"]):
             runs: list[tuple[str, Callable[[], str]]] = [
-                ("without", lambda: pinned([sys.executable, "-c", IMPORT])),
-                ("with", lambda: pinned([sys.executable, "-c", IMPORT], session.env())),
+                ("without", lambda: run_on(1, [sys.executable, "-c", IMPORT])),
+                ("with", lambda: run_on(1, [sys.executable, "-c", IMPORT], session.env())),
             ]
             took = {name: float(run()) for name, run in (runs if pair % 2 == 0 else runs[::-1])}
             extra.append((took["with"] - took["without"]) * 1e3)
+    return Figure(extra)
+
+
+def rss_extra(size: dict[str, Any]) -> Figure:
+    """Resident memory of a worker beyond that of the same program without a proxy, in MB."""
+    extra = []
+    with Standalone() as session:
+        session.wait_warm()
+        for _ in range(size["runs"]):
+            code = {device: RESIDENT.format(device=device) for device in ("cpu", "cuda")}
+            native = float(run_on(1, [sys.executable, "-c", code["cpu"]]))
+            extra.append(
+                float(run_on(1, [sys.executable, "-c", code["cuda"]], session.env())) - native
+            )
     return Figure(extra)
 
 
@@ -197,14 +259,24 @@ async def measure(quick: bool, say: Callable[[str], object]) -> dict[str, Figure
     """Called by the driver; `say` prints a line of progress."""
     size = sizes(quick)
     figures: dict[str, Figure] = {}
-    for key, run in (
-        ("gpt_ratio_one_core", gpt_ratio),
-        ("sync_us_p50", round_trip),
-        ("park_50mb_ms", park),
-        ("import_extra_ms", import_extra),
-    ):
+    parts: dict[str, Callable[[dict[str, Any]], Figure]] = {}
+    for model in MODELS:
+        parts[f"{model}_ratio_one_core"] = ratio(model, 1)
+        parts[f"{model}_ratio_two_cores"] = ratio(model, 2)
+    parts |= {
+        "journal_ratio_one_core": journal_ratio,
+        "issue_us": micro("time_issue", lambda size: size["calls"] // 50),
+        "sync_us_p50": micro("time_round_trips", lambda size: size["calls"]),
+        "repr_round_trips": repr_round_trips,
+        "import_extra_ms": import_extra,
+        "rss_extra_mb": rss_extra,
+        "park_50mb_ms": park,
+    }
+    for key, run in parts.items():
         say(f"measuring {key} ...")
         figures[key] = run(size)
+    say("measuring copies ...")
+    figures |= copies(size)
     say("measuring kernel_first_cell_s ...")
     figures["kernel_first_cell_s"] = await kernel_first_cell(size)
     return figures

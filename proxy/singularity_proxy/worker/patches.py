@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import torch_c
+from . import printing, torch_c
 
 
 def apply(torch: Any) -> None:
@@ -15,6 +15,7 @@ def apply(torch: Any) -> None:
     torch.cuda._device_count_nvml = lambda: -1
     _storages(torch)
     _raw_pointers(torch)
+    printing.apply(torch)
 
 
 def _storages(torch: Any) -> None:

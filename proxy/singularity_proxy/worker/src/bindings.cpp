@@ -5,6 +5,7 @@
 #include "device.h"
 #include "ship.h"
 #include "storage.h"
+#include "timing.h"
 
 namespace singularity {
 namespace {
@@ -52,18 +53,6 @@ py::dict memory_dict(int index) {
   return all;
 }
 
-// Mean nanoseconds of a synchronous round trip over `n` calls; used by the benchmark.
-std::vector<double> time_round_trips(int64_t n) {
-  std::vector<double> ns;
-  ns.reserve(n);
-  for (int64_t i = 0; i < n; i++) {
-    const uint64_t start = monotonic_ns();
-    synchronize(current_device());
-    ns.push_back(static_cast<double>(monotonic_ns() - start));
-  }
-  return ns;
-}
-
 // C++ errors as the Python types that torch's own functions raise.
 void translate(std::exception_ptr error) {
   try {
@@ -94,6 +83,7 @@ void bind_worker(py::module_& m) {
     resize_storage(tensor.storage().unsafeGetStorageImpl(), bytes);
   });
   m.def("time_round_trips", &time_round_trips);
+  m.def("time_issue", &time_issue);
   m.def("stream_of", &stream_of);
   m.def("set_stream", &set_stream);
   m.def("open_ring", [](int index) { Locked lock(channel(index), false); });

@@ -336,9 +336,8 @@ void Channel::raise_async_error() {
                                 "); set CUDA_LAUNCH_BLOCKING=1 to get its exact line."));
 }
 
-Reply Channel::receive(uint64_t first_storage) {
+Reply Channel::receive_of(uint64_t expected, uint64_t first_storage) {
   holder->let_gil_go();
-  const uint64_t expected = seq;
   const uint64_t start = monotonic_ns();
   const WaitPolicy wait = policy();
   try {

@@ -47,7 +47,9 @@ class Channel {
   // Waits for the reply of the newest record, without the GIL. Throws the error that the reply carries. When the wait
   // is interrupted (KeyboardInterrupt) the reply is dropped later, and the storages that it announces
   // (an operator's, numbered from `first_storage`; 0: none) are given back.
-  Reply receive(uint64_t first_storage = 0);
+  Reply receive(uint64_t first_storage = 0) { return receive_of(seq, first_storage); }
+  // The same for an older record; replies to records before it are dropped.
+  Reply receive_of(uint64_t expected, uint64_t first_storage = 0);
   void finish(const Reply& reply) { replies.release(reply.length); }
 
   // ---- from any thread, without the lock

@@ -92,6 +92,8 @@ bool is_set_to(const Tensor& a, const Tensor& b) {
 
 // ---- copies
 
+constexpr uint64_t kPieceBytes = kMaxPayloadBytes / 4;  // of one record: both sides copy at the same time
+
 // `bytes` of host memory into the storage of contiguous `target`, in records that are complete in
 // themselves: the proxy can stop between any two of them.
 void write_bytes(const Tensor& target, const char* from, uint64_t bytes) {
@@ -102,7 +104,7 @@ void write_bytes(const Tensor& target, const char* from, uint64_t bytes) {
   c.raise_async_error();
   c.flush_frees();
   while (bytes) {
-    const uint64_t n = std::min<uint64_t>(bytes, kMaxPayloadBytes / 4);
+    const uint64_t n = std::min(bytes, kPieceBytes);
     RecordHeader* r = c.begin(Kind::write, 0, 16 + n);
     r->base = storage->id;
     char* body = reinterpret_cast<char*>(r + 1);
@@ -117,7 +119,8 @@ void write_bytes(const Tensor& target, const char* from, uint64_t bytes) {
   }
 }
 
-// The bytes of contiguous `source` into host memory.
+// The bytes of contiguous `source` into host memory. Several requests are under way at a time, so that
+// the proxy fills the queue while the worker empties it.
 void read_bytes(const Tensor& source, char* to, uint64_t bytes) {
   StorageRecord* storage = record_of(source);
   Channel& c = *storage->channel;
@@ -125,20 +128,22 @@ void read_bytes(const Tensor& source, char* to, uint64_t bytes) {
   Locked lock(c);
   c.raise_async_error();
   c.flush_frees();
-  while (bytes) {
-    const uint64_t n = std::min<uint64_t>(bytes, kMaxPayloadBytes);
-    RecordHeader* r = c.begin(Kind::read, kReply, 16);
-    r->base = storage->id;
-    char* body = reinterpret_cast<char*>(r + 1);
-    std::memcpy(body, &at, 8);
-    std::memcpy(body + 8, &n, 8);
-    c.send(r);
-    const Reply reply = c.receive();
-    std::memcpy(to, reply.body.at(), n);
+  const uint64_t window = std::max<uint64_t>(c.header()->reply_bytes / kPieceBytes, 2) - 1;
+  const uint64_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
+  const uint64_t before = c.seq;  // nothing but the requests is sent meanwhile: their numbers follow it
+  for (uint64_t asked = 0, got = 0; got < pieces; got++) {
+    for (; asked < pieces && asked - got < window; asked++) {
+      const uint64_t from = at + asked * kPieceBytes, n = std::min(bytes - asked * kPieceBytes, kPieceBytes);
+      RecordHeader* r = c.begin(Kind::read, kReply, 16);
+      r->base = storage->id;
+      char* body = reinterpret_cast<char*>(r + 1);
+      std::memcpy(body, &from, 8);
+      std::memcpy(body + 8, &n, 8);
+      c.send(r);
+    }
+    const Reply reply = c.receive_of(before + got + 1);
+    std::memcpy(to + got * kPieceBytes, reply.body.at(), std::min(bytes - got * kPieceBytes, kPieceBytes));
     c.finish(reply);
-    at += n;
-    to += n;
-    bytes -= n;
   }
   c.raise_async_error();
 }
