@@ -111,17 +111,22 @@ void Usage::reset_accumulated() {
     }
 }
 
+Addresses::List& Addresses::unused(uint64_t rounded_bytes) {
+  if (rounded_bytes > kSmallBytes) return large_[rounded_bytes];
+  if (small_.empty()) small_.resize(kSmallBytes / kGrain + 1);
+  return small_[rounded_bytes / kGrain];
+}
 void* Addresses::take(uint64_t bytes) {
   static Reservation& space = *new Reservation();
   const uint64_t n = size_class(bytes);
-  auto& unused = unused_[n];
-  if (unused.empty()) return space.take(n);
-  void* address = unused.back();
-  unused.pop_back();
+  List& addresses = unused(n);
+  if (addresses.empty()) return space.take(n);
+  void* address = addresses.back();
+  addresses.pop_back();
   return address;
 }
 void Addresses::give_back(void* address, uint64_t bytes) {
-  if (address) unused_[size_class(bytes)].push_back(address);
+  if (address) unused(size_class(bytes)).push_back(address);
 }
 
 }  // namespace singularity

@@ -57,7 +57,10 @@ class Addresses {
   void give_back(void* address, uint64_t bytes);
 
  private:
-  std::unordered_map<uint64_t, std::vector<void*>> unused_;  // by rounded size
+  using List = std::vector<void*>;
+  List& unused(uint64_t rounded_bytes);
+  std::vector<List> small_;                   // up to 1 MiB: by number of grains, without a look-up
+  std::unordered_map<uint64_t, List> large_;  // by rounded size
 };
 
 }  // namespace singularity

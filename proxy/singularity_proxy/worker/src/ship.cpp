@@ -85,6 +85,9 @@ std::vector<Operator*>& operators() {
   return all;
 }
 
+using Inputs = c10::SmallVector<c10::TensorImpl*, 8>;  // the device tensors of a call, in order
+using Results = c10::SmallVector<IValue, 2>;
+
 // Encodes the arguments of one call. Borrowed pointers only: dropping a tensor reference under the
 // channel's lock could need the GIL.
 class Encoder {
@@ -94,7 +97,7 @@ class Encoder {
     values_.clear();
     key_.put<uint16_t>(op.arguments);
   }
-  std::vector<c10::TensorImpl*>& inputs() { return inputs_; }
+  Inputs& inputs() { return inputs_; }
 
   void argument(const IValue& v, bool value) {
     if (v.isTensor()) return tensor(v.toTensor());
@@ -226,7 +229,7 @@ class Encoder {
   Buffer& key_;
   Buffer& values_;
   const Operator& op_;
-  std::vector<c10::TensorImpl*> inputs_;
+  Inputs inputs_;
 };
 
 TensorMeta read_meta(Cursor& in, const Operator& op) {
@@ -289,14 +292,15 @@ CacheEntry read_results(Cursor in, const Operator& op) {
 
 class Builder {
  public:
-  Builder(Channel& channel, uint64_t base, const std::vector<c10::TensorImpl*>& inputs)
+  Builder(Channel& channel, uint64_t base, const Inputs& inputs)
       : channel_(channel), base_(base), inputs_(inputs) {}
 
   Tensor build(const TensorMeta& m) {
     if (m.kind == MetaKind::undefined) return Tensor();
     const auto dtype = static_cast<c10::ScalarType>(m.dtype);
     if (m.kind == MetaKind::input_storage) {
-      c10::TensorImpl* input = inputs_.at(m.index);
+      TORCH_CHECK(m.index < inputs_.size(), "the device proxy named an argument that there is not");
+      c10::TensorImpl* input = inputs_[m.index];
       Tensor same(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(input));
       if (input->sizes() == at::IntArrayRef(m.sizes) && input->strides() == at::IntArrayRef(m.strides) &&
           input->storage_offset() == m.offset && same.scalar_type() == dtype)
@@ -311,8 +315,8 @@ class Builder {
  private:
   Channel& channel_;
   uint64_t base_;
-  const std::vector<c10::TensorImpl*>& inputs_;
-  std::vector<c10::Storage> storages_;
+  const Inputs& inputs_;
+  c10::SmallVector<c10::Storage, 2> storages_;
 };
 
 // The out= argument takes the shape that the operator gave it.
@@ -400,7 +404,7 @@ const CacheEntry* find(Operator& op, const Buffer& key, uint64_t hash) {
 }
 
 void results_of(const Operator& op, const CacheEntry& e, Builder& builder, c10::ArrayRef<IValue> arguments,
-                std::vector<IValue>& results) {
+                Results& results) {
   size_t next = 0, number = 0;
   for (const ResultMeta& r : e.results) {
     const int alias = number < op.result_alias.size() ? op.result_alias[number] : -1;
@@ -456,7 +460,7 @@ void encode_device_tensor(Channel& c, const Tensor& t) {
 }
 
 void ship(Operator& op, Stack* stack) {
-  std::vector<IValue> results;
+  Results results;
   if (op.default_dtype >= 0 && torch::jit::peek(*stack, op.default_dtype, op.arguments).isNone() &&
       c10::get_default_dtype_as_scalartype() != at::kFloat)
     torch::jit::peek(*stack, op.default_dtype, op.arguments) =
@@ -491,13 +495,13 @@ void ship(Operator& op, Stack* stack) {
       std::memcpy(body + key_bytes, c.values.data(), c.values.size());
       const uint64_t base = c.next_storage;
       c.send(record);
-      CacheEntry fresh;
+      std::optional<CacheEntry> fresh;
       if (wait) {
         if (cache_lock.owns_lock()) cache_lock.unlock();  // never wait for a proxy under a shared lock
         const Reply reply = c.receive(base);
-        if (!op.in_place) fresh = read_results(reply.body, op);
+        fresh = op.in_place ? CacheEntry() : read_results(reply.body, op);
         c.finish(reply);
-        known = &fresh;
+        known = &*fresh;
       } else {
         c.async_records++;
       }
@@ -508,15 +512,15 @@ void ship(Operator& op, Stack* stack) {
         Builder builder(c, base, encoder.inputs());
         results_of(op, *known, builder, arguments, results);
       }
-      if (known == &fresh && !op.always_sync) {
+      if (fresh && !op.always_sync) {
         if (device_count() > 1) cache_lock.lock();
         if (!find(op, c.key, hash)) {
           if (++cache_entries > kMaxCacheEntries) {
             for (Operator* o : operators()) o->cache.clear();
             cache_entries = 1;
           }
-          fresh.key.assign(c.key.data(), c.key.size());
-          op.cache[hash].push_back(std::move(fresh));
+          fresh->key.assign(c.key.data(), c.key.size());
+          op.cache[hash].push_back(std::move(*fresh));
         }
       }
     }
