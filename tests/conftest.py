@@ -24,8 +24,9 @@ _started = time.monotonic()
 # ---- isolation: before any test module is imported -----------------------------------------------
 
 # A short path, because unix socket paths are limited to 107 bytes; other uids may pass through.
-_scratch = Path(tempfile.mkdtemp(prefix="sgt-", dir="/tmp"))
+_scratch = Path(tempfile.mkdtemp(prefix=leaks.SCRATCH, dir="/tmp"))
 _scratch.chmod(0o1777)
+(_scratch / leaks.PID_FILE).write_text(str(os.getpid()))
 
 
 def _isolate() -> None:

@@ -24,6 +24,12 @@ import psutil
 MARK = "SINGULARITY_TEST_RUN"
 """Environment variable whose value names the run; set by `conftest.py` before anything starts."""
 
+SCRATCH = "sgt-"
+"""How the temp folder of a run begins; `conftest.py` makes it in /tmp."""
+
+PID_FILE = "pid"
+"""File in it with the process id of that run."""
+
 FD_SLACK = 4
 """Descriptors the run may keep: caches of libraries (random source, one event loop) stay open."""
 
@@ -123,12 +129,29 @@ def _in_use(folder: Path) -> bool:
     return False
 
 
+def another_run() -> bool:
+    """Whether the tests of another checkout (or a second run of this one) are running now."""
+    own = Path(os.environ.get("TMPDIR", "/tmp"))
+    for file in Path("/tmp").glob(f"{SCRATCH}*/{PID_FILE}"):
+        try:
+            if file.parent != own and Path(f"/proc/{int(file.read_text())}").exists():
+                return True
+        except (OSError, ValueError):
+            continue  # that run is just ending or starting
+    return False
+
+
 def leaked_folders(baseline: Baseline) -> list[Path]:
-    """New `singularity-*` entries of /dev/shm and the temp folders that no live process uses."""
-    new = _shared_folders() - baseline.folders
+    """New `singularity-*` entries of the temp folder of this run, and those of /dev/shm and /tmp
+    that no live process uses.
+
+    Nothing says whose an unused one of /dev/shm or /tmp is (the other run may be about to use or to
+    remove it), so they are nobody's leak while there is another run.
+    """
     own_tmp = Path(os.environ.get("TMPDIR", "/tmp"))
     mine = set() if own_tmp in _SHARED else set(own_tmp.glob("singularity-*"))
-    return sorted(mine | {folder for folder in new if not _in_use(folder)})
+    new = {folder for folder in _shared_folders() - baseline.folders if not _in_use(folder)}
+    return sorted(mine | (set() if new and another_run() else new))
 
 
 def leaked_fds(baseline: Baseline) -> Counter[str]:

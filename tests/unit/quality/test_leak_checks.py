@@ -73,16 +73,36 @@ def test_kills_what_it_reports() -> None:
 
 
 @pytest.mark.parametrize("base", ["/dev/shm", "/tmp"])
-def test_finds_a_folder_that_nobody_uses(base: str) -> None:
+def test_finds_a_folder_that_nobody_uses(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "another_run", lambda: False)
     baseline = leaks.Baseline(run="none")
     folder = Path(tempfile.mkdtemp(prefix="singularity-leak-test-", dir=base))
     try:
         assert folder in leaks.leaked_folders(baseline)
         with (folder / "ring").open("w"):
             assert folder not in leaks.leaked_folders(baseline)
+        assert folder in leaks.leaked_folders(baseline)
+        monkeypatch.setattr(leaks, "another_run", lambda: True)  # it may be that run's
+        assert folder not in leaks.leaked_folders(baseline)
     finally:
         shutil.rmtree(folder)
     assert folder not in leaks.leaked_folders(baseline)
+
+
+def test_another_run_is_known_by_its_process() -> None:
+    for file in Path("/tmp").glob(f"{leaks.SCRATCH}*/{leaks.PID_FILE}"):
+        if file.parent != Path(os.environ["TMPDIR"]) and Path("/proc", file.read_text()).exists():
+            pytest.skip("there is another run")
+    other = Path(tempfile.mkdtemp(prefix=leaks.SCRATCH, dir="/tmp"))
+    try:
+        with subprocess.Popen(SLEEP) as process:
+            assert not leaks.another_run()
+            (other / leaks.PID_FILE).write_text(str(process.pid))
+            assert leaks.another_run()
+            process.kill()
+        assert not leaks.another_run()
+    finally:
+        shutil.rmtree(other)
 
 
 def test_finds_descriptors_that_stay_open(tmp_path: Path) -> None:
