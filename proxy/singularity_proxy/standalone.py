@@ -93,6 +93,7 @@ class Standalone:
         self.automatic = True
         """Attach when a worker rings the doorbell; switch off to hold a session parked."""
         self.doorbell_rings = 0
+        self._ended = False
         self._rings: dict[str, tuple[int, RingFile]] = {}
         self._proxies: dict[int, _Proxy] = {}
         self._copied: dict[int, _Held] = {}
@@ -199,6 +200,7 @@ class Standalone:
         self._server.close()
         await self._server.wait_closed()
         async with self._lock:
+            self._ended = True
             with contextlib.suppress(SingularityError):
                 process, peer = await self._spare
                 await self._end(process, peer)
@@ -282,6 +284,10 @@ class Standalone:
 
     async def _attach_once(self, physical: list[str] | None) -> None:
         async with self._lock:
+            if (
+                self._ended
+            ):  # the doorbell rang while another attach was under way, and then we ended
+                return
             wanted = physical or [f"{self.device_type}:{i}" for i in range(self.devices)]
             self.epoch += 1
             for index, device in enumerate(wanted):

@@ -1,4 +1,4 @@
-"""The ring in C++ under the sanitizers, without torch: order, wrap-around, sleep, re-attach."""
+"""What needs no torch in C++, under the sanitizers: ring, journal, copies, shortened files."""
 
 from __future__ import annotations
 
@@ -12,39 +12,61 @@ from singularity_proxy.wire.ring import RingFile
 from support import matrix
 
 PACKAGE = Path(singularity_proxy.__file__).parent
-SOURCE = Path(__file__).parent / "ring_stress.cpp"
+HERE = Path(__file__).parent
+PROGRAMS = {
+    "ring_stress": [],
+    "server_stress": [PACKAGE / "device/src" / f"{n}.cpp" for n in ("guard", "journal", "files")],
+}
+"""Program -> the sources of the product that it is linked with."""
 SANITIZERS = {"thread": "-fsanitize=thread", "memory": "-fsanitize=address,undefined"}
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The stress program once per sanitizer; both are compiled at the same time."""
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """Each program once per sanitizer; all are compiled at the same time."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++")
     folder = tmp_path_factory.mktemp("stress")
     jobs = {}
-    for name, option in SANITIZERS.items():
-        command = [compiler, "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", option]
-        if name == "memory":
-            command.append("-fno-sanitize-recover=all")
-        # GCC tells that its thread sanitizer ignores stand-alone fences; the ring uses none.
-        command += [f"-I{PACKAGE}", str(SOURCE), "-o", str(folder / name), "-pthread"]
-        jobs[name] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    messages = {name: job.communicate(timeout=110)[1] for name, job in jobs.items()}
-    for name, message in messages.items():
-        if "cannot find" in message and ("san" in message):
+    for program, sources in PROGRAMS.items():
+        for name, option in SANITIZERS.items():
+            command = [compiler, "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", option]
+            if name == "memory":
+                command.append("-fno-sanitize-recover=all")
+            # GCC tells that its thread sanitizer ignores stand-alone fences; the ring uses none.
+            target = folder / f"{program}-{name}"
+            command += [f"-I{PACKAGE}", str(HERE / f"{program}.cpp"), *map(str, sources)]
+            command += ["-o", str(target), "-pthread"]
+            jobs[program, name] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for (program, name), job in jobs.items():
+        message = job.communicate(timeout=200)[1]
+        if "cannot find" in message and "san" in message:
             pytest.skip(f"the {name} sanitizer's runtime library is not installed")
-        assert jobs[name].returncode == 0, message
-    return {name: folder / name for name in SANITIZERS}
+        assert job.returncode == 0, f"{program}: {message}"
+    return {key: folder / "-".join(key) for key in jobs}
 
 
-@pytest.mark.parametrize("sanitizer", SANITIZERS)
-@pytest.mark.parametrize("seed", matrix.some_of(range(12), 2))
-def test_two_ends_under_stress(
-    compiled: dict[str, Path], tmp_path: Path, sanitizer: str, seed: int
-) -> None:
-    path = tmp_path / "stress.ring"
+def run(program: Path, *arguments: object) -> list[str]:
+    """What it printed; skips where the sanitizer cannot run at all."""
+    done = subprocess.run(
+        [program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={
+            "TSAN_OPTIONS": "halt_on_error=1",
+            "ASAN_OPTIONS": "detect_leaks=0:handle_sigbus=0",
+        },
+    )
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the thread sanitizer cannot run with this kernel's address layout")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    return done.stdout.split()
+
+
+def make(path: Path) -> Path:
     RingFile.create(
         path,
         virtual_device=0,
@@ -53,17 +75,30 @@ def test_two_ends_under_stress(
         request_bytes=16 << 10,
         reply_bytes=4096,
     ).close()
-    done = subprocess.run(
-        [compiled[sanitizer], path, str(seed)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={"TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"},
-    )
-    if "unexpected memory mapping" in done.stderr:
-        pytest.skip("the thread sanitizer cannot run with this kernel's address layout")
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    word, records, wraps = done.stdout.split()
+    return path
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("seed", matrix.some_of(range(12), 2))
+def test_two_ends_under_stress(
+    compiled: dict[tuple[str, str], Path], tmp_path: Path, sanitizer: str, seed: int
+) -> None:
+    path = make(tmp_path / "stress.ring")
+    word, records, wraps = run(compiled["ring_stress", sanitizer], path, seed)
     assert (word, records) == ("ok", "6000")
     assert int(wraps) > 20
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("seed", matrix.some_of(range(12), 2))
+def test_all_threads_of_worker_and_proxy_at_once(
+    compiled: dict[tuple[str, str], Path], tmp_path: Path, sanitizer: str, seed: int
+) -> None:
+    for number in range(3):
+        make(tmp_path / f"ring{number}.ring")
+    answer = run(compiled["server_stress", sanitizer], tmp_path, seed)
+    assert answer[0] == "ok"
+    records, pauses, copies, hits = map(int, answer[1:])
+    assert records == 3 * 3 * 1500
+    assert pauses > 0
+    assert (copies, hits) == (4 * 60, 30)
