@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy.errors import NoSpace
+from singularity_proxy.wire.ring import RingFile
 from support.agent import SUPPORT, AgentBox, alive, until
 
 TRAINING = str(SUPPORT / "agent_training.py")
@@ -104,6 +105,151 @@ async def test_proxies_killed_in_the_middle_of_steps(reference: dict[int, str]) 
             await box.event("proxy.recovered", session, count=kill)
         await box.logged(session, "done")
         assert losses(box.log(session)) == reference
+
+
+@pytest.mark.asyncio
+async def test_a_stopped_proxy_is_replaced_and_nobody_notices(reference: dict[int, str]) -> None:
+    async with AgentBox(warm=1) as box:
+        session = await start_training(box, 9)
+        await box.attach(session, 1, "cpu:0")
+        await until(lambda: 3 in losses(box.log(session)))
+        [stopped] = box.proxies_of(session)
+        os.kill(stopped, signal.SIGSTOP)
+        data = await box.event("proxy.recovered", session)
+        assert data["why"].startswith("was stopped")
+        assert not alive(stopped)
+        await reach(box, session, 9)
+        go(box, 9)
+        await box.logged(session, "done")
+        assert losses(box.log(session)) == reference
+
+
+POISON = """
+import subprocess, sys, time, torch
+helper = subprocess.Popen([sys.executable, "-c", sys.argv[1]]) if len(sys.argv) > 1 else None
+kept = torch.arange(1000.0, device="cuda")
+large = torch.randn(1200, 1200, device="cuda")
+print("before", float(kept.sum()), flush=True)
+try:
+    print("singular", float(torch.linalg.svdvals(large).sum()), flush=True)
+except RuntimeError as error:
+    print("error", str(error).splitlines()[0], flush=True)
+time.sleep(float(sys.argv[2]) if len(sys.argv) > 2 else 0)
+try:
+    print("after", float(kept.sum()), flush=True)
+except RuntimeError as error:
+    print("error", str(error).splitlines()[0], flush=True)
+time.sleep(600)
+"""
+
+OTHER = """
+import time, torch
+x = torch.ones(10, device="cuda")
+while True:
+    print("other", float(x.sum()), flush=True)
+    time.sleep(0.2)
+"""
+
+
+async def kill_at(box: AgentBox, session: str, seconds: float = 0.05) -> None:
+    """Kill the session's proxy while it executes a record for longer than `seconds`."""
+    ring = RingFile.open(next(iter((box.shm / session).glob("r1.ring"))))
+    since, at = 0.0, 0
+    while True:
+        executing = ring.read().executing_seq
+        now = time.monotonic()
+        if not executing or executing != at:
+            since, at = now, executing
+        elif now - since > seconds:
+            break
+        await asyncio.sleep(0.005)
+    ring.close()
+    for pid in box.proxies_of(session):
+        os.kill(pid, signal.SIGKILL)
+    await until(lambda: not box.proxies_of(session) or box.proxies_of(session) != [pid])
+
+
+@pytest.mark.asyncio
+async def test_an_operation_that_ends_its_proxies_fails_alone() -> None:
+    """Its call raises; tensors, the other process of the session and its ring go on."""
+    async with AgentBox(warm=2) as box:
+        session = await box.start([sys.executable, "-c", POISON, OTHER])
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        await box.logged(session, "before 499500.0")
+        for _ in range(3):
+            await kill_at(box, session)
+        assert await box.event("proxy.gave_up", session) == {
+            "operation": "aten::_linalg_svd",
+            "deaths": 3,
+        }
+        await box.logged(session, "after 499500.0")
+        said = box.log(session)
+        assert "ended 3 times while it executed aten::_linalg_svd" in said
+        assert "singular" not in said
+        number = said.count("other 10.0")
+        await until(lambda: box.log(session).count("other 10.0") > number + 1)
+        assert [t for _, t, _ in box.events if t == "proxy.failed"] == []
+
+
+@pytest.mark.asyncio
+async def test_a_state_that_cannot_be_repeated_fails_its_ring_and_no_other() -> None:
+    async with AgentBox(warm=2) as box:
+        session = await box.start([sys.executable, "-c", POISON, OTHER, "15"])
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        await box.logged(session, "singular")
+        await box.logged(session, "other 10.0")
+        for pid in box.proxies_of(session):
+            os.kill(pid, signal.SIGKILL)
+        for _ in range(3):
+            await kill_at(box, session)
+        data = await box.event("proxy.failed", session)
+        assert "ended 3 times while it repeated aten::_linalg_svd" in data["sentence"]
+        assert data["left"] == 1
+        await box.logged(session, "error the device state cannot be rebuilt")
+        number = box.log(session).count("other 10.0")
+        await until(lambda: box.log(session).count("other 10.0") > number + 1)
+
+
+@pytest.mark.asyncio
+async def test_many_processes_use_a_device_and_give_it_back(tmp_path: Path) -> None:
+    async with AgentBox(warm=1) as box:
+        many = str(SUPPORT / "agent_many.py")
+        session = await box.start([sys.executable, many, str(box.work)])
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        await box.logged(session, "parent 28.0")
+        ring = RingFile.open(box.shm / session / "r1.ring")
+        before = ring.read().memory_current
+        children = re.compile(r"^child (\d) (\d+) (\S+) (\S+)$", re.MULTILINE)
+        await until(lambda: len(children.findall(box.log(session))) == 3)
+        assert len(list((box.shm / session).glob("*.ring"))) == 4
+        assert ring.read().memory_current >= before + 3 * (32 << 20)
+        found = {int(n): (int(pid), x, y) for n, pid, x, y in children.findall(box.log(session))}
+        assert {n: (x, y) for n, (_, x, y) in found.items()} == await native_children()
+        (box.work / "end").touch()
+        os.kill(found[2][0], signal.SIGKILL)
+        await box.logged(session, "parent still has 28.0")
+        await until(lambda: ring.read().memory_current <= before + 4096)
+        assert [p.name for p in (box.shm / session).glob("*.ring")] == ["r1.ring"]
+        await box.logged(session, "parent goes on 56.0")
+        assert "forked: Cannot re-initialize CUDA in forked subprocess." in box.log(session)
+        ring.close()
+
+
+async def native_children() -> dict[int, tuple[str, str]]:
+    """What the children of `agent_many` compute on a CPU without any proxy."""
+    code = (
+        "import torch\ntorch.set_num_threads(1)\nfor n in range(3):\n"
+        "    torch.manual_seed(n); x = torch.randn(1024, 1024)\n"
+        "    for _ in range(20): x = torch.nn.functional.gelu(x * 1.01)\n"
+        "    print(n, float(x.sum()).hex(), float(n))"
+    )
+    run = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return {int(n): (x, y) for n, x, y in map(str.split, run.stdout.splitlines())}
 
 
 @pytest.mark.asyncio

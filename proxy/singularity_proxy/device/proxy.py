@@ -103,9 +103,24 @@ class DeviceProxy:
         return {"pid": os.getpid()}
 
     def attach(
-        self, *, ring_id: str, path: str, state_prefix: str, journal_bytes: int, epoch: int
+        self,
+        *,
+        ring_id: str,
+        path: str,
+        state_prefix: str,
+        journal_bytes: int,
+        epoch: int,
+        journal_records: int = 0,
+        give_up_seq: int = 0,
+        deaths: int = 0,
     ) -> dict[str, Any]:
-        """Rebuild a ring's state and serve it. -> {restored_bytes, replayed_records, ms}"""
+        """Rebuild a ring's state and serve it. -> {restored_bytes, replayed_records, given_up, ms}
+
+        A new snapshot is made when the journal has more than `journal_bytes` bytes (0: there is
+        no journal) or `journal_records` records (0: only the bytes count). `give_up_seq` is a
+        record that ended `deaths` proxies: it fails without being executed, and "given_up" is
+        the name of its operation.
+        """
         binding = self._bound()
         if ring_id in self._rings:
             raise Conflict(f"ring {ring_id} is already served by this device proxy", ring=ring_id)
@@ -125,13 +140,17 @@ class DeviceProxy:
             epoch,
             binding.capacity_bytes,
             binding.threads,
+            journal_records,
+            give_up_seq,
+            deaths,
         )
         with _typed(ring_id):
-            restored, replayed = ring.start()
+            restored, replayed, given_up = ring.start()
         self._rings[ring_id] = ring
         return {
             "restored_bytes": restored,
             "replayed_records": replayed,
+            "given_up": given_up,
             "ms": _ms_since(begin),
         }
 

@@ -63,6 +63,7 @@ struct RingHeader {
   alignas(64) std::atomic<uint64_t> done_seq;           // last executed record
   std::atomic<uint64_t> error_seq;                      // first failed asynchronous record; 0 none
   std::atomic<uint32_t> error_status;                   // Status of that record
+  std::atomic<uint64_t> executing_seq;                  // record being executed or that ended a proxy; 0 none
   alignas(64) std::atomic<uint64_t> replied_seq;        // last record whose reply is published
   // A proxy can be killed between publishing a reply and storing `replied_seq`. It says first which
   // reply it is about to publish and where the reply queue's head will be then; the next proxy
@@ -88,7 +89,7 @@ struct RingHeader {
 static_assert(offsetof(RingHeader, state) == 64 && offsetof(RingHeader, memory_capacity) == 96);
 static_assert(offsetof(RingHeader, last_record_ns) == 120 && offsetof(RingHeader, request) == 128);
 static_assert(offsetof(RingHeader, reply) == 384 && offsetof(RingHeader, done_seq) == 640);
-static_assert(offsetof(RingHeader, error_status) == 656);
+static_assert(offsetof(RingHeader, error_status) == 656 && offsetof(RingHeader, executing_seq) == 664);
 static_assert(offsetof(RingHeader, replied_seq) == 704 && offsetof(RingHeader, failure) == 1024);
 static_assert(offsetof(RingHeader, ring_memory_current) == 728 && offsetof(RingHeader, device_name) == 776);
 static_assert(offsetof(RingHeader, proxy_torch) == 824 && offsetof(RingHeader, reserved) == 888);

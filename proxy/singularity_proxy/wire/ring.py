@@ -76,6 +76,7 @@ _U64 = {
     "reply_tail": 448,
     "done_seq": 640,
     "error_seq": 648,
+    "executing_seq": 664,
     "replied_seq": 704,
     "ring_memory_current": 728,
     "ring_memory_peak": 736,
@@ -104,9 +105,20 @@ class RingHeader:
     memory_peak: int
     done_seq: int
     error_seq: int
+    executing_seq: int
+    """The record that the proxy executes, or was executing when it was killed; 0: none."""
     replied_seq: int
     pending: bool
     """The worker published requests that the proxy has not finished."""
+
+
+@dataclass(frozen=True)
+class RingPulse:
+    """The words that tell whether a ring's proxy lives and works; see `RingFile.pulse`."""
+
+    state: RingState
+    heartbeat_ns: int
+    executing_seq: int
 
 
 class RingFile:
@@ -230,9 +242,23 @@ class RingFile:
             memory_peak=self._get64("memory_peak"),
             done_seq=self._get64("done_seq"),
             error_seq=self._get64("error_seq"),
+            executing_seq=self._get64("executing_seq"),
             replied_seq=self._get64("replied_seq"),
             pending=self._get64("request_head") != self._get64("request_tail"),
         )
+
+    def pulse(self) -> RingPulse | None:
+        """A cheap look, for callers that look often; None when the file was truncated."""
+        data = os.pread(self._fd, _U64["executing_seq"] + 8, 0)
+        if len(data) < _U64["executing_seq"] + 8:
+            return None
+        state = int.from_bytes(data[_STATE : _STATE + 4], "little")
+        beat, executing = (
+            int.from_bytes(data[_U64[name] : _U64[name] + 8], "little")
+            for name in ("heartbeat_ns", "executing_seq")
+        )
+        known = RingState(state) if state in tuple(RingState) else RingState.FAILED
+        return RingPulse(known, beat, executing)
 
     def failure(self) -> str:
         """The sentence in the header: why the ring failed, or the last asynchronous error."""
@@ -247,6 +273,10 @@ class RingFile:
     def set_epoch(self, epoch: int) -> None:
         """Store the lease epoch that the next attach is made under."""
         self._put64("epoch", epoch)
+
+    def clear_executing(self) -> None:
+        """Forget which record a dead proxy was executing; called once that was counted."""
+        self._put64("executing_seq", 0)
 
     def fail(self, sentence: str) -> None:
         """Fail the ring for good: the worker's next device call raises `sentence`."""

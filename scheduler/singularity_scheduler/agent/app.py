@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -17,13 +16,12 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import uuid
 from typing import Any
 
 from singularity_proxy.capsule.launcher import ProcessLauncher, trim_log
 from singularity_proxy.capsule.process import ProcessIdentity
-from singularity_proxy.errors import Conflict, SingularityError
+from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire import rpc
 from traitlets import Enum, Float, Integer, Unicode, default
 from traitlets.config import Application
@@ -31,14 +29,16 @@ from traitlets.config import Application
 from singularity_scheduler import logs
 
 from .devices import DeviceKeeper
+from .folders import end_strays, lock, new_folder, own_folder
 from .identity import Identities, parse_uid_range
 from .leases import LeaseTable, boot_clock
 from .ledger import Ledger
 from .lifecycle import Lifecycle
 from .node import Node, Settings
 from .probe import CPU_DEVICES, probe_devices, torch_version
-from .processes import adopt_orphans, end_marked
+from .processes import adopt_orphans
 from .proxies import ProxyPool
+from .pulse import Pulse
 from .server import CommandServer
 from .sessions import Life, SessionRecord
 
@@ -116,6 +116,28 @@ class NodeAgent(Application):  # type: ignore[misc]
         config=True,
         help="""Size in bytes of the journal of one ring, beyond which a new snapshot is made. It
         lets a killed device proxy be rebuilt. 0: no journal, a killed proxy loses its state.""",
+    )
+    journal_records = Integer(
+        1_000_000,
+        min=0,
+        config=True,
+        help="""Number of records in that journal beyond which a new snapshot is made; it bounds
+        the time that a rebuild takes. 0: only the bytes and the time count.""",
+    )
+    hung_proxy_s = Float(
+        10.0,
+        min=0.0,
+        config=True,
+        help="""Seconds after which a device proxy whose heart does not beat is ended and replaced;
+        nothing is lost. Its silence is told after less than a second, and one that was stopped by
+        a signal is replaced then. 0: never.""",
+    )
+    long_operation_s = Float(
+        60.0,
+        min=0.0,
+        config=True,
+        help="""Seconds after which the session's reason says that its device works on one
+        operation, and on which; again after 10, 60 and 360 times as long. 0: never.""",
     )
     uid_range = Unicode(
         "1900000000-1900009999",
@@ -219,14 +241,14 @@ class AgentProcess:
             raise SingularityError(
                 "device_count and journal_bytes must not be negative, and a device needs a capacity"
             )
-        state_dir, lock = _lock(app.state_dir)
+        state_dir, held = lock(app.state_dir)
         try:
             adopt_orphans()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop_soon)
             await self._serve(state_dir)
         finally:
-            os.close(lock)
+            os.close(held)
 
     async def _serve(self, state_dir: str) -> None:
         uids = parse_uid_range(self._app.uid_range)
@@ -256,7 +278,7 @@ class AgentProcess:
             for _, body in ledger.all("session")
             for proxy in body["proxies"].values()
         }
-        await _end_strays(private, owned)
+        await end_strays(private, owned)
         self.node = node = Node(
             settings=settings,
             instance=uuid.uuid4().hex[:12],
@@ -291,15 +313,16 @@ class AgentProcess:
         node = self.node
         if self._asked_early:
             await self.stop()
-        ticker = asyncio.ensure_future(self._tick())
+        watchers = [asyncio.ensure_future(job) for job in (self._tick(), Pulse(node).run())]
         await self._stopped.wait()
-        ticker.cancel()
+        for watcher in watchers:
+            watcher.cancel()
         await asyncio.sleep(0.05)  # the answer to `shutdown` leaves before the socket closes
         server.close()
         if node.service:
             await node.service.close()
         await node.cancel_jobs()
-        await _end_strays(node.settings.private_dir, set())
+        await end_strays(node.settings.private_dir, set())
 
     def _remove_place(self, settings: Settings, ledger: Ledger) -> None:
         with contextlib.suppress(SingularityError):
@@ -334,8 +357,8 @@ class AgentProcess:
                     f"runtime_dir {app.runtime_dir} is too long for unix sockets "
                     "(59 characters at most)"
                 )
-            runtime_dir = app.runtime_dir or before.get("runtime_dir") or _new_folder("/tmp")
-            shm_dir = app.shm_dir or before.get("shm_dir") or _new_folder("/dev/shm")
+            runtime_dir = app.runtime_dir or before.get("runtime_dir") or new_folder("/tmp")
+            shm_dir = app.shm_dir or before.get("shm_dir") or new_folder("/dev/shm")
         runtime_dir, shm_dir = os.path.abspath(runtime_dir), os.path.abspath(shm_dir)
         ledger.put("node", "place", {"boot": boot, "runtime_dir": runtime_dir, "shm_dir": shm_dir})
         for folder, mode in (
@@ -344,7 +367,7 @@ class AgentProcess:
             (os.path.join(runtime_dir, "p"), 0o700),
             (shm_dir, 0o711),
         ):
-            _own_folder(folder, mode)
+            own_folder(folder, mode)
         share = (os.cpu_count() or 1) // (app.device_count or CPU_DEVICES)
         threads = app.proxy_threads or max(1, share)
         return Settings(
@@ -354,6 +377,9 @@ class AgentProcess:
             state_dir=state_dir,
             proxy_threads=threads,
             journal_bytes=app.journal_bytes,
+            journal_records=app.journal_records,
+            hung_proxy_s=app.hung_proxy_s,
+            long_operation_s=app.long_operation_s,
             orphan_grace_s=app.orphan_grace_s,
             lease_ttl_s=app.lease_ttl_s,
             log_bytes=app.log_bytes,
@@ -441,53 +467,6 @@ class AgentProcess:
         node.ledger.drop("node", "leases")
         node.ledger.drop("node", "only_user")
         self._stopped.set()
-
-
-def _lock(folder: str) -> tuple[str, int]:
-    """Make the state folder and hold it for this process; another agent on it is refused with one
-    sentence. Returns its absolute path and the descriptor that holds it."""
-    state_dir = os.path.abspath(folder)
-    os.makedirs(state_dir, 0o700, exist_ok=True)
-    path = os.path.join(state_dir, "agent.lock")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise Conflict(
-            f"another node agent already runs with the state folder {state_dir}; stop it first, "
-            "or give this one a folder of its own"
-        ) from None
-    return state_dir, fd
-
-
-async def _end_strays(private: str, owned: set[str]) -> None:
-    """End device proxies that no session owns, and remove what they left in the private folder."""
-    for name in os.listdir(private):
-        path = os.path.join(private, name)
-        if name.endswith((".sock", ".log")):
-            socket_path = path.removesuffix(".log").removesuffix(".sock") + ".sock"
-            if socket_path in owned:
-                continue
-            await end_marked(socket_path.encode(), in_environment=False)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-def _new_folder(base: str) -> str:
-    return tempfile.mkdtemp(prefix="singularity-", dir=base)
-
-
-def _own_folder(folder: str, mode: int) -> None:
-    """Make `folder`, or check that it is ours: /tmp is everybody's."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, mode)
-    info = os.lstat(folder)
-    if info.st_uid != os.geteuid() or not os.path.isdir(folder) or os.path.islink(folder):
-        raise SingularityError(
-            f"the folder {folder} belongs to uid {info.st_uid}; choose another one"
-        )
-    os.chmod(folder, mode)
 
 
 def main() -> Any:

@@ -20,6 +20,31 @@ from .rings import LiveRing
 
 log = logging.getLogger("singularity.agent")
 
+MAX_DEATHS = 3
+"""A record at which this many proxies ended is not executed by another one."""
+
+MANY_RECORDS = 4
+"""So many different records of one ring may end proxies while it is restored, no more."""
+
+IDLE_DEATHS = 2
+"""Proxies that may end while they restore, without being at any record."""
+
+
+def blame(rings: list[LiveRing], *, pardoned: bool = False) -> bool:
+    """Count the death of a proxy against the records it was executing; False when there was none.
+    `pardoned`: it ended for a reason that has nothing to do with them."""
+    found = False
+    for ring in rings:
+        record, seq = ring.record, ring.file.read().executing_seq
+        if not seq:
+            continue
+        ring.file.clear_executing()
+        if not pardoned:
+            found = True
+            record.deaths = record.deaths + 1 if record.last_death == seq else 1
+            record.last_death = seq
+    return found
+
 
 class ProxyBinder:
     """`on_exit(live, device, proxy)` is called when a bound proxy's process has ended."""
@@ -41,8 +66,10 @@ class ProxyBinder:
         self, live: LiveSession, device: str, rings: list[LiveRing]
     ) -> dict[str, int]:
         """Start serving `rings` on `device` by a new proxy. A proxy that dies while it restores is
-        replaced once. Returns how much was restored and replayed."""
-        for last in (False, True):
+        replaced, until the record that ends it is known and left out, or it is clear that nothing
+        helps (`ProxyFailed`). Returns how much was restored and replayed."""
+        idle, at_records = IDLE_DEATHS, MAX_DEATHS * MANY_RECORDS
+        while True:
             proxy = await self._node.pool.take()
             if not live.record.alive:  # it ended while the proxy started
                 await proxy.end()
@@ -55,13 +82,17 @@ class ProxyBinder:
                 await self.discard(live, device, proxy)
                 if not (died and isinstance(error, Unavailable)):
                     raise
-                if last:
+                if blame(rings):
+                    at_records -= 1
+                else:
+                    idle -= 1
+                if not (idle and at_records):
+                    often = "again and again" if idle else "twice"
                     raise ProxyFailed(
-                        f"the device proxy ended twice while it restored the state on {device}; "
+                        f"the device proxy ended {often} while it restored the state on {device}; "
                         "the saved state was kept: move the session to another device",
                         device=device,
                     ) from None
-        raise AssertionError("unreachable")
 
     def _keep(self, live: LiveSession, device: str, proxy: Proxy) -> None:
         # In the ledger before it is bound: an agent that is killed next finds it again. (One that
@@ -105,7 +136,9 @@ class ProxyBinder:
 
     async def attach_ring(self, live: LiveSession, proxy: Proxy, ring: LiveRing) -> dict[str, Any]:
         """Have the proxy rebuild the ring's state and serve it; returns its answer."""
+        record = ring.record
         ring.file.set_epoch(live.record.epoch)
+        give_up = record.last_death if record.deaths >= MAX_DEATHS else 0
         answer: dict[str, Any] = await proxy.call(
             "attach",
             timeout=None,
@@ -113,9 +146,23 @@ class ProxyBinder:
             path=ring.record.path,
             state_prefix=ring.record.prefix,
             journal_bytes=self._node.settings.journal_bytes,
+            journal_records=self._node.settings.journal_records,
+            give_up_seq=give_up,
+            deaths=record.deaths,
             epoch=live.record.epoch,
         )
         proxy.attached.add(ring.ring_id)
+        if name := answer.get("given_up"):
+            log.error(
+                "session %s: %d device proxies ended at %s; that call was given up",
+                live.record.session,
+                record.deaths,
+                name,
+            )
+            self._node.emit(
+                live.record.session, "proxy.gave_up", operation=name, deaths=record.deaths
+            )
+            record.last_death = record.deaths = 0
         return answer
 
     def detach_headers(self, live: LiveSession, device: str | None = None) -> None:
@@ -131,4 +178,5 @@ class ProxyBinder:
             ring.file.fail(sentence)
         if rings:
             log.error("session %s: %s", live.record.session, sentence)
-            self._node.emit(live.record.session, "proxy.failed", sentence=sentence)
+            left = sum(r.file.state is not RingState.FAILED for r in live.rings.rings.values())
+            self._node.emit(live.record.session, "proxy.failed", sentence=sentence, left=left)

@@ -28,6 +28,7 @@ from .leases import LeaseGrant
 from .live import LiveSession
 from .node import Node
 from .proxies import Proxy, adopt_proxy
+from .recovery import Recovery
 from .rings import LiveRing
 from .sessions import Phase
 
@@ -39,9 +40,6 @@ NEED_EVERY_S = 0.9
 FENCE_RETRY_S = 5.0
 """A session whose lease lapsed and whose state could not be written is tried again after this."""
 
-MANY_DEATHS = 5
-"""This many proxy deaths of one session within a minute, without progress: give up."""
-
 
 class DeviceKeeper:
     """The device side of all sessions of the node. One object per agent."""
@@ -49,6 +47,7 @@ class DeviceKeeper:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._binder = ProxyBinder(node, self._proxy_exited)
+        self._recovery = Recovery(node, self._binder, self._park_locked)
 
     # -- commands of the service ------------------------------------------------------------------
 
@@ -304,69 +303,8 @@ class DeviceKeeper:
             self._node.spawn(self.recover(live, device, proxy), "recovery of a device proxy")
 
     async def recover(self, live: LiveSession, device: str, dead: Proxy | None) -> None:
-        """The proxy of `device` was killed: another one takes its rings over, and rebuilds their
-        state from snapshot and journal. Nothing is lost, workers only wait."""
-        record, node = live.record, self._node
-        async with live.lock:
-            if live.proxies.get(device) is not dead or record.phase is not Phase.HELD:
-                return  # it was parked or replaced in good order
-            if not record.alive:
-                return
-            started = time.monotonic()
-            rings = self._binder.rings_of(live, device)
-            if dead is not None:
-                await self._binder.discard(live, device, dead)
-            self._fail_repeaters(live, rings)
-            rings = [r for r in rings if r.file.state is not RingState.FAILED]
-            for ring in rings:
-                ring.file.set_state(RingState.DETACHED)
-            try:
-                done = await self._binder.attach_device(live, device, rings)
-            except ProxyFailed as error:
-                self._binder.fail_rings(live, rings, error.message)
-                node.try_save(live)
-                return
-            except SingularityError as error:
-                await self._set_down(live, error)
-                return
-            node.try_save(live)
-            ms = round((time.monotonic() - started) * 1e3, 3)
-            log.warning(
-                "session %s: a device proxy ended, another one took over in %s ms",
-                record.session,
-                ms,
-            )
-            node.emit(record.session, "proxy.recovered", records=done["replayed_records"], ms=ms)
-
-    async def _set_down(self, live: LiveSession, error: SingularityError) -> None:
-        """No proxy can serve the session now (no memory for one, for instance), but its state is on
-        file: it gives its devices back and waits for the service to try again."""
-        record = live.record
-        log.error("session %s gives its devices back: %s", record.session, error.message)
-        record.reason = f"its device proxy ended and cannot be replaced now: {error.message}"
-        with contextlib.suppress(SingularityError):
-            await self._park_locked(live)
-        self._node.emit(record.session, "lease.lapsed")
-
-    def _fail_repeaters(self, live: LiveSession, rings: list[LiveRing]) -> None:
-        """A record that ends its proxy twice would do so for ever: its ring fails."""
-        now = time.monotonic()
-        live.deaths.append(now)
-        often = sum(now - at < 60.0 for at in live.deaths) > MANY_DEATHS
-        broken = []
-        for ring in rings:
-            header = ring.file.read()
-            if not header.pending and not often:
-                continue
-            if ring.record.last_death == header.done_seq or often:
-                broken.append(ring)
-            ring.record.last_death = header.done_seq
-        self._binder.fail_rings(
-            live,
-            broken,
-            "the device proxy ended twice at the same operation (out of memory, or a fault in it); "
-            "variables in host memory were kept: restart the kernel, and avoid that operation",
-        )
+        """The proxy of `device` ended by itself, was killed or given up."""
+        await self._recovery.recover(live, device, dead)
 
     # -- after an agent restart -------------------------------------------------------------------
 

@@ -36,8 +36,8 @@ class LiveSession:
         self.waiting = False
         """A worker waits for a device and the service was told so."""
         self.told_need = 0.0
-        self.deaths: deque[float] = deque(maxlen=8)
-        """When proxies of this session died, CLOCK_MONOTONIC."""
+        self.deaths: deque[tuple[float, int]] = deque(maxlen=8)
+        """When proxies of this session died (CLOCK_MONOTONIC), and how many records were done."""
         self.ending: asyncio.Task[int | None] | None = None
 
     def report(self) -> dict[str, Any]:

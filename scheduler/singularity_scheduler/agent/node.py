@@ -36,6 +36,9 @@ class Settings:
     state_dir: str
     proxy_threads: int
     journal_bytes: int
+    journal_records: int
+    hung_proxy_s: float
+    long_operation_s: float
     orphan_grace_s: float
     lease_ttl_s: float
     log_bytes: int

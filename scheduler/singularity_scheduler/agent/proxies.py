@@ -44,6 +44,10 @@ class Proxy:
         self._reconnecting: asyncio.Task[None] | None = None
         self.attached: set[str] = set()
         """Ring ids it serves."""
+        self.given_up = ""
+        """Why the agent ended it although it lived ("was stopped"); see `pulse`."""
+        self.pardoned = False
+        """What it was executing has nothing to do with its end."""
 
     @property
     def identity(self) -> ProcessIdentity:

@@ -75,8 +75,10 @@ class RingRecord:
     path: str
     virtual_device: int
     worker: ProcessIdentity
-    last_death: int = -1
-    """`done_seq` when a proxy died in the middle of a record of this ring; -1: never."""
+    last_death: int = 0
+    """The record of this ring at which a proxy ended last; 0: none."""
+    deaths: int = 0
+    """How many ended at that record."""
 
     @property
     def prefix(self) -> str:
@@ -91,7 +93,12 @@ class RingRecord:
         worker = ProcessIdentity.from_json(data["worker"])
         assert worker is not None
         return cls(
-            data["ring_id"], data["path"], data["virtual_device"], worker, data["last_death"]
+            data["ring_id"],
+            data["path"],
+            data["virtual_device"],
+            worker,
+            max(0, data["last_death"]),
+            data.get("deaths", 0),
         )
 
 

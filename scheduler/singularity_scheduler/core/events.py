@@ -190,15 +190,54 @@ class LeaseReaped:
 
 @dataclass(frozen=True)
 class ProxyRecovered:
+    """`why`: what was wrong with the proxy that lived and was replaced; "": it had ended."""
+
     session: str
     records: int
     ms: float
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class ProxyFailed:
+    """`left`: how many other rings (worker processes' devices) of the session go on."""
+
     session: str
     sentence: str
+    left: int = 0
+
+
+@dataclass(frozen=True)
+class ProxyGaveUp:
+    """A call that ended one proxy after another was made to fail; everything else is kept."""
+
+    session: str
+    operation: str
+    deaths: int
+
+
+@dataclass(frozen=True)
+class ProxySilent:
+    """A device proxy lives and does not answer; it is replaced after `limit_s` (0: never)."""
+
+    session: str
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class ProxyAnswers:
+    """A silent proxy answers again."""
+
+    session: str
+
+
+@dataclass(frozen=True)
+class DeviceWorking:
+    """One operation takes long; `seconds` 0: the one that was told is over."""
+
+    session: str
+    operation: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -234,6 +273,10 @@ Event = (
     | LeaseReaped
     | ProxyRecovered
     | ProxyFailed
+    | ProxyGaveUp
+    | ProxySilent
+    | ProxyAnswers
+    | DeviceWorking
     | CheckpointTaken
 )
 

@@ -58,7 +58,7 @@ def _waiting(state: ClusterState, view: SessionView, now: float) -> tuple[str, d
     }
     text = (
         f"it needs {reasons.count(view.virtual_devices)} for {view.tier.value} and waits for "
-        f"{_duration(seconds)} at place {place} of the queue"
+        f"{reasons.duration(seconds)} at place {place} of the queue"
     )
     if not node.connected:
         return f"{text}; node {view.node} does not answer at the moment", facts
@@ -116,11 +116,3 @@ def _doing(holder: SessionView) -> str:
     if holder.device_state is DeviceState.HELD:
         return f"{holder.tier.value}, {'idle' if holder.idle else 'busy'}"
     return f"{holder.tier.value}, {holder.device_state.value}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

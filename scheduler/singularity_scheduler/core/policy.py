@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
 
 from . import events as ev
-from . import nodes, queue, reasons
+from . import nodes, proxies, queue, reasons
 from .cluster import ClusterState, Draft
 from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessState
@@ -416,26 +416,6 @@ def _lease_reaped(draft: Draft, event: ev.LeaseReaped) -> None:
     draft.step(queue.freed(view), DeviceEvent.LOST, event.sentence, "lease.reaped", saved=True)
 
 
-def _proxy_recovered(draft: Draft, event: ev.ProxyRecovered) -> None:
-    if (view := draft.get(event.session)) and not view.final:
-        draft.note(
-            view,
-            "its device proxy was replaced after a crash: nothing is lost "
-            f"({reasons.count(event.records, 'record')} done again in {event.ms:.0f} ms)",
-            "proxy.recovered",
-        )
-
-
-def _proxy_failed(draft: Draft, event: ev.ProxyFailed) -> None:
-    view = draft.get(event.session)
-    if view is None or view.final:
-        return
-    if view.device_state is DeviceState.HELD:
-        queue.park(draft, view, event.sentence, "proxy.failed")
-    else:
-        draft.note(view, event.sentence, "proxy.failed")
-
-
 def _checkpoint_taken(draft: Draft, event: ev.CheckpointTaken) -> None:
     if view := draft.get(event.session):
         draft.put(replace(view, last_checkpoint=event.checkpoint))
@@ -471,7 +451,11 @@ _HANDLERS: dict[type, Handler] = {
     ev.ParkFailed: _park_failed,
     ev.LeaseLapsed: _lease_lapsed,
     ev.LeaseReaped: _lease_reaped,
-    ev.ProxyRecovered: _proxy_recovered,
-    ev.ProxyFailed: _proxy_failed,
+    ev.ProxyRecovered: proxies.recovered,
+    ev.ProxyFailed: proxies.failed,
+    ev.ProxyGaveUp: proxies.gave_up,
+    ev.ProxySilent: proxies.silent,
+    ev.ProxyAnswers: proxies.answers,
+    ev.DeviceWorking: proxies.working,
     ev.CheckpointTaken: _checkpoint_taken,
 }

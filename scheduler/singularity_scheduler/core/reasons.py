@@ -114,6 +114,42 @@ def park_failed(sentence: str) -> str:
     return f"could not be parked, so it keeps its devices ({sentence})"
 
 
+def recovered(records: int, ms: float, why: str) -> str:
+    cause = f"because it {why}" if why else "after a crash"
+    return (
+        f"its device proxy was replaced {cause}: nothing is lost "
+        f"({count(records, 'record')} done again in {ms:.0f} ms)"
+    )
+
+
+def gave_up(operation: str, deaths: int) -> str:
+    return (
+        f"{operation} ended its device proxy {deaths} times, so that call failed with an error; "
+        "everything else was kept: avoid that operation"
+    )
+
+
+def silent(limit_s: float) -> str:
+    then = f"it is replaced when that lasts for {limit_s:g} s" if limit_s else "the session waits"
+    return f"its device proxy does not answer: {then}; nothing is lost"
+
+
+def working(operation: str, seconds: float) -> str:
+    return (
+        f"its device has worked on one operation ({operation}) for {duration(seconds)}; interrupt "
+        "the kernel to stop waiting for it"
+    )
+
+
+def duration(seconds: float) -> str:
+    """ "90 s", "5 min", "2.5 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
 def lapsed() -> str:
     return (
         "parked because its lease was not renewed in time; nothing is lost; it comes back with the "

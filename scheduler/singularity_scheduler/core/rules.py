@@ -31,6 +31,10 @@ RULES: dict[str, str] = {
     "lease.reaped": "a silent node lost its leases",
     "proxy.recovered": "a device proxy was rebuilt after a crash",
     "proxy.failed": "a device proxy could not be rebuilt",
+    "proxy.gave_up": "a call that ended one device proxy after another was made to fail",
+    "proxy.silent": "a device proxy does not answer",
+    "proxy.answers": "a silent device proxy answers again",
+    "device.working": "one operation keeps a device busy for long",
     "agent.restarted": "a node agent no longer knows the session",
     "recover": "ledger and node agent were put right after one of them was away",
 }

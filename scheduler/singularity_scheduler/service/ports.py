@@ -67,8 +67,9 @@ class Hello(TypedDict):
 EventCallback = Callable[[str, str, str, dict[str, Any]], None]
 """`callback(node, session, type, data)`: a notification of an agent, in the order it was sent.
 
-Types: device.need, device.withdrawn, activity, process.live, process.exited, proxy.recovered,
-proxy.failed, lease.lapsed. Called on the event loop; must not block."""
+Types: device.need, device.withdrawn, device.working, activity, process.live, process.exited,
+proxy.recovered, proxy.failed, proxy.gave_up, proxy.silent, proxy.answers, lease.lapsed. Called on
+the event loop; must not block."""
 
 CommandCallback = Callable[[str, str, str, dict[str, Any], str], Awaitable[Any]]
 """`await callback(node, session, verb, args, by)`: an agent's `session.command`; the answer or the

@@ -36,9 +36,18 @@ def agent_event(session: str, type_: str, data: Json, now: float) -> ev.Event | 
             session, None if code is None else int(code), str(data.get("reason") or "")
         )
     if type_ == "proxy.recovered":
-        return ev.ProxyRecovered(session, int(data["records"]), float(data["ms"]))
+        why = str(data.get("why") or "")
+        return ev.ProxyRecovered(session, int(data["records"]), float(data["ms"]), why)
     if type_ == "proxy.failed":
-        return ev.ProxyFailed(session, str(data["sentence"]))
+        return ev.ProxyFailed(session, str(data["sentence"]), int(data.get("left", 0)))
+    if type_ == "proxy.gave_up":
+        return ev.ProxyGaveUp(session, str(data["operation"]), int(data["deaths"]))
+    if type_ == "proxy.silent":
+        return ev.ProxySilent(session, float(data["limit_s"]))
+    if type_ == "proxy.answers":
+        return ev.ProxyAnswers(session)
+    if type_ == "device.working":
+        return ev.DeviceWorking(session, str(data["operation"]), float(data["seconds"]))
     if type_ == "lease.lapsed":
         return ev.LeaseLapsed(session)
     return None

@@ -251,6 +251,84 @@ def test_killed_again_and_again(proxies: Proxies, narrow: RingClient, shm: Path)
     calm.close()
 
 
+def test_the_number_of_records_bounds_the_journal(proxies: Proxies, ring: RingClient) -> None:
+    proxy = proxies.bound()
+    proxy.attach(ring, journal=1 << 30, journal_records=10)
+    for number in range(45):
+        ring.allocate(number + 1, 64)
+    ring.sync()
+    assert proxy.call("stats")["rings"]["ring"]["snapshots"] == 4
+    proxy.kill()
+    again = proxies.bound()
+    answer = again.attach(ring, journal=1 << 30, journal_records=10)
+    assert 0 < answer["replayed_records"] < 10
+    assert ring.sync()[1] == 45
+
+
+def test_a_record_that_ends_proxies_fails_and_nothing_else(
+    proxies: Proxies, ring: RingClient
+) -> None:
+    """The agent says which record that was; it is not executed again, in no later life either."""
+    proxy = proxies.bound()
+    proxy.attach(ring, journal=1 << 26)
+    side = 1500
+    ring.allocate(1, side * side * 4)
+    large = T(1, (side, side))
+    ring.op("fill_.Scalar", large, Value(3), flags=w.NO_OUTPUTS)
+    ring.sync()
+    poison = ring.op("mm", large, large, base=2)
+    ring.wait(f"self.word(664) == {poison}")
+    proxy.kill()
+    assert ring.word(664) == poison
+    proxy = proxies.bound()
+    answer = proxy.attach(ring, journal=1 << 26, give_up_seq=poison, deaths=3)
+    assert answer["given_up"] == "aten::mm"
+    assert (ring.word(664), ring.error_seq) == (0, poison)
+    assert "the device proxy ended 3 times while it executed aten::mm" in ring.failure
+    ring.word(648, 0)
+    for last in (False, True):
+        assert ring.read(1, 8) == w.pack_floats([3, 3])
+        assert "ended 3 times" in ring.call("abs", T(2, (4,)), base=3).text
+        if not last:
+            proxy.kill()
+            proxy = proxies.bound()
+            proxy.attach(ring, journal=1 << 26)
+
+
+def test_a_question_that_ends_proxies_is_answered_with_an_error(
+    proxies: Proxies, ring: RingClient
+) -> None:
+    proxy = proxies.bound()
+    proxy.attach(ring, journal=1 << 20)
+    ring.allocate(1, 64)
+    ring.sync()
+    proxy.stop()
+    asked = ring.record(w.READ, struct.pack("<QQ", 0, 8), flags=w.REPLY, base=1)
+    ring.publish()
+    proxy.kill()
+    proxy = proxies.bound()
+    answer = proxy.attach(ring, journal=1 << 20, give_up_seq=asked, deaths=3)
+    assert answer["given_up"] == "copy from the device"
+    reply = ring.reply(asked)
+    assert reply.status == w.RUNTIME
+    assert "ended 3 times while it executed copy from the device" in reply.text
+    assert len(ring.read(1, 8)) == 8
+
+
+def test_a_record_that_ends_the_proxies_that_repeat_it_is_named(
+    proxies: Proxies, ring: RingClient
+) -> None:
+    proxy = proxies.bound()
+    proxy.attach(ring, journal=1 << 20)
+    ring.allocate(1, 64)
+    done = ring.op("neg_", T(1, (4,)), flags=w.NO_OUTPUTS)
+    ring.sync()
+    proxy.kill()
+    proxy = proxies.bound()
+    with pytest.raises(ProxyFailed, match=r"ended 3 times while it repeated aten::neg_ \(record"):
+        proxy.attach(ring, journal=1 << 20, give_up_seq=done, deaths=3)
+
+
 def test_without_a_journal_a_kill_is_told(proxies: Proxies, ring: RingClient) -> None:
     proxy = proxies.bound()
     proxy.attach(ring, journal=0)

@@ -407,9 +407,35 @@ def test_proxy_events_are_told() -> None:
     world.holding("a")
     world.do(ev.ProxyRecovered("a", 3, 12.0))
     assert world["a"].reason.startswith("its device proxy was replaced after a crash: nothing")
+    world.do(ev.ProxyRecovered("a", 1, 2.0, "was stopped"))
+    assert world["a"].reason.startswith("its device proxy was replaced because it was stopped")
+    world.do(ev.ProxyGaveUp("a", "aten::mm", 3))
+    assert world["a"].reason.startswith("aten::mm ended its device proxy 3 times, so that call")
+    world.do(ev.ProxyFailed("a", "one of two rings is broken", 1))
+    assert (world["a"].word, world["a"].reason) == ("running", "one of two rings is broken")
     world.do(ev.ProxyFailed("a", "the proxy died twice at the same operation"))
     world.answer()
     assert (world["a"].word, world["a"].devices) == ("parked", ())
+
+
+def test_a_silent_proxy_and_a_long_operation_are_told_until_they_are_over() -> None:
+    world = World(1)
+    world.holding("a")
+    for limit, sentence in ((10.0, "when that lasts for 10 s"), (0.0, "the session waits")):
+        world.do(ev.ProxySilent("a", limit))
+        assert sentence in world["a"].reason
+        world.do(ev.ProxyAnswers("a"))
+        assert world["a"].reason == "holds cpu:0"
+    world.do(ev.DeviceWorking("a", "aten::linalg_svd", 600.0))
+    assert "one operation (aten::linalg_svd) for 10 min" in world["a"].reason
+    world.do(ev.DeviceWorking("a", "", 0.0))
+    assert world["a"].reason == "holds cpu:0"
+    world.do(ev.ParkAsked("a", "alice"))
+    world.answer()
+    reason = world["a"].reason
+    for late in (ev.ProxySilent("a", 10.0), ev.ProxyAnswers("a"), ev.DeviceWorking("a", "x", 9.0)):
+        world.do(late)
+        assert world["a"].reason == reason
 
 
 def test_checkpoint_needs_device_state_and_is_remembered() -> None:

@@ -24,6 +24,7 @@ py::dict as_dict(const RingStats& s) {
   d["recovery"] = s.recovery;
   d["recovery_off"] = s.recovery_off;
   d["broken"] = s.broken;
+  d["running"] = s.running;
   return d;
 }
 
@@ -82,16 +83,27 @@ void bind_device(py::module_& m) {
 
   py::class_<RingServer>(m, "RingServer")
       .def(py::init([](std::string path, std::string prefix, std::string device, uint64_t journal_bytes, uint64_t epoch,
-                       uint64_t capacity, int threads) {
-             return std::make_unique<RingServer>(
-                 RingOptions{std::move(path), std::move(prefix), std::move(device), journal_bytes, epoch, capacity, threads});
+                       uint64_t capacity, int threads, uint64_t journal_records, uint64_t give_up_seq, uint64_t deaths) {
+             RingOptions options;
+             options.path = std::move(path);
+             options.prefix = std::move(prefix);
+             options.device = std::move(device);
+             options.journal_bytes = journal_bytes;
+             options.journal_records = journal_records;
+             options.give_up_seq = give_up_seq;
+             options.deaths = deaths;
+             options.epoch = epoch;
+             options.capacity = capacity;
+             options.threads = threads;
+             return std::make_unique<RingServer>(std::move(options));
            }),
            py::arg("path"), py::arg("prefix"), py::arg("device"), py::arg("journal_bytes"), py::arg("epoch"),
-           py::arg("capacity"), py::arg("threads"))
+           py::arg("capacity"), py::arg("threads"), py::arg("journal_records") = 0, py::arg("give_up_seq") = 0,
+           py::arg("deaths") = 0)
       .def("start",
            [](RingServer& ring) {
              const auto started = ring.start();
-             return std::make_pair(started.restored_bytes, started.replayed_records);
+             return std::make_tuple(started.restored_bytes, started.replayed_records, started.given_up);
            },
            NoGil())
       .def("request_pause", &RingServer::request_pause, NoGil())

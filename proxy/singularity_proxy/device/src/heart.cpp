@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <chrono>
+#include <functional>
 #include <thread>
 
 #include "guard.h"
@@ -19,25 +20,32 @@ Heart& Heart::one() {
 }
 
 void Heart::add(RingServer* ring) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  rings_.insert(ring);
+  {
+    std::lock_guard<std::mutex> lock(gauged_.mutex);
+    gauged_.all.insert(ring);
+  }
+  std::lock_guard<std::mutex> lock(beating_.mutex);
+  beating_.all.insert(ring);
   if (running_) return;
   running_ = true;
   const SignalsBlocked blocked;
-  std::thread(&Heart::run, this).detach();
+  std::thread(&Heart::run, this, "heart", std::ref(beating_), &RingServer::beat).detach();
+  std::thread(&Heart::run, this, "gauge", std::ref(gauged_), &RingServer::gauge).detach();
 }
 
 void Heart::remove(RingServer* ring) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  rings_.erase(ring);
+  for (Rings* rings : {&beating_, &gauged_}) {
+    std::lock_guard<std::mutex> lock(rings->mutex);
+    rings->all.erase(ring);
+  }
 }
 
-void Heart::run() {
-  pthread_setname_np(pthread_self(), "heart");
+void Heart::run(const char* name, Rings& rings, void (RingServer::*work)()) {
+  pthread_setname_np(pthread_self(), name);
   for (;;) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
-      for (RingServer* ring : rings_) ring->beat();
+      std::lock_guard<std::mutex> lock(rings.mutex);
+      for (RingServer* ring : rings.all) (ring->*work)();
     }
     std::this_thread::sleep_for(kBeat);
   }

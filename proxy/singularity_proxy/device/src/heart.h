@@ -1,5 +1,7 @@
-// One thread per process that says for every ring that the process is alive, also while a ring's own
-// thread is busy with a long operation.
+// Two threads per process. One says for every ring that the process is alive, also while a ring's own
+// thread is busy with a long operation; it never waits for anything, because whoever stops beating is
+// taken for dead. The other one publishes how much memory is in use: the device's allocator may let it
+// wait for as long as an operation takes.
 #pragma once
 
 #include <mutex>
@@ -16,10 +18,13 @@ class Heart {
   void remove(RingServer* ring);  // it is not touched any more when this returns
 
  private:
-  void run();
-  std::mutex mutex_;
-  std::set<RingServer*> rings_;
-  bool running_ = false;
+  struct Rings {
+    std::mutex mutex;
+    std::set<RingServer*> all;
+  };
+  void run(const char* name, Rings& rings, void (RingServer::*work)());
+  Rings beating_, gauged_;
+  bool running_ = false;  // guarded by beating_.mutex
 };
 
 }  // namespace singularity

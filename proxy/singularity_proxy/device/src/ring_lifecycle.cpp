@@ -157,6 +157,7 @@ RingServer::Started RingServer::rebuild() {
   if (h->reply_intent_seq.load() > h->replied_seq.load() && h->reply.head.load() == h->reply_intent_head.load())
     h->replied_seq.store(h->reply_intent_seq.load());
   already_done_ = h->done_seq.load();
+  h->executing_seq.store(0);
 
   Started started;
   Unlimited unlimited;
@@ -173,11 +174,17 @@ RingServer::Started RingServer::rebuild() {
       state_.pending_reply.clear();
     }
   }
+  for (size_t i = 0; i < state_.ops.size(); i++) remember_name(RecordHeader{0, 0, 0, 0, static_cast<uint32_t>(i), 0, 0});
   replay(started);
   if (state_.seq < already_done_)
     throw StateError("the device state cannot be rebuilt: record " + std::to_string(already_done_) +
                      " of the ring was executed, but what is saved ends at record " + std::to_string(state_.seq) +
                      (have_snapshot_ || started.replayed_records ? "" : " (nothing was saved: recovery was off)"));
+  if (options_.give_up_seq == state_.seq + 1 && requests_.available(sizeof(RecordHeader))) {
+    RecordHeader first;  // of a record that only asks: such a one is not in the journal
+    std::memcpy(&first, requests_.peek(sizeof(first), brief_), sizeof(first));
+    if (first.seq == options_.give_up_seq) started.given_up = executor_.name_of(first);
+  }
   snapshot_ns_ = monotonic_ns() - attached_ns_;
   plan(std::max<uint64_t>(options_.journal_bytes, state_.bytes()));
   attached_ns_ = monotonic_ns();
@@ -217,9 +224,25 @@ void RingServer::replay(Started& started) {
         failure.repeatable = false;
       }
       if (static_cast<Kind>(record.kind) == Kind::event_record) clock_base_ = std::max(clock_base_, stamp_of(record));
-      apply(record, body, failed ? &failure : nullptr, true);
+      const bool give_up = !failed && record.seq == options_.give_up_seq;
+      if (give_up && (record.seq <= already_done_ || next))
+        throw StateError("the device state cannot be rebuilt: the device proxy ended " + std::to_string(options_.deaths) +
+                         " times while it repeated " + executor_.name_of(record) + " (record " +
+                         std::to_string(record.seq) +
+                         "); variables in host memory were kept: restart the kernel, and avoid that operation");
+      if (give_up) failure = given_up(record);
+      {
+        Executing executing(*this, record);
+        apply(record, body, failed || give_up ? &failure : nullptr, true);
+      }
       dirty_ = true;
       started.replayed_records++;
+      records_since_base_++;
+      if (give_up) {  // the last entry: its mark goes right behind it
+        started.given_up = executor_.name_of(record);
+        const uint32_t status = static_cast<uint32_t>(failure.status);
+        journal_.append_failed(record.seq, status, failure.text);
+      }
     }
     state_.seq = record.seq;
     RingHeader* h = file_.header();
@@ -370,8 +393,19 @@ void RingServer::stop(bool forget) {
 RingStats RingServer::stats() const {
   std::lock_guard<std::mutex> lock(mutex_);
   RingHeader* h = file_.header();
+  std::string running;
+  if (h->executing_seq.load(std::memory_order_acquire)) {
+    const uint64_t what = running_.load(std::memory_order_relaxed);
+    const auto op = static_cast<uint32_t>(what);
+    RecordHeader record{};
+    record.kind = static_cast<uint16_t>(what >> 32);
+    if (static_cast<Kind>(record.kind) != Kind::op)
+      running = executor_.name_of(record);
+    else if (op < names_.size())
+      running = names_[op];
+  }
   return {records_.load(), operations_.load(), h->last_record_ns.load(), h->done_seq.load(), journal_now_.load(),
-          snapshots_.load(), h->worker_waiting.load() != 0, recovery_.load(), recovery_off_, broken_};
+          snapshots_.load(), h->worker_waiting.load() != 0, recovery_.load(), recovery_off_, broken_, running};
 }
 
 }  // namespace singularity

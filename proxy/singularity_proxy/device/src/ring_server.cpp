@@ -83,7 +83,10 @@ RingServer::Step RingServer::step(const RecordHeader& record, const char* body) 
     }
   }
   append(kept, body);
-  apply(kept, body, nullptr, false);
+  {
+    Executing executing(*this, kept);
+    apply(kept, body, nullptr, false);
+  }
   finish(kept);
   new_base_if_due();
   return Step::done;
@@ -94,10 +97,14 @@ RingServer::Step RingServer::step(const RecordHeader& record, const char* body) 
 RingServer::Step RingServer::answer(const RecordHeader& record, const char* body) {
   if (record.seq > file_.header()->replied_seq.load(std::memory_order_relaxed)) {
     try {
-      if (static_cast<Kind>(record.kind) == Kind::read) {
+      if (record.seq == options_.give_up_seq) {
+        const Failure failure = given_up(record);
+        make_reply(record.seq, failure.status, failure.text.data(), failure.text.size());
+      } else if (static_cast<Kind>(record.kind) == Kind::read) {
         if (!reply_bytes(record, body)) return Step::stopped;
       } else {
         reply_.clear();
+        Executing executing(*this, record);
         executor_.execute(record, body, reply_);
         make_reply(record.seq, Status::ok, reply_.data(), reply_.size());
       }
@@ -131,7 +138,10 @@ bool RingServer::reply_bytes(const RecordHeader& record, const char* body) {
               " bytes is too long for one reply");
   char* place = replies_.reserve(length, idle_);
   if (!place) return false;
-  state_.read(record.base, offset, bytes, place + sizeof(ReplyHeader));
+  {
+    Executing executing(*this, record);
+    state_.read(record.base, offset, bytes, place + sizeof(ReplyHeader));
+  }
   const ReplyHeader head{static_cast<uint32_t>(length), static_cast<uint32_t>(bytes), record.seq, 0, 0};
   std::memcpy(place, &head, sizeof(head));
   publish_reply(record.seq, length);
@@ -148,6 +158,7 @@ void RingServer::apply(const RecordHeader& record, const char* body, const Failu
   } else {
     try {
       executor_.execute(record, body, reply_);
+      if (static_cast<Kind>(record.kind) == Kind::define_op) remember_name(record);
     } catch (...) {
       failure = describe(std::current_exception());
       failed = true;
@@ -176,6 +187,24 @@ void RingServer::apply(const RecordHeader& record, const char* body, const Failu
     // Whoever uses a result that was never made learns of the first failure only.
     if (first && (!replaying || record.seq > already_done_)) publish_error(record, failure.status, origin);
   }
+}
+
+// The failure of a record that would only end this process too.
+Failure RingServer::given_up(const RecordHeader& record) const {
+  Failure failure;
+  failure.text = "the device proxy ended " + std::to_string(options_.deaths) + " times while it executed " +
+                 executor_.name_of(record) +
+                 " (a fault in that operation, or no host memory left for it), so this call was given up; "
+                 "everything else is as it was before it: avoid this operation";
+  failure.repeatable = false;
+  return failure;
+}
+
+void RingServer::remember_name(const RecordHeader& record) {
+  const std::string name = executor_.name_of(RecordHeader{0, static_cast<uint16_t>(Kind::op), 0, 0, record.op, 0, 0});
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (names_.size() <= record.op) names_.resize(record.op + 1);
+  names_[record.op] = name;
 }
 
 void RingServer::finish(const RecordHeader& record) {
@@ -234,10 +263,12 @@ void RingServer::publish_memory() {
 }
 
 void RingServer::beat() {
-  if (!attached_.load(std::memory_order_acquire)) return;
-  RingHeader* h = file_.header();
-  h->heartbeat_ns.store(monotonic_ns(), std::memory_order_relaxed);
-  publish_memory();
+  if (attached_.load(std::memory_order_acquire))
+    file_.header()->heartbeat_ns.store(monotonic_ns(), std::memory_order_relaxed);
+}
+
+void RingServer::gauge() {
+  if (attached_.load(std::memory_order_acquire)) publish_memory();
 }
 
 // ---- replies
@@ -289,6 +320,7 @@ void RingServer::append(const RecordHeader& record, const char* body) {
   if (!journal_.is_open()) return;
   try {
     journal_.append(record, body);
+    records_since_base_++;
     journal_now_.store(journal_.bytes(), std::memory_order_relaxed);
   } catch (const FileError& error) {
     switch_recovery_off(error.text);
@@ -312,8 +344,9 @@ void RingServer::switch_recovery_off(const std::string& why) {
 void RingServer::new_base_if_due() {
   if (!journal_.is_open()) return;
   const bool slow = busy_ns_ > std::max(kMaxReplayNs, kSnapshotShare * snapshot_ns_);
-  if (__builtin_expect(journal_.bytes() <= next_base_bytes_ && !slow, 1)) return;
-  if (!slow && next_base_bytes_) {
+  const bool many = options_.journal_records && records_since_base_ >= options_.journal_records;
+  if (__builtin_expect(journal_.bytes() <= next_base_bytes_ && !slow && !many, 1)) return;
+  if (!slow && !many && next_base_bytes_) {
     const uint64_t limit = std::max(options_.journal_bytes, state_.bytes());
     if (journal_.bytes() <= limit) {
       plan(limit);
@@ -326,6 +359,7 @@ void RingServer::new_base_if_due() {
     // No room for it: the old base and the journal still rebuild everything. Try again later.
     plan(2 * std::max<uint64_t>(journal_.bytes(), options_.journal_bytes));
     busy_ns_ = 0;
+    records_since_base_ = 0;
   }
 }
 
@@ -345,6 +379,7 @@ void RingServer::new_base() {
   snapshots_.fetch_add(1, std::memory_order_relaxed);
   snapshot_ns_ = monotonic_ns() - start;
   busy_ns_ = 0;
+  records_since_base_ = 0;
   plan(std::max<uint64_t>(options_.journal_bytes, state_.bytes()));
   try {
     journal_.restart(state_.seq);

@@ -33,6 +33,9 @@ struct RingOptions {
   std::string prefix;         // of its .snap and .journal
   std::string device;         // "cpu" or "cuda:0"
   uint64_t journal_bytes = 0; // 0: a killed proxy loses the state
+  uint64_t journal_records = 0;  // so many records, a new snapshot; 0: only the bytes count
+  uint64_t give_up_seq = 0;   // this record ended `deaths` proxies: it fails instead of being executed
+  uint64_t deaths = 0;
   uint64_t epoch = 0;
   uint64_t capacity = 0;      // bytes, told to the worker; 0: no limit
   int threads = 1;
@@ -48,6 +51,7 @@ struct RingStats {
   bool worker_waiting, recovery;
   std::string recovery_off;   // why there is none, though it was asked for
   std::string broken;         // why it stopped for ever
+  std::string running;        // what it executes now ("aten::mm"); empty between records
 };
 
 class RingServer {
@@ -61,6 +65,7 @@ class RingServer {
   // changed then. Returns when the ring is attached.
   struct Started {
     uint64_t restored_bytes = 0, replayed_records = 0;
+    std::string given_up;  // name of the operation that was given up (RingOptions::give_up_seq)
   };
   Started start();
 
@@ -85,10 +90,12 @@ class RingServer {
   void stop(bool forget);
 
   RingStats stats() const;
-  void beat();  // heartbeat and memory words; called by the process's heart
+  void beat();   // the heartbeat word; called by the process's heart, never waits
+  void gauge();  // the memory words; may wait for the device's allocator
 
  private:
   enum class Step { done, stopped };
+  class Executing;
 
   void run();
   Started rebuild();
@@ -107,6 +114,8 @@ class RingServer {
   Step answer(const RecordHeader& record, const char* body);
   void apply(const RecordHeader& record, const char* body, const Failure* known, bool replaying);
   void finish(const RecordHeader& record);
+  Failure given_up(const RecordHeader& record) const;
+  void remember_name(const RecordHeader& record);
   bool reply_bytes(const RecordHeader& record, const char* body);
   void make_reply(uint64_t seq, Status status, const char* payload, size_t bytes);
   bool flush_reply(bool wait);
@@ -143,6 +152,7 @@ class RingServer {
   uint64_t clock_base_ = 0, attached_ns_ = 0;
   uint64_t next_base_bytes_ = 0, snapshot_ns_ = 0;
   uint64_t busy_since_ = 0, busy_ns_ = 0;  // time spent with records since the last base
+  uint64_t records_since_base_ = 0;
 
   std::thread thread_;
   std::atomic<bool> stop_{false};
@@ -152,8 +162,25 @@ class RingServer {
   std::exception_ptr start_error_;
   Started start_result_;
   std::string recovery_off_, broken_;  // guarded by mutex_
+  std::vector<std::string> names_;     // of operators, by index; guarded by mutex_
+  std::atomic<uint64_t> running_{0};   // kind and operator of what is executed
   std::atomic<uint64_t> records_{0}, operations_{0}, journal_now_{0}, snapshots_{0};
   std::atomic<bool> recovery_{false}, attached_{false};
+};
+
+// Says in the header which record is executed, so that the agent knows where a proxy ended.
+class RingServer::Executing {
+ public:
+  Executing(RingServer& ring, const RecordHeader& record) : ring_(ring) {
+    ring_.running_.store(static_cast<uint64_t>(record.kind) << 32 | record.op, std::memory_order_relaxed);
+    ring_.file_.header()->executing_seq.store(record.seq, std::memory_order_release);
+  }
+  Executing(const Executing&) = delete;
+  Executing& operator=(const Executing&) = delete;
+  ~Executing() { ring_.file_.header()->executing_seq.store(0, std::memory_order_release); }
+
+ private:
+  RingServer& ring_;
 };
 
 }  // namespace singularity

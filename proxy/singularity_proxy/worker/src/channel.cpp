@@ -6,10 +6,16 @@
 #include <sys/un.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 
 namespace singularity {
 namespace {
+
+constexpr uint64_t kSayWhyNs = 10'000'000'000ull;
+constexpr uint64_t kNewWaitNs = 1'000'000'000ull;
+constexpr uint64_t kSilentNs = 3'000'000'000ull;
 
 PyObject* open_ring_callable = nullptr;
 bool blocking = false;
@@ -121,14 +127,43 @@ void Channel::ring_doorbell() {
   if (fd < 0) return;
   const std::string text = "need " + ring_id_;
   // Lost datagrams do not matter (no agent now, full queue): it rings again every second.
-  (void)::sendto(fd, text.data(), text.size(), MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&address),
-                 sizeof(address));
+  agent_hears_ = ::sendto(fd, text.data(), text.size(), MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&address),
+                          sizeof(address)) >= 0 || (errno != ECONNREFUSED && errno != ENOENT);
   ::close(fd);
+}
+
+// A wait may be long for good reasons: then nothing is said while the device works. Once per wait.
+void Channel::say_why(uint32_t state) {
+  const uint64_t now = monotonic_ns();
+  if (now - last_poll_ns_.exchange(now, std::memory_order_relaxed) > kNewWaitNs) {  // polls of one wait are closer
+    wait_since_ns_.store(now, std::memory_order_relaxed);
+    said_why_.store(false, std::memory_order_relaxed);
+  }
+  if (said_why_.load(std::memory_order_relaxed) || now - wait_since_ns_.load(std::memory_order_relaxed) < kSayWhyNs) return;
+  const char* why = nullptr;
+  if (state == static_cast<uint32_t>(RingState::attached)) {
+    const uint64_t beat = header()->heartbeat_ns.load(std::memory_order_relaxed);
+    if (!beat || now - std::min(now, beat) < kSilentNs) return;  // it works
+    why = "its device proxy does not answer; nothing is lost, it is replaced by the node agent";
+  } else if (agent_hears_) {
+    why = "the session has none now (parked, or in the queue); nothing is lost, %singularity why says more";
+  } else {
+    why = "the node agent does not answer; nothing is lost, it goes on when the agent is back";
+  }
+  if (said_why_.exchange(true) || !Py_IsInitialized()) return;
+  const PyGILState_STATE gil = PyGILState_Ensure();
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PySys_WriteStderr("waiting for the device: %s. The code goes on by itself; interrupt it to stop waiting.\n", why);
+  PyErr_Restore(type, value, trace);
+  PyGILState_Release(gil);
 }
 
 bool Channel::poll() {
   RingHeader* h = header();
-  switch (static_cast<RingState>(h->state.load())) {
+  const uint32_t state = h->state.load();
+  say_why(state);
+  switch (static_cast<RingState>(state)) {
     case RingState::attached: break;
     case RingState::failed: TORCH_CHECK(false, std::string(h->failure, strnlen(h->failure, kFailureBytes)));
     case RingState::closed: TORCH_CHECK(false, "This session has ended, so its device is gone; Python variables are kept.");

@@ -89,6 +89,7 @@ class Channel {
 
  private:
   void ring_doorbell();
+  void say_why(uint32_t state);  // one line on stderr when a wait is long and the device is away
   WaitPolicy policy();
   std::atomic<bool> open_{false};
   std::string ring_id_;
@@ -97,6 +98,11 @@ class Channel {
   std::atomic<bool> have_free_{false};
   std::map<uint64_t, uint64_t> abandoned_;  // seq of an interrupted call -> its first storage id
   uint64_t last_doorbell_ns_ = 0;
+  bool agent_hears_ = true;                 // the doorbell has a listener
+  // of the present wait; the thread that waits for a device and the one that waits for a reply may be
+  // two, and then either one's line will do
+  std::atomic<uint64_t> wait_since_ns_{0}, last_poll_ns_{0};
+  std::atomic<bool> said_why_{false};
 };
 
 // Holds a channel for one call: takes the mutex, opens the ring at the first call and waits until a

@@ -1,0 +1,48 @@
+"""What node agents report about the device proxies of a session. Part of `decide` (see `policy`)."""
+
+from __future__ import annotations
+
+from . import events as ev
+from . import queue, reasons
+from .cluster import Draft
+from .states import DeviceState
+
+
+def recovered(draft: Draft, event: ev.ProxyRecovered) -> None:
+    if (view := draft.get(event.session)) and not view.final:
+        draft.note(view, reasons.recovered(event.records, event.ms, event.why), "proxy.recovered")
+
+
+def failed(draft: Draft, event: ev.ProxyFailed) -> None:
+    view = draft.get(event.session)
+    if view is None or view.final:
+        return
+    if view.device_state is DeviceState.HELD and not event.left:
+        queue.park(draft, view, event.sentence, "proxy.failed")
+    else:
+        draft.note(view, event.sentence, "proxy.failed")
+
+
+def gave_up(draft: Draft, event: ev.ProxyGaveUp) -> None:
+    if (view := draft.get(event.session)) and not view.final:
+        draft.note(view, reasons.gave_up(event.operation, event.deaths), "proxy.gave_up")
+
+
+def silent(draft: Draft, event: ev.ProxySilent) -> None:
+    view = draft.get(event.session)
+    if view and view.device_state is DeviceState.HELD and not view.final:
+        draft.note(view, reasons.silent(event.limit_s), "proxy.silent")
+
+
+def answers(draft: Draft, event: ev.ProxyAnswers) -> None:
+    view = draft.get(event.session)
+    if view and view.device_state is DeviceState.HELD and not view.final:
+        draft.note(view, reasons.held(view, False), "proxy.answers")
+
+
+def working(draft: Draft, event: ev.DeviceWorking) -> None:
+    view = draft.get(event.session)
+    if view and view.device_state is DeviceState.HELD and not view.final:
+        told = event.seconds > 0
+        reason = reasons.working(event.operation, event.seconds) if told else ""
+        draft.note(view, reason or reasons.held(view, False), "device.working")
