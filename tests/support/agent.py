@@ -36,6 +36,8 @@ class AgentBox:
         self.work.mkdir()
         self.work.chmod(0o777)
         self.events: list[tuple[str, str, dict[str, Any]]] = []
+        self.reports: list[list[dict[str, Any]]] = []
+        """What the agent said of its devices."""
         self.connections: list[bool] = []
         self._news = asyncio.Event()
         self._seq = 0
@@ -51,7 +53,10 @@ class AgentBox:
         self.commands: list[dict[str, Any]] = []
 
     def _event(self, _node: str, session: str, type: str, data: dict[str, Any]) -> None:
-        self.events.append((session, type, data))
+        if type == "node.devices":
+            self.reports.append(data["devices"])
+        else:
+            self.events.append((session, type, data))
         self._news.set()
 
     async def _command(
@@ -109,7 +114,8 @@ class AgentBox:
         """Start a session that runs `argv`; returns its id."""
         session = uuid.uuid4().hex[:12]
         self._seq += 1
-        env = {**os.environ, "PYTHONPATH": str(SUPPORT.parent), "HOME": str(self.work)}
+        paths = [str(SUPPORT.parent), *os.environ.get("PYTHONPATH", "").split(":")]
+        env = {**os.environ, "PYTHONPATH": ":".join(filter(None, paths)), "HOME": str(self.work)}
         self.started = await self.call(
             "session.start",
             session=session,

@@ -30,6 +30,7 @@ from singularity_scheduler import logs
 
 from .devices import DeviceKeeper
 from .folders import end_strays, lock, new_folder, own_folder
+from .health import DeviceHealth
 from .identity import Identities, parse_uid_range
 from .leases import LeaseTable, boot_clock
 from .ledger import Ledger
@@ -138,6 +139,13 @@ class NodeAgent(Application):  # type: ignore[misc]
         config=True,
         help="""Seconds after which the session's reason says that its device works on one
         operation, and on which; again after 10, 60 and 360 times as long. 0: never.""",
+    )
+    health_every_s = Float(
+        5.0,
+        min=0.2,
+        config=True,
+        help="""Seconds between two readings of the devices: memory, utilisation, temperature,
+        power and errors (of GPUs through NVML, when nvidia-ml-py is installed).""",
     )
     uid_range = Unicode(
         "1900000000-1900009999",
@@ -313,7 +321,9 @@ class AgentProcess:
         node = self.node
         if self._asked_early:
             await self.stop()
-        watchers = [asyncio.ensure_future(job) for job in (self._tick(), Pulse(node).run())]
+        health = DeviceHealth(node, self._app.health_every_s)
+        jobs = (self._tick(), Pulse(node).run(), health.run())
+        watchers = [asyncio.ensure_future(job) for job in jobs]
         await self._stopped.wait()
         for watcher in watchers:
             watcher.cancel()

@@ -37,6 +37,9 @@ log = logging.getLogger("singularity.agent")
 NEED_EVERY_S = 0.9
 """A waiting worker rings every second; the service is told at most this often per session."""
 
+FORCED_PARK_S = 30.0
+"""How long a proxy on a broken device may take to save its state before it is ended."""
+
 FENCE_RETRY_S = 5.0
 """A session whose lease lapsed and whose state could not be written is tried again after this."""
 
@@ -94,9 +97,13 @@ class DeviceKeeper:
             node.try_save(live)
         return {"ms": round((time.monotonic() - started) * 1e3, 3)}
 
-    async def park(self, live: LiveSession, epoch: int, reason: str) -> dict[str, Any]:
+    async def park(
+        self, live: LiveSession, epoch: int, reason: str, force: bool = False
+    ) -> dict[str, Any]:
         """Write the session's device state to its files and free its devices. Raises `NoSpace`
-        when it cannot be written: then the session keeps its devices and goes on."""
+        when it cannot be written: then the session keeps its devices and goes on. `force`: its
+        device is broken, so what the proxy cannot write any more is left to the snapshot and the
+        journal that are there."""
         record = live.record
         record.check_live()
         record.check_epoch(epoch)
@@ -104,7 +111,7 @@ class DeviceKeeper:
             record.check_live()
             record.check_epoch(epoch)
             record.epoch = epoch
-            done = await self._park_locked(live, reason)
+            done = await self._park_locked(live, reason, force)
         self._tell_need_soon(live)
         return done
 
@@ -253,7 +260,9 @@ class DeviceKeeper:
 
     # -- park -------------------------------------------------------------------------------------
 
-    async def _park_locked(self, live: LiveSession, reason: str = "") -> dict[str, Any]:
+    async def _park_locked(
+        self, live: LiveSession, reason: str = "", force: bool = False
+    ) -> dict[str, Any]:
         record, node = live.record, self._node
         if record.phase in (Phase.NONE, Phase.PARKED):
             return {"bytes": 0, "ms": 0.0}
@@ -263,7 +272,8 @@ class DeviceKeeper:
         node.try_save(live)
         devices = list(live.proxies)
         outcomes = await asyncio.gather(
-            *(self._park_proxy(live, d, live.proxies[d]) for d in devices), return_exceptions=True
+            *(self._park_proxy(live, d, live.proxies[d], force) for d in devices),
+            return_exceptions=True,
         )
         record.check_live()
         errors = [x for x in outcomes if isinstance(x, BaseException)]
@@ -282,13 +292,22 @@ class DeviceKeeper:
         written = sum(x for x in outcomes if isinstance(x, int))
         return {"bytes": written, "ms": round((time.monotonic() - started) * 1e3, 3)}
 
-    async def _park_proxy(self, live: LiveSession, device: str, proxy: Proxy) -> int:
+    async def _park_proxy(self, live: LiveSession, device: str, proxy: Proxy, force: bool) -> int:
         try:
-            answer = await proxy.call("park", timeout=None)
+            answer = await proxy.call("park", timeout=FORCED_PARK_S if force else None)
             written = int(answer.get("bytes", 0))
-        except Unavailable:
-            if proxy.connected:
+        except SingularityError as error:
+            gone = isinstance(error, Unavailable) and not proxy.connected
+            if not (gone or force):
                 raise  # its own answer
+            if not gone:
+                log.warning(
+                    "session %s: %s is broken and its proxy could not park (%s); its snapshot and "
+                    "journal are the state",
+                    live.record.session,
+                    device,
+                    error.message,
+                )
             # Killed at this very moment: its snapshot and journal are the state.
             prefixes = [ring.record.prefix for ring in self._binder.rings_of(live, device)]
             written = sum(_size(p + suffix) for p in prefixes for suffix in (".snap", ".journal"))

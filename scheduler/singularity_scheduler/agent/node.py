@@ -76,6 +76,8 @@ class Node:
     sessions: dict[str, LiveSession] = field(default_factory=dict)
     service: Peer | None = None
     """The connection of the scheduler service; None while it is away."""
+    health: list[dict[str, Any]] = field(default_factory=list)
+    """The last report of its devices; see `health`."""
     stopping: bool = False
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 

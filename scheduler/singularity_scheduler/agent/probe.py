@@ -28,7 +28,7 @@ found = []
 if torch.cuda.is_available():
     for i in range(torch.cuda.device_count()):
         p = torch.cuda.get_device_properties(i)
-        found.append([p.name, p.total_memory])
+        found.append([p.name, p.total_memory, str(getattr(p, "uuid", ""))])
 print(json.dumps(found))
 """
 
@@ -70,13 +70,13 @@ def _cpu_name() -> str:
 async def probe_devices(
     device_type: str, count: int, capacity_bytes: int, folder: str
 ) -> list[dict[str, Any]]:
-    """The node's devices as `hello` reports them (id, type, capacity_bytes, name).
+    """The node's devices as `hello` reports them (id, type, capacity_bytes, name; of GPUs uuid).
 
     `device_type`: "cpu", "cuda", or "auto" (cuda where torch finds GPUs, else cpu). For cpu there
     are `count` devices of `capacity_bytes` each (0: two); for cuda `count` 0 means all that there
     are, and the capacity is each card's memory. Raises `Unsupported` for cuda asked for in vain.
     """
-    gpus: list[tuple[str, int]] = []
+    gpus: list[tuple[str, int, str]] = []
     if device_type in ("auto", "cuda"):
         gpus = await _probe_cuda(folder)
         if device_type == "cuda" and not gpus:
@@ -86,8 +86,14 @@ async def probe_devices(
             )
     if gpus:
         return [
-            {"id": f"cuda:{i}", "type": "cuda", "capacity_bytes": memory, "name": name}
-            for i, (name, memory) in enumerate(gpus[: count or None])
+            {
+                "id": f"cuda:{i}",
+                "type": "cuda",
+                "capacity_bytes": memory,
+                "name": name,
+                "uuid": f"GPU-{uuid}" if uuid else "",
+            }
+            for i, (name, memory, uuid) in enumerate(gpus[: count or None])
         ]
     name = _cpu_name()
     return [
@@ -100,13 +106,14 @@ def _driver_present() -> bool:
     return any(os.path.exists(p) for p in ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl"))
 
 
-async def _probe_cuda(folder: str) -> list[tuple[str, int]]:
+async def _probe_cuda(folder: str) -> list[tuple[str, int, str]]:
     if not _driver_present():
         return []
     code, output = await ask_process([sys.executable, "-c", _CUDA_PROBE], folder)
     if code != 0 or not output.strip():
         return []
     try:
-        return [(str(name), int(memory)) for name, memory in json.loads(output.splitlines()[-1])]
+        found = json.loads(output.splitlines()[-1])
+        return [(str(name), int(memory), str(uuid)) for name, memory, uuid in found]
     except (ValueError, TypeError):
         return []

@@ -117,6 +117,7 @@ class CommandServer:
             "node": node.settings.node,
             "instance": node.instance,
             "devices": node.devices,
+            "health": node.health,
             "capabilities": {
                 "recovery": {
                     "available": recovery,
@@ -176,11 +177,11 @@ class CommandServer:
 
     async def park(self, _: Peer, params: dict[str, Any]) -> Any:
         live = self._node.session(text(params, "session"))
-        epoch = number(params, "epoch")
+        epoch, force = number(params, "epoch"), params.get("force") is True
 
         reason = str(params.get("reason") or "")
         return await self._once(
-            params, "device.park", lambda: self._devices.park(live, epoch, reason)
+            params, "device.park", lambda: self._devices.park(live, epoch, reason, force)
         )
 
     async def checkpoint(self, _: Peer, params: dict[str, Any]) -> Any:

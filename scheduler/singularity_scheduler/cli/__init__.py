@@ -58,6 +58,14 @@ COMMANDS = {
         "singularity_scheduler.cli.nodes",
         "Show the nodes, their devices and who has them.",
     ),
+    "drain": (
+        "singularity_scheduler.cli.drain",
+        "Give a device to no session any more and move those on it off.",
+    ),
+    "return": (
+        "singularity_scheduler.cli.give_back",
+        "Let sessions have a drained device again; its faults are acknowledged.",
+    ),
     "top": ("singularity_scheduler.cli.top", "Watch the sessions and devices live."),
     "completion": (
         "singularity_scheduler.cli.completion",

@@ -174,35 +174,65 @@ def history_table(changes: Sequence[Json], now: datetime) -> Table:
 
 
 def device_table(cluster: Json) -> Table:
-    """Each device with its node and who has it. "(taken)": by a session that one may not see."""
+    """Each device with its node, who has it and how it is. "(taken)": by a session that one may
+    not see."""
     connected = {n["id"]: n.get("connected") for n in cluster.get("nodes") or ()}
     columns = [
         Column("node", style="bold"),
         Column("connected"),
         Column("device"),
         Column("memory", right=True),
+        Column("used", right=True, drop=2),
+        Column("busy", right=True, drop=1),
+        Column("temp", right=True, drop=1),
         Column("session"),
+        Column("state", least=12),
         Column("name", least=8),
     ]
-    rows = []
+    rows, styles = [], []
     for device in cluster.get("devices") or ():
         node, capacity = device.get("node"), device.get("capacity_bytes")
-        holder = device.get("session")
+        holder, health = device.get("session"), device.get("health") or {}
+        used, busy = health.get("memory_used_bytes"), health.get("utilisation_percent")
+        warm = health.get("temperature_c")
         rows.append(
             [
                 str(node),
                 "yes" if connected.get(node) else "no",
                 str(device.get("id")),
                 texts.size(capacity) if capacity else "",
+                "" if used is None else texts.size(used),
+                "" if busy is None else f"{busy:.0f} %",
+                "" if warm is None else f"{warm:.0f} °C",
                 "free" if holder is None else ("(taken)" if holder == "other" else str(holder)),
+                device_state(device),
                 texts.clean(device.get("name")),
             ]
         )
+        styles.append("red" if device.get("drained") else "")
     with_devices = {device.get("node") for device in cluster.get("devices") or ()}
     for node, alive in connected.items():
         if node not in with_devices:
-            rows.append([str(node), "yes" if alive else "no", "none", "", "", ""])
-    return Table(columns, rows, "no node has ever connected")
+            rows.append([str(node), "yes" if alive else "no", "none", *[""] * 7])
+    return Table(columns, rows, "no node has ever connected", styles)
+
+
+def device_state(device: Json) -> str:
+    """ "ok", or what is wrong with it: why it is drained, else why it tells nothing."""
+    if drained := device.get("drained"):
+        by = f" by {texts.clean(drained.get('by'))}" if drained.get("by") else ""
+        return f"drained{by}: {texts.clean(drained.get('reason'))}"
+    return texts.clean((device.get("health") or {}).get("trouble")) or "ok"
+
+
+def device_sentence(device: Json) -> str:
+    """What became of a device that was drained or returned."""
+    where = f"{texts.clean(device.get('id'))} of node {texts.clean(device.get('node'))}"
+    if not device.get("drained"):
+        return f"{where} is given to sessions again"
+    holder = device.get("session")
+    rest = f"; session {holder} is leaving it" if holder else ""
+    return f"{where} is {device_state(device)}{rest}"
 
 
 def summary(cluster: Json) -> str:

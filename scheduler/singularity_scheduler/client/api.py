@@ -171,6 +171,15 @@ class ServiceClient:
         """Store its device state; returns its JSON with `last_checkpoint`."""
         return await self._verb(session, "checkpoint", {"name": name})
 
+    async def drain(self, node: str, device: str, reason: str = "") -> Json:
+        """Give a device to no session any more and move those on it off; returns its JSON. For
+        administrators."""
+        return await self._json("PUT", _drain_of(node, device), {"reason": reason})
+
+    async def return_device(self, node: str, device: str) -> Json:
+        """Let sessions have a drained device again; returns its JSON. For administrators."""
+        return await self._json("DELETE", _drain_of(node, device))
+
     async def why(self, session: str) -> Json:
         """``{"sentence", "facts"}``: why it is in its state."""
         return await self._json("GET", f"sessions/{quote(session, safe='')}/why")
@@ -255,3 +264,7 @@ class ServiceClient:
         if not isinstance(document, dict):
             raise to_error(answer.status, answer.reason, content)
         return document
+
+
+def _drain_of(node: str, device: str) -> str:
+    return f"nodes/{quote(node, safe='')}/devices/{quote(device, safe=':')}/drain"

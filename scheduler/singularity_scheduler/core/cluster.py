@@ -8,13 +8,13 @@ of devices of one node; never the number of sessions of the cluster.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from heapq import merge
 from typing import Any
 
 from .events import Action, Decision
-from .model import Change, DeviceView, SessionView
+from .model import Change, DeviceHealth, DeviceMark, DeviceView, SessionView
 from .rules import RULES
 from .states import DeviceEvent, DeviceState, ProcessEvent, next_device, next_process
 
@@ -39,8 +39,17 @@ class Node:
     admitted: dict[int, int] = field(default_factory=dict)
     """rank of a tier -> devices that started runs of that tier count for"""
     sessions: set[str] = field(default_factory=set)
+    marks: dict[str, DeviceMark] = field(default_factory=dict)
+    """device id -> whether it is drained, and why; devices nothing was ever said of are not in."""
+    health: dict[str, DeviceHealth] = field(default_factory=dict)
+    """device id -> its last report; only what was decided on it is durable."""
     retry: set[str] = field(default_factory=set)
     """Sessions that want devices but do not wait: their last attach failed."""
+
+    @property
+    def usable(self) -> list[str]:
+        """Its devices without the drained ones."""
+        return [d for d in self.devices if not (d in self.marks and self.marks[d].drained)]
 
 
 class ClusterState:
@@ -56,14 +65,23 @@ class ClusterState:
             self.nodes[node_id] = Node(node_id)
         return self.nodes[node_id]
 
-    def load(self, sessions: list[SessionView]) -> None:
+    def load(self, sessions: list[SessionView], marks: Iterable[DeviceMark] = ()) -> None:
         """Fill an empty state from the ledger; no node is connected yet."""
+        for mark in marks:
+            self.node(mark.node).marks[mark.device] = mark
         for view in sessions:
             self._replace(view)
             self.counter = max(self.counter, view.queue_order + 1, view.attach_order + 1)
 
+    def observe(self, node_id: str, reports: Iterable[DeviceHealth]) -> None:
+        """Remember what a node reported of its devices; `DevicesLooked` decides on it."""
+        node = self.node(node_id)
+        node.health = {report.id: report for report in reports}
+
     def apply(self, decision: Decision) -> None:
         """Take over a decision that is durable."""
+        for mark in decision.marks:
+            self.node(mark.node).marks[mark.device] = mark
         if decision.node is not None:
             node = self.node(decision.node)
             if decision.node_devices is not None:
@@ -135,6 +153,7 @@ class Draft:
         self.actions: list[Action] = []
         self._counter = state.counter
         self._node: Node | None = None
+        self.marks: dict[tuple[str, str], DeviceMark] = {}
 
     # -- reading --------------------------------------------------------------------------
 
@@ -160,6 +179,20 @@ class Draft:
         return {
             device: self.get(leases[device]) if device in leases else None
             for device in self.node(node_id).devices
+        }
+
+    def mark(self, node_id: str, device: str) -> DeviceMark:
+        """Whether the device is drained, as this decision leaves it."""
+        node = self.state.nodes.get(node_id)
+        stored = node.marks.get(device) if node else None
+        return self.marks.get((node_id, device)) or stored or DeviceMark(node_id, device)
+
+    def usable(self, node_id: str) -> dict[str, SessionView | None]:
+        """`occupants` of the devices that are not drained: what there is to give out."""
+        return {
+            device: view
+            for device, view in self.occupants(node_id).items()
+            if not self.mark(node_id, device).drained
         }
 
     def waiting(self, node_id: str) -> Iterator[SessionView]:
@@ -224,6 +257,10 @@ class Draft:
         )
         self._node = Node(node_id, ordered, connected)
 
+    def put_mark(self, mark: DeviceMark) -> DeviceMark:
+        self.marks[mark.node, mark.device] = mark
+        return mark
+
     def put(self, view: SessionView) -> SessionView:
         """Replace a session without a line in its history."""
         view = replace(view, updated_at=self.now)
@@ -277,5 +314,6 @@ class Draft:
             node=self._node.id if self._node else None,
             node_devices=tuple(self._node.devices.values()) if self._node else None,
             node_connected=self._node.connected if self._node else None,
+            marks=tuple(self.marks.values()),
             counter=self._counter,
         )

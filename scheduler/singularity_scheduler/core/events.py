@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .model import AgentFacts, Change, CheckpointRef, DeviceView, SessionSpec, SessionView
+from .model import (
+    AgentFacts,
+    Change,
+    CheckpointRef,
+    DeviceMark,
+    DeviceView,
+    SessionSpec,
+    SessionView,
+)
 
 # -- events: what people ask ----------------------------------------------------------------
 
@@ -72,7 +80,33 @@ class EndAsked:
     grace_s: float = 5.0
 
 
+@dataclass(frozen=True)
+class DrainAsked:
+    """No session is to get this device any more."""
+
+    node: str
+    device: str
+    by: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ReturnAsked:
+    """A drained device is to be used again; its faults are acknowledged."""
+
+    node: str
+    device: str
+    by: str
+
+
 # -- events: what nodes report --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DevicesLooked:
+    """The node reported its devices' health; `ClusterState.observe` has it already."""
+
+    node: str
 
 
 @dataclass(frozen=True)
@@ -255,6 +289,9 @@ Event = (
     | CheckpointAsked
     | SignalAsked
     | EndAsked
+    | DrainAsked
+    | ReturnAsked
+    | DevicesLooked
     | NodeJoined
     | NodeAway
     | Tick
@@ -307,7 +344,9 @@ class Attach(Action):
 
 @dataclass(frozen=True)
 class Park(Action):
-    pass
+    force: bool = False
+    """Its device is broken: when the state cannot be saved, end the proxy; snapshot and journal
+    rebuild the state elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -332,9 +371,11 @@ class Decision:
     """The node whose devices or connection changed with this decision (NodeJoined, NodeAway)."""
     node_devices: tuple[DeviceView, ...] | None = None
     node_connected: bool | None = None
+    marks: tuple[DeviceMark, ...] = ()
+    """Devices that were drained or returned."""
     counter: int = 0
     """Next value of the order counter."""
 
     @property
     def empty(self) -> bool:
-        return not (self.sessions or self.actions or self.node)
+        return not (self.sessions or self.actions or self.node or self.marks)

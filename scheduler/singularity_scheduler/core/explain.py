@@ -48,13 +48,15 @@ def _waiting(state: ClusterState, view: SessionView, now: float) -> tuple[str, d
         for device, sid in node.leases.items()
         if (holder := state.sessions.get(sid))
     ]
-    free = [d for d in node.devices if d not in node.leases]
+    free = [d for d in node.usable if d not in node.leases]
+    drained = [d for d in node.devices if d not in node.usable]
     facts = {
         "place": place,
         "ahead": place - 1,
         "waiting_s": round(seconds, 1),
         "free": free,
         "holders": holders,
+        "drained": drained,
     }
     text = (
         f"it needs {reasons.count(view.virtual_devices)} for {view.tier.value} and waits for "
@@ -62,9 +64,11 @@ def _waiting(state: ClusterState, view: SessionView, now: float) -> tuple[str, d
     )
     if not node.connected:
         return f"{text}; node {view.node} does not answer at the moment", facts
-    if len(node.devices) < view.virtual_devices:
+    if drained:
+        text += f"; drained: {', '.join(drained)}"
+    if len(node.usable) < view.virtual_devices:
         return (
-            f"{text}; node {view.node} has only {reasons.count(len(node.devices))} now, so it "
+            f"{text}; node {view.node} has only {reasons.count(len(node.usable))} now, so it "
             "waits until there are more",
             facts,
         )
@@ -91,13 +95,13 @@ def _queued(state: ClusterState, view: SessionView, now: float) -> tuple[str, di
         "waiting_s": round(max(0.0, now - view.created_at), 1),
         "running": [other.label for other in running[:NAMED]],
         "devices_of_runs": sum(other.admitted for other in running),
-        "devices_of_node": len(node.devices),
+        "devices_of_node": len(node.usable),
     }
     text = f"it needs {reasons.count(view.virtual_devices)} and is at place {place} of the queue"
     if not node.connected:
         return f"{text}; node {view.node} does not answer at the moment", facts
-    if view.virtual_devices > len(node.devices):
-        return f"{text}; node {view.node} has only {reasons.count(len(node.devices))} now", facts
+    if view.virtual_devices > len(node.usable):
+        return f"{text}; node {view.node} has only {reasons.count(len(node.usable))} now", facts
     if ahead:
         text += f"; before it: {_named(ahead, place - 1)}"
     if running:

@@ -51,7 +51,7 @@ def _check_runs(state: ClusterState, node: Node) -> None:
         counted = node.admitted.get(tier.rank, 0)
         _hold(counted == admitted, f"admitted {tier.value} of {node.id}: {counted}, not {admitted}")
     if node.connected and not any(v.admitted for v in views):
-        fits = [v.id for v in views if v.pending and v.virtual_devices <= len(node.devices)]
+        fits = [v.id for v in views if v.pending and v.virtual_devices <= len(node.usable)]
         ready = [sid for sid in fits if not state.sessions[sid].held_back]
         _hold(not ready, f"{ready} are queued although no run was started on {node.id}")
 

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
 
 from . import events as ev
-from . import nodes, proxies, queue, reasons
+from . import health, nodes, proxies, queue, reasons
 from .cluster import ClusterState, Draft
 from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessState
@@ -33,8 +33,10 @@ def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
     """
     draft = Draft(state, now)
     _HANDLERS[type(event)](draft, event)
-    for node in {view.node for view in draft.changed.values()} | {
-        *((event.node,) if isinstance(event, ev.NodeJoined | ev.Tick) else ())
+    for node in {
+        *(view.node for view in draft.changed.values()),
+        *(mark.node for mark in draft.marks.values()),
+        *((event.node,) if isinstance(event, ev.NodeJoined | ev.Tick) else ()),
     }:
         queue.admit(draft, node)
         queue.serve(draft, node)
@@ -86,7 +88,7 @@ def choose_node(state: ClusterState, devices: int) -> str:
             devices=devices,
             largest=largest,
         )
-    return min(fitting, key=lambda n: (len(n.sessions) / max(len(n.devices), 1), n.id)).id
+    return min(fitting, key=lambda n: (len(n.sessions) / max(len(n.usable), 0.5), n.id)).id
 
 
 def _asked(draft: Draft, session: str) -> SessionView:
@@ -201,7 +203,7 @@ def _targets(
     draft: Draft, view: SessionView, wanted: tuple[str, ...]
 ) -> tuple[tuple[str, ...], list[SessionView]]:
     """The devices a move goes to and who has to leave them; refuses what cannot be."""
-    occupants = draft.occupants(view.node)
+    occupants = draft.usable(view.node)
 
     def obtainable(device: str) -> bool:
         holder = occupants[device]
@@ -209,6 +211,13 @@ def _targets(
 
     if wanted:
         targets = wanted
+        for mark in (draft.mark(view.node, device) for device in targets):
+            if mark.drained:
+                raise Conflict(
+                    f"{mark.device} is drained ({mark.reason}): pick another device",
+                    session=view.id,
+                    device=mark.device,
+                )
         unknown = [d for d in targets if d not in occupants]
         if unknown:
             raise BadRequest(
@@ -347,6 +356,8 @@ def _attached(draft: Draft, event: ev.Attached) -> None:
     )
     if view.held_back:  # preempted while its devices were on their way
         queue.park(draft, view, reasons.held_back(view), "user.preempt")
+    elif mark := health.leaves(draft, view):  # drained meanwhile
+        health.move_off(draft, view, mark)
 
 
 def _attach_failed(draft: Draft, event: ev.AttachFailed) -> None:
@@ -381,9 +392,15 @@ def _parked(draft: Draft, event: ev.Parked) -> None:
             draft,
             view,
             view.reason if view.moving else reasons.waits(view),
-            "user.migrate" if view.moving else "device.lazy",
+            _rule_of_return(view),
             order=view.attach_order if view.moving else None,
         )
+
+
+def _rule_of_return(view: SessionView) -> str:
+    if not view.moving:
+        return "device.lazy"
+    return "user.migrate" if view.asked else "device.drained"
 
 
 def _park_failed(draft: Draft, event: ev.ParkFailed) -> None:
@@ -435,6 +452,9 @@ _HANDLERS: dict[type, Handler] = {
     ev.CheckpointAsked: _checkpoint_asked,
     ev.SignalAsked: _signal_asked,
     ev.EndAsked: _end_asked,
+    ev.DrainAsked: health.drain_asked,
+    ev.ReturnAsked: health.return_asked,
+    ev.DevicesLooked: health.looked,
     ev.NodeJoined: nodes.joined,
     ev.NodeAway: nodes.away,
     ev.Tick: _tick,

@@ -1,4 +1,4 @@
-"""What node agents report about the device proxies of a session. Part of `decide` (see `policy`)."""
+"""What node agents report about the device proxies of a session; see `policy`."""
 
 from __future__ import annotations
 

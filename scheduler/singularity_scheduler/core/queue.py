@@ -25,7 +25,7 @@ def serve(draft: Draft, node_id: str) -> None:
     """
     if not draft.node(node_id).connected:
         return
-    occupants = draft.occupants(node_id)
+    occupants = draft.usable(node_id)
     free = [d for d, view in occupants.items() if view is None]
     coming = [d for d, view in occupants.items() if view and parking(view)]
     for waiter in draft.waiting(node_id):
@@ -60,12 +60,12 @@ def admit(draft: Draft, node_id: str) -> None:
     """
     if not draft.node(node_id).connected:
         return
-    devices = len(draft.node(node_id).devices)
+    devices = len(draft.usable(node_id))
     for run in draft.pending(node_id):
         if run.held_back:
             return  # they are the last ones
         if run.virtual_devices > devices:
-            continue  # the node lost devices: it waits for more, and the others need not
+            continue  # the node lost devices (or they are drained): the others need not wait
         used = sum(n for rank, n in draft.admitted(node_id).items() if rank >= run.tier.rank)
         if used + run.virtual_devices > devices:
             return
@@ -109,24 +109,22 @@ def choose_victims(
 
     None of them is superfluous: without any one the rest would not be enough.
     """
-    holders = {
-        v.id: v
-        for v in draft.occupants(node_id).values()
-        if v and may_preempt(waiter, v, draft.now)
-    }
+    usable = draft.usable(node_id)
+    holders = {v.id: v for v in usable.values() if v and may_preempt(waiter, v, draft.now)}
+    gives = {sid: sum(d in usable for d in v.devices) for sid, v in holders.items()}
     chosen: list[SessionView] = []
     total = 0
     for holder in sorted(holders.values(), key=_preference):
         if total >= missing:
             break
         chosen.append(holder)
-        total += len(holder.devices)
+        total += gives[holder.id]
     if total < missing:
         return []
     for holder in list(reversed(chosen)):
-        if total - len(holder.devices) >= missing:
+        if total - gives[holder.id] >= missing:
             chosen.remove(holder)
-            total -= len(holder.devices)
+            total -= gives[holder.id]
     return chosen
 
 
@@ -148,8 +146,15 @@ def park(
 ) -> SessionView:
     """Step to `parking` and command it."""
     view = draft.step(view, event, reason, rule, seq=view.seq + 1, **fields)
-    draft.actions.append(Park(view.id, view.node, reason, rule, view.epoch, view.seq))
+    force = is_broken(draft, view)
+    draft.actions.append(Park(view.id, view.node, reason, rule, view.epoch, view.seq, force=force))
     return view
+
+
+def is_broken(draft: Draft, view: SessionView) -> bool:
+    """Whether a device of the session is drained for a fault that lasts."""
+    marks = (draft.mark(view.node, device) for device in view.devices)
+    return any(mark.by_itself and mark.lasting for mark in marks)
 
 
 def grant(draft: Draft, view: SessionView, devices: tuple[str, ...]) -> SessionView:
@@ -210,7 +215,10 @@ def reissue(draft: Draft, view: SessionView) -> None:
             )
         )
     elif view.device_state is DeviceState.PARKING:
-        draft.actions.append(Park(view.id, view.node, view.reason, "recover", view.epoch, view.seq))
+        force = is_broken(draft, view)
+        draft.actions.append(
+            Park(view.id, view.node, view.reason, "recover", view.epoch, view.seq, force=force)
+        )
 
 
 def _not_waiting() -> dict[str, object]:

@@ -114,6 +114,14 @@ def park_failed(sentence: str) -> str:
     return f"could not be parked, so it keeps its devices ({sentence})"
 
 
+def moved_off(device: str, reason: str, by: str) -> str:
+    who = f" by {by}" if by else ""
+    return (
+        f"leaves {device}, which was drained{who} ({reason}); nothing is lost, it comes back on "
+        "another device"
+    )
+
+
 def recovered(records: int, ms: float, why: str) -> str:
     cause = f"because it {why}" if why else "after a crash"
     return (

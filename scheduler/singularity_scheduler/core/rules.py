@@ -34,6 +34,7 @@ RULES: dict[str, str] = {
     "proxy.gave_up": "a call that ended one device proxy after another was made to fail",
     "proxy.silent": "a device proxy does not answer",
     "proxy.answers": "a silent device proxy answers again",
+    "device.drained": "a device is unwell or was drained, so its session leaves it",
     "device.working": "one operation keeps a device busy for long",
     "agent.restarted": "a node agent no longer knows the session",
     "recover": "ledger and node agent were put right after one of them was away",

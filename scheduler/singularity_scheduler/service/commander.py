@@ -199,6 +199,7 @@ class Commander:
                 epoch=action.epoch,
                 seq=action.seq,
                 reason=action.reason,
+                **({"force": True} if action.force else {}),
             )
         except SingularityError as error:
             if self._in_device(action, DeviceState.PARKING):

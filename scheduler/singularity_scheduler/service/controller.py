@@ -29,6 +29,7 @@ from traitlets.config import LoggingConfigurable
 
 from singularity_scheduler import logs
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.core import health
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import SessionSpec, SessionView
@@ -152,7 +153,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
 
     async def start(self) -> None:
         """Load the ledger and begin to work; the fleet may come up later."""
-        self.state.load(await self.ledger.active())
+        self.state.load(await self.ledger.active(), await self.ledger.marks())
         for view in self.state.sessions.values():
             self.leases.changed(view)
         self.fleet.on_event(self._on_event)
@@ -266,6 +267,10 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
     # -- what nodes say ---------------------------------------------------------------------
 
     def _on_event(self, node: str, session: str, type_: str, data: Json) -> None:
+        if type_ == "node.devices":
+            self._observe(node, data.get("devices"))
+            self._report_later(ev.DevicesLooked(node))
+            return
         view = self.state.sessions.get(session)
         if view is not None and view.node != node:
             with logs.bind(session=session, node=node):
@@ -276,6 +281,12 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             self.log.warning("node %s sent an event of unknown type %r", node, type_)
         else:
             self._report_later(event)
+
+    def _observe(self, node: str, reports: Any) -> None:
+        now = self._clock()
+        before = self.state.node(node).health
+        told = translate.device_health(reports)
+        self.state.observe(node, (health.observed(before.get(h.id), h, now) for h in told))
 
     def _on_connection(self, node: str, connected: bool) -> None:
         self.commander.connection(node, connected)
@@ -313,6 +324,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             ]
             over = await self.ledger.ended_among(unknown) if unknown else set()
             await self._submit(translate.node_joined(hello, self.commander.starting(), over))
+            self._observe(node, hello.get("health"))
+            await self._submit(ev.DevicesLooked(node))
         for session in over:
             self.commander.carry_out(
                 ev.End(session, node, "it ended while its node was away", "recover", 0, 0)
@@ -473,6 +486,16 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             await self.submit(ev.SignalAsked(view.id, by, signum))
             await self.fleet.call(view.node, "session.signal", session=view.id, signum=signum)
             await self._keys.happened(self._keys.command(by, key, "signal", view.id, fingerprint))
+
+    async def drain(self, node: str, device: str, by: str, reason: str) -> Json:
+        """Give a device to nobody any more and move its sessions off; its document."""
+        await self.submit(ev.DrainAsked(node, device, by, reason))
+        return documents.device_document(self.state, node, device, None)
+
+    async def give_back(self, node: str, device: str, by: str) -> Json:
+        """Let sessions have a drained device again; its document."""
+        await self.submit(ev.ReturnAsked(node, device, by))
+        return documents.device_document(self.state, node, device, None)
 
     def status(self, view: SessionView) -> Json:
         """The session's document with who else waits."""

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import Any
 
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import Change, NotebookRun, SessionView, Tier
+from singularity_scheduler.core.model import Change, DeviceHealth, NotebookRun, SessionView, Tier
 from singularity_scheduler.core.states import DeviceState
 
 Json = dict[str, Any]
@@ -125,24 +125,52 @@ def change_document(change: Change) -> Json:
     }
 
 
+def device_document(
+    state: ClusterState, node_id: str, device_id: str, visible: set[str] | None
+) -> Json:
+    """One device; it names its session only to who may see it (`visible`, None: all)."""
+    node = state.nodes[node_id]
+    device, mark = node.devices.get(device_id), node.marks.get(device_id)
+    health = node.health.get(device_id) or DeviceHealth(device_id)
+    holder = node.leases.get(device_id)
+    seen = holder if holder is None or visible is None or holder in visible else "other"
+    drained = mark is not None and mark.drained
+    return {
+        "id": device_id,
+        "node": node_id,
+        "type": device.type if device else device_id.partition(":")[0],
+        "name": device.name if device else "",
+        "capacity_bytes": device.capacity_bytes if device else 0,
+        "session": seen,
+        "uuid": health.uuid,
+        "drained": {"by": mark.by or None, "reason": mark.reason, "at": iso(mark.at)}
+        if mark is not None and drained
+        else None,
+        "health": {
+            "present": health.present,
+            "memory_used_bytes": health.memory_used_bytes,
+            "memory_total_bytes": health.memory_total_bytes,
+            "utilisation_percent": health.utilisation_percent,
+            "temperature_c": health.temperature_c,
+            "power_w": health.power_w,
+            "ecc_corrected": health.ecc_corrected,
+            "ecc_uncorrected": health.ecc_uncorrected,
+            "row_remap_pending": health.row_remap_pending,
+            "clock_limits": list(health.clock_limits),
+            "xids": [{"code": code, "at": iso(at)} for code, at in health.xids],
+            "trouble": health.trouble,
+        },
+    }
+
+
 def cluster_document(state: ClusterState, visible: set[str] | None) -> Json:
     """Nodes, devices and queues. A device names its session only to who may see it (`visible`,
     None: all); to others it is just taken."""
-    devices = []
-    for node in state.nodes.values():
-        for device in node.devices.values():
-            holder = node.leases.get(device.id)
-            seen = holder if holder is None or visible is None or holder in visible else "other"
-            devices.append(
-                {
-                    "id": device.id,
-                    "node": device.node,
-                    "type": device.type,
-                    "name": device.name,
-                    "capacity_bytes": device.capacity_bytes,
-                    "session": seen,
-                }
-            )
+    devices = [
+        device_document(state, node.id, device, visible)
+        for node in state.nodes.values()
+        for device in node.devices
+    ]
     waiting = {tier.value: 0 for tier in Tier}
     for node in state.nodes.values():
         for view in chain(state.waiting(node.id), state.queued(node.id)):

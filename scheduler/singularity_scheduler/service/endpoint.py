@@ -142,6 +142,11 @@ class Endpoint(RequestHandler):
                 f"{self.caller.name} is a service and a session belongs to a user: use the user's "
                 "token"
             )
+        if who is Who.ADMIN and not self.caller.admin:
+            raise Forbidden(
+                f"{self.caller.name} may not do this: it takes an administrator (the scope "
+                "custom:singularity:admin)"
+            )
         if self.operation.method == "GET":
             self.body = {}
         else:

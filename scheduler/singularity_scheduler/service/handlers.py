@@ -15,7 +15,7 @@ from tornado.web import Application, RequestHandler
 
 from singularity_scheduler.core.spec import parse_launch, parse_spec
 
-from . import checks, schemas, streams, verbs
+from . import checks, devices, schemas, streams, verbs
 from .endpoint import Endpoint, Unknown
 from .openapi import openapi_text
 from .operations import TABLE, Operation, Parameter, Reply, Who, operation
@@ -312,4 +312,4 @@ def _logged_already(handler: RequestHandler) -> None:
     """`Endpoint.on_finish` writes the access log."""
 
 
-__all__ = ["by_path", "make_application", "streams", "verbs"]
+__all__ = ["by_path", "devices", "make_application", "streams", "verbs"]

@@ -38,11 +38,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from singularity_scheduler.core.events import Decision
-from singularity_scheduler.core.model import Change, SessionView
+from singularity_scheduler.core.model import Change, DeviceMark, SessionView
 from singularity_scheduler.core.states import DeviceState, ProcessState, word
 
 from . import rows
-from .tables import commands, leases, sessions, transitions
+from .tables import commands, device_marks, leases, sessions, transitions
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class Ledger:
 
     async def write(self, decision: Decision, command: Command | None = None) -> None:
         """Make a decision durable: everything of it or nothing."""
-        if decision.sessions or decision.history or command:
+        if decision.sessions or decision.history or decision.marks or command:
             began = time.monotonic()
             await self._run(lambda: self._write(decision, command))
             self.on_write(time.monotonic() - began)
@@ -125,6 +125,10 @@ class Ledger:
     async def active(self) -> list[SessionView]:
         """Sessions whose end is not confirmed yet: what the scheduler works on."""
         return await self._run(lambda: self._sessions(sessions.c.ended.is_(False)))
+
+    async def marks(self) -> list[DeviceMark]:
+        """What was ever decided on devices: which are drained, which faults are acknowledged."""
+        return await self._run(self._marks)
 
     async def ended_among(self, ids: list[str]) -> set[str]:
         """Which of these sessions the ledger knows as ended for good."""
@@ -245,6 +249,12 @@ class Ledger:
                 connection.execute(
                     insert(transitions), [rows.change_to_row(c) for c in decision.history]
                 )
+            for mark in decision.marks:
+                c = device_marks.c
+                connection.execute(
+                    delete(device_marks).where(c.node == mark.node, c.device == mark.device)
+                )
+                connection.execute(insert(device_marks).values(rows.mark_to_row(mark)))
             if command:
                 connection.execute(insert(commands).values(**vars(command)))
 
@@ -266,6 +276,11 @@ class Ledger:
                 delete(sessions).where(sessions.c.ended.is_(True), sessions.c.updated_at < before)
             )
             return int(gone.rowcount)
+
+    def _marks(self) -> list[DeviceMark]:
+        with self._transaction() as connection:
+            found = connection.execute(select(device_marks)).mappings().all()
+        return [rows.mark_from_row(dict(row)) for row in found]
 
     def _sessions(self, condition: Any) -> list[SessionView]:
         query = select(sessions).where(condition).order_by(sessions.c.created_at.desc())

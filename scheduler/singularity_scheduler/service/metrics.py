@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import Kind, Tier
+from singularity_scheduler.core.model import DeviceHealth, Kind, Tier
 from singularity_scheduler.core.rules import RULES
 from singularity_scheduler.core.states import WORDS, DeviceState
 
@@ -32,6 +32,21 @@ ACTIONS = {
     ev.End: "end",
 }
 STATUS_CLASSES = ("2xx", "4xx", "5xx")
+
+DEVICE_GAUGES = {
+    "up": "1 while the device answers its node's agent.",
+    "drained": "1 while no session is given the device.",
+    "memory_used_bytes": "Memory in use on the device.",
+    "memory_total_bytes": "Memory of the device.",
+    "utilisation_ratio": "Share of the last seconds in which the device worked, 0 to 1.",
+    "temperature_celsius": "Temperature of the device.",
+    "power_watts": "Power that the device draws.",
+    "ecc_corrected_errors": "Memory errors since the driver was loaded that were corrected.",
+    "ecc_uncorrected_errors": "Memory errors since the driver was loaded that were not corrected.",
+    "xid_newest_code": "Code of the newest driver error (Xid); 0: there was none.",
+    "clocks_limited": "1 while heat, power or a fault keeps the device's clocks down.",
+}
+"""Series per device; what a device does not tell has none."""
 
 MOVE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 WRITE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
@@ -102,6 +117,16 @@ class Metrics:
             registry=registry,
         )
         _all(self.devices, DEVICE_TYPES, ("held", "free"))
+        self.device_gauges = {
+            name: Gauge(
+                f"device_{name}",
+                text,
+                ("node", "device", "uuid"),
+                namespace=PREFIX,
+                registry=registry,
+            )
+            for name, text in DEVICE_GAUGES.items()
+        }
         self.nodes = Gauge(
             "nodes_connected", "Nodes that answer.", namespace=PREFIX, registry=registry
         )
@@ -195,6 +220,19 @@ class Metrics:
         self._look()
         return generate_latest(self.registry)
 
+    def _look_at_devices(self) -> None:
+        for gauge in self.device_gauges.values():
+            gauge.clear()
+        for node in self._state.nodes.values():
+            for device in node.devices:
+                health = node.health.get(device)
+                if health is None or not node.connected:
+                    continue
+                drained = device in node.marks and node.marks[device].drained
+                for name, value in _figures(health, drained).items():
+                    if value is not None:
+                        self.device_gauges[name].labels(node.id, device, health.uuid).set(value)
+
     def _look(self) -> None:
         counts: dict[tuple[str, str, str], int] = {}
         for view in self._state.sessions.values():
@@ -218,8 +256,27 @@ class Metrics:
             self.waiting.labels(tier.value).set(number)
         for key_of, number in devices.items():
             self.devices.labels(*key_of).set(number)
+        self._look_at_devices()
         self.nodes.set(sum(node.connected for node in self._state.nodes.values()))
         self.streams.set(self._feed.listeners if self._feed else 0)
+
+
+def _figures(health: DeviceHealth, drained: bool) -> dict[str, float | None]:
+    """A value for each of `DEVICE_GAUGES`; None: the device does not tell."""
+    busy = health.utilisation_percent
+    return {
+        "up": float(health.present and not health.trouble),
+        "drained": float(drained),
+        "memory_used_bytes": health.memory_used_bytes,
+        "memory_total_bytes": health.memory_total_bytes,
+        "utilisation_ratio": None if busy is None else busy / 100,
+        "temperature_celsius": health.temperature_c,
+        "power_watts": health.power_w,
+        "ecc_corrected_errors": health.ecc_corrected,
+        "ecc_uncorrected_errors": health.ecc_uncorrected,
+        "xid_newest_code": float(health.xids[-1][0] if health.xids else 0),
+        "clocks_limited": float(bool(health.clock_limits)),
+    }
 
 
 def verbs() -> list[str]:

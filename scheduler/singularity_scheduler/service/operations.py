@@ -43,6 +43,7 @@ class Who(str, Enum):
     CALLER = "everybody with the scope custom:singularity:use, for own sessions; admins for all"
     USER = "users (not services) with the scope custom:singularity:use"
     OWNER = "the user of that name, and admins"
+    ADMIN = "admins: tokens with the scope custom:singularity:admin"
     METRICS = "tokens with the scope custom:singularity:admin or read:metrics"
 
 
@@ -130,6 +131,18 @@ PATH_PARAMETERS = {
         "session",
         {"type": "string", "pattern": schemas.SESSION_ID},
         "Id of a session.",
+        where="path",
+    ),
+    "node": Parameter(
+        "node",
+        {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[^/\x00-\x1f\x7f]+$"},
+        "Name of a node.",
+        where="path",
+    ),
+    "device": Parameter(
+        "device",
+        {"type": "string", "pattern": r"^[a-z]{1,16}:[0-9]{1,4}$"},
+        'A device of the node, "cuda:0".',
         where="path",
     ),
     "user": Parameter(

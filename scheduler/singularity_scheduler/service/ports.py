@@ -8,7 +8,7 @@ only caller. The service finds the class by the trait `SchedulerApp.fleet_class`
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 
 class AgentDevice(TypedDict):
@@ -20,6 +20,31 @@ class AgentDevice(TypedDict):
     """"cpu" or "cuda"."""
     capacity_bytes: int
     name: str
+
+
+class AgentDeviceHealth(TypedDict, total=False):
+    """What a device says of itself (`core.model.DeviceHealth` has the meanings); what it does not
+    tell is None or missing."""
+
+    id: str
+    uuid: str
+    present: bool
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    utilisation_percent: float | None
+    temperature_c: float | None
+    temperature_limit_c: float | None
+    power_w: float | None
+    power_limit_w: float | None
+    ecc_corrected: int | None
+    ecc_uncorrected: int | None
+    row_remap_pending: bool | None
+    row_remap_failed: bool | None
+    clock_limits: list[str]
+    xids: list[list[float]]
+    """[code, UNIX time], oldest first."""
+    silent_s: float
+    trouble: str
 
 
 class _AgentSessionBase(TypedDict):
@@ -62,14 +87,17 @@ class Hello(TypedDict):
     devices: list[AgentDevice]
     capabilities: dict[str, Any]
     sessions: list[AgentSession]
+    health: NotRequired[list[AgentDeviceHealth]]
+    """Its devices' last report, as in the event node.devices."""
 
 
 EventCallback = Callable[[str, str, str, dict[str, Any]], None]
 """`callback(node, session, type, data)`: a notification of an agent, in the order it was sent.
 
 Types: device.need, device.withdrawn, device.working, activity, process.live, process.exited,
-proxy.recovered, proxy.failed, proxy.gave_up, proxy.silent, proxy.answers, lease.lapsed. Called on
-the event loop; must not block."""
+proxy.recovered, proxy.failed, proxy.gave_up, proxy.silent, proxy.answers, lease.lapsed; of the
+node itself (session "") node.devices, data {"devices": list of AgentDeviceHealth}. Called on the
+event loop; must not block."""
 
 CommandCallback = Callable[[str, str, str, dict[str, Any], str], Awaitable[Any]]
 """`await callback(node, session, verb, args, by)`: an agent's `session.command`; the answer or the

@@ -9,6 +9,7 @@ from typing import Any
 from singularity_scheduler.core.model import (
     Change,
     CheckpointRef,
+    DeviceMark,
     Kind,
     NotebookRun,
     SessionView,
@@ -46,6 +47,19 @@ _SAME = (
     "created_at",
     "updated_at",
 )
+
+
+def mark_to_row(mark: DeviceMark) -> Row:
+    return {
+        **vars(mark),
+        "faults": json.dumps(mark.faults),
+        "ignored": json.dumps(mark.ignored),
+    }
+
+
+def mark_from_row(row: Row) -> DeviceMark:
+    lists = {name: tuple(json.loads(row[name])) for name in ("faults", "ignored")}
+    return DeviceMark(**{**row, **lists})
 
 
 def session_to_row(view: SessionView) -> Row:

@@ -252,24 +252,58 @@ PROBLEM = {
     "required": ["type", "title", "status", "detail", "reason", "error"],
 }
 
+DEVICE = record(
+    {
+        "id": TEXT,
+        "node": TEXT,
+        "type": TEXT,
+        "name": TEXT,
+        "capacity_bytes": COUNT,
+        "session": {
+            **nullable(TEXT),
+            "description": 'Who holds it; "other": somebody one may not see.',
+        },
+        "uuid": {**TEXT, "description": 'Of the GPU; "" for a cpu device.'},
+        "drained": {
+            **nullable(record({"by": nullable(TEXT), "reason": TEXT, "at": nullable(TIME)})),
+            "description": "Why no session gets it now; `by` is null when it was drained for what "
+            "it reported itself.",
+        },
+        "health": {
+            **record(
+                {
+                    "present": {
+                        "type": "boolean",
+                        "description": "False: its driver says that it is gone.",
+                    },
+                    "memory_used_bytes": nullable(COUNT),
+                    "memory_total_bytes": nullable(COUNT),
+                    "utilisation_percent": nullable({"type": "number", "minimum": 0}),
+                    "temperature_c": nullable({"type": "number"}),
+                    "power_w": nullable({"type": "number"}),
+                    "ecc_corrected": nullable(COUNT),
+                    "ecc_uncorrected": nullable(COUNT),
+                    "row_remap_pending": nullable({"type": "boolean"}),
+                    "clock_limits": {
+                        **listed(TEXT),
+                        "description": "What keeps its clocks down now.",
+                    },
+                    "xids": {
+                        **listed(record({"code": COUNT, "at": nullable(TIME)})),
+                        "description": "Its newest driver errors (Xid), oldest first.",
+                    },
+                    "trouble": {**TEXT, "description": "Why there are no figures."},
+                }
+            ),
+            "description": "What the device says of itself; null: it does not tell.",
+        },
+    }
+)
+
 CLUSTER = record(
     {
         "nodes": listed(record({"id": TEXT, "connected": {"type": "boolean"}, "devices": COUNT})),
-        "devices": listed(
-            record(
-                {
-                    "id": TEXT,
-                    "node": TEXT,
-                    "type": TEXT,
-                    "name": TEXT,
-                    "capacity_bytes": COUNT,
-                    "session": {
-                        **nullable(TEXT),
-                        "description": 'Who holds it; "other": somebody one may not see.',
-                    },
-                }
-            )
-        ),
+        "devices": listed(ref("Device")),
         "tiers": listed(TIER),
         "waiting": record({tier.value: COUNT for tier in Tier}),
     }
@@ -309,6 +343,7 @@ COMPONENTS: dict[str, Schema] = {
     "HistoryPage": record({"history": listed(ref("Change")), "next": nullable(TEXT)}),
     "Explanation": record({"sentence": TEXT, "facts": {"type": "object"}}),
     "Cluster": CLUSTER,
+    "Device": DEVICE,
     "Health": record(
         {
             "status": {"type": "string", "enum": ["ok", "degraded"]},

@@ -83,6 +83,21 @@ leases = Table(
 )
 """The primary key is the promise that a device is leased once, kept by the database itself."""
 
+device_marks = Table(
+    "device_marks",
+    metadata,
+    Column("node", String(255), primary_key=True),
+    Column("device", String(64), primary_key=True),
+    Column("drained", Boolean, nullable=False),
+    Column("by", String(255), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("faults", Text, nullable=False),
+    Column("ignored", Text, nullable=False),
+    Column("lasting", Boolean, nullable=False),
+)
+"""Devices that were drained or returned, with the faults that are acknowledged (JSON lists)."""
+
 transitions = Table(
     "transitions",
     metadata,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import AgentFacts, DeviceView
+from singularity_scheduler.core.model import AgentFacts, DeviceHealth, DeviceView
 from singularity_scheduler.core.spec import parse_move
 
 from .documents import parse_iso
@@ -18,6 +19,8 @@ Json = Mapping[str, Any]
 
 MAX_CHECKPOINT_NAME = 200
 MAX_HISTORY = 10_000
+
+_HEALTH_FIELDS = {f.name for f in fields(DeviceHealth)} - {"hot_since"}
 
 
 def agent_event(session: str, type_: str, data: Json, now: float) -> ev.Event | None:
@@ -67,6 +70,17 @@ def node_joined(hello: Hello, starting: frozenset[str], over: set[str]) -> ev.No
         tuple(_facts(s) for s in hello["sessions"] if s["session"] not in over),
         starting,
     )
+
+
+def device_health(reports: Any) -> list[DeviceHealth]:
+    """The devices' reports; what is not a report of a device is left out."""
+    found = []
+    for report in reports if isinstance(reports, list) else ():
+        known = {k: v for k, v in report.items() if k in _HEALTH_FIELDS}
+        known["clock_limits"] = tuple(report.get("clock_limits") or ())
+        known["xids"] = tuple((int(c), float(at)) for c, at in report.get("xids") or ())
+        found.append(DeviceHealth(**known))
+    return found
 
 
 def _facts(session: AgentSession) -> AgentFacts:

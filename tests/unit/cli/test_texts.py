@@ -187,14 +187,26 @@ def test_devices_and_nodes() -> None:
                 "capacity_bytes": 1 << 30,
                 "session": None,
             },
-            {"id": "cpu:1", "node": "a", "name": "core", "capacity_bytes": 0, "session": "other"},
+            {
+                "id": "cpu:1",
+                "node": "a",
+                "name": "core",
+                "capacity_bytes": 0,
+                "session": "other",
+                "drained": {"by": "ada", "reason": "fan", "at": None},
+                "health": {
+                    "memory_used_bytes": 64 << 20,
+                    "utilisation_percent": 12.4,
+                    "temperature_c": 88,
+                },
+            },
         ],
         "waiting": {"premium": 0, "basic": 2},
     }
     assert device_table(cluster).rows == [
-        ["a", "yes", "cpu:0", "1 GiB", "free", "core"],
-        ["a", "yes", "cpu:1", "", "(taken)", "core"],
-        ["b", "no", "none", "", "", ""],
+        ["a", "yes", "cpu:0", "1 GiB", "", "", "", "free", "ok", "core"],
+        ["a", "yes", "cpu:1", "", "64 MiB", "12 %", "88 °C", "(taken)", "drained by ada: fan", "core"],
+        ["b", "no", "none", "", "", "", "", "", "", ""],
     ]
     assert summary(cluster) == "1 of 2 nodes connected, 1 of 2 devices taken, waiting: 2 basic"
     assert device_table({}).plain() == "no node has ever connected"

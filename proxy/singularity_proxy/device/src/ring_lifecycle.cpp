@@ -120,14 +120,16 @@ void RingServer::give_up() {
 }
 
 void RingServer::break_down(const std::string& why) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    broken_ = why;  // first: whoever sees the state may ask for the reason
+  }
   RingHeader* h = file_.header();
   const size_t n = std::min(why.size(), kFailureBytes - 1);
   std::memcpy(h->failure, why.data(), n);
   h->failure[n] = '\0';
   h->state.store(static_cast<uint32_t>(RingState::failed));
   futex_wake(h->state, INT_MAX);
-  std::lock_guard<std::mutex> lock(mutex_);
-  broken_ = why;
 }
 
 RingServer::Started RingServer::rebuild() {

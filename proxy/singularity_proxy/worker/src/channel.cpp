@@ -146,7 +146,7 @@ void Channel::say_why(uint32_t state) {
     if (!beat || now - std::min(now, beat) < kSilentNs) return;  // it works
     why = "its device proxy does not answer; nothing is lost, it is replaced by the node agent";
   } else if (agent_hears_) {
-    why = "the session has none now (parked, or in the queue); nothing is lost, %singularity why says more";
+    why = "none is attached now; nothing is lost, %singularity why says more";
   } else {
     why = "the node agent does not answer; nothing is lost, it goes on when the agent is back";
   }

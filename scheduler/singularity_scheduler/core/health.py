@@ -1,0 +1,232 @@
+"""When a device is unwell, and what follows: it is drained. Pure.
+
+A node reports what its devices say of themselves (`DeviceHealth`), here is decided what that means.
+A drained device gets no new session, and those on it are moved off: parked, and brought back on
+another one when there is one. An administrator drains and returns devices too; returning one
+acknowledges what was wrong with it: the same fault does not drain it again, a new one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from singularity_proxy.errors import Conflict, NotFound
+
+from . import events as ev
+from . import queue, reasons
+from .cluster import Draft
+from .model import PARK_RETRY_S, DeviceHealth, DeviceMark, SessionView
+from .states import DeviceState
+
+HOT_S = 60.0
+"""A device is too hot when it has been at its limit for this many seconds."""
+
+SILENT_S = 60.0
+"""A driver that has not answered for this many seconds counts as gone."""
+
+FATAL_XIDS: dict[int, str] = {
+    46: "the GPU stopped processing",
+    48: "a double-bit memory error that could not be corrected",
+    62: "the GPU's power controller halted",
+    64: "a faulty memory row could not be remapped",
+    74: "an NVLink error",
+    79: "the GPU has fallen off the bus",
+    95: "an uncontained memory error",
+    109: "the GPU did not switch contexts in time",
+    110: "a security fault of the GPU",
+    119: "the GPU's system processor did not answer in time",
+    120: "an error of the GPU's system processor",
+    136: "an NVLink could not be trained",
+    140: "a memory error that was not recovered from",
+    143: "the GPU could not be initialised",
+}
+"""Xid codes after which NVIDIA's Xid catalog asks for a reset of the GPU, a restart of the machine
+or a repair (https://docs.nvidia.com/deploy/xid-errors/). All others are errors of a program, or
+were corrected: they are shown and drain nothing."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`key` tells it from every other fault of the device; one that is not `lasting` drains the
+    device only while it is there."""
+
+    key: str
+    sentence: str
+    lasting: bool = True
+
+
+def faults(health: DeviceHealth, now: float) -> list[Fault]:
+    """What is wrong with a device, worst first; [] when it is well."""
+    found = []
+    if not health.present:
+        found.append(Fault("lost", "the driver no longer reaches it (fallen off the bus)"))
+    found += [
+        Fault(f"xid:{code}:{at:.0f}", f"Xid {code}: {FATAL_XIDS[code]}")
+        for code, at in reversed(health.xids)
+        if code in FATAL_XIDS
+    ]
+    if health.ecc_uncorrected:
+        what = reasons.count(health.ecc_uncorrected, "memory error")
+        found.append(
+            Fault(f"ecc:{health.ecc_uncorrected}", f"{what} that could not be corrected (ECC)")
+        )
+    if health.row_remap_failed:
+        found.append(Fault("row-remap", "a faulty memory row could not be remapped"))
+    if health.silent_s >= SILENT_S:
+        text = f"the driver has not answered for {reasons.duration(health.silent_s)}"
+        found.append(Fault("silent", text, lasting=False))
+    if health.hot_since is not None and now - health.hot_since >= HOT_S:
+        hot = f"{health.temperature_c:.0f} °C" if health.temperature_c is not None else "too hot"
+        found.append(Fault("hot", f"too hot for more than a minute ({hot})", lasting=False))
+    return found
+
+
+def is_hot(health: DeviceHealth) -> bool:
+    """Whether the device is at its limit of temperature now."""
+    at_limit = (
+        health.temperature_c is not None
+        and health.temperature_limit_c is not None
+        and health.temperature_c >= health.temperature_limit_c
+    )
+    return at_limit or "hardware thermal slowdown" in health.clock_limits
+
+
+def observed(before: DeviceHealth | None, health: DeviceHealth, now: float) -> DeviceHealth:
+    """`health` with what only a series of reports can tell: since when the device is hot."""
+    if not is_hot(health):
+        return replace(health, hot_since=None)
+    since = before.hot_since if before is not None else None
+    return replace(health, hot_since=now if since is None else since)
+
+
+# -- decisions (see `policy`) ---------------------------------------------------------------
+
+
+def looked(draft: Draft, event: ev.DevicesLooked) -> None:
+    """The node's devices were looked at: drain what is unwell, return what is well again."""
+    node = draft.state.nodes.get(event.node)
+    if node is None:
+        return
+    for device, health in node.health.items():
+        if device not in draft.node(event.node).devices:
+            continue
+        mark = draft.mark(event.node, device)
+        found = faults(health, draft.now)
+        known = tuple(k for k in mark.ignored if any(f.key == k for f in found))
+        new = [f for f in found if f.key not in known]
+        if known != mark.ignored:
+            mark = draft.put_mark(replace(mark, ignored=known))
+        if new and not mark.drained:
+            drain(draft, mark, "", new[0].sentence, tuple(f.key for f in new))
+        elif mark.by_itself and not new and not mark.lasting:
+            give_back(draft, mark, "")
+        elif mark.by_itself and {f.key for f in new} - set(mark.faults):
+            lasting = mark.lasting or any(f.lasting for f in new)
+            keys = tuple(dict.fromkeys((*mark.faults, *(f.key for f in new))))
+            worst = next((f for f in new if f.lasting), new[0])
+            draft.put_mark(replace(mark, faults=keys, lasting=lasting, reason=worst.sentence))
+    _move_off(draft, event.node)
+
+
+def drain_asked(draft: Draft, event: ev.DrainAsked) -> None:
+    mark = _device(draft, event.node, event.device)
+    reason = event.reason or "maintenance"
+    drain(draft, mark, event.by, reason, mark.faults)
+
+
+def return_asked(draft: Draft, event: ev.ReturnAsked) -> None:
+    mark = _device(draft, event.node, event.device)
+    if not mark.drained:
+        raise Conflict(
+            f"{event.device} of node {event.node} is not drained, so there is nothing to return",
+            device=event.device,
+        )
+    give_back(draft, mark, event.by)
+
+
+def _device(draft: Draft, node_id: str, device: str) -> DeviceMark:
+    """The mark of a device that there is; `NotFound` otherwise."""
+    node = draft.state.nodes.get(node_id)
+    if node is None or (device not in node.devices and device not in node.marks):
+        known = [f"{n.id}/{d}" for n in draft.state.nodes.values() for d in n.devices]
+        raise NotFound(
+            f"there is no device {device} on a node {node_id}: pick from "
+            f"{', '.join(known) or 'none'}",
+            node=node_id,
+            device=device,
+        )
+    return draft.mark(node_id, device)
+
+
+def drain(
+    draft: Draft, mark: DeviceMark, by: str, reason: str, keys: tuple[str, ...] = ()
+) -> DeviceMark:
+    """No new session gets the device, those on it leave."""
+    lasting = any(not _passes(key) for key in keys) or bool(by)
+    mark = draft.put_mark(
+        replace(
+            mark, drained=True, by=by, reason=reason, at=draft.now, faults=keys, lasting=lasting
+        )
+    )
+    _move_off(draft, mark.node)
+    return mark
+
+
+def give_back(draft: Draft, mark: DeviceMark, by: str) -> DeviceMark:
+    """Sessions get the device again; by somebody: what is wrong with it now is acknowledged."""
+    ignored = mark.ignored
+    if by:
+        health = draft.state.nodes[mark.node].health.get(mark.device)
+        here = [f.key for f in faults(health, draft.now)] if health else []
+        ignored = tuple(dict.fromkeys((*here, *mark.faults)))
+    return draft.put_mark(
+        replace(
+            mark,
+            drained=False,
+            by=by,
+            reason="",
+            at=draft.now,
+            faults=(),
+            ignored=ignored,
+            lasting=False,
+        )
+    )
+
+
+def leaves(draft: Draft, view: SessionView) -> DeviceMark | None:
+    """The mark of a drained device that the session holds."""
+    marks = (draft.mark(view.node, device) for device in view.devices)
+    return next((mark for mark in marks if mark.drained), None)
+
+
+def move_off(draft: Draft, view: SessionView, mark: DeviceMark) -> SessionView:
+    """Park a session that holds a drained device; one that works waits for another device."""
+    return queue.park(
+        draft,
+        view,
+        reasons.moved_off(mark.device, mark.reason, mark.by),
+        "device.drained",
+        wants=not view.idle and not view.held_back,
+        moving=not view.idle and not view.held_back,
+    )
+
+
+def _move_off(draft: Draft, node_id: str) -> None:
+    for view in _holders(draft, node_id):
+        failed = view.park_failed_at
+        if view.device_state is not DeviceState.HELD or view.final:
+            continue  # it is on its way, or `policy` asks again when its devices are there
+        if failed is not None and draft.now - failed < PARK_RETRY_S:
+            continue
+        if mark := leaves(draft, view):
+            move_off(draft, view, mark)
+
+
+def _holders(draft: Draft, node_id: str) -> Iterable[SessionView]:
+    views = {v.id: v for v in draft.occupants(node_id).values() if v is not None}
+    return [views[sid] for sid in sorted(views)]
+
+
+def _passes(key: str) -> bool:
+    return key in ("hot", "silent")
