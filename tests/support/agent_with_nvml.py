@@ -26,5 +26,5 @@ def command(socket: str, python: str = sys.executable) -> list[str]:
 found: Any = probe
 found._probe_cuda = probed
 proxies.proxy_command = command
-nvml_replies.install(os.environ["NVML_WORLD"])
+sys.modules["pynvml"] = nvml_replies.install(os.environ["NVML_WORLD"])
 main()

@@ -10,8 +10,10 @@ them (memory, limits), the ids and errors are the library's own.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -32,9 +34,12 @@ HEALTHY: dict[str, Any] = {
 
 
 def install(path: str) -> Any:
-    """Let `pynvml` answer from the world in the file `path`; returns the module."""
-    import pynvml as nv
-
+    """A copy of `pynvml` that answers from the world in the file `path`."""
+    real = sys.modules.pop("pynvml", None)
+    nv: Any = importlib.import_module("pynvml")
+    del sys.modules["pynvml"]
+    if real is not None:
+        sys.modules["pynvml"] = real
     world = _World(Path(path), nv)
     for name in [n for n in dir(nv) if n.startswith("nvml") and callable(getattr(nv, n))]:
         if name[4].isupper() and not name.startswith(("nvmlEventType", "nvmlClocks")):

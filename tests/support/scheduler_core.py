@@ -6,9 +6,11 @@ from typing import Any
 
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.health import observed
 from singularity_scheduler.core.invariants import check, check_succession
 from singularity_scheduler.core.model import (
     AgentFacts,
+    DeviceHealth,
     DeviceView,
     Kind,
     NotebookRun,
@@ -93,6 +95,14 @@ class World:
     def need(self, sid: str) -> None:
         self.do(ev.DeviceNeeded(sid))
 
+    def look(self, *reports: DeviceHealth, node: str = "local", seconds: float = 0.0) -> None:
+        """The node reports these devices, `seconds` after what was before."""
+        self.now += seconds
+        before = self.state.node(node).health
+        seen = [observed(before.get(r.id), r, self.now) for r in reports]
+        self.state.observe(node, seen)
+        self.do(ev.DevicesLooked(node))
+
     def answer(self, *kinds: type) -> None:
         """Carry out the pending actions (of these kinds) as an agent without trouble would."""
         while todo := [a for a in self.pending if not kinds or isinstance(a, kinds)]:
@@ -104,7 +114,8 @@ class World:
         """The same world after the service was started anew from its ledger; no node is back."""
         fresh = World.__new__(World)
         fresh.state, fresh.now = ClusterState(), self.now
-        fresh.state.load(list(self.state.sessions.values()))
+        marks = [mark for node in self.state.nodes.values() for mark in node.marks.values()]
+        fresh.state.load(list(self.state.sessions.values()), marks)
         fresh.pending, fresh.all_actions, fresh.history = [], [], []
         return fresh
 

@@ -102,7 +102,8 @@ class Platform:
         return ServiceClient(self.url, f"{who}-token", timeout=20.0)
 
     async def start(self) -> None:
-        fleet = type("Fleet", (PaperFleet,), {"path": self.agent.path})
+        paper = type("Fleet", (PaperFleet,), {"path": self.agent.path})
+        fleet = self._settings.get("fleet", paper)
         config = Config(
             SchedulerApp={
                 "state_dir": str(self.tmp_path / "state"),

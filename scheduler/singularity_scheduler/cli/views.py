@@ -182,10 +182,10 @@ def device_table(cluster: Json) -> Table:
         Column("connected"),
         Column("device"),
         Column("memory", right=True),
+        Column("session"),
         Column("used", right=True, drop=2),
         Column("busy", right=True, drop=1),
         Column("temp", right=True, drop=1),
-        Column("session"),
         Column("state", least=12),
         Column("name", least=8),
     ]
@@ -201,10 +201,10 @@ def device_table(cluster: Json) -> Table:
                 "yes" if connected.get(node) else "no",
                 str(device.get("id")),
                 texts.size(capacity) if capacity else "",
+                "free" if holder is None else ("(taken)" if holder == "other" else str(holder)),
                 "" if used is None else texts.size(used),
                 "" if busy is None else f"{busy:.0f} %",
                 "" if warm is None else f"{warm:.0f} °C",
-                "free" if holder is None else ("(taken)" if holder == "other" else str(holder)),
                 device_state(device),
                 texts.clean(device.get("name")),
             ]

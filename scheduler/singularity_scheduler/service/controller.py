@@ -218,6 +218,9 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self.state.apply(decision)
         for view in decision.sessions:
             self.leases.changed(view)
+        for mark in decision.marks:
+            state = f"drained ({mark.reason})" if mark.drained else "given to sessions"
+            self.log.warning("device %s of node %s is %s", mark.device, mark.node, state)
         tasks = {}
         for action in decision.actions:
             with logs.bind(session=action.session, node=action.node):

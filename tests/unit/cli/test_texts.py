@@ -205,7 +205,18 @@ def test_devices_and_nodes() -> None:
     }
     assert device_table(cluster).rows == [
         ["a", "yes", "cpu:0", "1 GiB", "", "", "", "free", "ok", "core"],
-        ["a", "yes", "cpu:1", "", "64 MiB", "12 %", "88 °C", "(taken)", "drained by ada: fan", "core"],
+        [
+            "a",
+            "yes",
+            "cpu:1",
+            "",
+            "64 MiB",
+            "12 %",
+            "88 °C",
+            "(taken)",
+            "drained by ada: fan",
+            "core",
+        ],
         ["b", "no", "none", "", "", "", "", "", "", ""],
     ]
     assert summary(cluster) == "1 of 2 nodes connected, 1 of 2 devices taken, waiting: 2 basic"
