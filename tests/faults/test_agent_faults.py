@@ -76,7 +76,7 @@ async def test_proxies_that_end_as_soon_as_they_serve_are_not_replaced_for_ever(
             for pid in box.proxies_of(session):
                 os.kill(pid, signal.SIGKILL)
             await until(lambda before=before: len(box.events) > before)  # type: ignore[misc]
-        assert len([t for s, t, _ in box.events if (s, t) == (session, "proxy.recovered")]) == 6
+        assert len([t for s, t, _ in box.events if (s, t) == (session, "proxy.recovered")]) == 5
         sentence = (await box.event("proxy.failed", session))["sentence"]
         assert "ended 6 times within a minute and nothing could be done" in sentence
         assert (await box.session(other))["devices"] == ["cpu:1"]

@@ -56,7 +56,8 @@ class Recovery:
                 await self._binder.discard(live, device, dead)
             blame(rings, pardoned=dead is not None and dead.pardoned)
             if self._is_hopeless(live, rings):
-                rings = []
+                node.try_save(live)
+                return  # a process that comes later gets a proxy again
             for ring in rings:
                 ring.file.set_state(RingState.DETACHED)
             try:

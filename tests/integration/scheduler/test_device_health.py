@@ -233,13 +233,17 @@ async def test_an_administrator_drains_a_device_and_returns_it(tmp_path: Path) -
         park = next(p for method, p in made.agent.calls if method == "device.park")
         assert "force" not in park
         await admin.drain("local", "cpu:1")
-        await made.state(session, "migrating")
+        await when(lambda: waits(made, session))
         why = await alice.why(session)
         assert "drained: cpu:0, cpu:1" in why["sentence"]
         await admin.return_device("local", "cpu:0")
         await when(lambda: holds(made, session, "cpu:0"))
         with pytest.raises(Conflict, match="is not drained"):
             await admin.return_device("local", "cpu:0")
+
+
+async def waits(made: Platform, session: str) -> bool:
+    return (await made.controller.find(session)).device_state.value == "waiting"
 
 
 async def holds(made: Platform, session: str, name: str) -> bool:
