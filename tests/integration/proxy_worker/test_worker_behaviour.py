@@ -137,6 +137,54 @@ def test_a_waiting_call_can_be_interrupted_and_repeated(session: Standalone) -> 
         worker.stdout.close()
 
 
+def test_a_long_wait_says_why_once(session: Standalone) -> None:
+    """Two processes wait: for a device that nobody gives, and for an agent that is gone."""
+    session.automatic = False
+    code = """
+    import sys, torch
+    for call in range(2):
+        try:
+            torch.ones(2, device="cuda")
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """
+    nobody = str(session.folder / "nobody-listens-here")
+    env = session.env()
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=env | more,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for more in ({}, {"SINGULARITY_DOORBELL": nobody})
+    ]
+    try:
+        expected = (
+            "waiting for the device: none is attached now; nothing is lost, %singularity why says "
+            "more. The code goes on by itself; interrupt it to stop waiting.\n",
+            "waiting for the device: the node agent does not answer; nothing is lost, it goes on "
+            "when the agent is back. The code goes on by itself; interrupt it to stop waiting.\n",
+        )
+        for worker, line in zip(workers, expected, strict=True):
+            assert worker.stderr is not None
+            assert worker.stderr.readline() == line
+        time.sleep(1)
+        for worker in workers:
+            assert worker.stdout is not None
+            for _ in range(2):  # a second, short wait says nothing
+                time.sleep(0.3)
+                worker.send_signal(signal.SIGINT)
+                assert worker.stdout.readline() == "interrupted\n"
+            _, rest = worker.communicate(timeout=30)
+            assert (worker.returncode, rest) == (0, "")
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+
+
 def test_an_interrupted_reply_does_not_disturb_later_ones(session: Standalone) -> None:
     code = """
     import signal, torch
