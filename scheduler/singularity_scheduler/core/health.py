@@ -40,6 +40,8 @@ FATAL_XIDS: dict[int, str] = {
     136: "an NVLink could not be trained",
     140: "a memory error that was not recovered from",
     143: "the GPU could not be initialised",
+    156: "a part of the GPU was retired until its next reset",
+    158: "the GPU did not answer in time",
 }
 """Xid codes after which NVIDIA's Xid catalog asks for a reset of the GPU, a restart of the machine
 or a repair (https://docs.nvidia.com/deploy/xid-errors/). All others are errors of a program, or
