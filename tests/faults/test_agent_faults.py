@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy.errors import NoSpace
+from singularity_proxy.errors import NoSpace, SingularityError
 from singularity_proxy.wire.rpc import SyncPeer
 from support.agent import AgentBox, alive, until
 
@@ -60,6 +60,27 @@ async def test_a_proxy_whose_heart_stops_is_told_then_replaced() -> None:
         await box.logged(session, "attached r1 generation 2 epoch 2")
         assert pid not in box.proxies()
         assert (await box.session(session))["devices"] == ["cpu:0"]
+
+
+@pytest.mark.asyncio
+async def test_a_session_leaves_a_broken_device_that_cannot_park() -> None:
+    async with AgentBox(double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        await box.attach(session, 1, "cpu:0")
+        [pid] = box.proxies_of(session)
+        (box.work / f"nopark-{pid}").touch()
+        with pytest.raises(SingularityError, match="the device is gone"):
+            await box.park(session, 1)
+        assert (await box.session(session))["devices"] == ["cpu:0"]
+        await box.call(
+            "device.park", session=session, epoch=1, seq=99, reason="drained", force=True
+        )
+        assert not alive(pid)
+        report = await box.session(session)
+        assert (report["devices"], report["saved"], report["reason"]) == ([], True, "drained")
+        await box.attach(session, 2, "cpu:1")
+        assert (await box.session(session))["devices"] == ["cpu:1"]
 
 
 @pytest.mark.asyncio

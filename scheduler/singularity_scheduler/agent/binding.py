@@ -82,7 +82,7 @@ class ProxyBinder:
                 await self.discard(live, device, proxy)
                 if not (died and isinstance(error, Unavailable)):
                     raise
-                if blame(rings):
+                if blame(rings, pardoned=proxy.pardoned):
                     at_records -= 1
                 else:
                     idle -= 1
