@@ -2,6 +2,7 @@
 
 #include <c10/util/flat_hash_map.h>
 
+#include <memory>
 #include <set>
 
 #include "storage.h"
@@ -44,19 +45,16 @@ constexpr size_t kMaxCacheEntries = 1 << 16;  // over all operators; then it sta
 size_t cache_entries = 0;
 std::mutex cache_mutex;  // several channels share the caches
 
-uint64_t hash_bytes(const char* p, size_t n) {
-  uint64_t h = n * 0x9E3779B97F4A7C15ull;
-  while (n >= 8) {
+// Word by word; zeros follow the last byte.
+uint64_t hash_of(Buffer& key) {
+  std::memset(key.room(8), 0, 8);
+  uint64_t h = key.size() * 0x9E3779B97F4A7C15ull;
+  for (const char *p = key.data(), *end = p + key.size(); p < end; p += 8) {
     uint64_t x;
     std::memcpy(&x, p, 8);
     h = (h ^ x) * 0xff51afd7ed558ccdull;
     h ^= h >> 32;
-    p += 8;
-    n -= 8;
   }
-  uint64_t x = 0;
-  std::memcpy(&x, p, n);
-  h = (h ^ x) * 0xff51afd7ed558ccdull;
   return h ^ (h >> 29);
 }
 
@@ -474,7 +472,7 @@ void ship(Operator& op, Stack* stack) {
     c.raise_async_error();
     Encoder encoder(c, op);
     for (int i = 0; i < op.arguments; i++) encoder.argument(arguments[i], op.is_value[i]);
-    const uint64_t hash = hash_bytes(c.key.data(), c.key.size());
+    const uint64_t hash = hash_of(c.key);
     std::unique_lock<std::mutex> cache_lock(cache_mutex, std::defer_lock);
     if (device_count() > 1) cache_lock.lock();
     const CacheEntry* known = op.always_sync ? nullptr : find(op, c.key, hash);
@@ -495,11 +493,11 @@ void ship(Operator& op, Stack* stack) {
       std::memcpy(body + key_bytes, c.values.data(), c.values.size());
       const uint64_t base = c.next_storage;
       c.send(record);
-      std::optional<CacheEntry> fresh;
+      std::unique_ptr<CacheEntry> fresh;  // not in place: making room for one costs more than the pointer
       if (wait) {
         if (cache_lock.owns_lock()) cache_lock.unlock();  // never wait for a proxy under a shared lock
         const Reply reply = c.receive(base);
-        fresh = op.in_place ? CacheEntry() : read_results(reply.body, op);
+        fresh = std::make_unique<CacheEntry>(op.in_place ? CacheEntry() : read_results(reply.body, op));
         c.finish(reply);
         known = &*fresh;
       } else {
