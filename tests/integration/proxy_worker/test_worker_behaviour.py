@@ -185,6 +185,44 @@ def test_a_long_wait_says_why_once(session: Standalone) -> None:
             worker.communicate()
 
 
+def test_a_device_proxy_that_does_not_answer_is_named(session: Standalone) -> None:
+    code = """
+    import torch
+    x = torch.ones(2, device="cuda")
+    print(x.tolist(), flush=True)
+    input()
+    print((x + 1).tolist(), flush=True)
+    """
+    worker = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=session.env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        assert worker.stdout.readline() == "[1.0, 1.0]\n"
+        (proxy,) = session.proxy_pids()
+        os.kill(proxy, signal.SIGSTOP)
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        assert worker.stderr.readline() == (
+            "waiting for the device: its device proxy does not answer; nothing is lost, it is "
+            "replaced by the node agent. The code goes on by itself; interrupt it to stop "
+            "waiting.\n"
+        )
+        os.kill(proxy, signal.SIGCONT)
+        out, rest = worker.communicate(timeout=30)
+        assert (worker.returncode, out, rest) == (0, "[2.0, 2.0]\n", "")
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
 def test_an_interrupted_reply_does_not_disturb_later_ones(session: Standalone) -> None:
     code = """
     import signal, torch
