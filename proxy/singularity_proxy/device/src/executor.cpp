@@ -158,13 +158,14 @@ void Executor::results(const RecordHeader& record, const OperatorEntry& op, Buff
   const bool wanted = record.flags & kReply;
   Buffer* reply = wanted ? &reply_buffer : nullptr;
   const size_t start = reply_buffer.size();
+  const size_t count = op.handle->schema().returns().empty() ? op.result_alias.size() : stack_.size();
   if (reply) {
     reply->put<uint32_t>(0);  // new storages, known at the end
-    reply->put<uint32_t>(record.flags & kNoOutputs ? 0 : static_cast<uint32_t>(stack_.size()));
+    reply->put<uint32_t>(record.flags & kNoOutputs ? 0 : static_cast<uint32_t>(count));
   }
   if (record.flags & kNoOutputs) return;
   const bool all_new = record.flags & kAllNew;
-  for (size_t i = 0; i < stack_.size(); i++) {
+  for (size_t i = 0; i < count; i++) {
     const bool kept = op.keep_arguments && i < op.result_alias.size() && op.result_alias[i] >= 0;
     const IValue& value = kept ? kept_[static_cast<size_t>(op.result_alias[i])] : stack_[i];
     if (value.isTensor()) {

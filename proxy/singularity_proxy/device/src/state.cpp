@@ -174,7 +174,10 @@ void State::define(uint32_t index, std::string name, std::string overload) {
     }
     for (size_t i = 0; i < schema.arguments().size(); i++)
       if (const int64_t count = values_of(schema.arguments()[i]); count) entry.enums.emplace_back(i, count);
-    entry.keep_arguments = aliases > 1;
+    if (schema.returns().empty())  // out= lists, which may get another shape: the worker asks for it
+      for (size_t i = 0; i < schema.arguments().size(); i++)
+        if (schema.arguments()[i].is_out()) entry.result_alias.push_back(static_cast<int>(i));
+    entry.keep_arguments = aliases > 1 || (schema.returns().empty() && !entry.result_alias.empty());
     entry.uses_default_rng = entry.handle->hasTag(at::Tag::nondeterministic_seeded);
   }
   if (ops.size() <= index) ops.resize(index + 1);

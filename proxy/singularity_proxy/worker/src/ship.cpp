@@ -1,10 +1,12 @@
 #include "ship.h"
 
+#include <ATen/core/op_registration/adaption.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <memory>
 #include <set>
 
+#include "devices_of_calls.h"
 #include "storage.h"
 
 namespace singularity {
@@ -62,15 +64,17 @@ uint64_t hash_of(Buffer& key) {
 
 struct Operator {
   uint32_t index = 0;
+  std::optional<c10::OperatorHandle> handle;
   std::string name, overload;
   uint16_t arguments = 0;
   bool in_place = false;       // every result is an argument: nothing to describe
   bool has_out = false;        // out= arguments, which may be resized
   bool always_sync = false;    // data-dependent result, or an error that must not come late
   bool constant_result = false;
-  bool host_tensors = false;   // takes small host tensors (index lists and the like) by value
+  bool no_results = false;     // returns nothing, but its out= arguments may get another shape
   int default_dtype = -1;          // of a factory: the dtype argument whose None means the default dtype
   std::vector<uint8_t> is_value;   // per argument: the number goes outside of the key
+  std::vector<uint8_t> is_host;    // per argument: small host tensors (index lists, lengths) go by value
   std::vector<uint8_t> is_written; // per argument: a tensor (or list of them) that the operator changes
   std::vector<int> result_alias;   // per result: the argument it is, or -1
   Cache cache;
@@ -86,18 +90,52 @@ std::vector<Operator*>& operators() {
 using Inputs = c10::SmallVector<c10::TensorImpl*, 8>;  // the device tensors of a call, in order
 using Results = c10::SmallVector<IValue, 2>;
 
+// The text that a CUDA build gives when the tensors of a call are on several devices: the generated
+// wrappers of kernels say it one way, TensorIterator another one.
+[[noreturn]] void refuse_devices(const Operator& op, c10::ArrayRef<IValue> arguments) {
+  const auto& schema = op.handle->schema();
+  const bool iterator = checked_by_iterator(*op.handle);
+  std::optional<c10::Device> common;
+  const auto look = [&](const Tensor& t, const std::string& name) {
+    if (!t.defined() || (iterator && t.is_cpu() && t.dim() == 0)) return;
+    if (!common) common = t.device();
+    if (*common == t.device()) return;
+    TORCH_CHECK(!iterator, "Expected all tensors to be on the same device, but found at least two devices, ", *common,
+                " and ", t.device(), "!");
+    c10::impl::common_device_check_failure(*common, t, wrapper_name(*op.handle).c_str(), name.c_str());
+  };
+  for (const bool out : {true, false})  // the order in which the wrappers look
+    for (size_t i = 0; i < arguments.size(); i++) {
+      const auto& argument = schema.arguments()[i];
+      const IValue& v = arguments[i];
+      if (argument.is_out() != out || op.is_host[i]) continue;
+      if (v.isTensor()) look(v.toTensor(), argument.name());
+      else if (v.isTensorList())
+        for (const Tensor& t : v.toTensorVector()) look(t, argument.name());
+      else if (v.isOptionalTensorList())
+        for (const std::optional<Tensor>& t : v.toOptionalTensorList())
+          if (t) look(*t, argument.name());
+    }
+  TORCH_CHECK(false, op.name, ": a host tensor of more than ", kMaxPayloadBytes,
+              " bytes cannot go with a call to the device; move it to the device first");
+}
+
 // Encodes the arguments of one call. Borrowed pointers only: dropping a tensor reference under the
 // channel's lock could need the GIL.
 class Encoder {
  public:
-  Encoder(Channel& channel, const Operator& op) : c_(channel), key_(channel.key), values_(channel.values), op_(op) {
+  Encoder(Channel& channel, const Operator& op, c10::ArrayRef<IValue> arguments)
+      : c_(channel), key_(channel.key), values_(channel.values), op_(op), arguments_(arguments) {
     key_.clear();
     values_.clear();
     key_.put<uint16_t>(op.arguments);
   }
   Inputs& inputs() { return inputs_; }
 
-  void argument(const IValue& v, bool value) {
+  void argument(size_t index) {
+    const IValue& v = arguments_[index];
+    const bool value = op_.is_value[index];
+    host_allowed_ = op_.is_host[index];
     if (v.isTensor()) return tensor(v.toTensor());
     if (v.isNone()) return tag(Tag::none);
     if (v.isInt() || v.isDouble() || v.isBool() || v.isComplexDouble() || v.isSymInt()) return number(v, !value);
@@ -155,14 +193,12 @@ class Encoder {
       TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided, op_.name,
                                   ": only strided tensors are supported on the proxied device, not ", t.layout(),
                                   "; use .to_dense() first");
-      TORCH_CHECK(t.get_device() == c_.index, "Expected all tensors to be on the same device, but found at least two devices, cuda:",
-                  c_.index, " and cuda:", int{t.get_device()}, "!");
+      if (C10_UNLIKELY(t.get_device() != c_.index)) refuse_devices(op_, arguments_);
       encode_device_tensor(c_, t);
       inputs_.push_back(t.unsafeGetTensorImpl());
       return;
     }
-    TORCH_CHECK(t.is_cpu(), "Expected all tensors to be on the same device, but found at least two devices, cuda:",
-                c_.index, " and ", t.device(), "!");
+    if (!t.is_cpu()) refuse_devices(op_, arguments_);
     if (t.dim() == 0) {  // a number: travels by value, as on CUDA
       tag(Tag::host_scalar);
       key_.put<uint8_t>(static_cast<uint8_t>(t.scalar_type()));
@@ -172,10 +208,8 @@ class Encoder {
       std::memcpy(bytes, plain.const_data_ptr(), plain.element_size());
       return values_.put_bytes(bytes, 16);
     }
+    if (!host_allowed_ || t.nbytes() > kMaxPayloadBytes) refuse_devices(op_, arguments_);
     const Tensor host = t.resolve_conj().resolve_neg().contiguous();
-    TORCH_CHECK(op_.host_tensors && host.nbytes() <= kMaxPayloadBytes,
-                "Expected all tensors to be on the same device, but found at least two devices, cuda:", c_.index,
-                " and cpu! (when checking arguments of ", op_.name, ")");
     tag(Tag::host_tensor);
     key_.put<uint8_t>(static_cast<uint8_t>(host.scalar_type()));
     key_.put<uint8_t>(static_cast<uint8_t>(host.dim()));
@@ -227,6 +261,8 @@ class Encoder {
   Buffer& key_;
   Buffer& values_;
   const Operator& op_;
+  c10::ArrayRef<IValue> arguments_;
+  bool host_allowed_ = false;  // of the argument that is being encoded
   Inputs inputs_;
 };
 
@@ -320,19 +356,22 @@ class Builder {
 // The out= argument takes the shape that the operator gave it.
 void adopt_shape(const Tensor& out, const TensorMeta& m) {
   auto* impl = out.unsafeGetTensorImpl();
-  if (m.kind == MetaKind::undefined ||
-      (impl->sizes() == at::IntArrayRef(m.sizes) && impl->strides() == at::IntArrayRef(m.strides)))
+  if (m.kind == MetaKind::undefined) return;
+  if (out.is_conj() != bool(m.flags & kConjugate)) out._set_conj(m.flags & kConjugate);  // linalg.lu_solve
+  if ((impl->sizes() == at::IntArrayRef(m.sizes) && impl->strides() == at::IntArrayRef(m.strides)))
     return;
   impl->set_sizes_and_strides(m.sizes, m.strides);
   if (out.storage().nbytes() < m.bytes) storage_has_grown(out.storage().unsafeGetStorageImpl(), m.bytes);
 }
 
 // A result that the operator wrote into a host number would be lost: the number was sent by value.
-void check_written(const Operator& op, const IValue& v) {
+void check_written(const Operator& op, c10::ArrayRef<IValue> arguments, size_t index) {
+  const IValue& v = arguments[index];
   const auto check = [&](const Tensor& t) {
-    TORCH_CHECK(!t.defined() || t.is_cuda(), "Expected all tensors to be on the same device, but found at least two "
-                "devices, cuda and ", t.device(), "! (", op.name, " writes its result into a tensor on ", t.device(),
-                "; move that tensor to the device first)");
+    if (C10_LIKELY(!t.defined() || t.is_cuda())) return;
+    if (t.dim()) refuse_devices(op, arguments);
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", t.device(),
+                " and cuda:", current_device(), "!");
   };
   if (v.isTensor()) check(v.toTensor());
   else if (v.isTensorList())
@@ -416,6 +455,10 @@ void results_of(const Operator& op, const CacheEntry& e, Builder& builder, c10::
       } else {
         results.emplace_back(builder.build(m));
       }
+    } else if (r.kind == 'l' && alias >= 0) {
+      const auto outs = arguments[alias].toTensorList();
+      for (uint32_t i = 0; i < r.count; i++) adopt_shape(outs.get(i), e.tensors[next++]);
+      results.push_back(arguments[alias]);
     } else if (r.kind == 'l') {
       c10::List<Tensor> list;
       list.reserve(r.count);
@@ -434,7 +477,17 @@ void results_of(const Operator& op, const CacheEntry& e, Builder& builder, c10::
 void encode_device_tensor(Channel& c, const Tensor& t) {
   auto* impl = t.unsafeGetTensorImpl();
   const auto dim = static_cast<uint8_t>(impl->dim());
-  const bool contiguous = impl->is_contiguous_default(at::MemoryFormat::Contiguous);
+  // Also dimensions of size 0 and 1 have strides, and results inherit them: only what a reader would
+  // compute is left out.
+  bool contiguous = impl->is_contiguous_default(at::MemoryFormat::Contiguous);
+  if (contiguous) {
+    int64_t expected = 1;
+    const int64_t *sizes = impl->sizes().data(), *strides = impl->strides().data();
+    for (int i = dim - 1; i >= 0; i--) {
+      contiguous = contiguous && strides[i] == expected;
+      expected *= std::max<int64_t>(sizes[i], 1);
+    }
+  }
   char* p = c.key.room(4 + dim * 16);
   char* const start = p;
   *p++ = static_cast<char>(Tag::tensor);
@@ -465,13 +518,13 @@ void ship(Operator& op, Stack* stack) {
         static_cast<int64_t>(factory_dtype(op, torch::jit::last(*stack, op.arguments)));
   const auto arguments = torch::jit::last(*stack, op.arguments);
   for (int i = 0; i < op.arguments; i++)
-    if (op.is_written[i]) check_written(op, arguments[i]);
+    if (op.is_written[i]) check_written(op, arguments, i);
   Channel& c = channel_of(arguments);
   {
     Locked lock(c);
     c.raise_async_error();
-    Encoder encoder(c, op);
-    for (int i = 0; i < op.arguments; i++) encoder.argument(arguments[i], op.is_value[i]);
+    Encoder encoder(c, op, arguments);
+    for (int i = 0; i < op.arguments; i++) encoder.argument(i);
     const uint64_t hash = hash_of(c.key);
     std::unique_lock<std::mutex> cache_lock(cache_mutex, std::defer_lock);
     if (device_count() > 1) cache_lock.lock();
@@ -509,6 +562,7 @@ void ship(Operator& op, Stack* stack) {
       } else {
         Builder builder(c, base, encoder.inputs());
         results_of(op, *known, builder, arguments, results);
+        if (op.no_results) results.clear();
       }
       if (fresh && !op.always_sync) {
         if (device_count() > 1) cache_lock.lock();
@@ -543,8 +597,11 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
   // Their failure must be raised at their own line: nothing later would notice it.
   static const std::set<std::string> kMustNotFailLate = {
       "aten::_linalg_check_errors", "aten::_assert_async", "aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig"};
+  // In place, and yet the result may be larger.
+  static const std::set<std::string> kResizesItsInput = {"aten::addbmm_"};
   auto* op = new Operator();
   const auto& schema = handle.schema();
+  op->handle = handle;
   op->index = static_cast<uint32_t>(operators().size());
   op->name = schema.name();
   op->overload = schema.overload_name();
@@ -556,6 +613,7 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
     if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
     op->is_value.push_back(!in_key && (type->kind() == c10::TypeKind::NumberType || type->kind() == c10::TypeKind::FloatType));
     op->is_written.push_back(a.alias_info() && a.alias_info()->isWrite());
+    op->is_host.push_back(may_stay_on_host(op->name, a.name()));
     if (a.is_out()) op->has_out = true;
     auto item = type;
     if (auto list = item->cast<c10::ListType>()) item = list->getElementType();
@@ -576,14 +634,11 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
     op->result_alias.push_back(alias);
     all_aliases = all_aliases && alias >= 0;
   }
-  const auto starts = [&](const char* prefix) { return op->name.rfind(prefix, 0) == 0; };
-  const auto has = [&](const char* part) { return op->name.find(part) != std::string::npos; };
-  op->host_tensors = starts("aten::index") || starts("aten::_index") || has("ctc_loss") || starts("aten::_foreach") ||
-                     has("_tensor_indices") || has("pack");
-  op->in_place = all_aliases && schema.is_mutable() && !op->has_out;
-  if (schema.returns().empty() && op->has_out) {  // _foreach_*.out
-    op->in_place = true;
-    op->has_out = false;
+  op->in_place = all_aliases && schema.is_mutable() && !op->has_out && !kResizesItsInput.count(op->name);
+  if (schema.returns().empty() && op->has_out) {  // _foreach_*.out, unbind_copy.int_out: their out= lists
+    op->no_results = true;
+    for (size_t i = 0; i < schema.arguments().size(); i++)
+      if (schema.arguments()[i].is_out()) op->result_alias.push_back(static_cast<int>(i));
   }
   op->always_sync = handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape) ||
                     kMustNotFailLate.count(op->name);

@@ -1,0 +1,21 @@
+// On which devices the tensors of a call may be, and how CUDA says that they are not.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+
+namespace singularity {
+
+// True for an operator whose tensors TensorIterator compares, false for one whose generated wrapper
+// does: the two texts differ, and only the first takes 0-dim host tensors as numbers.
+bool checked_by_iterator(const c10::OperatorHandle& handle);
+
+// The name of the generated wrapper, as CUDA's error text has it: "wrapper_CUDA_addmm".
+std::string wrapper_name(const c10::OperatorHandle& handle);
+
+// Whether host tensors are an operator's argument on CUDA as well: index lists, lengths, lists of
+// numbers. `op` with namespace and without overload.
+bool may_stay_on_host(const std::string& op, const std::string& argument);
+
+}  // namespace singularity

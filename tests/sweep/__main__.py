@@ -1,0 +1,45 @@
+"""`PYTHONPATH=tests python -m sweep [--ops REGEX] [--samples N] [--jobs N] [--out FILE]`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+from .run import figures, list_tasks, sweep
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m sweep", description=__doc__)
+    parser.add_argument("--ops", default="", help="only operators whose name matches this")
+    parser.add_argument("--dtypes", default="", help="only these, with commas")
+    parser.add_argument("--samples", type=int, default=0, help="of each task; 0: all")
+    parser.add_argument("--jobs", type=int, default=1, help="sessions at once")
+    parser.add_argument("--out", type=Path, help="write the results there as JSON")
+    options = parser.parse_args()
+    wanted = set(options.dtypes.split(",")) if options.dtypes else None
+    tasks = [
+        (name, dtype)
+        for name, dtype in list_tasks()
+        if re.search(options.ops, name) and (wanted is None or dtype in wanted)
+    ]
+    results = sweep(tasks, options.samples, options.jobs)
+    report = {
+        **figures(results),
+        "tasks": {f"{name}/{dtype}": r for (name, dtype), r in sorted(results.items())},
+    }
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    for task, answer in report["tasks"].items():
+        for index, wrong in answer["failures"][:3]:
+            print(f"{task}[{index}]", *(f"{way}: {why}" for way, why in wrong.items()), sep="\n    ")
+        if "broken" in answer:
+            print(f"{task}: {answer['broken']}")
+    print({k: v for k, v in report.items() if k != "tasks"})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
