@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import re
 import sys
 from pathlib import Path
 
+from . import known
 from .run import figures, list_tasks, sweep
 
 
@@ -17,8 +19,13 @@ def main() -> int:
     parser.add_argument("--dtypes", default="", help="only these, with commas")
     parser.add_argument("--samples", type=int, default=0, help="of each task; 0: all")
     parser.add_argument("--jobs", type=int, default=1, help="sessions at once")
+    parser.add_argument(
+        "--update", action="store_true", help="write the table of known differences anew"
+    )
     parser.add_argument("--out", type=Path, help="write the results there as JSON")
     options = parser.parse_args()
+    if options.update and (options.ops or options.dtypes or options.samples):
+        parser.error("--update needs a whole sweep: leave out --ops, --dtypes and --samples")
     wanted = set(options.dtypes.split(",")) if options.dtypes else None
     tasks = [
         (name, dtype)
@@ -30,6 +37,8 @@ def main() -> int:
         **figures(results),
         "tasks": {f"{name}/{dtype}": r for (name, dtype), r in sorted(results.items())},
     }
+    if options.update:
+        known.save(known.updated(known.load(), results, importlib.metadata.version("torch")))
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
     for task, answer in report["tasks"].items():

@@ -6,6 +6,7 @@
 #include <c10/core/TensorOptions.h>
 
 #include "executor.h"
+#include "wire/layouts.h"
 
 namespace singularity {
 
@@ -165,6 +166,7 @@ IValue Executor::argument(Reader& key, Reader& values, bool inside) {
   const auto tag = key.get<uint8_t>();
   TORCH_CHECK(!inside || (static_cast<Tag>(tag) != Tag::tensor_list && static_cast<Tag>(tag) != Tag::optional_tensor_list),
               "a list of lists");
+  if (static_cast<Tag>(tag) == kSparseTag) return sparse_tensor(key, values);
   switch (static_cast<Tag>(tag)) {
     case Tag::none: return {};
     case Tag::undefined_tensor: return Tensor();

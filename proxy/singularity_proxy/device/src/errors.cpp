@@ -10,6 +10,20 @@ MissingStorage::MissingStorage(std::string what_happened)
     : origin(std::move(what_happened)),
       text("this tensor was never computed, because an earlier operation failed: " + origin) {}
 
+namespace {
+
+// The dispatcher's sentence about missing kernels goes on for lines and names a backend that the user
+// never asked for.
+std::string without_backends(const std::string& text) {
+  static const std::string start = "Could not run '";
+  const size_t end = text.find("' with arguments from", start.size());
+  if (text.rfind(start, 0) || end == std::string::npos) return text;
+  return text.substr(start.size(), end - start.size()) +
+         ": PyTorch has no kernel of this operator for the physical device behind this session";
+}
+
+}  // namespace
+
 Failure describe(const std::exception_ptr& error) {
   const auto of = [](Status status, const c10::Error& e) {
     return Failure{status, e.what_without_backtrace(), "", true};
@@ -29,7 +43,7 @@ Failure describe(const std::exception_ptr& error) {
   } catch (const c10::TypeError& e) {
     return of(Status::type_error, e);
   } catch (const c10::NotImplementedError& e) {
-    return of(Status::not_implemented, e);
+    return {Status::not_implemented, without_backends(e.what_without_backtrace()), "", true};
   } catch (const c10::LinAlgError& e) {
     return of(Status::linalg_error, e);
   } catch (const c10::Error& e) {

@@ -168,7 +168,9 @@ void Executor::results(const RecordHeader& record, const OperatorEntry& op, Buff
   for (size_t i = 0; i < count; i++) {
     const bool kept = op.keep_arguments && i < op.result_alias.size() && op.result_alias[i] >= 0;
     const IValue& value = kept ? kept_[static_cast<size_t>(op.result_alias[i])] : stack_[i];
-    if (value.isTensor()) {
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().layout() != at::kStrided) {
+      sparse_result(value.toTensor(), reply);
+    } else if (value.isTensor()) {
       if (reply) reply->put('t');
       tensor_result(value.toTensor(), all_new, reply);
     } else if (value.isTensorList()) {
@@ -216,9 +218,10 @@ void Executor::tensor_result(const Tensor& tensor, bool all_new, Buffer* reply) 
     if (reply) reply->put(MetaKind::undefined);
     return;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided,
-                              "the result is a tensor of layout ", tensor.layout(),
-                              ", and the proxied device supports strided tensors only; use .to_dense() first");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided && !tensor.is_nested(), "the result is a ",
+                              tensor.is_nested() ? "nested tensor" : "list of sparse tensors",
+                              ", which the device proxy cannot send");
+  TORCH_CHECK_NOT_IMPLEMENTED(!tensor._is_zerotensor(), "the result has no memory, which the device proxy cannot send");
   const c10::Storage& storage = tensor.storage();
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   MetaKind kind = MetaKind::new_storage;

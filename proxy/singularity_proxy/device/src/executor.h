@@ -72,6 +72,9 @@ class Executor {
   c10::IValue argument(Reader& key, Reader& values, bool inside = false);
   c10::IValue scalar(uint8_t tag, Reader& key, Reader& values) const;
   at::Tensor device_tensor(Reader& key, Reader& values);
+  // sparse.cpp: see wire/layouts.h
+  at::Tensor sparse_tensor(Reader& key, Reader& values);
+  void sparse_result(const at::Tensor& tensor, Buffer* reply);
   static at::Tensor host_tensor(uint8_t tag, Reader& key, Reader& values);
 
   State& state_;

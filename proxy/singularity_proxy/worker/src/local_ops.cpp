@@ -19,6 +19,7 @@
 #include <set>
 
 #include "device.h"
+#include "families.h"
 #include "ship.h"
 #include "storage.h"
 
@@ -83,6 +84,12 @@ Tensor& set_tensor(Tensor& self, const Tensor& source) {
 Tensor& set_empty(Tensor& self) {
   const Tensor empty = at::empty({0}, self.options());
   return set_tensor(self, empty);
+}
+// What autograd makes where a gradient is zero. Elsewhere it has no memory, and operators look for that;
+// on the device it is made of ordinary zeros, which every operator understands.
+Tensor efficient_zeros(at::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                       std::optional<c10::Device> device, std::optional<bool> pin) {
+  return at::zeros(size, dtype, layout, device ? device : c10::Device(c10::kCUDA), pin);
 }
 void record_stream(Tensor&, at::Stream) {}  // one in-order queue: memory is never reused too early
 bool is_set_to(const Tensor& a, const Tensor& b) {
@@ -243,6 +250,32 @@ Tensor dropout(const Tensor& input, double p, bool train) {
 bool no_vendor_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; }
 bool no_vendor_ctc_tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) { return false; }
 
+// Products with a wider result type exist for CUDA only: on a cpu device the operands are widened.
+Tensor mm_dtype(const Tensor& a, const Tensor& b, c10::ScalarType dtype) { return at::mm(a.to(dtype), b.to(dtype)); }
+Tensor& mm_dtype_out(const Tensor& a, const Tensor& b, c10::ScalarType dtype, Tensor& out) {
+  return at::mm_out(out, a.to(dtype), b.to(dtype));
+}
+Tensor bmm_dtype(const Tensor& a, const Tensor& b, c10::ScalarType dtype) { return at::bmm(a.to(dtype), b.to(dtype)); }
+Tensor& bmm_dtype_out(const Tensor& a, const Tensor& b, c10::ScalarType dtype, Tensor& out) {
+  return at::bmm_out(out, a.to(dtype), b.to(dtype));
+}
+Tensor addmm_dtype(const Tensor& self, const Tensor& a, const Tensor& b, c10::ScalarType dtype, const at::Scalar& beta,
+                   const at::Scalar& alpha) {
+  return at::addmm(self.to(dtype), a.to(dtype), b.to(dtype), beta, alpha);
+}
+Tensor& addmm_dtype_out(const Tensor& self, const Tensor& a, const Tensor& b, c10::ScalarType dtype,
+                        const at::Scalar& beta, const at::Scalar& alpha, Tensor& out) {
+  return at::addmm_out(out, self.to(dtype), a.to(dtype), b.to(dtype), beta, alpha);
+}
+Tensor baddbmm_dtype(const Tensor& self, const Tensor& a, const Tensor& b, c10::ScalarType dtype, const at::Scalar& beta,
+                     const at::Scalar& alpha) {
+  return at::baddbmm(self.to(dtype), a.to(dtype), b.to(dtype), beta, alpha);
+}
+Tensor& baddbmm_dtype_out(const Tensor& self, const Tensor& a, const Tensor& b, c10::ScalarType dtype,
+                          const at::Scalar& beta, const at::Scalar& alpha, Tensor& out) {
+  return at::baddbmm_out(out, self.to(dtype), a.to(dtype), b.to(dtype), beta, alpha);
+}
+
 // ---- registration
 
 // Metadata and views: their composite or CPU-shared implementation works on our tensors as it is.
@@ -271,19 +304,36 @@ torch::Library& library(const std::string& name_space, c10::DispatchKey key) {
 
 bool has_kernel(const c10::OperatorHandle& h, c10::DispatchKey key) { return h.hasKernelForDispatchKey(key); }
 
-enum class Treatment { composite, local, ship, skip };
+enum class Treatment { composite, recompose, local, host, ship, refuse, skip };
+
+// Whether the physical device has a kernel of its own for an operator that can also be composed of
+// others. A cpu device runs the same build, so its kernels are ours; of CUDA's the names are known.
+bool device_has_kernel(const c10::OperatorHandle& h, const std::string& base) {
+  static const std::set<std::string> kCuda = {"silu_backward", "mish_backward", "_fused_rms_norm"};
+  return proxy_is_cpu() ? has_kernel(h, c10::DispatchKey::CPU) : kCuda.count(base) > 0;
+}
+
+// The composite, although this build of torch has a kernel for CUDA: what the dispatcher computes for
+// a backend without kernels.
+struct CompositeKernel final : c10::OperatorKernel {
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    op.getComputedKernelForDispatchKey(c10::DispatchKey::MAIA).callBoxed(op, keys, stack);
+  }
+};
+torch::CppFunction composite_kernel() {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<CompositeKernel>());
+}
 
 Treatment treatment_of(const c10::OperatorHandle& h, const std::string& base, const std::string& full) {
   const bool implicit = has_kernel(h, c10::DispatchKey::CompositeImplicitAutograd);
   const bool explicit_ = has_kernel(h, c10::DispatchKey::CompositeExplicitAutograd);
-  const auto has = [&](const char* part) { return base.find(part) != std::string::npos; };
-  if (!implicit && !explicit_ && !has_kernel(h, c10::DispatchKey::CompositeExplicitAutogradNonFunctional) &&
-      !has_kernel(h, c10::DispatchKey::CPU) && !has_kernel(h, c10::DispatchKey::Meta) && !has("cudnn") && !has("_thnn") &&
-      !has("flash") && !has("efficient"))
-    return Treatment::skip;  // TorchScript primitives and the like
-  // Autograd needs the decomposition, unless devices have a kernel of their own (silu_backward): the
-  // decomposition would round differently, and a CUDA build would run its own kernel in this process.
-  if (implicit && !has_kernel(h, c10::DispatchKey::CPU)) return Treatment::composite;
+  const bool real = has_kernel(h, c10::DispatchKey::CUDA);  // in a CUDA build; it must not be reached
+  // Autograd needs the decomposition, unless the device has a kernel of its own (silu_backward): the
+  // decomposition would round differently.
+  if (implicit) {
+    if (device_has_kernel(h, base)) return Treatment::ship;
+    return real ? Treatment::recompose : Treatment::composite;
+  }
   const auto& schema = h.schema();
   bool view = false, only_tensors = true;
   for (const auto& r : schema.returns()) {
@@ -291,14 +341,22 @@ Treatment treatment_of(const c10::OperatorHandle& h, const std::string& base, co
     const auto kind = r.type()->kind();
     if (kind != c10::TypeKind::TensorType && kind != c10::TypeKind::ListType) only_tensors = false;
   }
-  if (view || local_names().count(base)) return Treatment::local;
-  if (explicit_ && !only_tensors && full != "_fused_sdp_choice") return Treatment::local;  // metadata queries
-  if (schema.arguments().empty()) return Treatment::skip;
+  if (view || local_names().count(base) || base == "_nested_from_padded") {
+    if (explicit_) return real ? Treatment::recompose : Treatment::local;
+    return has_kernel(h, c10::DispatchKey::CPU) ? Treatment::host : real ? Treatment::refuse : Treatment::local;
+  }
+  if (explicit_ && !only_tensors && full != "_fused_sdp_choice")  // metadata queries
+    return real ? Treatment::recompose : Treatment::local;
+  bool takes_tensors = false;
   for (const auto& a : schema.arguments()) {
     const auto kind = a.type()->kind();
-    if (kind == c10::TypeKind::StorageType || kind == c10::TypeKind::StreamObjType) return Treatment::skip;
+    if (kind == c10::TypeKind::StorageType || kind == c10::TypeKind::StreamObjType) return real ? Treatment::refuse : Treatment::skip;
+    takes_tensors = takes_tensors || a.type()->isSubtypeOf(*c10::TensorType::get());
   }
-  return Treatment::ship;
+  const bool any = explicit_ || takes_tensors || has_kernel(h, c10::DispatchKey::CPU) || has_kernel(h, c10::DispatchKey::Meta) ||
+                   has_kernel(h, c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+  if (schema.arguments().empty() || !any) return real ? Treatment::refuse : Treatment::skip;
+  return Treatment::ship;  // also what has kernels for CUDA only: the device says whether it knows it
 }
 
 }  // namespace
@@ -334,6 +392,7 @@ std::map<std::string, double> install() {
   put("_copy_from_and_resize", &copy_from_and_resize);
   put("_local_scalar_dense", &local_scalar);
   put("record_stream", &record_stream);
+  put("_efficientzerotensor", &efficient_zeros);
   put("is_set_to", &is_set_to);
   if (proxy_is_cpu()) {
     torch::Library& autograd = library("aten", c10::DispatchKey::AutogradCUDA);
@@ -341,6 +400,14 @@ std::map<std::string, double> install() {
     put("_use_cudnn_ctc_loss.Tensor", &no_vendor_ctc_tensor);
     put("_use_miopen_ctc_loss", &no_vendor_ctc);
     put("_use_miopen_ctc_loss.Tensor", &no_vendor_ctc_tensor);
+    put("mm.dtype", &mm_dtype);
+    put("mm.dtype_out", &mm_dtype_out);
+    put("bmm.dtype", &bmm_dtype);
+    put("bmm.dtype_out", &bmm_dtype_out);
+    put("addmm.dtype", &addmm_dtype);
+    put("addmm.dtype_out", &addmm_dtype_out);
+    put("baddbmm.dtype", &baddbmm_dtype);
+    put("baddbmm.dtype_out", &baddbmm_dtype_out);
     for (torch::Library* l : {&kernels, &autograd}) {
       l->impl("scaled_dot_product_attention", &attention);
       l->impl("dropout", &dropout);
@@ -351,6 +418,12 @@ std::map<std::string, double> install() {
     own.insert("scaled_dot_product_attention");
     own.insert("dropout");
   }
+  std::map<std::pair<std::string, c10::DispatchKey>, torch::Library*> opened;
+  const LibraryOf library_of = [&](const std::string& name_space, c10::DispatchKey key) -> torch::Library& {
+    torch::Library*& one = opened[{name_space, key}];
+    if (!one) one = &library(name_space, key);
+    return *one;
+  };
   std::map<std::string, double> figures{{"shipped", 0}, {"composite", 0}, {"local", static_cast<double>(own.size())}};
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
@@ -365,6 +438,18 @@ std::map<std::string, double> install() {
     }
     switch (treatment_of(*handle, base, full)) {
       case Treatment::composite: figures["composite"]++; break;
+      case Treatment::recompose:
+        figures["composite"]++;
+        kernels.impl(full.c_str(), composite_kernel());
+        library_of("aten", c10::DispatchKey::AutogradCUDA).impl(full.c_str(), composite_kernel());
+        break;
+      case Treatment::host:
+        figures["local"]++;
+        kernels.impl(full.c_str(), host_kernel(c10::DispatchKey::CPU));
+        break;
+      case Treatment::refuse:
+        kernels.impl(full.c_str(), refusing_kernel("this operator is not supported by the device proxy"));
+        break;
       case Treatment::local: figures["local"]++; break;
       case Treatment::skip: break;
       case Treatment::ship:
@@ -372,6 +457,7 @@ std::map<std::string, double> install() {
         figures["shipped"]++;
     }
   }
+  figures["families"] = install_families(library_of);
   figures["install_ms"] = static_cast<double>(monotonic_ns() - start) / 1e6;
   return figures;
 }

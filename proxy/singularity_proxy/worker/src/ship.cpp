@@ -7,6 +7,7 @@
 #include <set>
 
 #include "devices_of_calls.h"
+#include "sparse.h"
 #include "storage.h"
 
 namespace singularity {
@@ -25,10 +26,15 @@ struct TensorMeta {
   uint64_t bytes = 0;
   c10::SmallVector<int64_t, 5> sizes, strides;
 };
+struct SparseMeta {
+  SparseHeader header;
+  std::vector<int64_t> sizes;
+};
 struct ResultMeta {
   char kind;       // as in the reply
   uint32_t count;  // tensors it takes from `tensors`
   IValue value;    // of a number
+  std::shared_ptr<SparseMeta> sparse;
 };
 // What the proxy told of one (operator, key): enough to build the results without asking again.
 struct CacheEntry {
@@ -116,6 +122,9 @@ using Results = c10::SmallVector<IValue, 2>;
         for (const std::optional<Tensor>& t : v.toOptionalTensorList())
           if (t) look(*t, argument.name());
     }
+  const IValue& self = arguments[0];
+  TORCH_CHECK(!(op.name.find("index") != std::string::npos && self.isTensor() && self.toTensor().is_cpu()),
+              "indices should be either on cpu or on the same device as the indexed tensor (cpu)");
   TORCH_CHECK(false, op.name, ": a host tensor of more than ", kMaxPayloadBytes,
               " bytes cannot go with a call to the device; move it to the device first");
 }
@@ -131,6 +140,7 @@ class Encoder {
     key_.put<uint16_t>(op.arguments);
   }
   Inputs& inputs() { return inputs_; }
+  bool saw_sparse() const { return saw_sparse_; }
 
   void argument(size_t index) {
     const IValue& v = arguments_[index];
@@ -190,9 +200,7 @@ class Encoder {
   void tensor(const Tensor& t) {
     if (!t.defined()) return tag(Tag::undefined_tensor);
     if (t.is_cuda()) {
-      TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided, op_.name,
-                                  ": only strided tensors are supported on the proxied device, not ", t.layout(),
-                                  "; use .to_dense() first");
+      if (C10_UNLIKELY(t.layout() != at::kStrided || t.is_nested())) return sparse_tensor(t);
       if (C10_UNLIKELY(t.get_device() != c_.index)) refuse_devices(op_, arguments_);
       encode_device_tensor(c_, t);
       inputs_.push_back(t.unsafeGetTensorImpl());
@@ -262,6 +270,16 @@ class Encoder {
   Buffer& values_;
   const Operator& op_;
   c10::ArrayRef<IValue> arguments_;
+  void sparse_tensor(const Tensor& t) {
+    const SparseHeader header = sparse_header(t, op_.name);
+    if (t.get_device() != c_.index) refuse_devices(op_, arguments_);
+    saw_sparse_ = true;
+    tag(kSparseTag);
+    key_.put(header);
+    key_.put_bytes(t.sizes().data(), header.dim * 8);
+    for (const Tensor& part : sparse_parts(t)) tensor(part);  // alive as long as `t` is
+  }
+  bool saw_sparse_ = false;
   bool host_allowed_ = false;  // of the argument that is being encoded
   Inputs inputs_;
 };
@@ -289,13 +307,21 @@ CacheEntry read_results(Cursor in, const Operator& op) {
   e.new_storages = in.get<uint32_t>();
   const uint32_t results = in.get<uint32_t>();
   for (uint32_t i = 0; i < results; i++) {
-    ResultMeta r{in.get<char>(), 1, {}};
+    ResultMeta r{in.get<char>(), 1, {}, {}};
     switch (r.kind) {
       case 't': e.tensors.push_back(read_meta(in, op)); break;
       case 'l':
         r.count = in.get<uint32_t>();
         for (uint32_t j = 0; j < r.count; j++) e.tensors.push_back(read_meta(in, op));
         break;
+      case kSparseResult: {
+        r.sparse = std::make_shared<SparseMeta>();
+        r.sparse->header = in.get<SparseHeader>();
+        for (int d = 0; d < r.sparse->header.dim; d++) r.sparse->sizes.push_back(in.get<int64_t>());
+        r.count = r.sparse->header.layout == static_cast<uint8_t>(at::kSparse) ? 2 : 3;
+        for (uint32_t j = 0; j < r.count; j++) e.tensors.push_back(read_meta(in, op));
+        break;
+      }
       case 'i': r.value = in.get<int64_t>(); break;
       case 'd': r.value = in.get<double>(); break;
       case 'b': r.value = in.get<int64_t>() != 0; break;
@@ -440,13 +466,33 @@ const CacheEntry* find(Operator& op, const Buffer& key, uint64_t hash) {
   return nullptr;
 }
 
+// A sparse result that is put together once the channel is free: its constructor makes device tensors.
+struct Late {
+  size_t position;
+  std::shared_ptr<SparseMeta> meta;
+  std::vector<Tensor> parts;
+};
+
+void finish(Results& results, const std::vector<Late>& late) {
+  for (const Late& one : late) {
+    IValue& result = results[one.position];
+    if (result.isTensor()) refill_sparse(result.toTensor(), one.meta->header, one.meta->sizes, one.parts);
+    else result = make_sparse(one.meta->header, one.meta->sizes, one.parts);
+  }
+}
+
 void results_of(const Operator& op, const CacheEntry& e, Builder& builder, c10::ArrayRef<IValue> arguments,
-                Results& results) {
+                Results& results, std::vector<Late>& late) {
   size_t next = 0, number = 0;
   for (const ResultMeta& r : e.results) {
     const int alias = number < op.result_alias.size() ? op.result_alias[number] : -1;
     number++;
-    if (r.kind == 't') {
+    if (r.sparse) {
+      std::vector<Tensor> parts;
+      for (uint32_t i = 0; i < r.count; i++) parts.push_back(builder.build(e.tensors[next++]));
+      late.push_back({results.size(), r.sparse, std::move(parts)});
+      results.push_back(alias >= 0 ? arguments[alias] : IValue());
+    } else if (r.kind == 't') {
       const TensorMeta& m = e.tensors[next++];
       if (alias >= 0) {
         Tensor out = arguments[alias].toTensor();
@@ -512,6 +558,7 @@ void encode_device_tensor(Channel& c, const Tensor& t) {
 
 void ship(Operator& op, Stack* stack) {
   Results results;
+  std::vector<Late> late;
   if (op.default_dtype >= 0 && torch::jit::peek(*stack, op.default_dtype, op.arguments).isNone() &&
       c10::get_default_dtype_as_scalartype() != at::kFloat)
     torch::jit::peek(*stack, op.default_dtype, op.arguments) =
@@ -525,6 +572,7 @@ void ship(Operator& op, Stack* stack) {
     c.raise_async_error();
     Encoder encoder(c, op, arguments);
     for (int i = 0; i < op.arguments; i++) encoder.argument(i);
+    const bool in_place = op.in_place && !encoder.saw_sparse();  // sparse ones may have new indices
     const uint64_t hash = hash_of(c.key);
     std::unique_lock<std::mutex> cache_lock(cache_mutex, std::defer_lock);
     if (device_count() > 1) cache_lock.lock();
@@ -536,7 +584,7 @@ void ship(Operator& op, Stack* stack) {
       define(c, op);
       const bool wait = !known || !known->async || launch_blocking() || c.near_capacity(known->new_bytes);
       const size_t key_bytes = padded(c.key.size());
-      const uint16_t flags = (wait ? kReply : 0) | (op.in_place ? kNoOutputs : 0) | (known && known->all_new ? kAllNew : 0);
+      const uint16_t flags = (wait ? kReply : 0) | (in_place ? kNoOutputs : 0) | (known && known->all_new ? kAllNew : 0);
       RecordHeader* record = c.begin(Kind::op, flags, key_bytes + c.values.size());
       record->op = op.index;
       record->key_bytes = static_cast<uint32_t>(c.key.size());
@@ -550,19 +598,22 @@ void ship(Operator& op, Stack* stack) {
       if (wait) {
         if (cache_lock.owns_lock()) cache_lock.unlock();  // never wait for a proxy under a shared lock
         const Reply reply = c.receive(base);
-        fresh = std::make_unique<CacheEntry>(op.in_place ? CacheEntry() : read_results(reply.body, op));
+        fresh = std::make_unique<CacheEntry>(in_place ? CacheEntry() : read_results(reply.body, op));
         c.finish(reply);
         known = &*fresh;
       } else {
         c.async_records++;
       }
       c.next_storage += known->new_storages;
-      if (op.in_place) {
+      if (in_place) {
         for (int alias : op.result_alias) results.push_back(arguments[alias]);
       } else {
         Builder builder(c, base, encoder.inputs());
-        results_of(op, *known, builder, arguments, results);
-        if (op.no_results) results.clear();
+        results_of(op, *known, builder, arguments, results, late);
+        if (op.no_results) {
+          results.clear();
+          late.clear();
+        }
       }
       if (fresh && !op.always_sync) {
         if (device_count() > 1) cache_lock.lock();
@@ -577,6 +628,7 @@ void ship(Operator& op, Stack* stack) {
       }
     }
   }
+  if (!late.empty()) finish(results, late);
   // Outside of the lock: dropping arguments can run Python.
   torch::jit::drop(*stack, op.arguments);
   for (IValue& r : results) stack->push_back(std::move(r));
