@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from checks.base import CHECKS
 
-for module in ("tensors", "errors", "training", "layers", "runtime"):
+for module in ("operators", "tensors", "errors", "training", "layers", "runtime"):
     importlib.import_module(f"checks.cuda_{module}")
 
 

@@ -104,7 +104,7 @@ def _same_sparse(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     try:
         torch.testing.assert_close(a, b, equal_nan=True)
-    except AssertionError:
+    except (AssertionError, RuntimeError):  # it does not know every layout
         return False
     return True
 

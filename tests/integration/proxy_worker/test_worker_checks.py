@@ -20,8 +20,6 @@ KNOWN_FAILURES = {
     "ddp_gloo": "collectives are not sent to the proxies yet",
     "nccl_available": "collectives are not sent to the proxies yet",
     "quantized": "refused with a sentence: quantized tensors are not sent",
-    "sparse": "only strided tensors are sent",
-    "sparse_embedding_grad": "only strided tensors are sent",
 }
 """Check -> why it cannot pass yet. A check that starts to pass must leave this table."""
 

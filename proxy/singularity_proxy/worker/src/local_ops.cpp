@@ -341,7 +341,7 @@ Treatment treatment_of(const c10::OperatorHandle& h, const std::string& base, co
     const auto kind = r.type()->kind();
     if (kind != c10::TypeKind::TensorType && kind != c10::TypeKind::ListType) only_tensors = false;
   }
-  if (view || local_names().count(base) || base == "_nested_from_padded") {
+  if (view || local_names().count(base) || base.rfind("_nested", 0) == 0) {
     if (explicit_) return real ? Treatment::recompose : Treatment::local;
     return has_kernel(h, c10::DispatchKey::CPU) ? Treatment::host : real ? Treatment::refuse : Treatment::local;
   }
