@@ -82,7 +82,9 @@ Tensor Executor::device_tensor(Reader& key, Reader& values) {
     // An operator may have changed the tensor, and even its memory, since it was used last: how far it
     // reaches is looked at anew.
     if (impl->dtype() == c10::scalarTypeToTypeMeta(dtype) && impl->sizes() == sizes && impl->storage_offset() == offset &&
-        (flags & kContiguous ? impl->is_contiguous_default(at::MemoryFormat::Contiguous) : impl->strides() == strides) &&
+        (flags & kContiguous ? recent.contiguous && impl->is_contiguous_default(at::MemoryFormat::Contiguous)
+                             : impl->strides() == strides) &&
+        !impl->is_conj() &&
         (impl->numel() == 0 || static_cast<uint64_t>(offset + (flags & kContiguous ? impl->numel() : reach(sizes, strides))) *
                                        impl->itemsize() <= impl->unsafe_storage().nbytes())) {
       inputs_.push_back(impl->unsafe_storage().unsafeGetStorageImpl());
@@ -115,6 +117,7 @@ Tensor Executor::device_tensor(Reader& key, Reader& values) {
     return t;
   }
   recent.id = id;
+  recent.contiguous = flags & kContiguous;
   recent.tensor = t;
   return t;
 }

@@ -26,6 +26,7 @@ Tensor Executor::sparse_tensor(Reader& key, Reader& values) {
   TORCH_CHECK(header.dim <= kMaxDim, "a tensor of ", int{header.dim}, " dimensions");
   std::vector<int64_t> sizes(header.dim);
   std::memcpy(sizes.data(), key.bytes(header.dim * 8), header.dim * 8);
+  plain_ = false;
   Tensor parts[3];
   const int count = is_coo(layout) ? 2 : 3;
   for (int i = 0; i < count; i++) {
