@@ -111,9 +111,9 @@ def test_errors_have_the_types_of_torch(served: RingClient) -> None:
     unknown = served.call("no_such_operator", square, base=2)
     assert unknown.status == w.NOT_IMPLEMENTED
     assert "aten::no_such_operator does not exist in the device proxy's PyTorch" in unknown.text
-    sparse = served.call("to_sparse", square, None, None, None, base=2)
-    assert sparse.status == w.NOT_IMPLEMENTED
-    assert "use .to_dense() first" in sparse.text
+    quantized = served.call("quantize_per_tensor", square, 0.1, 0, 12, base=2)
+    assert quantized.status == w.NOT_IMPLEMENTED
+    assert "quantize on the host" in quantized.text
     few = served.call("neg", base=2)
     assert "came with 0 arguments instead of 1" in few.text
     outside = served.call("neg", T(1, (5,)), base=2)

@@ -32,7 +32,8 @@ inline uint64_t stamp_of(const RecordHeader& record) {
 class RecentTensors {
  public:
   struct Entry {
-    uint64_t id = 0;  // of the storage; 0: empty
+    uint64_t id = 0;          // of the storage; 0: empty
+    bool contiguous = false;  // as kContiguous has it: also the strides of dimensions of size one
     at::Tensor tensor;
   };
   Entry& of(uint64_t id) { return entries_[id % entries_.size()]; }
