@@ -30,17 +30,20 @@ def support_page() -> str:
         samples = entry["samples"]
         count = sum(len(indices) for indices in samples.values())
         rows.append((f"`{name}`", ", ".join(samples), count, entry["reason"], entry["example"]))
+    limit = known["samples_of_each"]
+    which = f"the first {limit}" if limit else "all"
     equal = 100 * known["opinfo_equal_fraction"]
     return "\n".join(
         [
             "# Operators on the device\n",
-            "Every operator of PyTorch's own test tables is run with all of their samples, once "
+            "Every operator of PyTorch's own test tables is run with their samples, once "
             "natively on the host and once on `cuda` under the device proxy (with a `cpu` device "
             "behind it), and compared bit by bit: values, dtypes, shapes, strides, which memory is "
             "shared, error types, gradients, in-place forms, `out=`. A test runs a part of it each "
             "time and fails when this page is not true.\n",
-            f"Last whole sweep: {known['date']}, PyTorch {known['torch']}: "
-            f"{known['opinfo_samples']} samples in {known['tasks']} pairs of operator and dtype, "
+            f"Last sweep: {known['date']}, PyTorch {known['torch']}: "
+            f"{which} samples, {known['opinfo_samples']} in {known['tasks']} pairs of operator "
+            "and dtype, "
             f"{equal:.2f} % equal.\n",
             "## Kinds of tensors\n",
             table(("tensors", "supported", "remarks"), KINDS),

@@ -178,7 +178,10 @@ def gradients_that_are_zero_without_memory():
 @check
 def strides_of_dimensions_of_size_one():
     x = torch.rand(4, 1).to(D).as_strided((4, 1), (1, 7))
-    assert torch.empty_like(x).stride() == torch.empty_like(x.cpu().as_strided((4, 1), (1, 7))).stride()
+    assert (
+        torch.empty_like(x).stride()
+        == torch.empty_like(x.cpu().as_strided((4, 1), (1, 7))).stride()
+    )
     assert (x + 1).stride() == (torch.rand(4, 1).as_strided((4, 1), (1, 7)) + 1).stride()
 
 

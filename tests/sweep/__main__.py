@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import re
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from . import known
@@ -24,8 +24,8 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="write the results there as JSON")
     options = parser.parse_args()
-    if options.update and (options.ops or options.dtypes or options.samples):
-        parser.error("--update needs a whole sweep: leave out --ops, --dtypes and --samples")
+    if options.update and (options.ops or options.dtypes):
+        parser.error("--update needs every operator: leave out --ops and --dtypes")
     wanted = set(options.dtypes.split(",")) if options.dtypes else None
     tasks = [
         (name, dtype)
@@ -38,12 +38,14 @@ def main() -> int:
         "tasks": {f"{name}/{dtype}": r for (name, dtype), r in sorted(results.items())},
     }
     if options.update:
-        known.save(known.updated(known.load(), results, importlib.metadata.version("torch")))
+        known.save(known.updated(known.load(), results, options.samples, version("torch")))
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
     for task, answer in report["tasks"].items():
         for index, wrong in answer["failures"][:3]:
-            print(f"{task}[{index}]", *(f"{way}: {why}" for way, why in wrong.items()), sep="\n    ")
+            print(
+                f"{task}[{index}]", *(f"{way}: {why}" for way, why in wrong.items()), sep="\n    "
+            )
         if "broken" in answer:
             print(f"{task}: {answer['broken']}")
     print({k: v for k, v in report.items() if k != "tasks"})

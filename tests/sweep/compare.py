@@ -77,7 +77,9 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return torch.equal(a, b)
     if a.is_nested:
         return all(same_bits(x, y) for x, y in zip(a.unbind(), b.unbind(), strict=True))
-    left, right = (_real(t).reshape(-1).clone(memory_format=torch.contiguous_format) for t in (a, b))
+    left, right = (
+        _real(t).reshape(-1).clone(memory_format=torch.contiguous_format) for t in (a, b)
+    )
     if torch.equal(left.view(torch.uint8), right.view(torch.uint8)):
         return True
     if not left.is_floating_point():
@@ -139,7 +141,8 @@ def differs(native: Outcome, proxied: Outcome, values: bool = True) -> str:
             return ""
         if not native.error:
             return f"error: {proxied.error}: {proxied.text}"
-        return f"error type: {native.error}: {native.text} / {proxied.error or 'no error'}: {proxied.text}"
+        other = f"{proxied.error}: {proxied.text}" if proxied.error else "no error"
+        return f"error type: {native.error}: {native.text} / {other}"
     for what, left, right in (
         ("", native.values, proxied.values),
         ("argument ", native.inputs, proxied.inputs),
@@ -158,9 +161,7 @@ def close(native: Outcome, proxied: Outcome) -> bool:
         *zip(native.values, proxied.values, strict=False),
         *zip(native.inputs, proxied.inputs, strict=False),
     ]
-    return all(
-        _close(a.data, b.data) for a, b in pairs if isinstance(a.data, torch.Tensor)
-    )
+    return all(_close(a.data, b.data) for a, b in pairs if isinstance(a.data, torch.Tensor))
 
 
 def same_text(native: Outcome, proxied: Outcome) -> bool:

@@ -15,6 +15,8 @@ TO_EXPLAIN = ""
 
 
 def load() -> dict[str, Any]:
+    if not FILE.exists():
+        return {"operators": {}}
     with FILE.open() as f:
         known: dict[str, Any] = json.load(f)
     return known
@@ -35,7 +37,7 @@ def unexpected(known: dict[str, Any], results: dict[Task, dict[str, Any]]) -> li
     lines = []
     for task, answer in sorted(results.items()):
         listed = expected(known, task)
-        found = {index: wrong for index, wrong in answer["failures"]}
+        found = dict(answer["failures"])
         name = "/".join(task)
         lines += [f"{name}[{i}] differs: {found[i]}" for i in sorted(found.keys() - listed)]
         if "broken" in answer:
@@ -47,9 +49,9 @@ def unexpected(known: dict[str, Any], results: dict[Task, dict[str, Any]]) -> li
 
 
 def updated(
-    known: dict[str, Any], results: dict[Task, dict[str, Any]], torch_version: str
+    known: dict[str, Any], results: dict[Task, dict[str, Any]], limit: int, torch_version: str
 ) -> dict[str, Any]:
-    """The table of a whole sweep; reasons of operators that stay in it are kept."""
+    """The table of a sweep over `limit` samples of each task (0: all). Reasons are kept."""
     operators: dict[str, Any] = {}
     for (name, dtype), answer in sorted(results.items()):
         if answer["failures"]:
@@ -69,8 +71,9 @@ def updated(
                 entry["example"] = f"{way}: {text}"[:160]
     return {
         "date": datetime.date.today().isoformat(),
-        "torch": torch_version.split("+")[0],
+        "torch": torch_version.split("+", maxsplit=1)[0],
         "tasks": len(results),
+        "samples_of_each": limit,
         **figures(results),
         "operators": operators,
     }

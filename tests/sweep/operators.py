@@ -24,7 +24,14 @@ DTYPES = {
 ERRORS = "errors"
 """In the place of a dtype: the inputs that an operator must refuse."""
 
-UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+UNINITIALISED = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "empty_permuted",
+    "new_empty",
+    "new_empty_strided",
+}
 """Their values mean nothing."""
 
 

@@ -34,6 +34,7 @@ class Shard:
         self.samples = samples
         self.folder = folder
         self.results: dict[Task, dict[str, Any]] = {}
+        self.again: set[Task] = set()
 
     def run(self) -> None:
         number = 0
@@ -44,8 +45,8 @@ class Shard:
             (self.folder / "tasks.json").write_text(json.dumps(self.left))
             with Standalone() as session, open(self.folder / "stderr", "w+") as stderr:
                 worker = subprocess.Popen(
-                    [sys.executable, "-m", "sweep.worker", str(self.folder / "tasks.json"), str(out),
-                     str(self.samples)],
+                    [sys.executable, "-m", "sweep.worker", str(self.folder / "tasks.json"),
+                     str(out), str(self.samples)],
                     env=session.env(), stdout=subprocess.DEVNULL, stderr=stderr,
                     cwd=Path(__file__).parents[1],
                 )  # fmt: skip
@@ -54,6 +55,11 @@ class Shard:
                 tail = stderr.read()[-4000:]
             begun = self._collect(out)
             if begun is not None:
+                if (
+                    begun not in self.again
+                ):  # perhaps it was the machine: once more, in a new session
+                    self.again.add(begun)
+                    continue
                 why = "no answer" if silent else f"exit code {worker.returncode}"
                 self.results[begun] = {
                     "samples": 1, "failures": [[0, {"crash": why}]], "stderr": tail,
