@@ -27,8 +27,8 @@ def _commit(root: Path) -> str:
     return done.stdout.strip() or "unknown"
 
 
-def _torch_version() -> str:
-    """With the build, which the metadata of PyPI's wheel lacks."""
+def torch_version() -> str:
+    """Of this environment, with its build as in 2.11.0+cu130, which PyPI's own metadata lack."""
     version = Path(str(importlib.metadata.distribution("torch").locate_file("torch/version.py")))
     found = re.search(r"^__version__ = '([^']+)'", version.read_text(), re.MULTILINE)
     return found[1] if found else importlib.metadata.version("torch")
@@ -62,7 +62,7 @@ def render(
         f"# {f'Test run ({name})' if name else 'Full test run'} of {today.isoformat()}",
         "",
         f"Commit {commit} · Python {platform.python_version()}"
-        f" · torch {_torch_version()} · Linux {platform.release()}"
+        f" · torch {torch_version()} · Linux {platform.release()}"
         f" · {os.cpu_count()} CPUs, {memory:.0f} GiB · {user}"
         f" · seed {seed}",
         "",

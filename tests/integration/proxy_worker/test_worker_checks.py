@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from singularity_proxy.standalone import Standalone
+from support.report import torch_version
 
 RUN = Path(__file__).parents[2] / "checks" / "run.py"
 
@@ -23,6 +25,11 @@ KNOWN_FAILURES = {
 }
 """Check -> why it cannot pass yet. A check that starts to pass must leave this table."""
 
+if "+cu" in torch_version():  # a CUDA build
+    del KNOWN_FAILURES["nccl_available"]
+    if torch_version().startswith("2.11."):
+        KNOWN_FAILURES["optim_Adagrad_fused_True"] = "not on CUDA in this version of torch"
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
@@ -35,12 +42,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return json.loads(out.read_text())
 
 
-def test_enough_checks_pass(results: dict[str, str]) -> None:
+def test_enough_checks_pass(
+    results: dict[str, str], record_property: Callable[[str, object], None]
+) -> None:
     passed = [
         name for name, answer in results.items() if answer == "ok" or answer.startswith("ok:")
     ]
+    record_property("coverage checks", f"{len(passed)} of {len(results)} pass")
     assert len(results) >= 121
-    assert len(passed) >= len(results) - len(KNOWN_FAILURES) >= 102
+    assert len(passed) >= len(results) - len(KNOWN_FAILURES) >= 106
 
 
 def test_exactly_the_known_checks_fail(results: dict[str, str]) -> None:
