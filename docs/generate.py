@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from generate_api import events_page, metrics_page, openapi_document, rest_page
+from generate_support import support_page
 from generate_text import cell, first_paragraph, table
 
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
@@ -313,6 +314,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "events.md": events_page,
     "ring.md": ring_page,
+    "support.md": support_page,
 }
 
 
