@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
@@ -145,3 +146,24 @@ def test_events_wait_for_the_device(start: Any, ring: RingClient) -> None:
     ring.record(w.EVENT_RECORD, base=2)
     (ms,) = struct.unpack("<d", ring.ask(w.EVENT_TIME, struct.pack("<Q", 2), base=1).payload)
     assert ms > 0.1  # 20 passes over 64 MiB
+
+
+def test_a_proxy_that_is_held_goes_on_where_it_was(start: Any, ring: RingClient) -> None:
+    proxy = start()
+    proxy.attach(ring)
+    fill(ring)
+    before = contents(ring)
+    assert proxy.peer.call("hold")["bytes"] >= 3 << 18
+    assert ring.state == 0
+    assert proxy.peer.call("release", epoch=2)["rings"] == ["ring"]
+    assert contents(ring) == before
+
+
+@pytest.mark.timeout(1600)
+def test_the_runner_finds_nothing_wrong(tmp_path: Path) -> None:
+    """`./dev gpu --quick`: coverage, parity, recovery, speed, park by copy and by the driver."""
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "singularity_proxy.gpu", "--quick", "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(report.read_text())["counts"]["failed"] == 0
