@@ -22,3 +22,14 @@ def eq(a, b):
 
 def close(a, b, tol=1e-5):
     torch.testing.assert_close(a.cpu(), b.cpu(), rtol=tol, atol=tol)
+
+
+def raises(kind, text, function):
+    """`function` raises one sentence with `text` in it."""
+    try:
+        function()
+    except kind as error:
+        assert text in str(error), error
+        assert "\n" not in str(error).strip(), error  # one sentence
+        return
+    raise AssertionError(f"{text}: nothing was raised")

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from checks.base import CHECKS
 
-for module in ("operators", "tensors", "errors", "training", "layers", "runtime"):
+for module in ("operators", "tensors", "errors", "training", "layers", "runtime", "memory", "api"):
     importlib.import_module(f"checks.cuda_{module}")
 
 
@@ -36,8 +36,8 @@ def main() -> None:
             continue
         results[name] = "FAIL hang or crash"
         out.write_text(json.dumps(results))
-        signal.alarm(20)
-        faulthandler.dump_traceback_later(30, exit=True)
+        signal.alarm(60)
+        faulthandler.dump_traceback_later(90, exit=True)
         try:
             answer = check()
             results[name] = "ok" if answer is None else str(answer)
@@ -52,4 +52,5 @@ def main() -> None:
     os._exit(0)  # worker processes of data loaders may still be there
 
 
-main()
+if __name__ == "__main__":  # children of a data loader import it again
+    main()

@@ -24,7 +24,7 @@ from singularity_proxy.wire.rpc import SyncPeer
 from support.proxy_zygote import Forked, Zygote, state_of_task
 
 OP, DEFINE, FREE, ALLOCATE, RESIZE, WRITE, READ, SEED, GET_RNG, SET_RNG, SYNC = range(1, 12)
-EVENT_RECORD, EVENT_TIME = 12, 13
+EVENT_RECORD, EVENT_TIME, SETTINGS = 12, 13, 14
 REPLY, ALL_NEW, NO_OUTPUTS = 1, 2, 4
 OK, RUNTIME, INDEX, VALUE, TYPE, NOT_IMPLEMENTED, OUT_OF_MEMORY, LINALG = range(8)
 FLOAT, DOUBLE, LONG = 6, 7, 4
@@ -192,6 +192,13 @@ class RingClient:
     def error_seq(self) -> int:
         return self.word(648)
 
+    def text(self, name: str, value: str | None = None) -> str:
+        """Read or (given `value`) store a text of the header."""
+        offset, size = ring_file._TEXT[name]
+        if value is not None:
+            self._map[offset : offset + size] = value.encode().ljust(size, b"\0")
+        return bytes(self._map[offset : offset + size]).split(b"\0", 1)[0].decode()
+
     @property
     def failure(self) -> str:
         return bytes(self._map[1024:8192]).split(b"\0", 1)[0].decode()
@@ -239,14 +246,15 @@ class RingClient:
         address = ctypes.addressof(self._words[offset])
         libc.syscall(202, ctypes.c_void_p(address), 1, 1, None, None, 0)
 
-    def op(self, name: str, *arguments: Any, flags: int = 0, base: int = 0) -> int:
-        """One operator call; defines the operator first when needed."""
+    def op(self, name: str, *arguments: Any, flags: int = 0, base: int = 0, schema: int = 0) -> int:
+        """One operator call; defines the operator first when needed, with the hash of its schema as
+        a worker's torch would have it (0: unknown)."""
         if name not in self.defined:
             self.defined[name] = len(self.defined)
             full, _, overload = name.partition(".")
             full = full if "::" in full else f"aten::{full}"
             texts = full.encode() + overload.encode()
-            body = struct.pack("<II", len(full), len(overload)) + texts
+            body = struct.pack("<IIQ", len(full), len(overload), schema) + texts
             self.record(DEFINE, body, op=self.defined[name])
         inner, values = encode(arguments)
         key = struct.pack("<H", len(arguments)) + inner

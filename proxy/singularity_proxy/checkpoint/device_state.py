@@ -122,7 +122,7 @@ class Snapshot(_Mapped):
         self.operators: list[str] = []
         """Name (and .overload) per operator number; empty where a number is unused."""
         for _ in range(table.take("I")[0]):
-            name_bytes, overload_bytes = table.take("II")
+            name_bytes, overload_bytes, _ = table.take("IIQ")
             name, overload = table.bytes(name_bytes), table.bytes(overload_bytes)
             self.operators.append((name + (b"." + overload if overload else b"")).decode())
         self.generators: dict[int, bytes] = {}

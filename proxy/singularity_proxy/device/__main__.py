@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 
 from singularity_proxy.errors import SingularityError
@@ -31,6 +32,9 @@ def main() -> int:
         help="seconds without a control connection after which it parks and ends; 0: never",
     )
     options = parser.parse_args()
+    # Workers may ask for deterministic algorithms at any time, and cuBLAS has them only with a
+    # workspace of a fixed size, which is read once. (NVIDIA: cuBLAS, "Results reproducibility")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         # The slow part (importing torch) comes before the socket exists: who sees it can use it.
         from .control import Control

@@ -55,6 +55,7 @@ class DeviceProxy:
         self.binding: Binding | None = None
         self._rings: dict[str, Any] = {}
         self._held = False
+        self._facts: dict[str, Any] = _facts_of_cpu()
 
     def warm_up(self) -> None:
         """Let torch and its math libraries set themselves up, which they do at their first use."""
@@ -99,6 +100,7 @@ class DeviceProxy:
             native.install_capacity(capacity_bytes)
         else:
             _limit_cuda(binding)
+            self._facts = _facts_of_cuda(binding)
         self.binding = binding
         return {"pid": os.getpid()}
 
@@ -144,6 +146,7 @@ class DeviceProxy:
             give_up_seq,
             deaths,
         )
+        ring.set_facts(**self._facts)
         with _typed(ring_id):
             restored, replayed, given_up = ring.start()
         self._rings[ring_id] = ring
@@ -351,6 +354,25 @@ def _settle(binding: Binding) -> int:
     torch.cuda.synchronize(index)
     torch.cuda.empty_cache()
     return int(torch.cuda.memory_reserved(index))
+
+
+def _facts_of_cpu() -> dict[str, Any]:
+    """What a cpu device tells its workers: they keep their own defaults."""
+    return {"name": "", "memory": 0, "cudnn_version": 0, "capability": 0, "multiprocessors": 0}
+
+
+def _facts_of_cuda(binding: Binding) -> dict[str, Any]:
+    """What workers are told of the physical device (`RingServer.set_facts`)."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.device(binding.torch_device))
+    return {
+        "name": properties.name,
+        "memory": properties.total_memory,
+        "cudnn_version": torch.backends.cudnn.version() or 0,
+        "capability": properties.major << 16 | properties.minor,
+        "multiprocessors": properties.multi_processor_count,
+    }
 
 
 def _limit_cuda(binding: Binding) -> None:

@@ -22,19 +22,22 @@ constexpr size_t kMaxPayloadBytes = 1u << 20;   // one WRITE or READ; larger cop
 
 enum class Kind : uint16_t {
   op = 1,        // op: index, base: first new storage id; body: key, values
-  define_op,     // op: index; body: u32 name bytes, u32 overload bytes, name, overload
-  free_storages, // base: count; body: u64 ids
+  define_op,     // op: index; body: u32 name bytes, u32 overload bytes, u64 schema hash, name, overload
+  free_storages, // base: count; body: u64 ids; kGeneratorId + id: a generator
   allocate,      // base: id; body: u64 bytes
   resize,        // base: id; body: u64 bytes (contents kept up to the smaller size)
   write,         // host to device. base: id; body: u64 byte offset, u64 bytes, then the bytes
   read,          // device to host, replies. base: id; body: u64 byte offset, u64 bytes. Reply: the bytes
   seed,          // base: generator id (0 = default); body: u64 seed
   get_rng,       // base: generator id. Replies u64 current seed, then the state bytes
-  set_rng,       // base: generator id; body: u64 bytes, state bytes
+  set_rng,       // base: generator id; body: u64 bytes, state bytes. Reply: u64 current seed
   sync,          // base: SyncFlag. Replies when everything before it is executed. Reply: u64 records, u64 storages
   event_record,  // base: event id; the proxy notes its clock
   event_time,    // base: first event id; body: u64 second id. Replies f64 milliseconds
+  settings,      // from here on; body: Settings (56 bytes), u64 bytes that the worker may use (0: all)
 };
+
+constexpr uint64_t kGeneratorId = 1ull << 63;  // set in the ids of generators where both kinds may be
 
 enum SyncFlag : uint64_t {
   kEmptyCache = 1,  // first the device's allocator gives back what it keeps for later

@@ -101,6 +101,17 @@ inline uint64_t monotonic_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec);
 }
 
+// A text of the header: always NUL terminated by us, never believed to be.
+template <size_t N>
+void put_text(char (&field)[N], const std::string& text) {
+  std::memset(field, 0, N);
+  std::memcpy(field, text.data(), text.size() < N ? text.size() : N - 1);
+}
+template <size_t N>
+std::string text_of(const char (&field)[N]) {
+  return std::string(field, strnlen(field, N));
+}
+
 inline void futex_wake(std::atomic<uint32_t>& word, int count = 1) {
   syscall(SYS_futex, &word, FUTEX_WAKE, count, nullptr, nullptr, 0);
 }

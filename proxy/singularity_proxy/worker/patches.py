@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import Any
 
-from . import printing, torch_c
+from . import memory, printing
+from .native import native
+from .refused import refused
 
 
 def apply(torch: Any) -> None:
@@ -13,9 +17,59 @@ def apply(torch: Any) -> None:
         torch.version.cuda = "12.8"
     # Without NVML in the worker the count is the number of virtual devices.
     torch.cuda._device_count_nvml = lambda: -1
+    _health(torch)
+    _profiler(torch)
     _storages(torch)
     _raw_pointers(torch)
     printing.apply(torch)
+
+
+def _health(torch: Any) -> None:
+    """What torch asks NVML for: the driver is not in this process, and the physical device behind a
+    virtual one may change at any time."""
+
+    def used(device: Any = None) -> int:
+        free, total = memory.info(torch.cuda._utils._get_device_index(device, optional=True))
+        return total - free
+
+    def processes(device: Any = None) -> str:
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        size = torch.cuda.memory_allocated(index) / (1 << 20)
+        return f"GPU:{index}\nprocess {os.getpid():>10d} uses {size:>12.3f} MB GPU memory"
+
+    torch.cuda.device_memory_used = used
+    torch.cuda.list_gpu_processes = torch.cuda.memory.list_gpu_processes = processes
+    instead = "the physical device may change at any time; see `jupyter singularity nodes`"
+    for name in ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"):
+        setattr(torch.cuda, name, refused(f"torch.cuda.{name}", instead))
+
+
+def _profiler(torch: Any) -> None:
+    """Profiles tell of this process: kernels run in the proxy, and asking CUPTI or NVTX for them in
+    here gives a warning per operator at best."""
+    from torch.autograd import ProfilerActivity, ProfilerState, profiler
+
+    def of_host(init: Any) -> Any:
+        @functools.wraps(init)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            init(self, *args, **kwargs)
+            if self.use_device == "cuda":
+                self.profiler_kind = ProfilerState.KINETO
+                self.kineto_activities.discard(ProfilerActivity.CUDA)
+                self.kineto_activities.add(ProfilerActivity.CPU)
+
+        return __init__
+
+    def disabled(init: Any) -> Any:
+        @functools.wraps(init)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            init(self, *args, **kwargs)
+            self.enabled = False
+
+        return __init__
+
+    profiler.profile.__init__ = of_host(profiler.profile.__init__)
+    profiler.emit_nvtx.__init__ = disabled(profiler.emit_nvtx.__init__)
 
 
 def _storages(torch: Any) -> None:
@@ -37,7 +91,7 @@ def _storages(torch: Any) -> None:
         if self.device.type != "cuda":
             return resize(self, size)
         if size != self.nbytes():
-            torch_c.native.resize_storage(torch.empty(0, device=self.device).set_(self), size)
+            native.resize_storage(torch.empty(0, device=self.device).set_(self), size)
         return self
 
     write_file, set_from_file = cls._write_file, cls._set_from_file

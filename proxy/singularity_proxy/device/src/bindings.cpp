@@ -106,6 +106,12 @@ void bind_device(py::module_& m) {
              return std::make_tuple(started.restored_bytes, started.replayed_records, started.given_up);
            },
            NoGil())
+      .def("set_facts",
+           [](RingServer& ring, std::string name, uint64_t memory, uint64_t cudnn_version, uint32_t capability,
+              uint32_t multiprocessors) {
+             ring.set_facts({std::move(name), memory, cudnn_version, capability, multiprocessors});
+           },
+           py::arg("name"), py::arg("memory"), py::arg("cudnn_version"), py::arg("capability"), py::arg("multiprocessors"))
       .def("request_pause", &RingServer::request_pause, NoGil())
       .def("wait_paused", &RingServer::wait_paused, NoGil())
       .def("resume", &RingServer::resume, NoGil())

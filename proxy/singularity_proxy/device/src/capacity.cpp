@@ -129,6 +129,9 @@ void reset_capacity_peak() { Capacity::one().reset_peak(); }
 
 Account& new_account() { return *new Account(); }
 void charge_to(Account* to) { account = to; }
+void limit_account(uint64_t bytes) {
+  if (account) account->limit.store(bytes);
+}
 
 Unlimited::Unlimited() : before_(unlimited) { unlimited = true; }
 Unlimited::~Unlimited() { unlimited = before_; }

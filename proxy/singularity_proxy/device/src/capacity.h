@@ -25,6 +25,7 @@ struct Account {
 };
 Account& new_account();              // lives as long as the process: blocks may outlive their ring
 void charge_to(Account* account);    // what this thread allocates from now on
+void limit_account(uint64_t bytes);  // of this thread; 0: no limit
 
 // While one lives in a thread, its allocations are counted but not refused: what is rebuilt from a
 // snapshot and a journal has fitted once.

@@ -42,6 +42,7 @@ std::string Executor::name_of(const RecordHeader& record) const {
     case Kind::sync: return "synchronize";
     case Kind::event_record:
     case Kind::event_time: return "event";
+    case Kind::settings: return "changing settings";
   }
   return "record of kind " + std::to_string(record.kind);
 }
@@ -53,19 +54,25 @@ void Executor::mark_failed(const RecordHeader& record, const std::string& origin
 }
 
 void Executor::execute(const RecordHeader& record, const char* body, Buffer& reply) {
+  const Turn turn(turns_, state_.settings);
   Reader in(body, body + record.length - sizeof(record));
   switch (static_cast<Kind>(record.kind)) {
     case Kind::op: run(record, body, reply); return;
     case Kind::define_op: {
       const auto name_bytes = in.get<uint32_t>(), overload_bytes = in.get<uint32_t>();
+      const auto schema = in.get<uint64_t>();
       std::string name(in.bytes(name_bytes), name_bytes);
-      state_.define(record.op, std::move(name), std::string(in.bytes(overload_bytes), overload_bytes));
+      state_.define(record.op, std::move(name), std::string(in.bytes(overload_bytes), overload_bytes), schema);
       return;
     }
     case Kind::free_storages:
       TORCH_CHECK(record.base <= in.left() / 8, "a record frees more storages than it names");
       for (uint64_t i = 0; i < record.base; i++) {
         const auto id = in.get<uint64_t>();
+        if (id & kGeneratorId) {
+          state_.generators.erase(id & ~kGeneratorId);
+          continue;
+        }
         recent_.forget(id);
         state_.storages.erase(id);
       }
@@ -93,6 +100,7 @@ void Executor::execute(const RecordHeader& record, const char* body, Buffer& rep
     case Kind::set_rng: {
       const auto bytes = in.get<uint64_t>();
       state_.set_generator(record.base, in.bytes(bytes), bytes);
+      reply.put<uint64_t>(state_.generator(record.base).current_seed());
       return;
     }
     case Kind::get_rng: {
@@ -111,6 +119,14 @@ void Executor::execute(const RecordHeader& record, const char* body, Buffer& rep
       return;
     case Kind::event_record: state_.record_event(record.base, stamp_of(record)); return;
     case Kind::event_time: reply.put<double>(state_.event_milliseconds(record.base, in.get<uint64_t>())); return;
+    case Kind::settings: {
+      Settings settings;
+      std::memcpy(settings.bytes.data(), in.bytes(sizeof(settings)), sizeof(settings));
+      state_.settings = remember(settings);
+      state_.memory_limit = in.get<uint64_t>();
+      limit_account(state_.memory_limit);
+      return;
+    }
     case Kind::read: break;
   }
   TORCH_CHECK(false, "the device proxy knows no record of kind ", record.kind);

@@ -82,6 +82,7 @@ class Executor {
   const c10::DispatchKeySet device_key_;
   RecentTensors recent_;
   bool plain_ = true;                           // no tensor of the record has a lazy conjugate or negative
+  TurnTaker turns_;
   torch::jit::Stack stack_, kept_;
   std::vector<c10::StorageImpl*> inputs_;       // of the record's device tensors, in order
   std::vector<c10::Storage> made_;              // new storages of its results, in order

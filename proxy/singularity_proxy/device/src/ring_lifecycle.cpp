@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/version.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/file.h>
@@ -151,6 +152,7 @@ RingServer::Started RingServer::rebuild() {
     throw Stale("this device belongs to an older lease of the session (epoch " + std::to_string(options_.epoch) +
                 "; the ring is at " + std::to_string(h->epoch.load()) + ")");
   name_device_in_errors(h->virtual_device);
+  if (const std::string version = text_of(h->worker_torch); !version.empty()) state_.worker_torch = version;
   requests_.bind(file_.request_words(), file_.request_base(), file_.request_bytes());
   replies_.bind(file_.reply_words(), file_.reply_base(), file_.reply_bytes());
   requests_.available(1);
@@ -177,6 +179,7 @@ RingServer::Started RingServer::rebuild() {
     }
   }
   for (size_t i = 0; i < state_.ops.size(); i++) remember_name(RecordHeader{0, 0, 0, 0, static_cast<uint32_t>(i), 0, 0});
+  limit_account(state_.memory_limit);
   replay(started);
   if (state_.seq < already_done_)
     throw StateError("the device state cannot be rebuilt: record " + std::to_string(already_done_) +
@@ -274,6 +277,16 @@ bool RingServer::move_state(RingState to, MayChange may_change) {
   return false;
 }
 
+void RingServer::publish_facts() {
+  RingHeader* h = file_.header();
+  h->device_memory.store(facts_.memory);
+  h->cudnn_version.store(facts_.cudnn_version);
+  h->capability.store(facts_.capability);
+  h->multiprocessors.store(facts_.multiprocessors);
+  put_text(h->device_name, facts_.name);
+  put_text(h->proxy_torch, TORCH_VERSION);
+}
+
 void RingServer::attach() {
   RingHeader* h = file_.header();
   h->device_type.store(state_.device.is_cpu() ? 0 : 1);
@@ -281,6 +294,7 @@ void RingServer::attach() {
   h->epoch.store(options_.epoch);
   h->heartbeat_ns.store(monotonic_ns());
   publish_memory();
+  publish_facts();
   h->generation.fetch_add(1);
   attached_.store(true, std::memory_order_release);
   if (!move_state(RingState::attached, [](RingState now) { return now != RingState::closed && now != RingState::failed; })) {

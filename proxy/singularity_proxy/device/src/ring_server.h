@@ -41,6 +41,13 @@ struct RingOptions {
   int threads = 1;
 };
 
+// What the physical device is, as its own torch tells; 0 and "" where it does not.
+struct DeviceFacts {
+  std::string name;
+  uint64_t memory = 0, cudnn_version = 0;      // bytes; as torch.backends.cudnn.version()
+  uint32_t capability = 0, multiprocessors = 0;  // major << 16 | minor
+};
+
 // The ring was granted to someone else meanwhile.
 struct Stale : Refused {
   using Refused::Refused;
@@ -61,6 +68,7 @@ class RingServer {
   RingServer& operator=(const RingServer&) = delete;
   ~RingServer();
 
+  void set_facts(DeviceFacts facts) { facts_ = std::move(facts); }  // before the start
   // Rebuilds the state, then serves. Throws FileError, StateError, Refused, Stale; nothing was
   // changed then. Returns when the ring is attached.
   struct Started {
@@ -127,11 +135,13 @@ class RingServer {
   void new_base();
   void plan(uint64_t bytes);  // the journal's length at which the next base is due
   void publish_memory();
+  void publish_facts();
   uint64_t clock_ns() const { return clock_base_ + monotonic_ns() - attached_ns_; }
   std::string snapshot_path() const { return options_.prefix + ".snap"; }
   std::string journal_path() const { return options_.prefix + ".journal"; }
 
   RingOptions options_;
+  DeviceFacts facts_;
   RingFile file_;
   std::vector<Guard> guards_;  // of the mapped file
   Descriptor lock_;      // flock on the ring file: one proxy at a time

@@ -95,6 +95,7 @@ void write_table(const State& state, const std::vector<Entry>& entries, Buffer& 
   for (const OperatorEntry& op : state.ops) {
     out.put<uint32_t>(static_cast<uint32_t>(op.name.size()));
     out.put<uint32_t>(static_cast<uint32_t>(op.overload.size()));
+    out.put<uint64_t>(op.schema);
     out.put_bytes(op.name.data(), op.name.size());
     out.put_bytes(op.overload.data(), op.overload.size());
   }
@@ -119,13 +120,16 @@ void write_table(const State& state, const std::vector<Entry>& entries, Buffer& 
   }
   out.put<uint64_t>(state.pending_seq);
   put_text(out, state.pending_reply);
+  out.put_bytes(state.settings->bytes.data(), sizeof(Settings));
+  out.put<uint64_t>(state.memory_limit);
 }
 
 void read_table(State& state, Reader& in) {
   for (auto n = in.get<uint32_t>(), i = uint32_t{0}; i < n; i++) {
     const auto name_bytes = in.get<uint32_t>(), overload_bytes = in.get<uint32_t>();
+    const auto schema = in.get<uint64_t>();
     std::string name(in.bytes(name_bytes), name_bytes), overload(in.bytes(overload_bytes), overload_bytes);
-    if (!name.empty()) state.define(i, std::move(name), std::move(overload));
+    if (!name.empty()) state.define(i, std::move(name), std::move(overload), schema);
   }
   for (auto n = in.get<uint32_t>(); n; n--) {
     const auto id = in.get<uint64_t>();
@@ -142,6 +146,10 @@ void read_table(State& state, Reader& in) {
   }
   state.pending_seq = in.get<uint64_t>();
   state.pending_reply = get_text(in);
+  Settings settings;
+  std::memcpy(settings.bytes.data(), in.bytes(sizeof(settings)), sizeof(settings));
+  state.settings = remember(settings);
+  state.memory_limit = in.get<uint64_t>();
 }
 
 }  // namespace

@@ -6,11 +6,12 @@
 //   64 table, then padding, then the storages' bytes at the offsets that the table names
 //
 // Table: u64 n, n x {u64 id, u64 bytes, u64 offset in the file, u32 on host, u32 0}      storages, by id
-//        u32 n, n x {u32 name bytes, u32 overload bytes, name, overload}                 operators
+//        u32 n, n x {u32 name bytes, u32 overload bytes, u64 schema hash, name, overload} operators
 //        u32 n, n x {u64 id, u32 bytes, state}                                           generators
 //        u32 n, n x {u64 id, u64 ns}                                                     events
 //        u32 n, n x {u64 first id, u32 bytes, text}                                      failed operations
 //        u64 seq, u32 bytes, reply                                                       pending reply
+//        56 bytes Settings, u64 bytes that the worker may use                            settings
 // checkpoint/device_state.py reads the same format.
 #pragma once
 

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "errors.h"
+#include "native/schema.h"
 
 namespace singularity {
 namespace {
@@ -148,14 +149,20 @@ uint64_t State::bytes() const {
   return sum;
 }
 
-void State::define(uint32_t index, std::string name, std::string overload) {
+void State::define(uint32_t index, std::string name, std::string overload, uint64_t schema_of_worker) {
   TORCH_CHECK(index < kMaxOperators, "operator number ", index, " is too large");
   TORCH_CHECK(name.size() + overload.size() <= kMaxNameBytes, "the name of operator ", index, " is too long");
   OperatorEntry entry;
   entry.handle = c10::Dispatcher::singleton().findSchema({name, overload});
   entry.name = std::move(name);
   entry.overload = std::move(overload);
-  if (!entry.handle) {
+  entry.schema = schema_of_worker;
+  if (entry.handle && schema_of_worker && schema_of_worker != schema_hash(entry.handle->schema())) {
+    entry.handle.reset();
+    entry.missing = entry.name + (entry.overload.empty() ? "" : "." + entry.overload) + " is another operator in the device proxy's PyTorch (" +
+                    TORCH_VERSION + ") than in this process's (" + worker_torch +
+                    "), so it was not called: install the same version of PyTorch on both sides";
+  } else if (!entry.handle) {
     entry.missing = entry.name + (entry.overload.empty() ? "" : "." + entry.overload) +
                     " does not exist in the device proxy's PyTorch; its package may not be installed there";
   } else {

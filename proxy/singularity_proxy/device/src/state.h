@@ -14,12 +14,14 @@
 #include <vector>
 
 #include "stage.h"
+#include "turn.h"
 
 namespace singularity {
 
 struct OperatorEntry {
   std::string name, overload;
   std::optional<c10::OperatorHandle> handle;
+  uint64_t schema = 0;            // schema_hash of the worker's; 0: unknown
   std::string missing;            // why there is no handle
   bool uses_default_rng = false;  // draws from the default generator unless told otherwise
   bool keep_arguments = false;    // several results are arguments: see Executor::run
@@ -47,7 +49,7 @@ class State {
   uint64_t bytes() const;  // of all storages
   Stage& copies();         // the ring's own buffers
 
-  void define(uint32_t index, std::string name, std::string overload);
+  void define(uint32_t index, std::string name, std::string overload, uint64_t schema);
   OperatorEntry& op(uint32_t index);
 
   at::Generator& generator(uint64_t id);  // made at its first use; 0 is the default one
@@ -67,6 +69,9 @@ class State {
   std::map<uint64_t, uint64_t> events;  // id -> nanoseconds of the ring's clock
   std::map<uint64_t, std::string> failed;
   std::unique_ptr<Stage> stage; // of a device with memory of its own, from its first copy on
+  const Settings* settings = settings_at_start();
+  uint64_t memory_limit = 0;    // bytes that the worker allows itself; 0: all
+  std::string worker_torch = "of another version";  // for error texts
   uint64_t seq = 0;             // last executed record
   uint64_t pending_seq = 0;     // a reply that is not in the queue yet ...
   std::string pending_reply;    // ... whole, as it will be there

@@ -2,7 +2,10 @@
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <ATen/Context.h>
+
 #include "device.h"
+#include "settings.h"
 #include "ship.h"
 #include "storage.h"
 #include "timing.h"
@@ -27,6 +30,22 @@ std::map<std::string, double> stats(int index) {
     s["generation"] = h->generation.load();
   }
   return s;
+}
+
+// What the proxy told of the physical device; all 0 and "" before one was attached.
+py::dict device_facts(int index) {
+  py::dict facts;
+  const Channel& c = channel(index);
+  const bool known = c.is_open() && c.header()->generation.load();
+  const RingHeader* h = known ? c.header() : nullptr;
+  facts["generation"] = h ? h->generation.load() : 0;  // how often a device was attached
+  facts["name"] = h ? text_of(h->device_name) : "";
+  facts["torch"] = h ? text_of(h->proxy_torch) : "";
+  facts["memory"] = h ? h->device_memory.load() : 0;
+  facts["cudnn_version"] = h ? h->cudnn_version.load() : 0;
+  facts["capability"] = h ? h->capability.load() : 0;
+  facts["multiprocessors"] = h ? h->multiprocessors.load() : 0;
+  return facts;
 }
 
 // {"allocated": [small, large, all], ...} of {"current", "peak", "allocated", "freed"}.
@@ -92,16 +111,25 @@ void bind_worker(py::module_& m) {
   m.def("reset_peak_memory", &reset_peak_memory);
   m.def("reset_accumulated_memory", &reset_accumulated_memory);
   m.def("empty_cache", &empty_cache);
+  m.def("settings_changed", &settings_changed);
+  m.def("limit_memory", &limit_memory);
+  m.def("get_benchmark_limit", [] { return at::globalContext().benchmarkLimitCuDNN(); });
+  m.def("set_benchmark_limit", [](int limit) {
+    at::globalContext().setBenchmarkLimitCuDNN(limit);
+    settings_changed();
+  });
+  m.def("device_facts", &device_facts);
   m.def("is_open", [](int index) { return channel(index).is_open(); });
   m.def("default_generator", [](int index) {
     return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(default_generator(index)));
   });
-  py::class_<Event>(m, "Event")
-      .def(py::init<>())
-      .def_readonly("id", &Event::id)
-      .def("record", &record_event)
-      .def("done", &event_done)
-      .def("elapsed_ms", [](const Event& a, const Event& b) { return elapsed_ms(a, b); });
+  // Of events by their addresses, as torch.Event.event_id tells them; 0: never recorded.
+  m.def("elapsed_between", [](uintptr_t first, uintptr_t second) {
+    static const Event none;
+    const auto at = [](uintptr_t address) -> const Event& { return address ? *reinterpret_cast<const Event*>(address) : none; };
+    return elapsed_ms(at(first), at(second));
+  });
+  m.def("proxy_is_cpu", &proxy_is_cpu);
 }
 
 }  // namespace singularity

@@ -5,10 +5,13 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+
+#include "interrupts.h"
 
 namespace singularity {
 namespace {
@@ -22,7 +25,6 @@ bool blocking = false;
 std::atomic<bool> any_open{false};
 std::atomic<bool> forked{false};
 thread_local int this_device = 0;
-std::atomic<pthread_t> main_thread{};
 
 int env_int(const char* name, int otherwise) {
   const char* text = std::getenv(name);
@@ -33,20 +35,6 @@ int env_int(const char* name, int otherwise) {
   python_error error;
   error.persist();
   throw std::move(error);
-}
-
-// Runs Python's signal handlers when this is the main thread; throws what they raise.
-void check_signals() {
-  if (!pthread_equal(pthread_self(), main_thread.load()) || !Py_IsInitialized()) return;
-  const PyGILState_STATE state = PyGILState_Ensure();
-  const bool raised = PyErr_CheckSignals() != 0;
-  if (raised) {
-    python_error error;
-    error.persist();
-    PyGILState_Release(state);
-    throw std::move(error);
-  }
-  PyGILState_Release(state);
 }
 
 [[noreturn]] void raise_status(Status status, const std::string& what) {
@@ -105,7 +93,7 @@ int exchange_device(int index) {
 bool in_bad_fork() { return forked.load(); }
 
 void set_open_ring(PyObject* callable, uint64_t main) {
-  main_thread.store(static_cast<pthread_t>(main));
+  set_main_thread(main);
   Py_INCREF(callable);
   open_ring_callable = callable;
 }
@@ -208,6 +196,7 @@ void Channel::open() {
     PyGILState_Release(gil);
     ring_id_ = id_copy;
     file.open(path_copy);
+    put_text(header()->worker_torch, TORCH_VERSION);
     requests.bind(file.request_words(), file.request_base(), header()->request_bytes);
     replies.bind(file.reply_words(), file.reply_base(), header()->reply_bytes);
     any_open.store(true);
@@ -283,6 +272,7 @@ void Locked::release() {
     locked_ = false;
     channel_.mutex.unlock();
   }
+  end_of_wait();
   if (saved_) PyEval_RestoreThread(saved_);
   saved_ = nullptr;
 }

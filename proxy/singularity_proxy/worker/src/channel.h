@@ -20,6 +20,7 @@
 #include "../../wire/records.h"
 #include "../../wire/ring.h"
 #include "memory.h"
+#include "native/settings.h"
 
 namespace singularity {
 
@@ -79,6 +80,10 @@ class Channel {
   std::atomic<uint64_t> memory_limit{0};   // bytes that this process may use of the device; 0: all of it
   Usage usage;                             // of live storages, as the worker counts them
   Addresses addresses;                     // under the mutex
+  // torch's settings as the proxy knows them (settings.h); under the mutex
+  Settings settings_sent;                  // all zero: none
+  uint64_t limit_sent = 0, settings_seen = 0;
+  uint32_t settings_id = 0;                // equal settings, equal number
   Buffer key, values;                      // scratch of the record being built
   std::vector<bool> defined;               // by operator index: the proxy knows it
   // figures for people and benchmarks

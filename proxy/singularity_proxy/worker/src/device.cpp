@@ -17,6 +17,9 @@ c10::Device cuda(int index) { return c10::Device(c10::kCUDA, static_cast<c10::De
 struct ProxiedGenerator final : c10::GeneratorImpl {
   ProxiedGenerator(Channel& c, uint64_t id)
       : GeneratorImpl(cuda(c.index), c10::DispatchKeySet(c10::DispatchKey::CUDA)), channel(c), id(id) {}
+  ~ProxiedGenerator() override {
+    if (id && channel.is_open()) channel.free_storage({kGeneratorId | id, nullptr, 0});
+  }
 
   void set_current_seed(uint64_t seed) override {
     seed_ = seed;
@@ -27,10 +30,11 @@ struct ProxiedGenerator final : c10::GeneratorImpl {
     Locked lock(channel);
     write_seed();
   }
-  void set_offset(uint64_t) override {
-    TORCH_CHECK(false, "the proxied device's generator has no offset; use get_state and set_state");
-  }
-  uint64_t get_offset() const override { return 0; }
+  // Only Philox, the generator of a GPU, has an offset, and its place in the state is the GPU's affair.
+  void set_offset(uint64_t) override { no_offset(); }
+  uint64_t get_offset() const override { return no_offset(); }
+  void graphsafe_set_state(const c10::intrusive_ptr<GeneratorImpl>&) override { no_graphs(); }
+  c10::intrusive_ptr<GeneratorImpl> graphsafe_get_state() const override { return no_graphs(); }
   uint64_t current_seed() const override { return seed_; }
   uint64_t seed() override {
     const uint64_t s = c10::detail::getNonDeterministicRandom();
@@ -45,7 +49,9 @@ struct ProxiedGenerator final : c10::GeneratorImpl {
     std::memcpy(r + 1, &n, 8);
     std::memcpy(reinterpret_cast<char*>(r + 1) + 8, state.data(), n);
     channel.send(r);
-    channel.finish(channel.receive());
+    Reply reply = channel.receive();
+    seed_ = reply.body.get<uint64_t>();
+    channel.finish(reply);
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     Locked lock(channel);
@@ -74,6 +80,15 @@ struct ProxiedGenerator final : c10::GeneratorImpl {
   const uint64_t id;
 
  private:
+  [[noreturn]] static uint64_t no_offset() {
+    TORCH_CHECK(false, "the generator of a proxied device has no offset: use get_state and set_state");
+    std::abort();  // TORCH_CHECK threw
+  }
+  [[noreturn]] static c10::intrusive_ptr<GeneratorImpl> no_graphs() {
+    TORCH_CHECK(false, "CUDA graphs are not supported on a proxied device, and so is no generator state for them: "
+                       "use get_state and set_state");
+    std::abort();
+  }
   mutable uint64_t seed_ = 67280421310721ull;  // at::detail::default_rng_seed_val
 };
 
@@ -129,14 +144,20 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream& s) const override { synchronize(s.device_index()); }
   void synchronizeEvent(void* event) const override {
-    auto* e = static_cast<Event*>(event);
-    if (e && e->channel) synchronize(e->channel->index);
+    if (event) wait_for_event(*static_cast<Event*>(event));
   }
   void synchronizeDevice(at::DeviceIndex index) const override { synchronize(index); }
   double elapsedTime(void* first, void* second, at::DeviceIndex) const override {
     return elapsed_ms(*static_cast<Event*>(first), *static_cast<Event*>(second));
   }
 };
+
+uint64_t cudnn_version() {  // of the physical device; 0: it has none, or no proxy was there yet to tell
+  if (proxy_is_cpu()) return 0;
+  const Channel& c = channel(singularity::current_device());
+  return c.is_open() ? c.header()->cudnn_version.load(std::memory_order_relaxed) : 0;
+}
+std::atomic<int64_t> fft_plans{4096};  // of a cache that is the proxy's: kept to be read back
 
 // Written over the process's hooks object with placement new (it may exist already), hence no data.
 struct Hooks final : at::CUDAHooksInterface {
@@ -161,6 +182,29 @@ struct Hooks final : at::CUDAHooksInterface {
   void deviceSynchronize(at::DeviceIndex i) const override { synchronize(i); }
   std::string showConfig() const override { return "device proxy"; }
   long versionCUDART() const override { return 0; }
+  // Composite operators choose by these between cuDNN's kernels and others: they follow the device.
+  bool hasCuDNN() const override { return cudnn_version() != 0; }
+  bool compiledWithCuDNN() const override { return cudnn_version() != 0; }
+  long versionCuDNN() const override { return static_cast<long>(cudnn_version()); }
+  bool supportsDilatedConvolutionWithCuDNN() const override { return cudnn_version() != 0; }
+  bool supportsDepthwiseConvolutionWithCuDNN() const override { return cudnn_version() != 0; }
+  double batchnormMinEpsilonCuDNN() const override { return 0.0; }
+  // These are in some versions of torch only, hence not marked as overriding.
+  virtual long versionRuntimeCuDNN() const { return static_cast<long>(cudnn_version()); }
+  virtual long versionCuDNNFrontend() const { return static_cast<long>(cudnn_version()); }
+  virtual bool supportsBFloat16ConvolutionWithCuDNNv8() const { return cudnn_version() != 0; }
+  virtual bool supportsBFloat16RNNWithCuDNN() const { return cudnn_version() != 0; }
+  // What user code may ask for; whether the device has it is the proxy's affair (native/settings.cpp).
+  bool hasMAGMA() const override { return true; }
+  virtual bool hasCuSOLVER() const { return true; }
+  virtual bool hasCuBLASLt() const { return true; }
+  int64_t cuFFTGetPlanCacheMaxSize(at::DeviceIndex) const override { return fft_plans.load(); }
+  void cuFFTSetPlanCacheMaxSize(at::DeviceIndex, int64_t plans) const override {
+    TORCH_CHECK(plans >= 0, "the cache of FFT plans cannot hold ", plans, " plans");
+    fft_plans.store(plans);
+  }
+  int64_t cuFFTGetPlanCacheSize(at::DeviceIndex) const override { return 0; }
+  void cuFFTClearPlanCache(at::DeviceIndex) const override {}
 };
 
 }  // namespace
@@ -228,6 +272,10 @@ void record_event(Event& event, int index) {
   r->base = event.id;
   event.seq = r->seq;
   c.send(r);
+}
+
+void wait_for_event(const Event& event) {
+  if (event.channel && !event_done(event)) synchronize(event.channel->index);
 }
 
 bool event_done(const Event& event) {

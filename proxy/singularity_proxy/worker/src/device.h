@@ -23,6 +23,7 @@ struct Event {
 };
 void record_event(Event& event, int index);
 bool event_done(const Event& event);
+void wait_for_event(const Event& event);
 double elapsed_ms(const Event& first, const Event& second);
 
 }  // namespace singularity

@@ -2,6 +2,8 @@
 // composites whose decomposition depends on the physical device.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/DispatchStub.h>
+#include <ATen/native/ResizeCommon.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <ATen/ops/_fused_sdp_choice.h>
@@ -38,17 +40,25 @@ struct OnDevice {  // the device that a factory was asked for
   int old;
 };
 
+bool fills_fresh_memory() {  // as torch does when deterministic algorithms are asked for
+  const auto& context = at::globalContext();
+  return __builtin_expect(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory(), 0);
+}
+Tensor filled(Tensor fresh) {
+  if (fills_fresh_memory()) at::native::fill_empty_deterministic_(fresh);
+  return fresh;
+}
 Tensor empty_memory_format(at::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
                            std::optional<c10::Device> device, std::optional<bool> pin,
                            std::optional<c10::MemoryFormat> format) {
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
   OnDevice on(device);
-  return at::detail::empty_generic(size, device_allocator(), kKeys, c10::dtype_or_default(dtype), format);
+  return filled(at::detail::empty_generic(size, device_allocator(), kKeys, c10::dtype_or_default(dtype), format));
 }
 Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
                      std::optional<c10::Layout>, std::optional<c10::Device> device, std::optional<bool>) {
   OnDevice on(device);
-  return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype));
+  return filled(at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype)));
 }
 const Tensor& resize(const Tensor& self, at::IntArrayRef size, std::optional<c10::MemoryFormat> format) {
   auto* impl = self.unsafeGetTensorImpl();
@@ -57,7 +67,11 @@ const Tensor& resize(const Tensor& self, at::IntArrayRef size, std::optional<c10
   if (format && *format != at::MemoryFormat::Preserve) impl->empty_tensor_restride(*format);
   const uint64_t need =
       at::detail::computeStorageNbytes(size, impl->strides(), self.element_size(), impl->storage_offset());
-  if (need > self.storage().nbytes()) resize_storage(self.storage().unsafeGetStorageImpl(), need);
+  const auto before = static_cast<int64_t>(self.storage().nbytes());
+  if (need > self.storage().nbytes()) {
+    resize_storage(self.storage().unsafeGetStorageImpl(), need);
+    if (fills_fresh_memory()) at::native::fill_resize_deterministic_(self, before);
+  }
   return self;
 }
 Tensor& set_storage_offset(Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,

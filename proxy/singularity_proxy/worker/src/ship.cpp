@@ -7,6 +7,8 @@
 #include <set>
 
 #include "devices_of_calls.h"
+#include "native/schema.h"
+#include "settings.h"
 #include "sparse.h"
 #include "storage.h"
 
@@ -39,6 +41,7 @@ struct ResultMeta {
 // What the proxy told of one (operator, key): enough to build the results without asking again.
 struct CacheEntry {
   std::string key;
+  uint32_t settings = 0;   // Channel::settings_id of the call
   std::vector<ResultMeta> results;
   std::vector<TensorMeta> tensors;
   uint32_t new_storages = 0;
@@ -72,13 +75,13 @@ struct Operator {
   uint32_t index = 0;
   std::optional<c10::OperatorHandle> handle;
   std::string name, overload;
+  const c10::FunctionSchema* schema = nullptr;
   uint16_t arguments = 0;
   bool in_place = false;       // every result is an argument: nothing to describe
   bool has_out = false;        // out= arguments, which may be resized
   bool always_sync = false;    // data-dependent result, or an error that must not come late
   bool constant_result = false;
   bool no_results = false;     // returns nothing, but its out= arguments may get another shape
-  int default_dtype = -1;          // of a factory: the dtype argument whose None means the default dtype
   std::vector<uint8_t> is_value;   // per argument: the number goes outside of the key
   std::vector<uint8_t> is_host;    // per argument: small host tensors (index lists, lengths) go by value
   std::vector<uint8_t> is_written; // per argument: a tensor (or list of them) that the operator changes
@@ -404,21 +407,6 @@ void check_written(const Operator& op, c10::ArrayRef<IValue> arguments, size_t i
     for (const Tensor& t : v.toTensorVector()) check(t);
 }
 
-// What None means for the dtype of a factory (the proxy's default dtype is always float32).
-c10::ScalarType factory_dtype(const Operator& op, c10::ArrayRef<IValue> arguments) {
-  bool integers = op.name == "aten::arange", complex = false;
-  for (int i = 0; i < op.default_dtype; i++) {
-    const IValue& v = arguments[i];
-    if (op.name == "aten::full" && v.isInt()) return at::kLong;
-    if (op.name == "aten::full" && v.isBool()) return at::kBool;
-    if (v.isComplexDouble()) complex = true;
-    if (v.isDouble()) integers = false;
-  }
-  if (integers) return at::kLong;
-  const c10::ScalarType real = c10::get_default_dtype_as_scalartype();
-  return complex ? c10::toComplexType(real) : real;
-}
-
 int device_of(const IValue& v) {
   if (v.isTensor()) {
     const Tensor& t = v.toTensor();
@@ -446,23 +434,25 @@ Channel& channel_of(c10::ArrayRef<IValue> arguments) {
 void define(Channel& c, Operator& op) {
   if (c.defined.size() <= op.index) c.defined.resize(op.index + 1);
   if (c.defined[op.index]) return;
-  RecordHeader* record = c.begin(Kind::define_op, 0, 8 + op.name.size() + op.overload.size());
+  RecordHeader* record = c.begin(Kind::define_op, 0, 16 + op.name.size() + op.overload.size());
   record->op = op.index;
   char* p = reinterpret_cast<char*>(record + 1);
   const uint32_t name = static_cast<uint32_t>(op.name.size()), overload = static_cast<uint32_t>(op.overload.size());
+  const uint64_t schema = schema_hash(*op.schema);
   std::memcpy(p, &name, 4);
   std::memcpy(p + 4, &overload, 4);
-  std::memcpy(p + 8, op.name.data(), name);
-  std::memcpy(p + 8 + name, op.overload.data(), overload);
+  std::memcpy(p + 8, &schema, 8);
+  std::memcpy(p + 16, op.name.data(), name);
+  std::memcpy(p + 16 + name, op.overload.data(), overload);
   c.requests.advance(record->length);
   c.defined[op.index] = true;
 }
 
-const CacheEntry* find(Operator& op, const Buffer& key, uint64_t hash) {
+const CacheEntry* find(Operator& op, const Buffer& key, uint32_t settings, uint64_t hash) {
   auto found = op.cache.find(hash);
   if (found == op.cache.end()) return nullptr;
   for (const CacheEntry& e : found->second)
-    if (e.key.size() == key.size() && !std::memcmp(e.key.data(), key.data(), key.size())) return &e;
+    if (e.settings == settings && e.key.size() == key.size() && !std::memcmp(e.key.data(), key.data(), key.size())) return &e;
   return nullptr;
 }
 
@@ -559,10 +549,6 @@ void encode_device_tensor(Channel& c, const Tensor& t) {
 void ship(Operator& op, Stack* stack) {
   Results results;
   std::vector<Late> late;
-  if (op.default_dtype >= 0 && torch::jit::peek(*stack, op.default_dtype, op.arguments).isNone() &&
-      c10::get_default_dtype_as_scalartype() != at::kFloat)
-    torch::jit::peek(*stack, op.default_dtype, op.arguments) =
-        static_cast<int64_t>(factory_dtype(op, torch::jit::last(*stack, op.arguments)));
   const auto arguments = torch::jit::last(*stack, op.arguments);
   for (int i = 0; i < op.arguments; i++)
     if (op.is_written[i]) check_written(op, arguments, i);
@@ -570,13 +556,14 @@ void ship(Operator& op, Stack* stack) {
   {
     Locked lock(c);
     c.raise_async_error();
+    follow_settings(c);
     Encoder encoder(c, op, arguments);
     for (int i = 0; i < op.arguments; i++) encoder.argument(i);
     const bool in_place = op.in_place && !encoder.saw_sparse();  // sparse ones may have new indices
-    const uint64_t hash = hash_of(c.key);
+    const uint64_t hash = hash_of(c.key) ^ (c.settings_id * 0x9E3779B97F4A7C15ull);
     std::unique_lock<std::mutex> cache_lock(cache_mutex, std::defer_lock);
     if (device_count() > 1) cache_lock.lock();
-    const CacheEntry* known = op.always_sync ? nullptr : find(op, c.key, hash);
+    const CacheEntry* known = op.always_sync ? nullptr : find(op, c.key, c.settings_id, hash);
     if (known && known->constant) {
       results.push_back(known->results[0].value);
     } else {
@@ -617,12 +604,13 @@ void ship(Operator& op, Stack* stack) {
       }
       if (fresh && !op.always_sync) {
         if (device_count() > 1) cache_lock.lock();
-        if (!find(op, c.key, hash)) {
+        if (!find(op, c.key, c.settings_id, hash)) {
           if (++cache_entries > kMaxCacheEntries) {
             for (Operator* o : operators()) o->cache.clear();
             cache_entries = 1;
           }
           fresh->key.assign(c.key.data(), c.key.size());
+          fresh->settings = c.settings_id;
           op.cache[hash].push_back(std::move(*fresh));
         }
       }
@@ -657,9 +645,9 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
   op->index = static_cast<uint32_t>(operators().size());
   op->name = schema.name();
   op->overload = schema.overload_name();
+  op->schema = &schema;
   op->arguments = static_cast<uint16_t>(schema.arguments().size());
   const bool in_key = kValuesDecideShape.count(op->name);
-  bool takes_tensors = false;
   for (const auto& a : schema.arguments()) {
     auto type = a.type();
     if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
@@ -667,14 +655,7 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
     op->is_written.push_back(a.alias_info() && a.alias_info()->isWrite());
     op->is_host.push_back(may_stay_on_host(op->name, a.name()));
     if (a.is_out()) op->has_out = true;
-    auto item = type;
-    if (auto list = item->cast<c10::ListType>()) item = list->getElementType();
-    if (auto optional = item->cast<c10::OptionalType>()) item = optional->getElementType();
-    takes_tensors = takes_tensors || item->kind() == c10::TypeKind::TensorType;
-    if (a.name() == "dtype" && a.default_value() && a.default_value()->isNone())
-      op->default_dtype = static_cast<int>(op->is_value.size()) - 1;
   }
-  if (takes_tensors) op->default_dtype = -1;
   bool all_aliases = true;
   for (const auto& r : schema.returns()) {
     int alias = -1;

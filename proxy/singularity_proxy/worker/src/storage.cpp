@@ -6,6 +6,7 @@
 #include <map>
 
 #include "device.h"
+#include "settings.h"
 
 // DeviceAllocator::getMemoryInfo is younger than the oldest torch that is supported.
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 10
@@ -48,6 +49,7 @@ struct ProxiedAllocator final : c10::DeviceAllocator {
     Channel& c = channel(current_device());
     Locked lock(c);
     c.raise_async_error();
+    follow_settings(c);
     c.flush_frees();
     const bool wait = bytes && (launch_blocking() || c.near_capacity(bytes));
     const uint64_t id = c.next_storage++;
@@ -175,6 +177,7 @@ void resize_storage(c10::StorageImpl* storage, uint64_t bytes) {
   Channel& c = *record->channel;
   Locked lock(c);
   c.raise_async_error();
+  follow_settings(c);
   c.flush_frees();
   const bool wait = launch_blocking() || c.near_capacity(bytes);
   RecordHeader* r = c.begin(Kind::resize, wait ? kReply : 0, 8);
