@@ -3,7 +3,6 @@
 import copy
 import pickle
 import time
-import warnings
 
 import torch
 from checks.base import D, check, close, eq, raises

@@ -366,10 +366,14 @@ def _facts_of_cuda(binding: Binding) -> dict[str, Any]:
     import torch
 
     properties = torch.cuda.get_device_properties(torch.device(binding.torch_device))
+    try:
+        cudnn = torch.backends.cudnn.version() or 0
+    except RuntimeError:  # this cuDNN does not support the device, so no operator will use it
+        cudnn = 0
     return {
         "name": properties.name,
         "memory": properties.total_memory,
-        "cudnn_version": torch.backends.cudnn.version() or 0,
+        "cudnn_version": cudnn,
         "capability": properties.major << 16 | properties.minor,
         "multiprocessors": properties.multi_processor_count,
     }

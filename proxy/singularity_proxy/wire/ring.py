@@ -108,6 +108,7 @@ class RingHeader:
     executing_seq: int
     """The record that the proxy executes, or was executing when it was killed; 0: none."""
     replied_seq: int
+    ring_memory_current: int
     pending: bool
     """The worker published requests that the proxy has not finished."""
 
@@ -244,6 +245,7 @@ class RingFile:
             error_seq=self._get64("error_seq"),
             executing_seq=self._get64("executing_seq"),
             replied_seq=self._get64("replied_seq"),
+            ring_memory_current=self._get64("ring_memory_current"),
             pending=self._get64("request_head") != self._get64("request_tail"),
         )
 
