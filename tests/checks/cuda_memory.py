@@ -141,7 +141,7 @@ def out_of_memory_is_survived():
     ooms = torch.cuda.memory_stats()["num_ooms"]
     before = torch.cuda.memory_allocated()
     torch.cuda.set_per_process_memory_fraction((before + 256 * MIB) / total)
-    batch, failures = 1 << 20, []
+    batch, failures = 1 << 21, []
     while True:
         x = loss = None
         try:
@@ -154,7 +154,7 @@ def out_of_memory_is_survived():
             failures.append("input" if x is None else "inside")
             batch //= 16
     torch.cuda.set_per_process_memory_fraction(1.0)
-    assert failures == ["input", "inside"] and batch == 4096
+    assert failures == ["input", "inside"] and batch == 8192
     assert torch.cuda.memory_stats()["num_ooms"] - ooms == 2
     twin(torch.ones(batch, 64)).square().mean().backward()
     for a, b in zip(model.parameters(), twin.parameters()):

@@ -73,13 +73,16 @@ tell()
     with worker:
         assert answer(worker) == "torch.float32 torch.float32 False"
         assert answer(worker) == "torch.float64 torch.float64 True"
+        before = session.rings()[0].read().generation
         if how == "park":
             session.park()
         else:
-            for pid in session.proxy_pids():
-                os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
-        session.attach()
+            os.kill(session.proxy_pids()[0], signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while session.rings()[0].read().generation == before:  # a killed process takes its time
+            assert time.monotonic() < deadline
+            session.attach()
+            time.sleep(0.02)
         go_on(worker)
         assert answer(worker) == "torch.float64 torch.float64 True"
         assert answer(worker) == "torch.float32 torch.float32 False"
