@@ -182,7 +182,7 @@ class Fuzz:
         self.seed = seed
         self.corpus = corpus
         self.names = {
-            r.op: r.body[8 : 8 + struct.unpack_from("<I", r.body)[0]].decode()
+            r.op: r.body[16 : 16 + struct.unpack_from("<I", r.body)[0]].decode()
             for r in corpus
             if r.kind == w.DEFINE
         }

@@ -209,7 +209,7 @@ def test_counts_and_numbers_that_lie(victim: RingClient) -> None:
 
 
 def define(client: RingClient, index: int, name: bytes) -> int:
-    body = struct.pack("<II", len(name), 0) + name
+    body = struct.pack("<IIQ", len(name), 0, 0) + name
     seq = client.record(w.DEFINE, body, op=index, flags=w.REPLY)
     client.publish()
     return seq
