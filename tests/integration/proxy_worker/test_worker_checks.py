@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = tmp_path_factory.mktemp("checks") / "results.json"
     with Standalone() as session:
         subprocess.run(
-            [sys.executable, str(RUN), str(out)], env=session.env(), timeout=200, check=False,
+            [sys.executable, str(RUN), str(out)], env=session.env(), timeout=400, check=False,
             capture_output=True,
         )  # fmt: skip
     return json.loads(out.read_text())
