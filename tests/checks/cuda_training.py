@@ -53,6 +53,14 @@ def rng_generator():
 
 
 @check
+def rng_many_generators():
+    for i in range(20_000):
+        g = torch.Generator(device=D).manual_seed(i)
+    h = torch.Generator(device=D).manual_seed(19_999)
+    eq(torch.randn(4, device=D, generator=g), torch.randn(4, device=D, generator=h))
+
+
+@check
 def rng_checkpoint():
     import torch.utils.checkpoint as cp
 

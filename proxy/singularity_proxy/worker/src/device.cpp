@@ -28,6 +28,7 @@ struct ProxiedGenerator final : c10::GeneratorImpl {
       return;
     }
     Locked lock(channel);
+    channel.flush_frees();  // of generators that are gone, though nothing is ever drawn
     write_seed();
   }
   // Only Philox, the generator of a GPU, has an offset, and its place in the state is the GPU's affair.
