@@ -24,8 +24,9 @@ Tensor Executor::sparse_tensor(Reader& key, Reader& values) {
                   layout == at::kSparseBsc,
               "a tensor of layout number ", int{header.layout}, " is not sparse");
   TORCH_CHECK(header.dim <= kMaxDim, "a tensor of ", int{header.dim}, " dimensions");
-  std::vector<int64_t> sizes(header.dim);
-  std::memcpy(sizes.data(), key.bytes(header.dim * 8), header.dim * 8);
+  int64_t size_words[kMaxDim];
+  std::memcpy(size_words, key.bytes(header.dim * 8), header.dim * 8);
+  const at::IntArrayRef sizes(size_words, header.dim);
   plain_ = false;
   Tensor parts[3];
   const int count = is_coo(layout) ? 2 : 3;
