@@ -30,6 +30,7 @@ _FAILED_MARK = 0xFF01
 _KINDS = (
     *("none", "op", "define_op", "free_storages", "allocate", "resize", "write", "read", "seed"),
     *("get_rng", "set_rng", "sync", "event_record", "event_time"),
+    *("settings", "compile"),
 )
 
 

@@ -28,6 +28,15 @@ from . import process
 native = build.load()
 
 
+def _make_graph(packed: bytes, device: str) -> Any:
+    from . import graphs
+
+    return graphs.Graph(packed, device)
+
+
+native.set_graph_maker(_make_graph)
+
+
 @dataclass(frozen=True)
 class Binding:
     """Whose proxy this is and what it may use; fixed for the life of the process."""

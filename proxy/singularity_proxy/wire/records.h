@@ -35,6 +35,7 @@ enum class Kind : uint16_t {
   event_record,  // base: event id; the proxy notes its clock
   event_time,    // base: first event id; body: u64 second id. Replies f64 milliseconds
   settings,      // from here on; body: Settings (56 bytes), u64 bytes that the worker may use (0: all)
+  compile,       // op: index of a captured graph. Replies JSON: how it will run (device/graphs.py)
 };
 
 constexpr uint64_t kGeneratorId = 1ull << 63;  // set in the ids of generators where both kinds may be
@@ -42,6 +43,10 @@ constexpr uint64_t kGeneratorId = 1ull << 63;  // set in the ids of generators w
 enum SyncFlag : uint64_t {
   kEmptyCache = 1,  // first the device's allocator gives back what it keeps for later
 };
+
+// The operator name under which `define_op` brings a graph that torch.compile captured: its overload
+// is the packed graph (wire/graphs.py). Called like any operator, with tensors and sizes.
+constexpr const char* kGraphName = "singularity::graph";
 
 enum Flag : uint16_t {
   kReply = 1,      // the worker waits for a reply (also of an error); without it errors are asynchronous

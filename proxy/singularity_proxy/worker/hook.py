@@ -48,6 +48,12 @@ def _refuse(module: ModuleType) -> None:
     refusals.apply(module)
 
 
+def _compile(module: ModuleType) -> None:
+    from . import compile
+
+    compile.apply(module)
+
+
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch._C": _after_torch_c,
     "torch": _after_torch,
@@ -56,9 +62,12 @@ AFTER: dict[str, Callable[[ModuleType], None]] = {
     "numba.cuda": _refuse,
     "cupy": _refuse,
     "pycuda.driver": _refuse,
-    "torch._inductor.compile_fx": _refuse,
     "torch.distributed.distributed_c10d": _refuse,
     "torch.nn.parallel.distributed": _refuse,
+    # What is captured here and compiled in the device proxy (see `compile`).
+    "torch._inductor.config": _compile,
+    "torch._inductor.compile_fx": _compile,
+    "torch._dynamo.backends.registry": _compile,
 }
 """Module name -> what is done right after it was executed."""
 

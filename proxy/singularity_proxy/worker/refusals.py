@@ -22,7 +22,7 @@ def _raiser(what: str, instead: str) -> Callable[..., Any]:
 def _triton(module: Any) -> None:
     module.JITFunction.run = _raiser(
         "A Triton kernel",
-        "use torch operators, or torch.compile with backend aot_eager",
+        "use torch operators; torch.compile makes kernels of them in the device proxy",
     )
 
 
@@ -42,23 +42,6 @@ def _cupy(module: Any) -> None:
 
 def _pycuda(module: Any) -> None:
     module.init = _raiser("PyCUDA", "use torch operators on device 'cuda'")
-
-
-def _inductor(module: Any) -> None:
-    compile_fx = module.compile_fx
-
-    @functools.wraps(compile_fx)
-    def checked(model: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        for value in example_inputs:
-            if getattr(getattr(value, "device", None), "type", None) == "cuda":
-                raise RuntimeError(
-                    "torch.compile with the inductor backend needs Triton and a device inside "
-                    "this process, which a session never has: "
-                    "use torch.compile(..., backend='aot_eager')"
-                )
-        return compile_fx(model, example_inputs, *args, **kwargs)
-
-    module.compile_fx = checked
 
 
 COLLECTIVES = (
@@ -127,7 +110,6 @@ TABLE: dict[str, Callable[[Any], None]] = {
     "numba.cuda": _numba,
     "cupy": _cupy,
     "pycuda.driver": _pycuda,
-    "torch._inductor.compile_fx": _inductor,
     "torch.distributed.distributed_c10d": _collectives,
     "torch.nn.parallel.distributed": _data_parallel,
 }

@@ -96,6 +96,12 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
     def set_device(index: int) -> None:
         native.exchange_device(index)
 
+    def maybe_exchange_device(
+        index: int,
+    ) -> int:  # dynamo tells it from exchange_device by identity
+        previous: int = native.exchange_device(index)
+        return previous
+
     def nothing(*args: Any, **kwargs: Any) -> None:
         return None
 
@@ -115,7 +121,7 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
         "_cuda_getDevice": native.current_device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": native.exchange_device,
-        "_cuda_maybeExchangeDevice": native.exchange_device,
+        "_cuda_maybeExchangeDevice": maybe_exchange_device,
         "_cuda_hasPrimaryContext": native.is_open,
         "_cuda_canDeviceAccessPeer": lambda a, b: True,
         "_cuda_synchronize": lambda: native.synchronize(-1),

@@ -1,6 +1,7 @@
 // What Python sees of the device half: the control process drives RingServer objects.
 #include <torch/csrc/utils/pybind.h>
 
+#include "graphs.h"
 #include "memory.h"
 #include "native/bindings.h"
 #include "ring_server.h"
@@ -54,6 +55,7 @@ void bind_device(py::module_& m) {
   });
 
   m.def("install_capacity", &install_capacity, py::arg("bytes"));
+  m.def("set_graph_maker", [](py::object make) { set_graph_maker(make.ptr()); }, py::arg("make"));
   m.def("memory", [](const std::string& device) {
     const Memory memory = memory_of(c10::Device(device));
     return py::make_tuple(memory.current, memory.peak, memory.capacity);

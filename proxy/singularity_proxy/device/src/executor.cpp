@@ -43,6 +43,7 @@ std::string Executor::name_of(const RecordHeader& record) const {
     case Kind::event_record:
     case Kind::event_time: return "event";
     case Kind::settings: return "changing settings";
+    case Kind::compile: return "torch.compile";
   }
   return "record of kind " + std::to_string(record.kind);
 }
@@ -127,6 +128,13 @@ void Executor::execute(const RecordHeader& record, const char* body, Buffer& rep
       limit_account(state_.memory_limit);
       return;
     }
+    case Kind::compile: {
+      OperatorEntry& op = state_.op(record.op);
+      TORCH_CHECK(op.graph, op.name, " is no captured graph");
+      const std::string answer = op.graph->compile();
+      reply.put_bytes(answer.data(), answer.size());
+      return;
+    }
     case Kind::read: break;
   }
   TORCH_CHECK(false, "the device proxy knows no record of kind ", record.kind);
@@ -149,25 +157,33 @@ void Executor::run(const RecordHeader& record, const char* body, Buffer& reply) 
   } clear{this};
   plain_ = true;
   const size_t count = key.get<uint16_t>();
+  for (size_t i = 0; i < count; i++) stack_.push_back(argument(key, values));
+  call(op, count, body, record.key_bytes);
+  operations_++;
+  results(record, op, reply);
+}
+
+void Executor::call(OperatorEntry& op, size_t count, const char* key, size_t key_bytes) {
+  if (op.graph) {
+    op.graph->prepare();
+    std::optional<UseDefaultGenerator> use;  // before the GIL, as everywhere
+    if (op.graph->draws()) use.emplace(state_);
+    return op.graph->run(stack_, std::string(key, key_bytes));
+  }
   TORCH_CHECK(count == op.handle->schema().arguments().size(), op.name, " came with ", count, " arguments instead of ",
               op.handle->schema().arguments().size(), ": worker and device proxy run different versions of PyTorch");
-  for (size_t i = 0; i < count; i++) stack_.push_back(argument(key, values));
   op.check_enums(stack_);
   // A boxed call whose results are several of its arguments returns references that dangle in some
   // versions of torch (2.11). Keeping the arguments alive makes them harmless, and the results are
   // taken from the arguments.
   if (op.keep_arguments) kept_ = stack_;
-  {
-    std::optional<UseDefaultGenerator> use;
-    if (op.uses_default_rng) use.emplace(state_);
-    // What the dispatcher would find out from the arguments is known here: plain tensors of one device.
-    if (plain_ && !inputs_.empty())
-      op.handle->redispatchBoxed(device_key_, &stack_);
-    else
-      op.handle->callBoxed(stack_);
-  }
-  operations_++;
-  results(record, op, reply);
+  std::optional<UseDefaultGenerator> use;
+  if (op.uses_default_rng) use.emplace(state_);
+  // What the dispatcher would find out from the arguments is known here: plain tensors of one device.
+  if (plain_ && !inputs_.empty())
+    op.handle->redispatchBoxed(device_key_, &stack_);
+  else
+    op.handle->callBoxed(stack_);
 }
 
 void Executor::results(const RecordHeader& record, const OperatorEntry& op, Buffer& reply_buffer) {

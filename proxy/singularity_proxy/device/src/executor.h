@@ -14,7 +14,8 @@ namespace singularity {
 
 // True for records that change nothing: they only ask.
 constexpr bool only_asks(Kind kind) {
-  return kind == Kind::read || kind == Kind::get_rng || kind == Kind::sync || kind == Kind::event_time;
+  return kind == Kind::read || kind == Kind::get_rng || kind == Kind::sync || kind == Kind::event_time ||
+         kind == Kind::compile;
 }
 
 // When an event happened: the ring's thread writes its clock where an operator has its number, so
@@ -68,6 +69,7 @@ class Executor {
 
  private:
   void run(const RecordHeader& record, const char* body, Buffer& reply);
+  void call(OperatorEntry& op, size_t count, const char* key, size_t key_bytes);
   void results(const RecordHeader& record, const OperatorEntry& op, Buffer& reply);
   void tensor_result(const at::Tensor& tensor, bool all_new, Buffer* reply);
   c10::IValue argument(Reader& key, Reader& values, bool inside = false);

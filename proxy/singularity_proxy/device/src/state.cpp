@@ -12,6 +12,7 @@
 
 #include "errors.h"
 #include "native/schema.h"
+#include "wire/records.h"
 
 namespace singularity {
 namespace {
@@ -151,9 +152,11 @@ uint64_t State::bytes() const {
 
 void State::define(uint32_t index, std::string name, std::string overload, uint64_t schema_of_worker) {
   TORCH_CHECK(index < kMaxOperators, "operator number ", index, " is too large");
-  TORCH_CHECK(name.size() + overload.size() <= kMaxNameBytes, "the name of operator ", index, " is too long");
+  TORCH_CHECK(name == kGraphName || name.size() + overload.size() <= kMaxNameBytes, "the name of operator ", index,
+              " is too long");
   OperatorEntry entry;
-  entry.handle = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (name == kGraphName) entry.graph = std::make_shared<Graph>(overload, device);
+  else entry.handle = c10::Dispatcher::singleton().findSchema({name, overload});
   entry.name = std::move(name);
   entry.overload = std::move(overload);
   entry.schema = schema_of_worker;
@@ -162,10 +165,10 @@ void State::define(uint32_t index, std::string name, std::string overload, uint6
     entry.missing = entry.name + (entry.overload.empty() ? "" : "." + entry.overload) + " is another operator in the device proxy's PyTorch (" +
                     TORCH_VERSION + ") than in this process's (" + worker_torch +
                     "), so it was not called: install the same version of PyTorch on both sides";
-  } else if (!entry.handle) {
+  } else if (!entry.handle && !entry.graph) {
     entry.missing = entry.name + (entry.overload.empty() ? "" : "." + entry.overload) +
                     " does not exist in the device proxy's PyTorch; its package may not be installed there";
-  } else {
+  } else if (entry.handle) {
     const auto& schema = entry.handle->schema();
     int aliases = 0;
     for (const auto& result : schema.returns()) {
@@ -193,7 +196,7 @@ void State::define(uint32_t index, std::string name, std::string overload, uint6
 
 OperatorEntry& State::op(uint32_t index) {
   TORCH_CHECK(index < ops.size() && !ops[index].name.empty(), "operator ", index, " was never defined");
-  TORCH_CHECK_NOT_IMPLEMENTED(ops[index].handle, ops[index].missing);
+  TORCH_CHECK_NOT_IMPLEMENTED(ops[index].handle || ops[index].graph, ops[index].missing);
   return ops[index];
 }
 

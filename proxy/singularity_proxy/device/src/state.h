@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "graphs.h"
 #include "stage.h"
 #include "turn.h"
 
@@ -22,7 +23,8 @@ struct OperatorEntry {
   std::string name, overload;
   std::optional<c10::OperatorHandle> handle;
   uint64_t schema = 0;            // schema_hash of the worker's; 0: unknown
-  std::string missing;            // why there is no handle
+  std::shared_ptr<Graph> graph;   // instead of a handle: captured by torch.compile
+  std::string missing;            // why there is neither
   bool uses_default_rng = false;  // draws from the default generator unless told otherwise
   bool keep_arguments = false;    // several results are arguments: see Executor::run
   std::vector<int> result_alias;  // per result: the argument it is, or -1

@@ -1,5 +1,6 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <ATen/Context.h>
@@ -72,6 +73,26 @@ py::dict memory_dict(int index) {
   return all;
 }
 
+// Runs a captured graph. Takes the arguments out of their list, as a boxed call does, so that memory
+// which only they held is given back as soon as possible.
+py::list call_graph(uintptr_t graph, const py::list& arguments) {
+  torch::jit::Stack stack;
+  stack.reserve(arguments.size());
+  for (const py::handle& a : arguments) {
+    if (THPVariable_Check(a.ptr())) stack.emplace_back(THPVariable_Unpack(a.ptr()));
+    else stack.emplace_back(a.cast<int64_t>());
+  }
+  if (PyList_SetSlice(arguments.ptr(), 0, PyList_GET_SIZE(arguments.ptr()), nullptr)) throw py::error_already_set();
+  ship(*reinterpret_cast<Operator*>(graph), &stack);
+  py::list results(stack.size());
+  for (size_t i = 0; i < stack.size(); i++) {
+    const c10::IValue& v = stack[i];
+    PyObject* made = v.isTensor() ? THPVariable_Wrap(v.toTensor()) : v.isInt() ? PyLong_FromLongLong(v.toInt()) : Py_NewRef(Py_None);
+    PyList_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), made);
+  }
+  return results;
+}
+
 // C++ errors as the Python types that torch's own functions raise.
 void translate(std::exception_ptr error) {
   try {
@@ -98,6 +119,11 @@ void bind_worker(py::module_& m) {
   m.def("in_bad_fork", &in_bad_fork);
   m.def("synchronize", &synchronize);
   m.def("stats", &stats);
+  m.def("add_graph", [](const py::bytes& packed, uint16_t arguments, int device) {
+    return reinterpret_cast<uintptr_t>(add_graph(packed, arguments, device));
+  });
+  m.def("compile_graph", [](uintptr_t graph) { return compile_graph(*reinterpret_cast<Operator*>(graph)); });
+  m.def("call_graph", &call_graph);
   m.def("resize_storage", [](const at::Tensor& tensor, uint64_t bytes) {
     resize_storage(tensor.storage().unsafeGetStorageImpl(), bytes);
   });

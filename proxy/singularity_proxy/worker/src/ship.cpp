@@ -82,6 +82,7 @@ struct Operator {
   bool always_sync = false;    // data-dependent result, or an error that must not come late
   bool constant_result = false;
   bool no_results = false;     // returns nothing, but its out= arguments may get another shape
+  int graph_device = -1;       // of a captured graph: the virtual device it runs on
   std::vector<uint8_t> is_value;   // per argument: the number goes outside of the key
   std::vector<uint8_t> is_host;    // per argument: small host tensors (index lists, lengths) go by value
   std::vector<uint8_t> is_written; // per argument: a tensor (or list of them) that the operator changes
@@ -337,7 +338,7 @@ CacheEntry read_results(Cursor in, const Operator& op) {
     }
     if (r.kind != 't' && r.kind != 'l' && r.kind != 'n') {
       if (op.constant_result) e.constant = true;
-      else e.async = false;
+      else if (op.graph_device < 0) e.async = false;  // a graph's sizes follow from its key
     }
     e.results.push_back(std::move(r));
   }
@@ -348,15 +349,29 @@ CacheEntry read_results(Cursor in, const Operator& op) {
       counted[t.index] = true;
     } else if (t.kind == MetaKind::input_storage) {
       e.all_new = false;
-      if (!op.has_out) e.async = false;
+      if (!op.has_out && op.graph_device < 0) e.async = false;
     }
   return e;
 }
 
+// Whether each result that shares storage with an input shares it with that input in every call of
+// the same key: not when another input of this call lies in the same storage.
+bool sources_are_certain(const CacheEntry& e, const Inputs& inputs) {
+  for (const TensorMeta& m : e.tensors) {
+    if (m.kind != MetaKind::input_storage) continue;
+    TORCH_CHECK(m.index < inputs.size(), "the device proxy named an argument that there is not");
+    const auto* storage = inputs[m.index]->unsafe_storage().unsafeGetStorageImpl();
+    for (size_t i = 0; i < inputs.size(); i++)
+      if (i != m.index && inputs[i]->unsafe_storage().unsafeGetStorageImpl() == storage) return false;
+  }
+  return true;
+}
+
 class Builder {
  public:
-  Builder(Channel& channel, uint64_t base, const Inputs& inputs)
-      : channel_(channel), base_(base), inputs_(inputs) {}
+  // `graph`: results that are an input are new tensors nevertheless, as those of compiled code are.
+  Builder(Channel& channel, uint64_t base, const Inputs& inputs, bool graph)
+      : channel_(channel), base_(base), inputs_(inputs), graph_(graph) {}
 
   Tensor build(const TensorMeta& m) {
     if (m.kind == MetaKind::undefined) return Tensor();
@@ -365,7 +380,7 @@ class Builder {
       TORCH_CHECK(m.index < inputs_.size(), "the device proxy named an argument that there is not");
       c10::TensorImpl* input = inputs_[m.index];
       Tensor same(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(input));
-      if (input->sizes() == at::IntArrayRef(m.sizes) && input->strides() == at::IntArrayRef(m.strides) &&
+      if (!graph_ && input->sizes() == at::IntArrayRef(m.sizes) && input->strides() == at::IntArrayRef(m.strides) &&
           input->storage_offset() == m.offset && same.scalar_type() == dtype)
         return same;
       return make_tensor(c10::Storage(same.storage()), dtype, m.sizes, m.strides, m.offset, m.flags);
@@ -379,6 +394,7 @@ class Builder {
   Channel& channel_;
   uint64_t base_;
   const Inputs& inputs_;
+  const bool graph_;
   c10::SmallVector<c10::Storage, 2> storages_;
 };
 
@@ -552,7 +568,7 @@ void ship(Operator& op, Stack* stack) {
   const auto arguments = torch::jit::last(*stack, op.arguments);
   for (int i = 0; i < op.arguments; i++)
     if (op.is_written[i]) check_written(op, arguments, i);
-  Channel& c = channel_of(arguments);
+  Channel& c = op.graph_device >= 0 ? channel(op.graph_device) : channel_of(arguments);
   {
     Locked lock(c);
     c.raise_async_error();
@@ -586,6 +602,7 @@ void ship(Operator& op, Stack* stack) {
         if (cache_lock.owns_lock()) cache_lock.unlock();  // never wait for a proxy under a shared lock
         const Reply reply = c.receive(base);
         fresh = std::make_unique<CacheEntry>(in_place ? CacheEntry() : read_results(reply.body, op));
+        if (op.graph_device >= 0 && !sources_are_certain(*fresh, encoder.inputs())) fresh->async = false;
         c.finish(reply);
         known = &*fresh;
       } else {
@@ -595,7 +612,7 @@ void ship(Operator& op, Stack* stack) {
       if (in_place) {
         for (int alias : op.result_alias) results.push_back(arguments[alias]);
       } else {
-        Builder builder(c, base, encoder.inputs());
+        Builder builder(c, base, encoder.inputs(), op.graph_device >= 0);
         results_of(op, *known, builder, arguments, results, late);
         if (op.no_results) {
           results.clear();
@@ -620,6 +637,35 @@ void ship(Operator& op, Stack* stack) {
   // Outside of the lock: dropping arguments can run Python.
   torch::jit::drop(*stack, op.arguments);
   for (IValue& r : results) stack->push_back(std::move(r));
+}
+
+Operator* add_graph(std::string packed, uint16_t arguments, int device) {
+  auto* op = new Operator();
+  op->index = static_cast<uint32_t>(operators().size());
+  op->name = kGraphName;
+  op->overload = std::move(packed);
+  op->arguments = arguments;
+  op->graph_device = device;
+  op->is_value.assign(arguments, 0);
+  op->is_written.assign(arguments, 0);
+  op->is_host.assign(arguments, 1);
+  operators().push_back(op);
+  return op;
+}
+
+std::string compile_graph(Operator& op) {
+  Channel& c = channel(op.graph_device);
+  Locked lock(c);
+  c.raise_async_error();
+  c.flush_frees();
+  define(c, op);
+  RecordHeader* record = c.begin(Kind::compile, kReply, 0);
+  record->op = op.index;
+  c.send(record);
+  const Reply reply = c.receive();
+  std::string answer(reply.body.at(), reply.bytes);
+  c.finish(reply);
+  return answer;
 }
 
 torch::CppFunction shipped_kernel(Operator* op) {

@@ -17,6 +17,10 @@ struct Operator;
 Operator* add_operator(const c10::OperatorHandle& handle);
 void ship(Operator& op, torch::jit::Stack* stack);
 torch::CppFunction shipped_kernel(Operator* op);
+// A graph that torch.compile captured (worker/compile.py), as an operator of `arguments` tensors and
+// sizes on one virtual device; `compile_graph` lets the proxy compile it and returns its JSON answer.
+Operator* add_graph(std::string packed, uint16_t arguments, int device);
+std::string compile_graph(Operator& op);
 
 // Encodes `tensor` (on `channel`'s device) into the channel's key and values.
 void encode_device_tensor(Channel& channel, const at::Tensor& tensor);
