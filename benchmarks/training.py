@@ -117,6 +117,7 @@ def main():
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--compile", action="store_true", help="forward and backward compiled")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1337)
@@ -125,11 +126,12 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
     generator = torch.Generator().manual_seed(7)
     torch.manual_seed(4242)
+    forward = torch.compile(model) if options.compile else model
     losses, seconds = [], []
     for _ in range(options.steps):
         start = time.perf_counter()
         batch = batch_of(options.model, options.device, generator, options.batch)
-        loss = model(*batch)
+        loss = forward(*batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

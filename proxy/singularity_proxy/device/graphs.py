@@ -43,8 +43,16 @@ class Graph:
     """One captured graph. Used by one ring's thread; raises ValueError for a malformed graph."""
 
     def __init__(self, packed: bytes, device: str) -> None:
-        graph = wire.unpack(packed)
         self._device = torch.device(device)
+        try:
+            self._read(wire.unpack(packed))
+        except (AttributeError, IndexError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"a captured graph cannot be read: {_sentence(error)}") from error
+        self._call: Callable[[list[Any]], Sequence[Any]] | None = None
+        self._guards = ""
+        self._answer = ""
+
+    def _read(self, graph: dict[str, Any]) -> None:
         self._static = [int(i) for i in graph["static"]]
         self._visible = [int(i) for i in graph["visible"]]
         self._backward, self._inference = bool(graph["backward"]), bool(graph["inference"])
@@ -52,9 +60,6 @@ class Graph:
         self._symbols = [(str(n), int(v), int(a), b) for n, v, a, b in graph["symbols"]]
         self._specs = [list(spec) for spec in graph["inputs"]]
         self._module = self._rebuild(graph)
-        self._call: Callable[[list[Any]], Sequence[Any]] | None = None
-        self._guards = ""
-        self._answer = ""
         self.inputs = len(self._specs)
         self.draws = any(
             torch.Tag.nondeterministic_seeded in node.target.tags
@@ -95,7 +100,7 @@ class Graph:
         for number, (spec, argument) in enumerate(zip(self._specs, arguments, strict=True)):
             for expression, actual in _pairs(spec, argument):
                 if _evaluate(expression, values) != actual:
-                    raise ValueError(f"input {number} of a graph has another size than it says")
+                    raise ValueError(f"a graph got input {number} of another size than it says")
         if not self._guards:
             return
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -121,6 +126,8 @@ class Graph:
         built = torch.fx.Graph()
         values = [built.placeholder(f"input_{i}") for i in range(len(self._specs))]
         for target, args, kwargs in graph["nodes"]:
+            if not all(key.isidentifier() for key in kwargs):  # they become source text
+                raise ValueError(f"a captured graph calls {target} with an unknown argument")
             values.append(
                 built.call_function(
                     _target(target),
@@ -147,7 +154,7 @@ class Graph:
         if kind == "e":
             return self._size(content, values)
         wanted = {"d": torch.dtype, "m": torch.memory_format, "l": torch.layout}.get(kind)
-        found = getattr(torch, content, None)
+        found = getattr(torch, str(content), None)
         if wanted is None or not isinstance(found, wanted):
             raise ValueError(f"a captured graph has an unknown argument {value}")
         return found
@@ -225,14 +232,15 @@ class Graph:
     def _fake(self, spec: list[Any], mode: Any, symbols: dict[str, torch.SymInt]) -> Any:
         if spec[0] == "i":
             return _evaluate(spec[1], symbols)
-        _, dtype, sizes, strides, place = spec
+        _, dtype, sizes, strides, first, place = spec
+        sizes = [_evaluate(s, symbols) for s in sizes]
+        strides = [_evaluate(s, symbols) for s in strides]
+        options = {"dtype": getattr(torch, dtype), "device": "cpu" if place else self._device}
         with mode:
-            return torch.empty_strided(
-                [_evaluate(s, symbols) for s in sizes],
-                [_evaluate(s, symbols) for s in strides],
-                dtype=getattr(torch, dtype),
-                device="cpu" if place else self._device,
-            )
+            if not first:
+                return torch.empty_strided(sizes, strides, **options)
+            reach = 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+            return torch.empty(first + max(reach, 0), **options).as_strided(sizes, strides, first)
 
     def _settings(self, config: Any, symbols: dict[str, torch.SymInt]) -> dict[str, Any]:
         settings: dict[str, Any] = {

@@ -4,7 +4,7 @@
 module. It is one compressed JSON object:
 
     symbols   [[name, value at capture, least, largest or null], ...]: sizes that may change
-    inputs    [["t", dtype, sizes, strides, place] or ["i", expression], ...]
+    inputs    [["t", dtype, sizes, strides, first element, place] or ["i", expression], ...]
     nodes     [[target, arguments, keyword arguments], ...]; value k is the k-th input or, after
               them, the k-th node
     outputs   numbers of values

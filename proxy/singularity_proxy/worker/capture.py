@@ -226,7 +226,15 @@ class _Writer:
                 raise CannotCapture(
                     f"its input {name} is a large tensor on the host; move it to the device first"
                 )
-        return ["t", _name(value.dtype), sizes, [self.expression(s) for s in value.stride()], place]
+        # Where in its memory it begins matters for alignment only, and changing sizes are never
+        # of a tensor that keeps its memory.
+        first = value.storage_offset()
+        strides = [self.expression(s) for s in value.stride()]
+        return [
+            *("t", _name(value.dtype), sizes, strides),
+            first if isinstance(first, int) and all(isinstance(s, int) for s in sizes) else 0,
+            place,
+        ]
 
     def call(self, node: torch.fx.Node, numbers: dict[torch.fx.Node, int]) -> list[Any]:
         target = node.target

@@ -148,7 +148,7 @@ def _inner(original: Any, gm: Any, example_inputs: Sequence[Any], **kwargs: Any)
     except capture.CannotCapture as error:
         _warn(f"runs operator by operator, because {error}")
         return _operators(gm)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
+    except (RuntimeError, ValueError) as error:
         _warn(f"runs operator by operator, because the device proxy refused it ({error})")
         return _operators(gm)
     if answer["mode"] != "inductor":

@@ -18,7 +18,6 @@ KNOWN_FAILURES = {
     "cuda_graphs": REFUSED,
     "dlpack": REFUSED,
     "ipc_share": REFUSED,
-    "compile_inductor": REFUSED,
     "ddp_gloo": "collectives are not sent to the proxies yet",
     "nccl_available": "collectives are not sent to the proxies yet",
     "quantized": "refused with a sentence: quantized tensors are not sent",

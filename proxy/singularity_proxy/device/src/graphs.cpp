@@ -19,13 +19,12 @@ PyObject* graph_maker = nullptr;
   const py::module_ torch = py::module_::import("torch");
   const bool memory = is(torch.attr("OutOfMemoryError")) || is(PyExc_MemoryError);
   const bool linalg = is(torch.attr("linalg").attr("LinAlgError")), index = is(PyExc_IndexError);
-  const bool value = is(PyExc_ValueError), type = is(PyExc_TypeError), missing = is(PyExc_NotImplementedError);
+  const bool value = is(PyExc_ValueError), type = is(PyExc_TypeError);
   TORCH_CHECK_WITH(OutOfMemoryError, !memory, text);
   TORCH_CHECK_LINALG(!linalg, text);
   TORCH_CHECK_INDEX(!index, text);
   TORCH_CHECK_VALUE(!value, text);
   TORCH_CHECK_TYPE(!type, text);
-  TORCH_CHECK_NOT_IMPLEMENTED(!missing, text);
   TORCH_CHECK(false, text);
 }
 

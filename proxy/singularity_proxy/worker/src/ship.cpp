@@ -103,6 +103,8 @@ using Results = c10::SmallVector<IValue, 2>;
 // The text that a CUDA build gives when the tensors of a call are on several devices: the generated
 // wrappers of kernels say it one way, TensorIterator another one.
 [[noreturn]] void refuse_devices(const Operator& op, c10::ArrayRef<IValue> arguments) {
+  TORCH_CHECK(op.graph_device < 0, "Expected all tensors to be on the same device, but a compiled graph of cuda:",
+              op.graph_device, " got one of another device!");
   const auto& schema = op.handle->schema();
   const bool iterator = checked_by_iterator(*op.handle);
   std::optional<c10::Device> common;

@@ -1,0 +1,105 @@
+"""torch.compile on the proxied device: the graph is captured in the worker, compiled in the proxy
+and called by one record; it survives what its device proxy goes through."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from singularity_proxy.standalone import Standalone
+
+PROGRAMS = Path(__file__).parents[2] / "support" / "compiled_programs.py"
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of its own for what the proxies of this module compile, shared by its tests."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def session(compiled_files: Path) -> Iterator[Standalone]:
+    with Standalone() as one:
+        yield one
+
+
+def run(session: Standalone, name: str) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS), name, "cuda"], env=session.env(), capture_output=True,
+        text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "torch.compile: a graph" not in done.stderr  # nothing fell back
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def undisturbed(session: Standalone) -> dict[str, object]:
+    return run(session, "training")
+
+
+def test_everyday_uses_give_what_eager_gives(session: Standalone, compiled_files: Path) -> None:
+    assert run(session, "features")["passed"] == [
+        "fullgraph",
+        "autocast",
+        "graph_break",
+        "automatic_dynamic",
+        "dynamic_training",
+        "mutation_and_views",
+        "method_and_buffer",
+        "host_numbers_and_constants",
+        "named_backend_and_options",
+        "random_numbers_follow_the_seed",
+    ]
+    made = compiled_files / f"singularity-compiled-{os.getuid()}"
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert list(made.rglob("*.so"))  # compiled code, not operators
+
+
+def test_a_call_is_one_record(session: Standalone) -> None:
+    assert run(session, "records") == {"async_records": 1, "sync_records": 0}
+
+
+def test_one_warning_says_why_a_graph_is_not_sent(session: Standalone) -> None:
+    answer = run(session, "fallback")
+    assert (answer["host"], answer["device"]) == ([2.0] * 3, [2.0] * 3)
+    assert answer["said"] == [
+        "torch.compile: a graph runs operator by operator, because it returns a tensor on the "
+        "host; its results are right"
+    ]
+
+
+@pytest.mark.parametrize("how", ["park", "kill"])
+def test_training_goes_on_bitwise_after_its_device_went_away(
+    how: str, undisturbed: dict[str, object]
+) -> None:
+    with Standalone() as session:
+        worker = subprocess.Popen(
+            [sys.executable, str(PROGRAMS), "interrupted", "cuda"], env=session.env(), text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "paused\n"
+            if how == "park":
+                session.park()
+            else:
+                os.kill(session.proxy_pids()[0], signal.SIGKILL)
+            session.attach()
+            out, _ = worker.communicate("go on\n", timeout=200)
+        finally:
+            worker.kill()
+    assert json.loads(out) == undisturbed
