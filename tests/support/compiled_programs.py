@@ -180,7 +180,7 @@ def fallback():
             host, device = to_host(x)
         torch._dynamo.reset()
         to_host(x)
-    said = [str(w.message) for w in caught if "torch.compile" in str(w.message)]
+    said = [str(w.message) for w in caught if "torch.compile: a graph" in str(w.message)]
     return {"host": host.tolist(), "device": device.tolist(), "said": said}
 
 

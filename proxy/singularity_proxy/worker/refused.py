@@ -52,6 +52,7 @@ TABLE: dict[str, tuple[str, str]] = {
             "beginAllocateToPool",
             "endAllocateToPool",
             "releasePool",
+            "CUDAAllocator_AllocatorState",
             "getCheckpointState",
             "setCheckpointPoolState",
             "checkPoolLiveAllocations",

@@ -135,6 +135,7 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
         "_cuda_set_cudnn_benchmark_limit": native.set_benchmark_limit,
         "_cuda_get_conv_benchmark_empty_cache": lambda: False,
         "_cuda_set_conv_benchmark_empty_cache": nothing,
+        "_set_cached_tensors_enabled": nothing,
         "_cuda_lock_mutex": nothing,
         "_cuda_unlock_mutex": nothing,
         "_cuda_tunableop_is_enabled": lambda: False,
