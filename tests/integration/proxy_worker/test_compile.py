@@ -15,9 +15,12 @@ from singularity_proxy.standalone import Standalone
 
 PROGRAMS = Path(__file__).parents[2] / "support" / "compiled_programs.py"
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
-)
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(
+        not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
+    ),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,7 +100,9 @@ def test_training_goes_on_bitwise_after_its_device_went_away(
             if how == "park":
                 session.park()
             else:
-                os.kill(session.proxy_pids()[0], signal.SIGKILL)
+                pid = session.proxy_pids()[0]
+                os.kill(pid, signal.SIGKILL)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             session.attach()
             out, _ = worker.communicate("go on\n", timeout=200)
         finally:
