@@ -190,7 +190,7 @@ void Executor::results(const RecordHeader& record, const OperatorEntry& op, Buff
   const bool wanted = record.flags & kReply;
   Buffer* reply = wanted ? &reply_buffer : nullptr;
   const size_t start = reply_buffer.size();
-  const size_t count = op.handle->schema().returns().empty() ? op.result_alias.size() : stack_.size();
+  const size_t count = op.handle && op.handle->schema().returns().empty() ? op.result_alias.size() : stack_.size();
   if (reply) {
     reply->put<uint32_t>(0);  // new storages, known at the end
     reply->put<uint32_t>(record.flags & kNoOutputs ? 0 : static_cast<uint32_t>(count));
