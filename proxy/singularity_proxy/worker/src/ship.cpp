@@ -456,7 +456,7 @@ void define(Channel& c, Operator& op) {
   record->op = op.index;
   char* p = reinterpret_cast<char*>(record + 1);
   const uint32_t name = static_cast<uint32_t>(op.name.size()), overload = static_cast<uint32_t>(op.overload.size());
-  const uint64_t schema = schema_hash(*op.schema);
+  const uint64_t schema = op.schema ? schema_hash(*op.schema) : 0;
   std::memcpy(p, &name, 4);
   std::memcpy(p + 4, &overload, 4);
   std::memcpy(p + 8, &schema, 8);
