@@ -19,7 +19,7 @@ from typing import Any
 
 from singularity_proxy.wire import graphs
 
-from . import torch_c
+from .native import native
 
 BACKEND = "singularity"
 
@@ -142,8 +142,8 @@ def _inner(original: Any, gm: Any, example_inputs: Sequence[Any], **kwargs: Any)
                     if isinstance(value := getattr(config, name, None), bool)
                 },
             )
-            graph = torch_c.native.add_graph(captured.packed, captured.inputs, captured.device)
-            answer = json.loads(torch_c.native.compile_graph(graph))
+            graph = native.add_graph(captured.packed, captured.inputs, captured.device)
+            answer = json.loads(native.compile_graph(graph))
             _take_guards(captured, answer["guards"])
     except capture.CannotCapture as error:
         _warn(f"runs operator by operator, because {error}")
@@ -183,7 +183,7 @@ def _report_strides(captured: Any, strides: list[list[int] | None] | None) -> No
 
 
 def _caller(graph: int, captured: Any) -> Callable[[list[Any]], list[Any]]:
-    call = torch_c.native.call_graph
+    call = native.call_graph
     constants, outputs = captured.constants, captured.outputs
     plain = all(output == ("result", k) for k, output in enumerate(outputs))
 
