@@ -336,21 +336,40 @@ class Standalone:
             for index, proxy in list(self._proxies.items()):
                 if proxy.held:
                     continue
-                chosen = way if way != "auto" else (await self._choose(proxy)).way
-                parked = chosen == park_policy.DRIVER and await self._park_by_driver(proxy)
-                if parked and proxy.held:
-                    total += proxy.held.device_bytes
-                elif not parked:
-                    chosen, began = park_policy.COPY, time.monotonic()
-                    size = int((await proxy.peer.call("park"))["bytes"])
-                    del self._proxies[index]
-                    await asyncio.to_thread(proxy.process.wait)
-                    await proxy.peer.close()
-                    self._copied[index] = _Held(size, time.monotonic() - began)
-                    total += size
+                try:
+                    size, chosen = await self._park_one(index, proxy, way)
+                except Unavailable:
+                    if not await self._has_died(proxy):
+                        raise
+                    del self._proxies[
+                        index
+                    ]  # the device is free; snapshot and journal are the state
+                    continue
+                total += size
                 ways.append(chosen)
             ms = (time.monotonic() - start) * 1e3
             return {"bytes": total, "ms": ms, "ways": ways}
+
+    async def _park_one(self, index: int, proxy: _Proxy, way: str) -> tuple[int, str]:
+        """-> (bytes, way). Raises Unavailable when the proxy dies meanwhile, or has already."""
+        chosen = way if way != "auto" else (await self._choose(proxy)).way
+        parked = chosen == park_policy.DRIVER and await self._park_by_driver(proxy)
+        if parked:
+            return proxy.held.device_bytes if proxy.held else 0, chosen
+        began = time.monotonic()
+        size = int((await proxy.peer.call("park"))["bytes"])
+        del self._proxies[index]
+        await asyncio.to_thread(proxy.process.wait)
+        await proxy.peer.close()
+        self._copied[index] = _Held(size, time.monotonic() - began)
+        return size, park_policy.COPY
+
+    async def _has_died(self, proxy: _Proxy) -> bool:
+        """A killed process closes its socket a moment before it can be waited for."""
+        if not proxy.peer.closed.is_set():
+            return proxy.process.poll() is not None
+        await self._end(proxy.process, proxy.peer)
+        return True
 
     async def _choose(self, proxy: _Proxy) -> park_policy.Choice:
         stats = await proxy.peer.call("stats")
