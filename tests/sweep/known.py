@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def updated(
             entry["samples"][dtype] = [index for index, _ in answer["failures"]]
             if not entry["example"]:
                 way, text = next(iter(answer["failures"][0][1].items()))
-                entry["example"] = f"{way}: {text}"[:160]
+                entry["example"] = textwrap.shorten(f"{way}: {text}", 160, placeholder=" …")
     return {
         "date": datetime.date.today().isoformat(),
         "torch": torch_version.split("+", maxsplit=1)[0],
