@@ -33,8 +33,11 @@ ACTIONS = {
 }
 STATUS_CLASSES = ("2xx", "4xx", "5xx")
 
+UP_S = 10.0
+"""A device whose driver has not answered for this many seconds is not up."""
+
 DEVICE_GAUGES = {
-    "up": "1 while the device answers its node's agent.",
+    "up": "1 while the device is there and its driver answers.",
     "drained": "1 while no session is given the device.",
     "memory_used_bytes": "Memory in use on the device.",
     "memory_total_bytes": "Memory of the device.",
@@ -265,7 +268,7 @@ def _figures(health: DeviceHealth, drained: bool) -> dict[str, float | None]:
     """A value for each of `DEVICE_GAUGES`; None: the device does not tell."""
     busy = health.utilisation_percent
     return {
-        "up": float(health.present and not health.trouble),
+        "up": float(health.present and health.silent_s < UP_S),
         "drained": float(drained),
         "memory_used_bytes": health.memory_used_bytes,
         "memory_total_bytes": health.memory_total_bytes,

@@ -24,6 +24,7 @@ from singularity_proxy.errors import (
 from singularity_scheduler.client.problems import to_error
 from singularity_scheduler.client.stream import parse_events
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.model import DeviceHealth
 from singularity_scheduler.core.states import InvalidTransition
 from singularity_scheduler.service import translate
 from singularity_scheduler.service.app import (
@@ -34,8 +35,10 @@ from singularity_scheduler.service.app import (
     service_address,
 )
 from singularity_scheduler.service.documents import iso, parse_iso
+from singularity_scheduler.service.metrics import Metrics
 from singularity_scheduler.service.problems import problem
 from singularity_scheduler.service.streams import same_length
+from support.scheduler_core import World
 
 
 @pytest.mark.parametrize(
@@ -227,3 +230,20 @@ def test_times() -> None:
     assert parse_iso("1970-01-01T00:00:01Z", 0) == 1.0
     assert parse_iso("yesterday", 7.0) == 7.0
     assert parse_iso(True, 7.0) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "up"),
+    [
+        ({}, 1.0),
+        ({"trouble": "install nvidia-ml-py"}, 1.0),
+        ({"silent_s": 9.9}, 1.0),
+        ({"silent_s": 10.0}, 0.0),
+        ({"present": False}, 0.0),
+    ],
+)
+def test_a_device_is_up_while_its_driver_answers(changes: dict[str, object], up: float) -> None:
+    world = World(1)
+    world.look(DeviceHealth("cpu:0", **changes))  # type: ignore[arg-type]
+    text = Metrics(world.state, None).text().decode()
+    assert f'singularity_device_up{{device="cpu:0",node="local",uuid=""}} {up}' in text
