@@ -15,7 +15,7 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
 
 from . import events as ev
 from . import health, nodes, proxies, queue, reasons
-from .cluster import ClusterState, Draft
+from .cluster import ClusterState, Draft, Node
 from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessState
 
@@ -71,8 +71,9 @@ def _created(draft: Draft, event: ev.SessionCreated) -> None:
 
 
 def choose_node(state: ClusterState, devices: int) -> str:
-    """The node for a new session: connected, large enough, fewest sessions per device, then by
-    name. A session's devices are all on its node, because its rings are in that node's memory."""
+    """The node for a new session: connected, large enough (without its drained devices, if there
+    is such a node), fewest sessions per device, then by name. A session's devices are all on its
+    node, because its rings are in that node's memory."""
     connected = [n for n in state.nodes.values() if n.connected]
     if not connected:
         raise Unavailable(
@@ -88,7 +89,12 @@ def choose_node(state: ClusterState, devices: int) -> str:
             devices=devices,
             largest=largest,
         )
-    return min(fitting, key=lambda n: (len(n.sessions) / max(len(n.usable), 0.5), n.id)).id
+
+    def load(node: Node) -> tuple[bool, float, str]:
+        usable = len(node.usable)
+        return usable < devices, len(node.sessions) / max(usable, 0.5), node.id
+
+    return min(fitting, key=load).id
 
 
 def _asked(draft: Draft, session: str) -> SessionView:

@@ -478,6 +478,15 @@ def test_sessions_spread_over_nodes_and_use_only_their_own_nodes_devices() -> No
     assert world["a"].devices == world["b"].devices == ("cpu:0",)
 
 
+def test_a_node_whose_devices_are_drained_is_the_last_choice() -> None:
+    world = World(1, "n1")
+    world.do(ev.NodeJoined("n2", devices_of("n2", 1)))
+    world.do(ev.DrainAsked("n1", "cpu:0", "root"))
+    assert [world.create(sid).node for sid in ("a", "b", "c")] == ["n2", "n2", "n2"]
+    world.do(ev.DrainAsked("n2", "cpu:0", "root"))
+    assert world.create("d").node == "n1"
+
+
 def test_nothing_is_granted_on_a_node_that_is_away() -> None:
     world = World(1)
     world.create("a")
