@@ -54,8 +54,11 @@ class DeviceHealth:
     async def run(self) -> None:
         await asyncio.sleep(FIRST_LOOK_S)
         while True:
-            self._node.health = await self.look()
-            self._node.emit("", "node.devices", devices=self._node.health)
+            try:
+                self._node.health = await self.look()
+                self._node.emit("", "node.devices", devices=self._node.health)
+            except Exception:  # the next round may be better, and nobody else reports
+                log.exception("the health of the devices could not be told")
             await asyncio.sleep(self._every_s)
 
     async def look(self) -> list[Report]:

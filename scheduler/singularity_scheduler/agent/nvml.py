@@ -46,7 +46,8 @@ class NvmlReader:
         self._uuids = uuids
         self._module = module
         self._handles: dict[str, Any] = {}
-        self._lost: set[str] = set()
+        self._unfound: dict[str, str] = {}
+        """Devices that NVML never knew, and what it says: no figures, but no sign of a fault."""
         self._xids: dict[str, deque[tuple[int, float]]] = {}
         self._events: Any = None
         self._started = False
@@ -91,11 +92,11 @@ class NvmlReader:
                 handle = nv.nvmlDeviceGetHandleByUUID(uuid)
             else:
                 handle = nv.nvmlDeviceGetHandleByIndex(int(device.partition(":")[2]))
-        except nv.NVMLError:
-            self._lost.add(device)
+        except nv.NVMLError as error:
+            self._unfound[device] = _text(error)
             return
         self._handles[device] = handle
-        self._lost.discard(device)
+        self._unfound.pop(device, None)
         if self._events is not None:
             try:
                 nv.nvmlDeviceRegisterEvents(handle, nv.nvmlEventTypeXidCriticalError, self._events)
@@ -121,17 +122,16 @@ class NvmlReader:
                 kept.append((int(event.eventData), time.time()))
 
     def _report(self, device: str) -> dict[str, Any]:
-        if device in self._lost and device not in self._handles:
+        if device not in self._handles:
             self._find(device)
         report: dict[str, Any] = {"id": device, "uuid": self._uuids[device], "present": True}
         handle = self._handles.get(device)
+        if handle is None:
+            said = self._unfound[device]
+            return report | {"trouble": f"NVML does not know this GPU ({said}): see nvidia-smi"}
         try:
-            if handle is None:
-                raise _Gone
             report |= self._figures(handle)
-            self._lost.discard(device)
         except _Gone:
-            self._lost.add(device)
             report |= {"present": False, "trouble": "the driver no longer reaches this GPU"}
         report["xids"] = [[code, at] for code, at in self._xids.get(device, ())]
         return report

@@ -3,11 +3,13 @@
 The end of a process is told by its pidfd at once. A process that is stopped (SIGSTOP, a debugger)
 or hung is not: so a thread of each proxy, its heart, writes the time into the headers of its rings
 every 200 ms, and the agent looks several times a second whether that goes on. A heart that waits
-for a core of a busy machine is late and not dead; the kernel tells the two apart.
+for a core of a busy machine is late and not dead: the kernel tells the two apart, and it is called
+silent later.
 
-A proxy that is stopped is ended at once, a silent one after `NodeAgent.hung_proxy_s`; what follows
-is the same as after a kill (see `recovery`). A heart that beats while the proxy works on one
-operation for minutes is only told: nobody can know how long an operation should take.
+A proxy that is stopped is ended at once, a silent one after `NodeAgent.hung_proxy_s`, for whatever
+reason it is silent; 0 keeps both. What follows is the same as after a kill (see `recovery`). A
+heart that beats while the proxy works on one operation for minutes is only told: nobody can know
+how long an operation should take.
 """
 
 from __future__ import annotations
@@ -76,14 +78,15 @@ class HeartWatch:
 
     def look(self, now: float, beat: int, stopped: bool, starved: bool, limit_s: float) -> Verdict:
         """One look: the heartbeat word, whether the process is stopped, whether the heart only
-        waits for a core, and after how long a silent proxy is given up (0: never)."""
+        waits for a core, and after how long a silent proxy is given up, even one that only waits
+        for a core: its session would wait as long (0: never, and neither is a stopped one)."""
         if beat != self.beat:
             was_told, self.told = self.told, False
             self.beat, self.since, self.stopped_looks = beat, now, 0
             return Verdict.BACK if was_told else Verdict.WELL
         # A tracer stops a process for an instant; two looks without a beat are no instant.
         self.stopped_looks = self.stopped_looks + 1 if stopped else 0
-        if self.stopped_looks > 2:
+        if limit_s and self.stopped_looks > 2:
             return Verdict.STOPPED
         silent = self.silent_for(now)
         if limit_s and silent >= limit_s:
@@ -139,7 +142,10 @@ class Pulse:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look(time.monotonic())
+            try:
+                self.look(time.monotonic())
+            except Exception:  # the next look may be better, and nobody else looks
+                log.exception("the device proxies could not be looked at")
 
     def look(self, now: float) -> None:
         """One look at every proxy that belongs to a living session."""

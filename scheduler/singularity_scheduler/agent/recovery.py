@@ -54,8 +54,9 @@ class Recovery:
             rings = self._binder.rings_of(live, device)
             if dead is not None:
                 await self._binder.discard(live, device, dead)
-            blame(rings, pardoned=dead is not None and dead.pardoned)
-            if self._is_hopeless(live, rings):
+            pardoned = dead is not None and dead.pardoned
+            blame(rings, pardoned=pardoned)
+            if not pardoned and self._is_hopeless(live, rings):
                 node.try_save(live)
                 return  # a process that comes later gets a proxy again
             for ring in rings:

@@ -106,11 +106,19 @@ def test_a_lost_gpu_is_not_present_and_may_come_back(world: Path, reader: NvmlRe
     assert reader.read()[0]["present"]
 
 
-def test_a_gpu_that_was_gone_at_the_start_is_looked_for(world: Path, reader: NvmlReader) -> None:
+def test_a_gpu_that_nvml_never_knew_is_not_lost_and_is_looked_for(
+    world: Path, reader: NvmlReader
+) -> None:
+    write(world, {"gpus": {B: gpu()}})
+    first, second = reader.read()
+    assert (first["present"], second["present"]) == (True, True)
+    assert "NVML does not know this GPU (Not Found)" in first["trouble"]
+    assert "trouble" not in second
+    write(world, {"gpus": {A: gpu(), B: gpu()}})
+    first = reader.read()[0]
+    assert (first["temperature_c"], "trouble" in first) == (41, False)
     write(world, {"gpus": {B: gpu()}})
     assert [r["present"] for r in reader.read()] == [False, True]
-    write(world, {"gpus": {A: gpu(), B: gpu()}})
-    assert [r["present"] for r in reader.read()] == [True, True]
 
 
 def test_a_card_that_reports_no_errors_has_figures(world: Path, reader: NvmlReader) -> None:
@@ -135,6 +143,31 @@ def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(NvmlMissing, match="install nvidia-ml-py"):
         NvmlReader({"cuda:0": A}).read()
+
+
+@pytest.mark.asyncio
+async def test_a_round_that_fails_is_logged_and_the_next_one_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(health, "FIRST_LOOK_S", 0.0)
+    told: list[Any] = []
+    watch = DeviceHealth(node(emit=lambda *_, devices: told.append(devices)), 0.001)
+    rounds = iter((None, ["report"]))
+
+    async def look() -> Any:
+        if found := next(rounds, ["report"]):
+            return found
+        raise KeyError("x")
+
+    monkeypatch.setattr(watch, "look", look)
+    task = asyncio.ensure_future(watch.run())
+    for _ in range(200):
+        if told:
+            break
+        await asyncio.sleep(0.005)
+    task.cancel()
+    assert told[0] == ["report"]
+    assert "could not be told" in caplog.text
 
 
 def node(**more: Any) -> Any:

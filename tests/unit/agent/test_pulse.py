@@ -56,6 +56,12 @@ def test_stopped_is_more_than_an_instant() -> None:
     assert looks == [Verdict.WELL, Verdict.WELL, Verdict.STOPPED]
 
 
+def test_never_is_also_never_for_a_stopped_one() -> None:
+    heart = beating()
+    looks = [look(heart, 1.2 + n * 0.2, 5, stopped=True, limit_s=0.0) for n in range(60)]
+    assert set(looks) == {Verdict.WELL, Verdict.SILENT}
+
+
 def test_who_stood_still_itself_begins_anew() -> None:
     heart = beating()
     heart.forgive(100.0)
