@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import time
 from typing import Any
 
@@ -107,6 +108,8 @@ class DeviceKeeper:
         record = live.record
         record.check_live()
         record.check_epoch(epoch)
+        if force:
+            await self._hurry_park(live)
         async with live.lock:
             record.check_live()
             record.check_epoch(epoch)
@@ -291,6 +294,21 @@ class DeviceKeeper:
         node.try_save_leases()
         written = sum(x for x in outcomes if isinstance(x, int))
         return {"bytes": written, "ms": round((time.monotonic() - started) * 1e3, 3)}
+
+    async def _hurry_park(self, live: LiveSession) -> None:
+        """A park under way may wait for a device that broke since: after a while end its proxies,
+        snapshot and journal are the state."""
+        deadline = time.monotonic() + FORCED_PARK_S
+        while live.lock.locked() and live.record.phase is Phase.PARKING:
+            if time.monotonic() >= deadline:
+                for proxy in live.proxies.values():
+                    log.warning(
+                        "session %s: its device is broken and its proxy does not park; it is ended",
+                        live.record.session,
+                    )
+                    proxy.watch.signal(signal.SIGKILL)
+                return
+            await asyncio.sleep(0.05)
 
     async def _park_proxy(self, live: LiveSession, device: str, proxy: Proxy, force: bool) -> int:
         try:

@@ -22,6 +22,9 @@ from .states import DeviceState
 HOT_S = 60.0
 """A device is too hot when it has been at its limit for this many seconds."""
 
+REST_S = 300.0
+"""A device that was too hot is given to nobody for at least this many seconds."""
+
 SILENT_S = 60.0
 """A driver that has not answered for this many seconds counts as gone."""
 
@@ -122,13 +125,36 @@ def looked(draft: Draft, event: ev.DevicesLooked) -> None:
         if new and not mark.drained:
             drain(draft, mark, "", new[0].sentence, tuple(f.key for f in new))
         elif mark.by_itself and not new and not mark.lasting:
-            give_back(draft, mark, "")
-        elif mark.by_itself and {f.key for f in new} - set(mark.faults):
-            lasting = mark.lasting or any(f.lasting for f in new)
-            keys = tuple(dict.fromkeys((*mark.faults, *(f.key for f in new))))
-            worst = next((f for f in new if f.lasting), new[0])
-            draft.put_mark(replace(mark, faults=keys, lasting=lasting, reason=worst.sentence))
+            if "hot" not in mark.faults or draft.now - mark.at >= REST_S:
+                give_back(draft, mark, "")
+        elif mark.drained:
+            _note_faults(draft, mark, new)
     _move_off(draft, event.node)
+
+
+def _note_faults(draft: Draft, mark: DeviceMark, new: list[Fault]) -> None:
+    """A drained device tells more, or less."""
+    here = [f.key for f in new]
+    kept = [key for key in mark.faults if key != "silent" or key in here]
+    keys = tuple(dict.fromkeys((*kept, *here)))
+    if keys == mark.faults:
+        return
+    after = replace(mark, faults=keys)
+    if mark.by_itself and set(here) - set(mark.faults):
+        worst = next((f for f in new if f.lasting), new[0])
+        lasting = mark.lasting or any(f.lasting for f in new)
+        after = replace(after, lasting=lasting, reason=worst.sentence)
+    draft.put_mark(after)
+    _hurry(draft, mark, after)
+
+
+def _hurry(draft: Draft, before: DeviceMark, after: DeviceMark) -> None:
+    """Those who are just leaving a device that broke now cannot wait for it."""
+    if not after.broken or before.broken:
+        return
+    for view in _holders(draft, after.node):
+        if after.device in view.devices and view.device_state is DeviceState.PARKING:
+            queue.insist(draft, view)
 
 
 def drain_asked(draft: Draft, event: ev.DrainAsked) -> None:
@@ -166,11 +192,13 @@ def drain(
 ) -> DeviceMark:
     """No new session gets the device, those on it leave."""
     lasting = any(not _passes(key) for key in keys) or bool(by)
+    before = mark
     mark = draft.put_mark(
         replace(
             mark, drained=True, by=by, reason=reason, at=draft.now, faults=keys, lasting=lasting
         )
     )
+    _hurry(draft, before, mark)
     _move_off(draft, mark.node)
     return mark
 

@@ -246,7 +246,7 @@ class DeviceMark:
     reason: str = ""
     at: float = 0.0
     faults: tuple[str, ...] = ()
-    """Keys of the faults it is drained for."""
+    """Keys of the faults it is drained for, or has since somebody drained it."""
     ignored: tuple[str, ...] = ()
     """Keys of faults that an administrator has acknowledged."""
     lasting: bool = False
@@ -256,6 +256,11 @@ class DeviceMark:
     def by_itself(self) -> bool:
         """Drained by the scheduler."""
         return self.drained and not self.by
+
+    @property
+    def broken(self) -> bool:
+        """Drained, by whomever, and it has a fault other than heat: its driver may never answer."""
+        return self.drained and any(key != "hot" for key in self.faults)
 
 
 @dataclass(frozen=True)

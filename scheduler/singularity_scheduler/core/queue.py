@@ -151,10 +151,17 @@ def park(
     return view
 
 
+def insist(draft: Draft, view: SessionView) -> None:
+    """Command the park of a session in `parking` anew, by force: its device broke meanwhile."""
+    view = draft.put(replace(view, seq=view.seq + 1))
+    draft.actions.append(
+        Park(view.id, view.node, view.reason, "device.drained", view.epoch, view.seq, force=True)
+    )
+
+
 def is_broken(draft: Draft, view: SessionView) -> bool:
-    """Whether a device of the session is drained for a fault that lasts."""
-    marks = (draft.mark(view.node, device) for device in view.devices)
-    return any(mark.by_itself and mark.lasting for mark in marks)
+    """Whether a device of the session may be unable to hand its memory over."""
+    return any(draft.mark(view.node, device).broken for device in view.devices)
 
 
 def grant(draft: Draft, view: SessionView, devices: tuple[str, ...]) -> SessionView:

@@ -6,8 +6,9 @@ import pytest
 from singularity_proxy.errors import Conflict, NotFound
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.health import FATAL_XIDS, faults
+from singularity_scheduler.core.health import FATAL_XIDS, REST_S, faults
 from singularity_scheduler.core.model import PARK_RETRY_S, DeviceHealth
+from singularity_scheduler.core.states import DeviceState
 from support.scheduler_core import World, facts
 
 
@@ -146,7 +147,51 @@ def test_a_hot_device_rests_until_it_is_cool() -> None:
     world.look(hot, seconds=20)
     assert drained(world) == {"cpu:0": "too hot for more than a minute (96 °C)"}
     world.look(cool, seconds=5)
+    world.look(cool, seconds=REST_S - 30)
+    assert list(drained(world)) == ["cpu:0"]
+    world.look(cool, seconds=30)
     assert drained(world) == {}
+
+
+def test_a_device_that_breaks_after_an_administrator_drained_it_is_left_by_force() -> None:
+    world = World(2)
+    world.holding("a")
+    world.do(ev.DrainAsked("local", "cpu:0", "root", "new fan"))
+    world.do(ev.ParkFailed("a", world["a"].epoch, "the disk is full"))
+    world.pending.clear()
+    world.look(report("cpu:0", present=False), seconds=PARK_RETRY_S)
+    assert [park.force for park in parks(world)] == [False, True]
+    mark = world.state.nodes["local"].marks["cpu:0"]
+    assert (mark.by, mark.reason, mark.faults) == ("root", "new fan", ("lost",))
+    world.answer()
+    assert world["a"].devices == ("cpu:1",)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_device_that_breaks_while_it_is_left_ends_the_wait(asked: bool) -> None:
+    world = World(2)
+    world.holding("a")
+    if asked:
+        world.do(ev.DrainAsked("local", "cpu:0", "root"))
+    else:
+        world.do(ev.ParkAsked("a", "alice"))
+    for _ in range(2):
+        world.look(report("cpu:0", xids=((79, 5.0),)))
+    first, second = parks(world)
+    assert (first.force, second.force) == (False, True)
+    assert second.seq == first.seq + 1 == world["a"].seq
+    world.answer()
+    assert world["a"].device_state is not DeviceState.PARKING
+
+
+def test_a_silent_driver_is_not_waited_for_and_heat_is() -> None:
+    for changes, force in (({"silent_s": 60.0}, True), ({"temperature_c": 96.0}, False)):
+        world = World(2)
+        world.holding("a")
+        ill = report("cpu:0", temperature_limit_c=95.0, **changes)
+        world.look(ill)
+        world.look(ill, seconds=70)
+        assert [park.force for park in parks(world)] == [force]
 
 
 def test_a_passing_fault_becomes_a_lasting_one() -> None:

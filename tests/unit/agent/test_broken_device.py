@@ -1,0 +1,115 @@
+"""Parks of devices that break, and deaths of proxies that are nobody's fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from singularity_proxy.errors import Unavailable
+from singularity_scheduler.agent import devices
+from singularity_scheduler.agent.devices import DeviceKeeper
+from singularity_scheduler.agent.recovery import MANY_DEATHS, Recovery
+from singularity_scheduler.agent.sessions import Phase
+
+
+class HangingProxy:
+    """Its park never ends; only a signal ends it."""
+
+    def __init__(self) -> None:
+        self.connected = True
+        self.gone = asyncio.Event()
+        self.watch = SimpleNamespace(signal=self.signal)
+
+    def signal(self, _: int) -> None:
+        self.connected = False
+        self.gone.set()
+
+    async def call(self, *_: Any, timeout: float | None) -> Any:
+        assert timeout is None, "this is the park that nobody forced"
+        await self.gone.wait()
+        raise Unavailable("the device proxy is gone")
+
+
+class Record(SimpleNamespace):
+    def move(self, phase: Phase) -> None:
+        self.phase = phase
+
+    def check_live(self) -> None: ...
+
+    def check_epoch(self, epoch: int) -> None: ...
+
+
+def nothing(*_: Any, **__: Any) -> None: ...
+
+
+@pytest.mark.asyncio
+async def test_a_forced_park_ends_the_proxy_for_which_another_park_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "FORCED_PARK_S", 0.1)
+    node: Any = SimpleNamespace(
+        try_save=nothing,
+        try_save_leases=nothing,
+        leases=SimpleNamespace(release=nothing),
+    )
+    keeper = DeviceKeeper(node)
+    proxy = HangingProxy()
+
+    async def discard(live: Any, device: str, _: Any) -> None:
+        del live.proxies[device]
+
+    binder: Any = SimpleNamespace(rings_of=lambda *_: [], discard=discard, detach_headers=nothing)
+    monkeypatch.setattr(keeper, "_binder", binder)
+    live: Any = SimpleNamespace(
+        record=Record(session="s", phase=Phase.HELD, epoch=1, reason="", devices=["cuda:0"]),
+        lock=asyncio.Lock(),
+        proxies={"cuda:0": proxy},
+        waiting=False,
+    )
+    first = asyncio.ensure_future(keeper.park(live, 1, "drained"))
+    await asyncio.sleep(0)
+    done = await asyncio.wait_for(keeper.park(live, 1, "broken", force=True), 10)
+    assert (await first)["bytes"] == done["bytes"] == 0
+    assert not proxy.connected
+    assert live.record.phase is Phase.PARKED
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("pardoned", [True, False])
+async def test_proxies_that_somebody_stopped_are_replaced_again_and_again(pardoned: bool) -> None:
+    failed: list[str] = []
+    replaced: list[str] = []
+
+    async def discard(live: Any, device: str, _: Any) -> None:
+        del live.proxies[device]
+
+    async def attach_device(live: Any, device: str, _: Any) -> Any:
+        replaced.append(device)
+        return {"replayed_records": 0}
+
+    async def park(_: Any) -> None: ...
+
+    binder: Any = SimpleNamespace(
+        rings_of=lambda *_: [],
+        discard=discard,
+        attach_device=attach_device,
+        fail_rings=lambda *a: failed.append(a[-1]),
+    )
+    node: Any = SimpleNamespace(try_save=nothing, emit=nothing)
+    live: Any = SimpleNamespace(
+        record=SimpleNamespace(session="s", phase=Phase.HELD, alive=True),
+        lock=asyncio.Lock(),
+        proxies={},
+        rings=SimpleNamespace(rings={}),
+        deaths=deque(maxlen=8),
+    )
+    recovery = Recovery(node, binder, park)
+    for _ in range(MANY_DEATHS + 1):
+        dead: Any = SimpleNamespace(pardoned=pardoned, given_up="")
+        live.proxies["cuda:0"] = dead
+        await recovery.recover(live, "cuda:0", dead)
+    assert len(replaced) == MANY_DEATHS + pardoned
+    assert bool(failed) is not pardoned
