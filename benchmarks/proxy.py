@@ -89,13 +89,13 @@ def sizes(quick: bool) -> dict[str, Any]:
     return {
         "models": ["gpt", "mlp"] if quick else list(MODELS),
         "batch": {"gpt": 1 if quick else 8},
-        "blocks": 4 if quick else 24,
-        "runs": 1 if quick else 3,
-        "pairs": 2 if quick else 15,
+        "blocks": 4 if quick else 16,
+        "runs": 1 if quick else 2,
+        "pairs": 2 if quick else 7,
         "calls": 500 if quick else 5000,
         "copy_rounds": 3 if quick else 15,
         "state_mb": None if quick else 50,
-        "kernel_starts": 2 if quick else 15,
+        "kernel_starts": 2 if quick else 7,
     }
 
 

@@ -137,8 +137,9 @@ def test_a_waiting_call_can_be_interrupted_and_repeated(session: Standalone) -> 
         worker.stdout.close()
 
 
-def test_a_long_wait_says_why_once(session: Standalone) -> None:
-    """Two processes wait: for a device that nobody gives, and for an agent that is gone."""
+def test_a_long_wait_says_why_once_when_nobody_else_can(session: Standalone) -> None:
+    """Two processes wait: for a device that others have, which is no news, and for an agent that is
+    gone."""
     session.automatic = False
     code = """
     import sys, torch
@@ -161,15 +162,12 @@ def test_a_long_wait_says_why_once(session: Standalone) -> None:
         for more in ({}, {"SINGULARITY_DOORBELL": nobody})
     ]
     try:
-        expected = (
-            "waiting for the device: none is attached now; nothing is lost, %singularity why says "
-            "more. The code goes on by itself; interrupt it to stop waiting.\n",
+        alone = workers[1].stderr
+        assert alone is not None
+        assert alone.readline() == (
             "waiting for the device: the node agent does not answer; nothing is lost, it goes on "
-            "when the agent is back. The code goes on by itself; interrupt it to stop waiting.\n",
+            "when the agent is back. The code goes on by itself; interrupt it to stop waiting.\n"
         )
-        for worker, line in zip(workers, expected, strict=True):
-            assert worker.stderr is not None
-            assert worker.stderr.readline() == line
         time.sleep(1)
         for worker in workers:
             assert worker.stdout is not None

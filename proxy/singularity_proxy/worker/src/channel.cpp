@@ -120,7 +120,8 @@ void Channel::ring_doorbell() {
   ::close(fd);
 }
 
-// A wait may be long for good reasons: then nothing is said while the device works. Once per wait.
+// A wait may be long for good reasons: the device works, or others have it. Then nothing is said, because
+// what a program prints must not depend on when it has its device. Otherwise once per wait.
 void Channel::say_why(uint32_t state) {
   const uint64_t now = monotonic_ns();
   if (now - last_poll_ns_.exchange(now, std::memory_order_relaxed) > kNewWaitNs) {  // polls of one wait are closer
@@ -134,7 +135,7 @@ void Channel::say_why(uint32_t state) {
     if (!beat || now - std::min(now, beat) < kSilentNs) return;  // it works
     why = "its device proxy does not answer; nothing is lost, it is replaced by the node agent";
   } else if (agent_hears_) {
-    why = "none is attached now; nothing is lost, %singularity why says more";
+    return;  // it knows, and tells in status and events
   } else {
     why = "the node agent does not answer; nothing is lost, it goes on when the agent is back";
   }
