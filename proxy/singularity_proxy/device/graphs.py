@@ -87,6 +87,15 @@ class Graph:
             )
         return self._answer
 
+    def check_form(self, form: int) -> None:
+        """Raises ValueError when the worker was told that it compiles to something else: it knows
+        how the results look from then."""
+        if form != wire.form_of(json.loads(self._answer)):
+            raise ValueError(
+                "a compiled graph was moved to a device proxy where it compiles to something else; "
+                "call torch._dynamo.reset() to compile it again"
+            )
+
     def check(self, arguments: list[Any]) -> None:
         """Raises ValueError when compiled code must not see `arguments`. Strides need no look:
         compiled code compares them itself."""
@@ -94,11 +103,11 @@ class Graph:
             raise ValueError(f"a graph of {len(self._specs)} inputs got {len(arguments)}")
         values: dict[str, int] = {}
         for spec, argument in zip(self._specs, arguments, strict=True):
-            for expression, actual in _pairs(spec, argument):
+            for expression, actual in self._pairs(spec, argument):
                 if isinstance(expression, str):
                     values.setdefault(expression, actual)
         for number, (spec, argument) in enumerate(zip(self._specs, arguments, strict=True)):
-            for expression, actual in _pairs(spec, argument):
+            for expression, actual in self._pairs(spec, argument):
                 if _evaluate(expression, values) != actual:
                     raise ValueError(f"a graph got input {number} of another size than it says")
         if not self._guards:
@@ -108,6 +117,21 @@ class Graph:
         sizes = [values[name] for name, *_ in self._symbols]
         if not ShapeEnv().evaluate_guards_expression(self._guards, sizes):
             raise ValueError(f"a graph was called with sizes that it was not compiled for: {sizes}")
+
+    def _pairs(self, spec: list[Any], argument: Any) -> list[tuple[Any, int]]:
+        """(expression, what it is in this call) of one input; raises when the kinds differ."""
+        if spec[0] == "i":
+            if type(argument) is not int:
+                raise ValueError("a graph got something else where it takes a size")
+            return [(spec[1], argument)]
+        if not isinstance(argument, torch.Tensor) or argument.dtype is not getattr(torch, spec[1]):
+            raise ValueError(f"a graph got something else where it takes a tensor of {spec[1]}")
+        place = "cpu" if spec[5] else self._device.type
+        if argument.layout is not torch.strided or argument.device.type != place:
+            raise ValueError("a graph got a tensor of another place or layout than it takes")
+        if argument.dim() != len(spec[2]):
+            raise ValueError("a graph got a tensor of another number of dimensions")
+        return list(zip(spec[2], argument.shape, strict=True))
 
     def run(self, arguments: list[Any]) -> Sequence[Any]:
         """Executes it; takes the arguments out of their list."""
@@ -283,19 +307,6 @@ def _target(name: str) -> Callable[..., Any]:
         f"{parts[0]}::{parts[1]} does not exist in the device proxy's PyTorch; its package may "
         "not be installed there"
     )
-
-
-def _pairs(spec: list[Any], argument: Any) -> list[tuple[Any, int]]:
-    """(expression, what it is in this call) of one input; raises when the kinds differ."""
-    if spec[0] == "i":
-        if type(argument) is not int:
-            raise ValueError("a graph got something else where it takes a size")
-        return [(spec[1], argument)]
-    if not isinstance(argument, torch.Tensor) or argument.dtype is not getattr(torch, spec[1]):
-        raise ValueError(f"a graph got something else where it takes a tensor of {spec[1]}")
-    if argument.dim() != len(spec[2]):
-        raise ValueError("a graph got a tensor of another number of dimensions")
-    return list(zip(spec[2], argument.shape, strict=True))
 
 
 def _evaluate(expression: Any, values: dict[str, Any]) -> Any:

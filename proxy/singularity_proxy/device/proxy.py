@@ -251,7 +251,10 @@ class DeviceProxy:
             held = _settle(binding)
         except BaseException:
             for ring in aside:
-                ring.come_back(binding.epoch)
+                with contextlib.suppress(
+                    native.Refused
+                ):  # broken or closed meanwhile: only that one
+                    ring.come_back(binding.epoch)
             for ring in rings.values():
                 ring.resume()
             raise

@@ -61,6 +61,13 @@ OPTIONS = (
 """Switches of `torch._inductor.config` that the worker's user may set for the device proxy."""
 
 
+def form_of(answer: dict[str, Any]) -> int:
+    """What a graph was compiled to, as a number: worker and device proxy agree on its results only
+    while it stays the same. Both take it from the answer to `compile`; it goes with every call."""
+    form = json.dumps([answer["mode"], answer["guards"], answer["strides"]])
+    return zlib.crc32(form.encode())
+
+
 def pack(graph: dict[str, Any]) -> bytes:
     """The bytes of `graph`; equal graphs give equal bytes."""
     text = json.dumps(graph, separators=(",", ":"), sort_keys=True)

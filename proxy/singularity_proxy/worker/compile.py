@@ -142,7 +142,7 @@ def _inner(original: Any, gm: Any, example_inputs: Sequence[Any], **kwargs: Any)
                     if isinstance(value := getattr(config, name, None), bool)
                 },
             )
-            graph = native.add_graph(captured.packed, captured.inputs, captured.device)
+            graph = native.add_graph(captured.packed, captured.inputs + 1, captured.device)
             answer = json.loads(native.compile_graph(graph))
             _take_guards(captured, answer["guards"])
     except capture.CannotCapture as error:
@@ -157,7 +157,7 @@ def _inner(original: Any, gm: Any, example_inputs: Sequence[Any], **kwargs: Any)
             f"({answer['reason']})"
         )
     _report_strides(captured, answer["strides"])
-    return _caller(graph, captured)
+    return _caller(graph, captured, graphs.form_of(answer))
 
 
 def _take_guards(captured: Any, guards: str) -> None:
@@ -182,9 +182,9 @@ def _report_strides(captured: Any, strides: list[list[int] | None] | None) -> No
         context.output_strides.append(None if found is None else tuple(found))
 
 
-def _caller(graph: int, captured: Any) -> Callable[[list[Any]], list[Any]]:
+def _caller(graph: int, captured: Any, form: int) -> Callable[[list[Any]], list[Any]]:
     call = native.call_graph
-    constants, outputs = captured.constants, captured.outputs
+    constants, outputs = [*captured.constants, form], captured.outputs
     plain = all(output == ("result", k) for k, output in enumerate(outputs))
 
     def run(arguments: list[Any]) -> list[Any]:

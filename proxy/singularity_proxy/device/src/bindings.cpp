@@ -83,7 +83,15 @@ void bind_device(py::module_& m) {
       py::arg("device"), py::arg("data"), py::arg("slots"), py::arg("slot_bytes"),
       "Bytes to the device and back through pinned buffers, as copies of a ring go; (bytes, were they pinned).");
 
-  py::class_<RingServer>(m, "RingServer")
+  // Made and ended without the GIL: another ring may wait for it inside a graph, and this one for that ring.
+  struct WithoutGil {
+    void operator()(RingServer* ring) const {
+      const py::gil_scoped_release no_gil;
+      delete ring;
+    }
+  };
+  using Held = std::unique_ptr<RingServer, WithoutGil>;
+  py::class_<RingServer, Held>(m, "RingServer")
       .def(py::init([](std::string path, std::string prefix, std::string device, uint64_t journal_bytes, uint64_t epoch,
                        uint64_t capacity, int threads, uint64_t journal_records, uint64_t give_up_seq, uint64_t deaths) {
              RingOptions options;
@@ -97,7 +105,8 @@ void bind_device(py::module_& m) {
              options.epoch = epoch;
              options.capacity = capacity;
              options.threads = threads;
-             return std::make_unique<RingServer>(std::move(options));
+             const py::gil_scoped_release no_gil;
+             return Held(new RingServer(std::move(options)));
            }),
            py::arg("path"), py::arg("prefix"), py::arg("device"), py::arg("journal_bytes"), py::arg("epoch"),
            py::arg("capacity"), py::arg("threads"), py::arg("journal_records") = 0, py::arg("give_up_seq") = 0,

@@ -83,12 +83,14 @@ void Graph::prepare() {
 void Graph::run(torch::jit::Stack& stack, std::string key) {
   with_python([&] {
     py::list arguments = as_list(stack);
+    const py::object form = arguments.attr("pop")();  // the worker puts it behind the graph's own
     if (!checked_.count(key)) {
+      py::handle(graph_).attr("check_form")(form);
       py::handle(graph_).attr("check")(arguments);
       if (checked_.size() >= kMaxChecked) checked_.clear();
       checked_.insert(std::move(key));
     }
-    stack.clear();  // the graph frees what it has used
+    stack.clear();
     const py::sequence results = py::handle(run_)(arguments);
     for (const py::handle& result : results) {
       if (THPVariable_Check(result.ptr())) stack.emplace_back(THPVariable_Unpack(result.ptr()));

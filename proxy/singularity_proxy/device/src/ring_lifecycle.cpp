@@ -197,6 +197,7 @@ RingServer::Started RingServer::rebuild() {
 }
 
 void RingServer::replay(Started& started) {
+  const uint64_t base = state_.seq;
   const bool wanted = options_.journal_bytes > 0;
   if (!wanted && ::access(journal_path().c_str(), F_OK)) return;
   try {
@@ -261,7 +262,8 @@ void RingServer::replay(Started& started) {
     }
     return;
   }
-  if (started.replayed_records == 0 && !dirty_ && journal_.bytes()) journal_.restart(state_.seq);
+  // Only when nothing went by: the numbers of records that changed nothing are in no snapshot.
+  if (state_.seq == base && !dirty_ && journal_.bytes()) journal_.restart(base);
   recovery_.store(true);
   journal_now_.store(journal_.bytes());
 }

@@ -245,14 +245,11 @@ double State::event_milliseconds(uint64_t first, uint64_t second) const {
   return (static_cast<double>(b->second) - static_cast<double>(a->second)) * 1e-6;
 }
 
-UseDefaultGenerator::UseDefaultGenerator(State& state) : global_(global_default(state.device)) {
-  default_generator_mutex.lock();
+UseDefaultGenerator::UseDefaultGenerator(State& state)
+    : lock_(default_generator_mutex), global_(global_default(state.device)) {
   before_ = global_;
   global_ = state.generator(0);
 }
-UseDefaultGenerator::~UseDefaultGenerator() {
-  global_ = std::move(before_);
-  default_generator_mutex.unlock();
-}
+UseDefaultGenerator::~UseDefaultGenerator() { global_ = std::move(before_); }
 
 }  // namespace singularity

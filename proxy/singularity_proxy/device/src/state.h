@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <memory>
 #include <optional>
 #include <string>
@@ -89,6 +90,7 @@ class UseDefaultGenerator {
   ~UseDefaultGenerator();
 
  private:
+  std::unique_lock<std::mutex> lock_;
   at::Generator& global_;
   at::Generator before_;
 };

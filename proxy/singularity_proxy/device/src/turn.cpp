@@ -14,6 +14,7 @@ namespace {
 constexpr size_t kMaxSettings = 4096;
 
 std::mutex mutex;  // of everything below, but `changing` and `applied` are read without it
+std::mutex remember_mutex;  // of `remembered`, for threads inside a Turn: whoever changes waits for them
 std::atomic<bool> changing{false};
 std::atomic<const Settings*> applied{nullptr};
 
@@ -48,7 +49,7 @@ TurnTaker::~TurnTaker() {
 }
 
 const Settings* remember(const Settings& settings) {
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(remember_mutex);
   return remembered(settings);
 }
 

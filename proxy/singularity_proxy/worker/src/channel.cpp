@@ -250,8 +250,8 @@ void Locked::acquire(bool needs_device) {
     if (!needs_device) return;
     if (__builtin_expect(channel_.attached(), 1)) {
       if (__builtin_expect(channel_.seed_pending.load(std::memory_order_relaxed), 0)) {
+        write_default_seed(channel_);  // throws when it is interrupted in a full queue
         channel_.seed_pending.store(false);
-        write_default_seed(channel_);
       }
       return;
     }
@@ -281,6 +281,13 @@ void Locked::release() {
 Locked::~Locked() { release(); }
 
 // ---- records
+
+void Channel::make_room(size_t body) {
+  const size_t length = padded(sizeof(RecordHeader) + body);
+  if (__builtin_expect(requests.has_room(length), 1) || length > kMaxRecordBytes) return;
+  holder->let_gil_go();
+  requests.reserve(length, policy());
+}
 
 RecordHeader* Channel::begin(Kind kind, uint16_t flags, size_t body) {
   const size_t length = padded(sizeof(RecordHeader) + body);

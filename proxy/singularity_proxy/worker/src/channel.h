@@ -40,6 +40,8 @@ class Channel {
   // A record with `body` bytes behind its header, numbered and zero-initialised. Waits while the
   // queue is full. Throws when the record would be longer than kMaxRecordBytes.
   RecordHeader* begin(Kind kind, uint16_t flags, size_t body);
+  // Waits until a record with `body` bytes would fit.
+  void make_room(size_t body);
   void send(RecordHeader* record);
   // Tells the proxy about storages that died since the last record.
   void flush_frees();

@@ -579,14 +579,17 @@ void ship(Operator& op, Stack* stack) {
     for (int i = 0; i < op.arguments; i++) encoder.argument(i);
     const bool in_place = op.in_place && !encoder.saw_sparse();  // sparse ones may have new indices
     const uint64_t hash = hash_of(c.key) ^ (c.settings_id * 0x9E3779B97F4A7C15ull);
+    c.flush_frees();
+    define(c, op);
     std::unique_lock<std::mutex> cache_lock(cache_mutex, std::defer_lock);
-    if (device_count() > 1) cache_lock.lock();
+    if (device_count() > 1) {
+      c.make_room(padded(c.key.size()) + c.values.size());  // nobody waits for a proxy under a shared lock
+      cache_lock.lock();
+    }
     const CacheEntry* known = op.always_sync ? nullptr : find(op, c.key, c.settings_id, hash);
     if (known && known->constant) {
       results.push_back(known->results[0].value);
     } else {
-      c.flush_frees();
-      define(c, op);
       const bool wait = !known || !known->async || launch_blocking() || c.near_capacity(known->new_bytes);
       const size_t key_bytes = padded(c.key.size());
       const uint16_t flags = (wait ? kReply : 0) | (in_place ? kNoOutputs : 0) | (known && known->all_new ? kAllNew : 0);
@@ -601,7 +604,7 @@ void ship(Operator& op, Stack* stack) {
       c.send(record);
       std::unique_ptr<CacheEntry> fresh;  // not in place: making room for one costs more than the pointer
       if (wait) {
-        if (cache_lock.owns_lock()) cache_lock.unlock();  // never wait for a proxy under a shared lock
+        if (cache_lock.owns_lock()) cache_lock.unlock();
         const Reply reply = c.receive(base);
         fresh = std::make_unique<CacheEntry>(in_place ? CacheEntry() : read_results(reply.body, op));
         if (op.graph_device >= 0 && !sources_are_certain(*fresh, encoder.inputs())) fresh->async = false;
@@ -643,6 +646,7 @@ void ship(Operator& op, Stack* stack) {
 
 Operator* add_graph(std::string packed, uint16_t arguments, int device) {
   auto* op = new Operator();
+  const std::lock_guard<std::mutex> guard(cache_mutex);
   op->index = static_cast<uint32_t>(operators().size());
   op->name = kGraphName;
   op->overload = std::move(packed);
@@ -659,6 +663,7 @@ std::string compile_graph(Operator& op) {
   Channel& c = channel(op.graph_device);
   Locked lock(c);
   c.raise_async_error();
+  follow_settings(c);
   c.flush_frees();
   define(c, op);
   RecordHeader* record = c.begin(Kind::compile, kReply, 0);

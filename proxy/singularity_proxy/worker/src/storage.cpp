@@ -58,7 +58,12 @@ struct ProxiedAllocator final : c10::DeviceAllocator {
     const uint64_t n = bytes;
     std::memcpy(record + 1, &n, 8);
     c.send(record);
-    if (wait) c.finish(c.receive());
+    try {
+      if (wait) c.finish(c.receive());
+    } catch (...) {  // interrupted: the proxy makes it all the same
+      c.free_storage({id, nullptr, 0});
+      throw;
+    }
     return make_pointer(c, id, bytes);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &delete_record; }
