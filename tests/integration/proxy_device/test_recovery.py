@@ -439,3 +439,25 @@ def test_a_damaged_journal_is_noticed(proxies: Proxies, ring: RingClient, shm: P
     journal.write_bytes(whole)
     after.attach(ring, journal=1 << 20)
     assert ring.sync()[1] == 2
+
+
+def test_kills_after_records_that_only_asked_lose_nothing(
+    proxies: Proxies, ring: RingClient
+) -> None:
+    data = bytes(range(256)) * 4
+    proxy = proxies.bound()
+    proxy.attach(ring, journal=1 << 20)
+    ring.allocate(1, len(data))
+    ring.write(1, data)
+    ring.sync()
+    proxy.call("park")
+    proxy.finish()
+    for _ in range(3):  # each one leaves only numbers behind
+        proxy = proxies.bound()
+        proxy.attach(ring, journal=1 << 20)
+        assert ring.read(1, len(data)) == data
+        proxy.kill()
+    proxy = proxies.bound()
+    proxy.attach(ring, journal=1 << 20)
+    ring.write(1, b"\xff" * 8)
+    assert ring.read(1, len(data)) == b"\xff" * 8 + data[8:]
