@@ -16,6 +16,7 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <set>
@@ -248,6 +249,11 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
 }
 int64_t attention_choice(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                          double dropout, bool causal, std::optional<double> scale, bool gqa) {
+  // Of a tensor without memory (torch.compile traces with them) the device cannot be asked. The
+  // decomposition fits any device.
+  constexpr int64_t kMath = 0;  // sdp::SDPBackend::math
+  const auto keys = query.key_set() | c10::impl::tls_local_dispatch_key_set().included_;
+  if (keys.has_backend(c10::BackendComponent::MetaBit) || keys.has(c10::DispatchKey::Python)) return kMath;
   return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, gqa);
 }
 // The decomposition that the CPU uses, so that a seed gives the same numbers as on the CPU.
