@@ -18,7 +18,7 @@ int install_families(const LibraryOf& library_of);
 // A kernel that runs the host's implementation in the worker: for those that handle metadata and call
 // other operators, and are therefore the same for every device.
 torch::CppFunction host_kernel(c10::DispatchKey host);
-// A kernel that raises NotImplementedError: "<operator>: <why>".
+// A kernel that raises an error: "<operator>: <why>".
 torch::CppFunction refusing_kernel(const std::string& why);
 
 }  // namespace singularity

@@ -9,7 +9,7 @@
 
 namespace singularity {
 
-// Header and parts (indices, values, ...) of a sparse device tensor. Throws NotImplementedError for
+// Header and parts (indices, values, ...) of a sparse device tensor. Throws an error for
 // tensors of other kinds that are not strided.
 SparseHeader sparse_header(const at::Tensor& tensor, const std::string& op);
 std::vector<at::Tensor> sparse_parts(const at::Tensor& tensor);
