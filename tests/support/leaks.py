@@ -141,6 +141,10 @@ def another_run() -> bool:
     return False
 
 
+KEPT = "singularity-compiled-"
+"""Folders of a user's compiled graphs: they stay for the next session, by design."""
+
+
 def leaked_folders(baseline: Baseline) -> list[Path]:
     """New `singularity-*` entries of the temp folder of this run, and those of /dev/shm and /tmp
     that no live process uses.
@@ -151,7 +155,8 @@ def leaked_folders(baseline: Baseline) -> list[Path]:
     own_tmp = Path(os.environ.get("TMPDIR", "/tmp"))
     mine = set() if own_tmp in _SHARED else set(own_tmp.glob("singularity-*"))
     new = {folder for folder in _shared_folders() - baseline.folders if not _in_use(folder)}
-    return sorted(mine | (set() if new and another_run() else new))
+    found = mine | (set() if new and another_run() else new)
+    return sorted(folder for folder in found if not folder.name.startswith(KEPT))
 
 
 def leaked_fds(baseline: Baseline) -> Counter[str]:

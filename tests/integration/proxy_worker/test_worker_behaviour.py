@@ -350,7 +350,6 @@ def test_what_cannot_work_is_refused_with_a_sentence(session: Standalone) -> Non
         said(lambda: x.__cuda_array_interface__)
         said(lambda: torch.utils.dlpack.to_dlpack(x))
         said(lambda: torch.cuda.CUDAGraph())
-        said(lambda: torch.compile(lambda t: t * 2)(x))
         said(lambda: x.untyped_storage()._share_cuda_())
         said(lambda: torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2).cuda()))
         print(x.sum().item())
@@ -358,9 +357,9 @@ def test_what_cannot_work_is_refused_with_a_sentence(session: Standalone) -> Non
         timeout=100,
     )
     lines = out.splitlines()
-    assert len(lines) == 7, out
+    assert len(lines) == 6, out
     for line, do in zip(
-        lines, (".cpu()", ".cpu()", "eagerly", "aot_eager", ".cpu()", "one process"), strict=False
+        lines, (".cpu()", ".cpu()", "eagerly", ".cpu()", "one process"), strict=False
     ):
         assert do in line, line
     assert lines[-1] == "3.0"
@@ -387,7 +386,7 @@ def test_the_libraries_that_need_a_device_are_refused_after_their_import(
         """,
     )
     assert "Triton" in out
-    assert "aot_eager" in out
+    assert "use torch operators" in out
 
 
 def test_forked_children_are_told_to_spawn(session: Standalone) -> None:
