@@ -90,7 +90,7 @@ def sizes(quick: bool) -> dict[str, Any]:
         "models": ["gpt", "mlp"] if quick else list(MODELS),
         "batch": {"gpt": 1 if quick else 8},
         "blocks": 4 if quick else 16,
-        "runs": 1 if quick else 1,
+        "runs": 1,
         "pairs": 2 if quick else 5,
         "calls": 500 if quick else 5000,
         "copy_rounds": 3 if quick else 15,

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 PROXY = Path(__file__).parents[3] / "proxy"
-NEED_TORCH = ["singularity_proxy.device.control", "singularity_proxy.device.proxy"]
-"""What imports torch when it is imported itself; everything else must not."""
+NEED_TORCH = [
+    *(f"singularity_proxy.device.{name}" for name in ("control", "graphs", "proxy")),
+    *(f"singularity_proxy.worker.{name}" for name in ("capture", "compile", "memory", "native")),
+    *(f"singularity_proxy.worker.{name}" for name in ("patches", "properties", "settings")),
+    *(f"singularity_proxy.worker.{name}" for name in ("streams", "torch_c")),
+]
+"""What imports torch, or the native module, when it is imported itself; everything else must not:
+every Python process of a session imports it."""
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys, singularity_proxy
