@@ -25,20 +25,22 @@ def _after_torch_c(module: ModuleType) -> None:
     global _unavailable
     from singularity_proxy.errors import SingularityError
 
-    from . import torch_c
-
     try:
+        from . import torch_c  # builds and loads the native module
+
         torch_c.take_over(module)
     except SingularityError as error:
         _unavailable = error.message
 
 
 def _after_torch(module: ModuleType) -> None:
-    from . import patches, unavailable
-
     if _unavailable is None:
+        from . import patches
+
         patches.apply(module)
     else:
+        from . import unavailable
+
         unavailable.apply(module, _unavailable)
 
 
@@ -49,9 +51,10 @@ def _refuse(module: ModuleType) -> None:
 
 
 def _compile(module: ModuleType) -> None:
-    from . import compile
+    if _unavailable is None:
+        from . import compile
 
-    compile.apply(module)
+        compile.apply(module)
 
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {

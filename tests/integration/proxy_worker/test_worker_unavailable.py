@@ -19,6 +19,8 @@ with warnings.catch_warnings(record=True) as caught:
     print(torch.cuda.is_available(), torch.cuda.device_count())
 print(*{str(w.message) for w in caught})
 print((torch.ones(2) + 1).tolist(), torch.device("cuda"))
+compiled = torch.compile(lambda x: x * 3, backend="aot_eager")
+print(compiled(torch.ones(2)).tolist())
 for use in (
     lambda: torch.zeros(2, device="cuda"),
     lambda: torch.ones(2).cuda(),
@@ -62,9 +64,10 @@ def test_torch_stays_usable_and_a_device_says_one_sentence(
         [sys.executable, "-c", textwrap.dedent(CODE)],
         env=env | changes, capture_output=True, text=True, timeout=100, check=True,
     )  # fmt: skip
-    available, warned, computed, *said = done.stdout.splitlines()
+    available, warned, computed, compiled, *said = done.stdout.splitlines()
     assert available == "False 0"
     assert computed == "[2.0, 2.0] cuda"
+    assert compiled == "[3.0, 3.0]"
     assert len(said) == 5
     assert set(said) == {warned}
     assert warned.startswith('"cuda" is not available in this session, the CPU is: ')
