@@ -50,18 +50,23 @@ void float32_precisions(C& c, void (C::*set)(Backend, Operation, Precision), F& 
 
 template <class Reduction, class F, class Set>
 void reduced_precision(F& field, Reduction now, Set set) {  // of matrix products: an enumeration, once a bool
-  field(3, [&] { return static_cast<uint8_t>(now); }, [&](uint8_t v) {
-    if constexpr (std::is_same_v<Reduction, bool>) set(v != 0, true);
-    else set(v == 0, v != 2);
-  });
+  const auto number = [&] {
+    if constexpr (std::is_same_v<Reduction, bool>) return static_cast<uint8_t>(now ? 0 : 1);
+    else return static_cast<uint8_t>(now);
+  };
+  field(3, number, [&](uint8_t v) { set(v == 0, v != 2); });
 }
 
-// Calls field(number of values, get, set) for each setting, always in the same order.
+constexpr size_t kAttentionKernels = 8;  // places for the order they are tried in; torch 2.13 has 5
+
+// Calls field(number of values, get, set) for each setting, always in the same order and as often in
+// every version of torch: a worker's may be another than the proxy's, and the place is the name.
 template <class C, class F>
 void each_setting(C& c, F field) {
   const auto flag = [&](auto get, auto set) {
     field(2, [&] { return static_cast<uint8_t>(get()); }, [&](uint8_t v) { set(v != 0); });
   };
+  const auto absent = [&] { field(0, [] { return uint8_t{0}; }, [](uint8_t) {}); };
   field(
       static_cast<uint8_t>(c10::ScalarType::Undefined),
       [] { return static_cast<uint8_t>(c10::get_default_dtype_as_scalartype()); },
@@ -89,8 +94,10 @@ void each_setting(C& c, F field) {
   flag([&] { return c.allowFP16BF16ReductionMathSDP(); }, [&](bool v) { c.setAllowFP16BF16ReductionMathSDP(v); });
   if constexpr (requires { c.userEnabledOverrideableSDP(); })
     flag([&] { return c.userEnabledOverrideableSDP(); }, [&](bool v) { c.setSDPUseOverrideable(v); });
+  else absent();
   if constexpr (requires { c.userEnabledFA3SDP(); })
     flag([&] { return c.userEnabledFA3SDP(); }, [&](bool v) { c.setSDPUseFA3(v); });
+  else absent();
   // The order in which attention kernels are tried: one setting of several bytes.
   const auto order = c.sDPPriorityOrder();
   std::vector<int64_t> wanted;
@@ -100,6 +107,7 @@ void each_setting(C& c, F field) {
     field(static_cast<uint8_t>(order.size()), [&] { return now; }, [&](uint8_t v) { asked = v; });
     wanted.push_back(asked);
   }
+  for (size_t i = order.size(); i < kAttentionKernels; i++) absent();
   std::vector<int64_t> sorted = wanted;
   std::sort(sorted.begin(), sorted.end());
   bool each_once = true, changed = false;
@@ -125,6 +133,7 @@ void each_setting(C& c, F field) {
     field(3, [&] { return static_cast<uint8_t>(c.cudnnDepthwiseKernel()); }, [&](uint8_t v) {
       c.setCuDNNDepthwiseKernel(static_cast<decltype(c.cudnnDepthwiseKernel())>(v));
     });
+  else absent();
   // The older way to ask for TF32 first, then the newer one, which is finer. Asking in the older way
   // after a user mixed both is an error; then only the newer one is told.
   field(3, [&] { return static_cast<uint8_t>(c.float32MatmulPrecision()); }, [&](uint8_t v) {
