@@ -46,12 +46,13 @@ def _health(torch: Any) -> None:
 
 def _profiler(torch: Any) -> None:
     """Profiles tell of this process: kernels run in the proxy, and asking CUPTI or NVTX for them in
-    here gives a warning per operator at best."""
+    here opens the driver, or gives a warning per operator at best."""
     from torch.autograd import ProfilerActivity, ProfilerState, profiler
 
     def of_host(init: Any) -> Any:
         @functools.wraps(init)
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            native.start_profiler_for_host()
             init(self, *args, **kwargs)
             if self.use_device == "cuda":
                 self.profiler_kind = ProfilerState.KINETO

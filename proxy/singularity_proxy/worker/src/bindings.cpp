@@ -6,6 +6,7 @@
 #include <ATen/Context.h>
 
 #include "device.h"
+#include "profiler.h"
 #include "settings.h"
 #include "ship.h"
 #include "storage.h"
@@ -117,6 +118,7 @@ void bind_worker(py::module_& m) {
   m.def("current_device", &current_device);
   m.def("exchange_device", &exchange_device);
   m.def("in_bad_fork", &in_bad_fork);
+  m.def("start_profiler_for_host", &start_profiler_for_host);
   m.def("synchronize", &synchronize);
   m.def("stats", &stats);
   m.def("add_graph", [](const py::bytes& packed, uint16_t arguments, int device) {
