@@ -1,0 +1,216 @@
+#include "encode.h"
+
+#include <ATen/core/op_registration/adaption.h>
+
+#include "devices_of_calls.h"
+#include "ship.h"
+#include "sparse.h"
+#include "storage.h"
+
+namespace singularity {
+
+using at::Tensor;
+using c10::IValue;
+
+// The text that a CUDA build gives when the tensors of a call are on several devices: the generated
+// wrappers of kernels say it one way, TensorIterator another one.
+void refuse_devices(const Operator& op, c10::ArrayRef<IValue> arguments) {
+  TORCH_CHECK(op.graph_device < 0, "Expected all tensors to be on the same device, but a compiled graph of cuda:",
+              op.graph_device, " got one of another device!");
+  const auto& schema = op.handle->schema();
+  const bool iterator = checked_by_iterator(*op.handle);
+  std::optional<c10::Device> common;
+  const auto look = [&](const Tensor& t, const std::string& name) {
+    if (!t.defined() || (iterator && t.is_cpu() && t.dim() == 0)) return;
+    if (!common) common = t.device();
+    if (*common == t.device()) return;
+    TORCH_CHECK(!iterator, "Expected all tensors to be on the same device, but found at least two devices, ", *common,
+                " and ", t.device(), "!");
+    c10::impl::common_device_check_failure(*common, t, wrapper_name(*op.handle).c_str(), name.c_str());
+  };
+  for (const bool out : {true, false})  // the order in which the wrappers look
+    for (size_t i = 0; i < arguments.size(); i++) {
+      const auto& argument = schema.arguments()[i];
+      const IValue& v = arguments[i];
+      if (argument.is_out() != out || op.is_host[i]) continue;
+      if (v.isTensor()) look(v.toTensor(), argument.name());
+      else if (v.isTensorList())
+        for (const Tensor& t : v.toTensorVector()) look(t, argument.name());
+      else if (v.isOptionalTensorList())
+        for (const std::optional<Tensor>& t : v.toOptionalTensorList())
+          if (t) look(*t, argument.name());
+    }
+  const IValue& self = arguments[0];
+  TORCH_CHECK(!(op.name.find("index") != std::string::npos && self.isTensor() && self.toTensor().is_cpu()),
+              "indices should be either on cpu or on the same device as the indexed tensor (cpu)");
+  TORCH_CHECK(false, op.name, ": a host tensor of more than ", kMaxPayloadBytes,
+              " bytes cannot go with a call to the device; move it to the device first");
+}
+
+void check_written(const Operator& op, c10::ArrayRef<IValue> arguments, size_t index) {
+  const IValue& v = arguments[index];
+  const auto check = [&](const Tensor& t) {
+    if (C10_LIKELY(!t.defined() || t.is_cuda())) return;
+    if (t.dim()) refuse_devices(op, arguments);
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", t.device(),
+                " and cuda:", current_device(), "!");
+  };
+  if (v.isTensor()) check(v.toTensor());
+  else if (v.isTensorList())
+    for (const Tensor& t : v.toTensorVector()) check(t);
+}
+
+void Encoder::other(const IValue& v, bool in_key) {
+  if (v.isInt() || v.isDouble() || v.isBool() || v.isComplexDouble() || v.isSymInt()) return number(v, in_key);
+  if (v.isIntList()) return integers(v.toIntVector());
+  if (v.isSymIntList())
+    return integers(c10::fmap(v.toSymIntVector(),
+                              [](const c10::SymInt& s) { return s.guard_int(__FILE__, __LINE__); }));
+  if (v.isTensorList()) {
+    const auto list = v.toTensorList();
+    count(Tag::tensor_list, list.size());
+    for (size_t i = 0; i < list.size(); i++) tensor(list.get(i));
+    return;
+  }
+  if (v.isDoubleList()) {
+    const auto list = v.toDoubleVector();
+    count(Tag::real_list, list.size());
+    return key_.put_bytes(list.data(), list.size() * 8);
+  }
+  if (v.isBoolList()) {
+    const auto list = v.toBoolList();
+    count(Tag::boolean_list, list.size());
+    for (bool b : list) key_.put<uint8_t>(b);
+    return;
+  }
+  if (v.isOptionalTensorList()) {
+    const auto list = v.toOptionalTensorList();
+    count(Tag::optional_tensor_list, list.size());
+    for (size_t i = 0; i < list.size(); i++) {
+      const std::optional<Tensor> t = list.get(i);
+      if (t && t->defined()) tensor(*t);
+      else tag(Tag::none);
+    }
+    return;
+  }
+  if (v.isDevice()) {
+    tag(Tag::device);
+    return key_.put<uint8_t>(v.toDevice().is_cpu());
+  }
+  if (v.isGenerator()) {
+    tag(Tag::generator);
+    return values_.put<uint64_t>(generator_id(v.toGenerator(), c_));
+  }
+  if (v.isString()) {
+    const std::string& s = v.toStringRef();
+    count(Tag::string, s.size());
+    return key_.put_bytes(s.data(), s.size());
+  }
+  if (v.isList()) return list(v.toListRef());
+  TORCH_CHECK(false, op_.name, ": the device proxy cannot send an argument of kind ", v.tagKind());
+}
+
+void Encoder::host_tensor(const Tensor& t) {
+  if (!t.is_cpu()) refuse_devices(op_, arguments_);
+  if (t.dim() == 0) {  // a number: travels by value, as on CUDA
+    tag(Tag::host_scalar);
+    key_.put<uint8_t>(static_cast<uint8_t>(t.scalar_type()));
+    key_.put<uint8_t>(t.unsafeGetTensorImpl()->is_wrapped_number() ? kWrappedNumber : 0);
+    char bytes[16] = {0};
+    const Tensor plain = t.resolve_conj().resolve_neg();
+    std::memcpy(bytes, plain.const_data_ptr(), plain.element_size());
+    return values_.put_bytes(bytes, 16);
+  }
+  if (!host_allowed_ || t.nbytes() > kMaxPayloadBytes) refuse_devices(op_, arguments_);
+  const Tensor host = t.resolve_conj().resolve_neg().contiguous();
+  tag(Tag::host_tensor);
+  key_.put<uint8_t>(static_cast<uint8_t>(host.scalar_type()));
+  key_.put<uint8_t>(static_cast<uint8_t>(host.dim()));
+  key_.put_bytes(host.sizes().data(), host.dim() * 8);
+  values_.put<uint64_t>(host.nbytes());
+  values_.put_bytes(host.const_data_ptr(), host.nbytes());
+}
+
+void Encoder::integers(const std::vector<int64_t>& list) {
+  count(Tag::integer_list, list.size());
+  key_.put_bytes(list.data(), list.size() * 8);
+}
+
+void Encoder::list(c10::ArrayRef<IValue> items) {
+  if (!items.empty() && items[0].isTensor()) {
+    count(Tag::tensor_list, items.size());
+    for (const IValue& item : items) tensor(item.toTensor());
+    return;
+  }
+  count(Tag::scalar_list, items.size());
+  for (const IValue& item : items) number(item, false);
+}
+
+void Encoder::number(const IValue& v, bool in_key) {
+  Buffer& out = in_key ? key_ : values_;
+  if (v.isDouble()) {
+    tag(in_key ? Tag::real : Tag::value_real);
+    out.put<double>(v.toDouble());
+  } else if (v.isInt() || v.isSymInt()) {
+    tag(in_key ? Tag::integer : Tag::value_integer);
+    out.put<int64_t>(v.isInt() ? v.toInt() : v.toSymInt().guard_int(__FILE__, __LINE__));
+  } else if (v.isBool()) {
+    tag(in_key ? Tag::boolean : Tag::value_boolean);
+    if (in_key) out.put<uint8_t>(v.toBool());
+    else out.put<int64_t>(v.toBool());
+  } else if (v.isComplexDouble()) {
+    tag(in_key ? Tag::complex : Tag::value_complex);
+    out.put<double>(v.toComplexDouble().real());
+    out.put<double>(v.toComplexDouble().imag());
+  } else {
+    TORCH_CHECK(false, op_.name, ": the device proxy cannot send a number of kind ", v.tagKind());
+  }
+}
+
+void Encoder::sparse_tensor(const Tensor& t) {
+  const SparseHeader header = sparse_header(t, op_.name);
+  if (t.get_device() != c_.index) refuse_devices(op_, arguments_);
+  saw_sparse_ = true;
+  tag(kSparseTag);
+  key_.put(header);
+  key_.put_bytes(t.sizes().data(), header.dim * 8);
+  for (const Tensor& part : sparse_parts(t)) tensor(part);  // alive as long as `t` is
+}
+
+void encode_device_tensor(Channel& c, const Tensor& t) {
+  auto* impl = t.unsafeGetTensorImpl();
+  const auto dim = static_cast<uint8_t>(impl->dim());
+  // Also dimensions of size 0 and 1 have strides, and results inherit them: only what a reader would
+  // compute is left out.
+  bool contiguous = impl->is_contiguous_default(at::MemoryFormat::Contiguous);
+  if (contiguous) {
+    int64_t expected = 1;
+    const int64_t *sizes = impl->sizes().data(), *strides = impl->strides().data();
+    for (int i = dim - 1; i >= 0; i--) {
+      contiguous = contiguous && strides[i] == expected;
+      expected *= std::max<int64_t>(sizes[i], 1);
+    }
+  }
+  char* p = c.key.room(4 + dim * 16);
+  char* const start = p;
+  *p++ = static_cast<char>(Tag::tensor);
+  *p++ = static_cast<char>(c10::typeMetaToScalarType(impl->dtype()));
+  *p++ = static_cast<char>(dim);
+  *p++ = static_cast<char>((contiguous ? kContiguous : 0) | (impl->is_conj() ? kConjugate : 0) |
+                           (t.is_neg() ? kNegative : 0));
+  std::memcpy(p, impl->sizes().data(), dim * 8);
+  p += dim * 8;
+  if (!contiguous) {
+    std::memcpy(p, impl->strides().data(), dim * 8);
+    p += dim * 8;
+  }
+  c.key.advance(p - start);
+  const uint64_t id = record_of(t)->id;
+  const int64_t offset = impl->storage_offset();
+  char* v = c.values.room(16);
+  std::memcpy(v, &id, 8);
+  std::memcpy(v + 8, &offset, 8);
+  c.values.advance(16);
+}
+
+}  // namespace singularity

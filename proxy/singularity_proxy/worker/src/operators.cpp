@@ -1,0 +1,81 @@
+#include "operators.h"
+
+#include <set>
+
+#include "devices_of_calls.h"
+#include "ship.h"
+
+namespace singularity {
+
+std::mutex cache_mutex;
+
+std::vector<Operator*>& operators() {
+  static auto& all = *new std::vector<Operator*>();
+  return all;
+}
+
+Operator* add_graph(std::string packed, uint16_t arguments, int device) {
+  auto* op = new Operator();
+  const std::lock_guard<std::mutex> guard(cache_mutex);
+  op->index = static_cast<uint32_t>(operators().size());
+  op->name = kGraphName;
+  op->overload = std::move(packed);
+  op->arguments = arguments;
+  op->graph_device = device;
+  op->is_value.assign(arguments, 0);
+  op->is_written.assign(arguments, 0);
+  op->is_host.assign(arguments, 1);
+  operators().push_back(op);
+  return op;
+}
+
+Operator* add_operator(const c10::OperatorHandle& handle) {
+  static const std::set<std::string> kValuesDecideShape = {"aten::arange", "aten::range", "aten::linspace",
+                                                           "aten::logspace"};
+  // Their failure must be raised at their own line: nothing later would notice it.
+  static const std::set<std::string> kMustNotFailLate = {
+      "aten::_linalg_check_errors", "aten::_assert_async", "aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig"};
+  // In place, and yet the result may be larger.
+  static const std::set<std::string> kResizesItsInput = {"aten::addbmm_"};
+  auto* op = new Operator();
+  const auto& schema = handle.schema();
+  op->handle = handle;
+  op->index = static_cast<uint32_t>(operators().size());
+  op->name = schema.name();
+  op->overload = schema.overload_name();
+  op->schema = &schema;
+  op->arguments = static_cast<uint16_t>(schema.arguments().size());
+  const bool in_key = kValuesDecideShape.count(op->name);
+  for (const auto& a : schema.arguments()) {
+    auto type = a.type();
+    if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    op->is_value.push_back(!in_key && (type->kind() == c10::TypeKind::NumberType || type->kind() == c10::TypeKind::FloatType));
+    op->is_written.push_back(a.alias_info() && a.alias_info()->isWrite());
+    op->is_host.push_back(may_stay_on_host(op->name, a.name()));
+    if (a.is_out()) op->has_out = true;
+  }
+  bool all_aliases = true;
+  for (const auto& r : schema.returns()) {
+    int alias = -1;
+    if (r.alias_info() && r.alias_info()->isWrite())
+      for (size_t i = 0; i < schema.arguments().size(); i++) {
+        const auto* info = schema.arguments()[i].alias_info();
+        if (info && info->isWrite() && info->beforeSets() == r.alias_info()->beforeSets()) alias = static_cast<int>(i);
+      }
+    op->result_alias.push_back(alias);
+    all_aliases = all_aliases && alias >= 0;
+  }
+  op->in_place = all_aliases && schema.is_mutable() && !op->has_out && !kResizesItsInput.count(op->name);
+  if (schema.returns().empty() && op->has_out) {  // _foreach_*.out, unbind_copy.int_out: their out= lists
+    op->no_results = true;
+    for (size_t i = 0; i < schema.arguments().size(); i++)
+      if (schema.arguments()[i].is_out()) op->result_alias.push_back(static_cast<int>(i));
+  }
+  op->always_sync = handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape) ||
+                    kMustNotFailLate.count(op->name);
+  op->constant_result = op->name == "aten::_fused_sdp_choice";
+  operators().push_back(op);
+  return op;
+}
+
+}  // namespace singularity
