@@ -170,9 +170,9 @@ void Executor::call(OperatorEntry& op, size_t count, const char* key, size_t key
     if (op.graph->draws()) use.emplace(state_);
     return op.graph->run(stack_, std::string(key, key_bytes));
   }
-  TORCH_CHECK(count == op.handle->schema().arguments().size(), op.name, " came with ", count, " arguments instead of ",
-              op.handle->schema().arguments().size(), ": worker and device proxy run different versions of PyTorch");
-  op.check_enums(stack_);
+  TORCH_CHECK(count == op.arguments, op.name, " came with ", count, " arguments instead of ",
+              op.arguments, ": worker and device proxy run different versions of PyTorch");
+  if (op.has_enums) op.check_enums(stack_);
   // A boxed call whose results are several of its arguments returns references that dangle in some
   // versions of torch (2.11). Keeping the arguments alive makes them harmless, and the results are
   // taken from the arguments.
@@ -190,7 +190,7 @@ void Executor::results(const RecordHeader& record, const OperatorEntry& op, Buff
   const bool wanted = record.flags & kReply;
   Buffer* reply = wanted ? &reply_buffer : nullptr;
   const size_t start = reply_buffer.size();
-  const size_t count = op.handle && op.handle->schema().returns().empty() ? op.result_alias.size() : stack_.size();
+  const size_t count = op.returns_nothing ? op.result_alias.size() : stack_.size();
   if (reply) {
     reply->put<uint32_t>(0);  // new storages, known at the end
     reply->put<uint32_t>(record.flags & kNoOutputs ? 0 : static_cast<uint32_t>(count));

@@ -18,6 +18,11 @@ namespace {
 constexpr uint64_t kMaxReplayNs = 10'000'000'000ull;
 constexpr uint64_t kSnapshotShare = 100;
 constexpr size_t kErrorReplyBytes = 8192;
+// A small state's base is due much earlier, because writing it is nothing beside the work since the last
+// one (so many times its time), and a journal that stays short stays in memory that is in use already.
+constexpr uint64_t kCheapShare = 500;
+constexpr uint64_t kLookAgainBytes = 1 << 20;
+constexpr uint64_t kCheapFirstState = 16 << 20;  // of which it is not known yet how long a base takes
 
 }  // namespace
 
@@ -212,10 +217,15 @@ void RingServer::finish(const RecordHeader& record) {
   state_.seq = record.seq;
   records_.store(records_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   operations_.store(executor_.operations(), std::memory_order_relaxed);
-  // Counting is free on a cpu device; elsewhere the figures cost more than a record.
-  if (state_.device.is_cpu() || (record.flags & kReply)) publish_memory();
-  // Asking for the time costs as much as a small record: in a row of records only now and then.
-  if ((record.flags & kReply) || record.seq % 16 == 0 || !requests_.available(record.length + sizeof(record))) {
+  // In a row of records only now and then: asking for the time costs as much as a small record, and the
+  // figures of memory as much on a cpu device, more on others. But a worker that wants a new peak gets
+  // it at once.
+  const bool look = (record.flags & kReply) || record.seq % 16 == 0 || !requests_.available(record.length + sizeof(record));
+  if (state_.device.is_cpu() ? look || !h->memory_peak.load(std::memory_order_relaxed) ||
+                                   !h->ring_memory_peak.load(std::memory_order_relaxed)
+                             : record.flags & kReply)
+    publish_memory();
+  if (look) {
     const uint64_t now = monotonic_ns();
     busy_ns_ += now - busy_since_;
     busy_since_ = now;
@@ -345,8 +355,13 @@ void RingServer::new_base_if_due() {
   if (!journal_.is_open()) return;
   const bool slow = busy_ns_ > std::max(kMaxReplayNs, kSnapshotShare * snapshot_ns_);
   const bool many = options_.journal_records && records_since_base_ >= options_.journal_records;
-  if (__builtin_expect(journal_.bytes() <= next_base_bytes_ && !slow && !many, 1)) return;
-  if (!slow && !many && next_base_bytes_) {
+  bool cheap = false;
+  if (__builtin_expect(journal_.bytes() > next_look_bytes_, 0)) {
+    next_look_bytes_ = journal_.bytes() + kLookAgainBytes;
+    cheap = snapshot_ns_ ? busy_ns_ > kCheapShare * snapshot_ns_ : state_.bytes() < kCheapFirstState;
+  }
+  if (__builtin_expect(journal_.bytes() <= next_base_bytes_ && !slow && !many && !cheap, 1)) return;
+  if (!slow && !many && !cheap && next_base_bytes_) {
     const uint64_t limit = std::max(options_.journal_bytes, state_.bytes());
     if (journal_.bytes() <= limit) {
       plan(limit);
@@ -380,6 +395,7 @@ void RingServer::new_base() {
   snapshot_ns_ = monotonic_ns() - start;
   busy_ns_ = 0;
   records_since_base_ = 0;
+  next_look_bytes_ = kShortJournal;
   plan(std::max<uint64_t>(options_.journal_bytes, state_.bytes()));
   try {
     journal_.restart(state_.seq);

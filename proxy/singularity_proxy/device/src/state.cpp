@@ -184,6 +184,9 @@ void State::define(uint32_t index, std::string name, std::string overload, uint6
     }
     for (size_t i = 0; i < schema.arguments().size(); i++)
       if (const int64_t count = values_of(schema.arguments()[i]); count) entry.enums.emplace_back(i, count);
+    entry.arguments = static_cast<uint32_t>(schema.arguments().size());
+    entry.returns_nothing = schema.returns().empty();
+    entry.has_enums = !entry.enums.empty();
     if (schema.returns().empty())  // out= lists, which may get another shape: the worker asks for it
       for (size_t i = 0; i < schema.arguments().size(); i++)
         if (schema.arguments()[i].is_out()) entry.result_alias.push_back(static_cast<int>(i));
@@ -195,14 +198,15 @@ void State::define(uint32_t index, std::string name, std::string overload, uint6
 }
 
 OperatorEntry& State::op(uint32_t index) {
+  if (__builtin_expect(index < ops.size() && (ops[index].handle || ops[index].graph), 1)) return ops[index];
   TORCH_CHECK(index < ops.size() && !ops[index].name.empty(), "operator ", index, " was never defined");
-  TORCH_CHECK_NOT_IMPLEMENTED(ops[index].handle || ops[index].graph, ops[index].missing);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, ops[index].missing);
   return ops[index];
 }
 
-void OperatorEntry::check_enums(const std::vector<c10::IValue>& arguments) const {
+void OperatorEntry::check_enums(const std::vector<c10::IValue>& given) const {
   for (const auto& [index, count] : enums) {
-    const c10::IValue& value = arguments[index];
+    const c10::IValue& value = given[index];
     TORCH_CHECK_TYPE(!value.isInt() || (value.toInt() >= 0 && value.toInt() < count), name, ": argument ", index,
                      " has no such value: ", value);
   }

@@ -20,19 +20,23 @@
 
 namespace singularity {
 
-struct OperatorEntry {
-  std::string name, overload;
+struct alignas(64) OperatorEntry {
+  // What each call looks at comes first: one cache line.
   std::optional<c10::OperatorHandle> handle;
-  uint64_t schema = 0;            // schema_hash of the worker's; 0: unknown
   std::shared_ptr<Graph> graph;   // instead of a handle: captured by torch.compile
-  std::string missing;            // why there is neither
+  uint32_t arguments = 0;         // of the schema
   bool uses_default_rng = false;  // draws from the default generator unless told otherwise
   bool keep_arguments = false;    // several results are arguments: see Executor::run
+  bool returns_nothing = false;   // by its schema
+  bool has_enums = false;
   std::vector<int> result_alias;  // per result: the argument it is, or -1
+  std::string name, overload;
+  uint64_t schema = 0;            // schema_hash of the worker's; 0: unknown
+  std::string missing;            // why there is neither a handle nor a graph
   // Arguments that torch takes for numbers of an enumeration without looking: index and how many there are.
   std::vector<std::pair<size_t, int64_t>> enums;
 
-  void check_enums(const std::vector<c10::IValue>& arguments) const;
+  void check_enums(const std::vector<c10::IValue>& given) const;
 };
 
 class State {

@@ -65,7 +65,9 @@ bool proxy_is_cpu() {
   return cpu;
 }
 
-Channel& channel(int index) {
+std::array<Channel*, kMaxDevices> known_channels{};
+
+Channel& checked_channel(int index) {
   static std::array<std::unique_ptr<Channel>, kMaxDevices>& all = *[] {
     auto* made = new std::array<std::unique_ptr<Channel>, kMaxDevices>();  // never destroyed: tensors may outlive main
     for (int i = 0; i < device_count(); i++) (*made)[i] = std::make_unique<Channel>(i);
@@ -76,7 +78,7 @@ Channel& channel(int index) {
   }();
   TORCH_CHECK(index >= 0 && index < device_count(), "CUDA error: invalid device ordinal (cuda:", index,
               " of ", device_count(), ")");
-  return *all[index];
+  return *(known_channels[static_cast<size_t>(index)] = all[static_cast<size_t>(index)].get());
 }
 
 int current_device() { return this_device; }
@@ -219,8 +221,6 @@ Locked::Locked(Channel& channel, bool needs_device) : channel_(channel) {
   TORCH_CHECK(!forked.load(std::memory_order_relaxed),
               "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you "
               "must use the 'spawn' start method");
-  TORCH_CHECK(!pthread_equal(channel.owner.load(std::memory_order_relaxed), pthread_self()),
-              "a signal handler made a device call while another one was under way in the same thread");
   try {
     acquire(needs_device);
   } catch (...) {
@@ -239,6 +239,8 @@ void Locked::acquire(bool needs_device) {
   if (__builtin_expect(channel_.mutex.try_lock(), 1)) take();
   for (;;) {
     if (!locked_) {
+      TORCH_CHECK(!pthread_equal(channel_.owner.load(std::memory_order_relaxed), pthread_self()),
+                  "a signal handler made a device call while another one was under way in the same thread");
       let_gil_go();
       channel_.mutex.lock();
       take();
@@ -264,6 +266,7 @@ void Locked::acquire(bool needs_device) {
 }
 
 void Locked::let_gil_go() {
+  waited_ = true;
   if (!saved_ && PyGILState_Check()) saved_ = PyEval_SaveThread();
 }
 
@@ -273,6 +276,7 @@ void Locked::release() {
     locked_ = false;
     channel_.mutex.unlock();
   }
+  if (__builtin_expect(!waited_, 1)) return;
   end_of_wait();
   if (saved_) PyEval_RestoreThread(saved_);
   saved_ = nullptr;
@@ -306,11 +310,12 @@ void Channel::send(RecordHeader* record) {
 }
 
 void Channel::flush_frees() {
-  if (!have_free_.load(std::memory_order_relaxed)) return;
+  if (!freed_.load(std::memory_order_relaxed)) return;
   {
-    std::lock_guard<std::mutex> guard(free_mutex_);
+    std::lock_guard<SpinLock> guard(free_lock_);
     freeing_.swap(free_);
-    have_free_.store(false);
+    freed_.store(0, std::memory_order_relaxed);
+    freed_bytes_.store(0, std::memory_order_relaxed);
   }
   uint64_t ids[1024];
   size_t done = 0;
@@ -325,9 +330,9 @@ void Channel::flush_frees() {
       try {
         record = begin(Kind::free_storages, 0, n * 8);
       } catch (...) {  // interrupted while the queue was full: the next call tells the rest
-        std::lock_guard<std::mutex> guard(free_mutex_);
+        std::lock_guard<SpinLock> guard(free_lock_);
         free_.insert(free_.end(), freeing_.begin() + static_cast<std::ptrdiff_t>(done), freeing_.end());
-        have_free_.store(true);
+        freed_.store(kManyFrees, std::memory_order_relaxed);
         freeing_.clear();
         throw;
       }
@@ -335,17 +340,30 @@ void Channel::flush_frees() {
       std::memcpy(record + 1, ids, n * 8);
       requests.advance(record->length);  // the last one travels with the record that follows
     }
-    for (; done < next; done++) addresses.give_back(freeing_[done].address, freeing_[done].bytes);
+    for (; done < next; done++) {
+      addresses.give_back(freeing_[done].address, freeing_[done].bytes);
+      if (freeing_[done].record) spare_records_.push_back(freeing_[done].record);
+    }
     if (done < freeing_.size()) requests.publish();  // unpublished, a million of them would fill the queue
   }
   freeing_.clear();
 }
 
 void Channel::free_storage(const Freed& storage) {
-  std::lock_guard<std::mutex> guard(free_mutex_);
+  std::lock_guard<SpinLock> guard(free_lock_);
   if (storage.address) usage.remove(storage.bytes);
   free_.push_back(storage);
-  have_free_.store(true);
+  // Few storages may wait for others; anything else is told with the next call.
+  const auto count = storage.address ? static_cast<uint32_t>(std::min<size_t>(free_.size(), kManyFrees)) : kManyFrees;
+  freed_.store(std::max(count, freed_.load(std::memory_order_relaxed)), std::memory_order_relaxed);
+  freed_bytes_.store(freed_bytes_.load(std::memory_order_relaxed) + storage.bytes, std::memory_order_relaxed);
+}
+
+StorageRecord* Channel::new_record() {
+  if (spare_records_.empty()) return new StorageRecord();
+  StorageRecord* record = spare_records_.back();
+  spare_records_.pop_back();
+  return record;
 }
 
 bool Channel::near_capacity(uint64_t more) const {

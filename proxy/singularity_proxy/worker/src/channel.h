@@ -20,11 +20,14 @@
 #include "../../wire/records.h"
 #include "../../wire/ring.h"
 #include "memory.h"
+#include "mutex.h"
 #include "native/settings.h"
 
 namespace singularity {
 
 constexpr int kMaxDevices = 64;
+
+struct StorageRecord;
 
 struct Reply {
   Cursor body;
@@ -45,6 +48,11 @@ class Channel {
   void send(RecordHeader* record);
   // Tells the proxy about storages that died since the last record.
   void flush_frees();
+  // The same, but a few small ones may wait for others: a record for each would cost as much as an operator.
+  void flush_many_frees() {
+    if (freed_.load(std::memory_order_relaxed) >= kManyFrees || freed_bytes_.load(std::memory_order_relaxed) >= kManyFreedBytes)
+      flush_frees();
+  }
   // Raises the pending asynchronous error, if there is one.
   void raise_async_error();
   // Waits for the reply of the newest record, without the GIL. Throws the error that the reply carries. When the wait
@@ -58,6 +66,8 @@ class Channel {
   // ---- from any thread, without the lock
   void free_storage(const Freed& storage);
   bool is_open() const { return open_.load(std::memory_order_acquire); }
+  // A record for a new storage, from those that are not used any more. Under the mutex.
+  StorageRecord* new_record();
   bool attached() const {
     return file.header()->state.load(std::memory_order_relaxed) ==
            static_cast<uint32_t>(RingState::attached);
@@ -71,8 +81,10 @@ class Channel {
   void wait_for_device();  // without the mutex
   bool poll();             // while any wait lasts; throws on interrupt, failure
 
+  static constexpr uint32_t kManyFrees = 8;
+  static constexpr uint64_t kManyFreedBytes = 64 << 10;
   const int index;
-  std::mutex mutex;
+  Mutex mutex;
   RingFile file;
   Producer requests;
   Consumer replies;
@@ -100,9 +112,11 @@ class Channel {
   WaitPolicy policy();
   std::atomic<bool> open_{false};
   std::string ring_id_;
-  std::mutex free_mutex_;
+  SpinLock free_lock_;
   std::vector<Freed> free_, freeing_;
-  std::atomic<bool> have_free_{false};
+  std::vector<StorageRecord*> spare_records_;
+  std::atomic<uint32_t> freed_{0};          // entries of free_, and the bytes they had
+  std::atomic<uint64_t> freed_bytes_{0};
   std::map<uint64_t, uint64_t> abandoned_;  // seq of an interrupted call -> its first storage id
   uint64_t last_doorbell_ns_ = 0;
   bool agent_hears_ = true;                 // the doorbell has a listener
@@ -110,6 +124,14 @@ class Channel {
   // two, and then either one's line will do
   std::atomic<uint64_t> wait_since_ns_{0}, last_poll_ns_{0};
   std::atomic<bool> said_why_{false};
+};
+
+// What hangs on the DataPtr of a proxied storage.
+struct StorageRecord {
+  Channel* channel;
+  uint64_t id;
+  uint64_t bytes;
+  void* address;
 };
 
 // Holds a channel for one call: takes the mutex, opens the ring at the first call and waits until a
@@ -132,13 +154,20 @@ class Locked {
   void release();
   Channel& channel_;
   PyThreadState* saved_ = nullptr;
-  bool locked_ = false;
+  bool locked_ = false, waited_ = false;
 };
 
 // Sends the default generator's seed (device.cpp); called when it was seeded without a device.
 void write_default_seed(Channel& channel);
 
-Channel& channel(int index);      // checks the index: "invalid device ordinal"
+// The channel of a device. Checks the index: "invalid device ordinal".
+Channel& checked_channel(int index);
+extern std::array<Channel*, kMaxDevices> known_channels;  // those that were asked for before
+inline Channel& channel(int index) {
+  if (__builtin_expect(static_cast<unsigned>(index) < kMaxDevices && known_channels[static_cast<unsigned>(index)], 1))
+    return *known_channels[static_cast<unsigned>(index)];
+  return checked_channel(index);
+}
 int device_count();               // V, from SINGULARITY_DEVICES
 int current_device();             // of this thread
 int exchange_device(int index);   // sets it, returns the old one; a negative index changes nothing

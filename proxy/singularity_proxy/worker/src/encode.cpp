@@ -57,19 +57,24 @@ void check_written(const Operator& op, c10::ArrayRef<IValue> arguments, size_t i
   };
   if (v.isTensor()) check(v.toTensor());
   else if (v.isTensorList())
-    for (const Tensor& t : v.toTensorVector()) check(t);
+    for (const IValue& item : v.toListRef()) check(item.toTensor());
 }
 
 void Encoder::other(const IValue& v, bool in_key) {
   if (v.isInt() || v.isDouble() || v.isBool() || v.isComplexDouble() || v.isSymInt()) return number(v, in_key);
-  if (v.isIntList()) return integers(v.toIntVector());
+  if (v.isIntList()) {
+    const auto items = v.toListRef();
+    count(Tag::integer_list, items.size());
+    for (const IValue& item : items) key_.put<int64_t>(item.toInt());
+    return;
+  }
   if (v.isSymIntList())
     return integers(c10::fmap(v.toSymIntVector(),
                               [](const c10::SymInt& s) { return s.guard_int(__FILE__, __LINE__); }));
   if (v.isTensorList()) {
-    const auto list = v.toTensorList();
-    count(Tag::tensor_list, list.size());
-    for (size_t i = 0; i < list.size(); i++) tensor(list.get(i));
+    const auto items = v.toListRef();
+    count(Tag::tensor_list, items.size());
+    for (const IValue& item : items) tensor(item.toTensor());
     return;
   }
   if (v.isDoubleList()) {
@@ -84,11 +89,10 @@ void Encoder::other(const IValue& v, bool in_key) {
     return;
   }
   if (v.isOptionalTensorList()) {
-    const auto list = v.toOptionalTensorList();
-    count(Tag::optional_tensor_list, list.size());
-    for (size_t i = 0; i < list.size(); i++) {
-      const std::optional<Tensor> t = list.get(i);
-      if (t && t->defined()) tensor(*t);
+    const auto items = v.toListRef();
+    count(Tag::optional_tensor_list, items.size());
+    for (const IValue& item : items) {
+      if (item.isTensor() && item.toTensor().defined()) tensor(item.toTensor());
       else tag(Tag::none);
     }
     return;
@@ -110,7 +114,9 @@ void Encoder::other(const IValue& v, bool in_key) {
   TORCH_CHECK(false, op_.name, ": the device proxy cannot send an argument of kind ", v.tagKind());
 }
 
-void Encoder::host_tensor(const Tensor& t) {
+void Encoder::other_tensor(const Tensor& t) {
+  if (!t.defined()) return tag(Tag::undefined_tensor);
+  if (t.is_cuda()) return sparse_tensor(t);
   if (!t.is_cpu()) refuse_devices(op_, arguments_);
   if (t.dim() == 0) {  // a number: travels by value, as on CUDA
     tag(Tag::host_scalar);
@@ -175,42 +181,6 @@ void Encoder::sparse_tensor(const Tensor& t) {
   key_.put(header);
   key_.put_bytes(t.sizes().data(), header.dim * 8);
   for (const Tensor& part : sparse_parts(t)) tensor(part);  // alive as long as `t` is
-}
-
-void encode_device_tensor(Channel& c, const Tensor& t) {
-  auto* impl = t.unsafeGetTensorImpl();
-  const auto dim = static_cast<uint8_t>(impl->dim());
-  // Also dimensions of size 0 and 1 have strides, and results inherit them: only what a reader would
-  // compute is left out.
-  bool contiguous = impl->is_contiguous_default(at::MemoryFormat::Contiguous);
-  if (contiguous) {
-    int64_t expected = 1;
-    const int64_t *sizes = impl->sizes().data(), *strides = impl->strides().data();
-    for (int i = dim - 1; i >= 0; i--) {
-      contiguous = contiguous && strides[i] == expected;
-      expected *= std::max<int64_t>(sizes[i], 1);
-    }
-  }
-  char* p = c.key.room(4 + dim * 16);
-  char* const start = p;
-  *p++ = static_cast<char>(Tag::tensor);
-  *p++ = static_cast<char>(c10::typeMetaToScalarType(impl->dtype()));
-  *p++ = static_cast<char>(dim);
-  *p++ = static_cast<char>((contiguous ? kContiguous : 0) | (impl->is_conj() ? kConjugate : 0) |
-                           (t.is_neg() ? kNegative : 0));
-  std::memcpy(p, impl->sizes().data(), dim * 8);
-  p += dim * 8;
-  if (!contiguous) {
-    std::memcpy(p, impl->strides().data(), dim * 8);
-    p += dim * 8;
-  }
-  c.key.advance(p - start);
-  const uint64_t id = record_of(t)->id;
-  const int64_t offset = impl->storage_offset();
-  char* v = c.values.room(16);
-  std::memcpy(v, &id, 8);
-  std::memcpy(v + 8, &offset, 8);
-  c.values.advance(16);
 }
 
 }  // namespace singularity

@@ -3,9 +3,12 @@
 
 #include <ATen/core/stack.h>
 
+#include <algorithm>
+
 #include "channel.h"
 #include "operators.h"
 #include "ship.h"
+#include "storage.h"
 
 namespace singularity {
 
@@ -15,6 +18,43 @@ using Inputs = c10::SmallVector<c10::TensorImpl*, 8>;  // the device tensors of 
 [[noreturn]] void refuse_devices(const Operator& op, c10::ArrayRef<c10::IValue> arguments);
 // A result that the operator wrote into a host number would be lost: the number was sent by value.
 void check_written(const Operator& op, c10::ArrayRef<c10::IValue> arguments, size_t index);
+
+inline char* put_words(char* to, const int64_t* words, int n) {  // few: less work than a call of memcpy
+  for (int i = 0; i < n; i++) std::memcpy(to + i * 8, words + i, 8);
+  return to + n * 8;
+}
+
+// A plain tensor on the channel's device.
+inline void encode_device_tensor(Channel& c, const c10::TensorImpl& impl, uint64_t id) {
+  const int64_t *sizes = impl.sizes().data(), *strides = impl.strides().data();
+  const auto dim = static_cast<int>(impl.sizes().size());
+  // Also dimensions of size 0 and 1 have strides, and results inherit them: only what a reader would
+  // compute is left out.
+  bool contiguous = impl.is_contiguous_default(at::MemoryFormat::Contiguous);
+  if (contiguous) {
+    int64_t expected = 1;
+    for (int i = dim - 1; i >= 0; i--) {
+      contiguous = contiguous && strides[i] == expected;
+      expected *= std::max<int64_t>(sizes[i], 1);
+    }
+  }
+  char* const start = c.key.room(4 + static_cast<size_t>(dim) * 16);
+  const uint32_t head = static_cast<uint32_t>(Tag::tensor) |
+                        static_cast<uint32_t>(c10::typeMetaToScalarType(impl.dtype())) << 8 |
+                        static_cast<uint32_t>(dim) << 16 |
+                        static_cast<uint32_t>((contiguous ? kContiguous : 0) | (impl.is_conj() ? kConjugate : 0) |
+                                              (impl.is_neg() ? kNegative : 0))
+                            << 24;
+  std::memcpy(start, &head, 4);
+  char* p = put_words(start + 4, sizes, dim);
+  if (!contiguous) p = put_words(p, strides, dim);
+  c.key.advance(static_cast<size_t>(p - start));
+  struct Place {
+    uint64_t id;
+    int64_t offset;
+  };
+  c.values.put(Place{id, impl.storage_offset()});
+}
 
 // Encodes the arguments of one call. Borrowed pointers only: dropping a tensor reference under the
 // channel's lock could need the GIL.
@@ -38,12 +78,13 @@ class Encoder {
   }
 
   void tensor(const at::Tensor& t) {
-    if (!t.defined()) return tag(Tag::undefined_tensor);
-    if (!t.is_cuda()) return host_tensor(t);
-    if (C10_UNLIKELY(t.layout() != at::kStrided || t.is_nested())) return sparse_tensor(t);
-    if (C10_UNLIKELY(t.get_device() != c_.index)) refuse_devices(op_, arguments_);
-    encode_device_tensor(c_, t);
-    inputs_.push_back(t.unsafeGetTensorImpl());
+    constexpr c10::DispatchKeySet kPlain(c10::DispatchKey::CUDA);  // strided, and ours
+    c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+    if (C10_UNLIKELY(!impl->key_set().has_all(kPlain))) return other_tensor(t);
+    const StorageRecord* record = record_of(impl->unsafe_storage().unsafeGetStorageImpl());
+    if (C10_UNLIKELY(record->channel != &c_)) refuse_devices(op_, arguments_);
+    encode_device_tensor(c_, *impl, record->id);
+    inputs_.push_back(impl);
   }
 
  private:
@@ -53,7 +94,7 @@ class Encoder {
     key_.put<uint32_t>(static_cast<uint32_t>(n));
   }
   void other(const c10::IValue& v, bool in_key);  // anything but a tensor
-  void host_tensor(const at::Tensor& t);
+  void other_tensor(const at::Tensor& t);  // not a plain one on the device
   void sparse_tensor(const at::Tensor& t);
   void integers(const std::vector<int64_t>& list);
   void list(c10::ArrayRef<c10::IValue> items);

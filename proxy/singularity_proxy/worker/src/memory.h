@@ -14,6 +14,7 @@ struct Freed {
   uint64_t id;
   void* address;
   uint64_t bytes;
+  struct StorageRecord* record = nullptr;  // what hung on it; to be used again
 };
 
 // Counters of live storages as torch.cuda.memory_stats() names them. An allocation counts as soon as

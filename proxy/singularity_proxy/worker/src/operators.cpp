@@ -23,7 +23,6 @@ Operator* add_graph(std::string packed, uint16_t arguments, int device) {
   op->arguments = arguments;
   op->graph_device = device;
   op->is_value.assign(arguments, 0);
-  op->is_written.assign(arguments, 0);
   op->is_host.assign(arguments, 1);
   operators().push_back(op);
   return op;
@@ -50,7 +49,7 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
     auto type = a.type();
     if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
     op->is_value.push_back(!in_key && (type->kind() == c10::TypeKind::NumberType || type->kind() == c10::TypeKind::FloatType));
-    op->is_written.push_back(a.alias_info() && a.alias_info()->isWrite());
+    if (a.alias_info() && a.alias_info()->isWrite()) op->written.push_back(static_cast<uint16_t>(op->is_value.size() - 1));
     op->is_host.push_back(may_stay_on_host(op->name, a.name()));
     if (a.is_out()) op->has_out = true;
   }

@@ -15,6 +15,7 @@
 
 #include "../../wire/layouts.h"
 #include "../../wire/records.h"
+#include "storage.h"
 
 namespace singularity {
 
@@ -25,6 +26,7 @@ struct TensorMeta {
   int64_t offset = 0;
   uint64_t bytes = 0;
   c10::SmallVector<int64_t, 5> sizes, strides;
+  c10::intrusive_ptr<ShapedTensor> shape;  // of one with a new storage
 };
 struct SparseMeta {
   SparseHeader header;
@@ -38,23 +40,25 @@ struct ResultMeta {
 };
 // What the proxy told of one (operator, key): enough to build the results without asking again.
 struct CacheEntry {
-  std::string key;
   uint32_t settings = 0;   // Channel::settings_id of the call
-  std::vector<ResultMeta> results;
-  std::vector<TensorMeta> tensors;
   uint32_t new_storages = 0;
   uint64_t new_bytes = 0;  // of these storages
   bool all_new = true;
   bool async = true;       // later calls need no reply
   bool constant = false;   // a number that depends on the key alone
+  c10::intrusive_ptr<ShapedTensor> only;  // the whole result is one new plain tensor; else null
+  c10::SmallVector<char, 96> key;         // here, so that a look-up touches few cache lines
+  std::vector<ResultMeta> results;
+  std::vector<TensorMeta> tensors;
+
+  bool is_of(const Buffer& wanted, uint32_t wanted_settings) const {
+    return key.size() == wanted.size() && settings == wanted_settings && !std::memcmp(key.data(), wanted.data(), key.size());
+  }
 };
-using Cache = ska::flat_hash_map<uint64_t, std::vector<CacheEntry>>;
+using Cache = ska::flat_hash_map<uint64_t, std::vector<std::unique_ptr<CacheEntry>>>;
 
 struct Operator {
   uint32_t index = 0;
-  std::optional<c10::OperatorHandle> handle;
-  std::string name, overload;
-  const c10::FunctionSchema* schema = nullptr;
   uint16_t arguments = 0;
   bool in_place = false;       // every result is an argument: nothing to describe
   bool has_out = false;        // out= arguments, which may be resized
@@ -62,11 +66,20 @@ struct Operator {
   bool constant_result = false;
   bool no_results = false;     // returns nothing, but its out= arguments may get another shape
   int graph_device = -1;       // of a captured graph: the virtual device it runs on
-  std::vector<uint8_t> is_value;   // per argument: the number goes outside of the key
-  std::vector<uint8_t> is_host;    // per argument: small host tensors (index lists, lengths) go by value
-  std::vector<uint8_t> is_written; // per argument: a tensor (or list of them) that the operator changes
-  std::vector<int> result_alias;   // per result: the argument it is, or -1
+  const CacheEntry* last = nullptr;  // of `cache`, that was used last: often it is the next one too
+  c10::SmallVector<uint8_t, 16> is_value;   // per argument: the number goes outside of the key
+  c10::SmallVector<uint8_t, 16> is_host;    // per argument: small host tensors (index lists, lengths) go by value
+  c10::SmallVector<uint16_t, 4> written;    // arguments: tensors (or lists of them) that the operator changes
+  c10::SmallVector<int, 4> result_alias;    // per result: the argument it is, or -1
   Cache cache;
+  std::optional<c10::OperatorHandle> handle;
+  std::string name, overload;
+  const c10::FunctionSchema* schema = nullptr;
+
+  void forget() {  // what the proxy told
+    cache.clear();
+    last = nullptr;
+  }
 };
 
 // All of them, by index. Grows under `cache_mutex` once the worker runs.

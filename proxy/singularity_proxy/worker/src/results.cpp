@@ -24,6 +24,8 @@ TensorMeta read_meta(Cursor& in, const Operator& op) {
                               ": quantized tensors are not supported on the proxied device; quantize on the host");
   for (int i = 0; i < dim; i++) m.sizes.push_back(in.get<int64_t>());
   for (int i = 0; i < dim; i++) m.strides.push_back(in.get<int64_t>());
+  if (m.kind == MetaKind::new_storage)
+    m.shape = c10::make_intrusive<ShapedTensor>(static_cast<c10::ScalarType>(m.dtype), m.sizes, m.strides, m.offset);
   return m;
 }
 
@@ -85,6 +87,10 @@ CacheEntry read_results(Cursor in, const Operator& op) {
       e.all_new = false;
       if (!op.has_out && op.graph_device < 0) e.async = false;
     }
+  const bool one = e.results.size() == 1 && e.results[0].kind == 't' && !op.no_results;
+  if (one && (op.result_alias.empty() || op.result_alias[0] < 0) && e.new_storages == 1 && e.tensors[0].shape &&
+      !(e.tensors[0].flags & (kConjugate | kNegative)))
+    e.only = e.tensors[0].shape;
   return e;
 }
 

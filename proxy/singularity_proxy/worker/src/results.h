@@ -38,7 +38,10 @@ class Builder {
     }
     if (storages_.size() <= m.index) storages_.resize(m.index + 1);
     if (!storages_[m.index]) storages_[m.index] = make_storage(channel_, base_ + m.index, m.bytes);
-    return make_tensor(c10::Storage(storages_[m.index]), dtype, m.sizes, m.strides, m.offset, m.flags);
+    at::Tensor made = at::detail::make_tensor<ShapedTensor>(c10::Storage(storages_[m.index]), *m.shape);
+    if (C10_UNLIKELY(m.flags & kConjugate)) made._set_conj(true);
+    if (C10_UNLIKELY(m.flags & kNegative)) made._set_neg(true);
+    return made;
   }
 
  private:

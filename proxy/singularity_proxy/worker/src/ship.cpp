@@ -20,7 +20,7 @@ constexpr size_t kMaxCacheEntries = 1 << 16;  // over all operators; then it sta
 size_t cache_entries = 0;
 
 // Word by word; zeros follow the last byte.
-uint64_t hash_of(Buffer& key) {
+uint64_t hash_of(Buffer& key, uint32_t settings) {
   std::memset(key.room(8), 0, 8);
   uint64_t h = key.size() * 0x9E3779B97F4A7C15ull;
   for (const char *p = key.data(), *end = p + key.size(); p < end; p += 8) {
@@ -29,7 +29,7 @@ uint64_t hash_of(Buffer& key) {
     h = (h ^ x) * 0xff51afd7ed558ccdull;
     h ^= h >> 32;
   }
-  return h ^ (h >> 29);
+  return h ^ (h >> 29) ^ (settings * 0x9E3779B97F4A7C15ull);
 }
 
 int device_of(const IValue& v) {
@@ -37,12 +37,9 @@ int device_of(const IValue& v) {
     const Tensor& t = v.toTensor();
     return t.defined() && t.is_cuda() ? t.get_device() : -1;
   }
-  if (v.isTensorList())
-    for (const Tensor& t : v.toTensorVector())
-      if (t.defined() && t.is_cuda()) return t.get_device();
-  if (v.isOptionalTensorList())
-    for (const std::optional<Tensor>& t : v.toOptionalTensorList())
-      if (t && t->defined() && t->is_cuda()) return t->get_device();
+  if (v.isTensorList() || v.isOptionalTensorList())
+    for (const IValue& item : v.toListRef())
+      if (item.isTensor() && item.toTensor().defined() && item.toTensor().is_cuda()) return item.toTensor().get_device();
   return -1;
 }
 
@@ -73,12 +70,24 @@ void define(Channel& c, Operator& op) {
   c.defined[op.index] = true;
 }
 
-const CacheEntry* find(Operator& op, const Buffer& key, uint32_t settings, uint64_t hash) {
-  auto found = op.cache.find(hash);
+const CacheEntry* find(Operator& op, Buffer& key, uint32_t settings) {
+  if (op.last && op.last->is_of(key, settings)) return op.last;
+  const auto found = op.cache.find(hash_of(key, settings));
   if (found == op.cache.end()) return nullptr;
-  for (const CacheEntry& e : found->second)
-    if (e.settings == settings && e.key.size() == key.size() && !std::memcmp(e.key.data(), key.data(), key.size())) return &e;
+  for (const auto& e : found->second)
+    if (e->is_of(key, settings)) return op.last = e.get();
   return nullptr;
+}
+
+void remember(Operator& op, Channel& c, std::unique_ptr<CacheEntry> fresh) {
+  if (find(op, c.key, c.settings_id)) return;
+  if (++cache_entries > kMaxCacheEntries) {
+    for (Operator* o : operators()) o->forget();
+    cache_entries = 1;
+  }
+  fresh->key.assign(c.key.data(), c.key.data() + c.key.size());
+  fresh->settings = c.settings_id;
+  op.cache[hash_of(c.key, c.settings_id)].push_back(std::move(fresh));
 }
 
 }  // namespace
@@ -87,8 +96,8 @@ void ship(Operator& op, Stack* stack) {
   Results results;
   std::vector<Late> late;
   const auto arguments = torch::jit::last(*stack, op.arguments);
-  for (int i = 0; i < op.arguments; i++)
-    if (op.is_written[i]) check_written(op, arguments, i);
+  for (const uint16_t i : op.written) check_written(op, arguments, i);
+  const bool several = device_count() > 1;
   Channel& c = op.graph_device >= 0 ? channel(op.graph_device) : channel_of(arguments);
   {
     Locked lock(c);
@@ -97,19 +106,20 @@ void ship(Operator& op, Stack* stack) {
     Encoder encoder(c, op, arguments);
     for (int i = 0; i < op.arguments; i++) encoder.argument(i);
     const bool in_place = op.in_place && !encoder.saw_sparse();  // sparse ones may have new indices
-    const uint64_t hash = hash_of(c.key) ^ (c.settings_id * 0x9E3779B97F4A7C15ull);
-    c.flush_frees();
+    if (several) c.flush_frees();
+    else c.flush_many_frees();
     define(c, op);
     std::unique_lock<std::mutex> cache_lock(cache_mutex, std::defer_lock);
-    if (device_count() > 1) {
+    if (several) {
       c.make_room(padded(c.key.size()) + c.values.size());  // nobody waits for a proxy under a shared lock
       cache_lock.lock();
     }
-    const CacheEntry* known = op.always_sync ? nullptr : find(op, c.key, c.settings_id, hash);
+    const CacheEntry* known = op.always_sync ? nullptr : find(op, c.key, c.settings_id);
     if (known && known->constant) {
       results.push_back(known->results[0].value);
     } else {
       const bool wait = !known || !known->async || launch_blocking() || c.near_capacity(known->new_bytes);
+      if (wait && !several) c.flush_frees();
       const size_t key_bytes = padded(c.key.size());
       const uint16_t flags = (wait ? kReply : 0) | (in_place ? kNoOutputs : 0) | (known && known->all_new ? kAllNew : 0);
       RecordHeader* record = c.begin(Kind::op, flags, key_bytes + c.values.size());
@@ -135,6 +145,8 @@ void ship(Operator& op, Stack* stack) {
       c.next_storage += known->new_storages;
       if (in_place) {
         for (int alias : op.result_alias) results.push_back(arguments[alias]);
+      } else if (known->only) {
+        results.emplace_back(at::detail::make_tensor<ShapedTensor>(make_storage(c, base, known->new_bytes), *known->only));
       } else {
         Builder builder(c, base, encoder.inputs(), op.graph_device >= 0);
         results_of(op, *known, builder, arguments, results, late);
@@ -144,16 +156,8 @@ void ship(Operator& op, Stack* stack) {
         }
       }
       if (fresh && !op.always_sync) {
-        if (device_count() > 1) cache_lock.lock();
-        if (!find(op, c.key, c.settings_id, hash)) {
-          if (++cache_entries > kMaxCacheEntries) {
-            for (Operator* o : operators()) o->cache.clear();
-            cache_entries = 1;
-          }
-          fresh->key.assign(c.key.data(), c.key.size());
-          fresh->settings = c.settings_id;
-          op.cache[hash].push_back(std::move(*fresh));
-        }
+        if (several) cache_lock.lock();
+        remember(op, c, std::move(fresh));
       }
     }
   }

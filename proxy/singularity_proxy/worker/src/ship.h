@@ -22,9 +22,6 @@ torch::CppFunction shipped_kernel(Operator* op);
 Operator* add_graph(std::string packed, uint16_t arguments, int device);
 std::string compile_graph(Operator& op);
 
-// Encodes `tensor` (on `channel`'s device) into the channel's key and values.
-void encode_device_tensor(Channel& channel, const at::Tensor& tensor);
-
 // Takes the CUDA dispatch key: guard, allocator, hooks and a kernel for every ATen operator. Called
 // once by the import hook, after torch._C is loaded. Returns figures (operators shipped, kept, ms).
 std::map<std::string, double> install();

@@ -20,17 +20,13 @@ namespace {
 
 const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
 
-void delete_record(void* context) {
-  auto* record = static_cast<StorageRecord*>(context);
-  record->channel->free_storage({record->id, record->address, record->bytes});
-  delete record;
-}
-
 // Under the channel's lock.
 c10::DataPtr make_pointer(Channel& channel, uint64_t id, uint64_t bytes) {
   void* address = channel.addresses.take(bytes);
   channel.usage.add(bytes);
-  return c10::DataPtr(address, new StorageRecord{&channel, id, bytes, address}, &delete_record,
+  StorageRecord* record = channel.new_record();
+  *record = StorageRecord{&channel, id, bytes, address};
+  return c10::DataPtr(address, record, &delete_record,
                       c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(channel.index)));
 }
 
@@ -39,8 +35,7 @@ void replace_pointer(Channel& c, c10::StorageImpl* storage, uint64_t bytes) {
   StorageRecord* record = record_of(storage);
   c10::DataPtr old = storage->set_data_ptr(make_pointer(c, record->id, bytes));
   old.release_context();  // without telling the proxy that the id is free
-  c.free_storage({0, record->address, record->bytes});
-  delete record;
+  c.free_storage({0, record->address, record->bytes, record});
   storage->set_nbytes(bytes);
 }
 
@@ -153,13 +148,16 @@ c10::Allocator* device_allocator() {
 c10::Allocator* pinned_allocator() { return &pinned(); }
 bool is_pinned(const void* address) { return pinned().has(address); }
 
-StorageRecord* record_of(const c10::StorageImpl* storage) {
+void delete_record(void* context) {
+  auto* record = static_cast<StorageRecord*>(context);
+  record->channel->free_storage({record->id, record->address, record->bytes, record});
+}
+
+void refuse_storage(const c10::StorageImpl* storage) {
   TORCH_CHECK(storage, "this tensor has no storage on the device");
-  auto* record = static_cast<StorageRecord*>(storage->data_ptr().get_context());
-  TORCH_CHECK(record && storage->data_ptr().get_deleter() == &delete_record,
-              "this tensor's memory does not belong to the device proxy (it was made from a raw pointer); "
-              "make it with torch functions on device 'cuda'");
-  return record;
+  TORCH_CHECK(false, "this tensor's memory does not belong to the device proxy (it was made from a raw pointer); "
+                     "make it with torch functions on device 'cuda'");
+  std::abort();  // TORCH_CHECK threw
 }
 
 c10::Storage make_storage(Channel& channel, uint64_t id, uint64_t bytes) {
@@ -175,6 +173,23 @@ at::Tensor make_tensor(c10::Storage storage, c10::ScalarType dtype, at::IntArray
   if (flags & kConjugate) tensor._set_conj(true);
   if (flags & kNegative) tensor._set_neg(true);
   return tensor;
+}
+
+ShapedTensor::ShapedTensor(c10::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset)
+    : TensorImpl(kKeys, c10::scalarTypeToTypeMeta(dtype), c10::Device(c10::kCUDA, 0)) {
+  set_sizes_and_strides(sizes, strides, offset);
+}
+ShapedTensor::ShapedTensor(c10::Storage&& storage, const ShapedTensor& like)
+    : TensorImpl(std::move(storage), kKeys, like.data_type_) {
+  sizes_and_strides_ = like.sizes_and_strides_;
+  storage_offset_ = like.storage_offset_;
+  numel_ = like.numel_;
+  is_contiguous_ = like.is_contiguous_;
+  is_channels_last_ = like.is_channels_last_;
+  is_channels_last_contiguous_ = like.is_channels_last_contiguous_;
+  is_channels_last_3d_ = like.is_channels_last_3d_;
+  is_channels_last_3d_contiguous_ = like.is_channels_last_3d_contiguous_;
+  is_non_overlapping_and_dense_ = like.is_non_overlapping_and_dense_;
 }
 
 void resize_storage(c10::StorageImpl* storage, uint64_t bytes) {

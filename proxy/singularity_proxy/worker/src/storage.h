@@ -8,20 +8,18 @@
 
 namespace singularity {
 
-// What hangs on the DataPtr of a proxied storage.
-struct StorageRecord {
-  Channel* channel;
-  uint64_t id;
-  uint64_t bytes;
-  void* address;
-};
-
 c10::Allocator* device_allocator();
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* address);
 
+void delete_record(void* context);  // of a DataPtr
+[[noreturn]] void refuse_storage(const c10::StorageImpl* storage);
 // The record behind `storage`; throws for a storage that is not ours.
-StorageRecord* record_of(const c10::StorageImpl* storage);
+inline StorageRecord* record_of(const c10::StorageImpl* storage) {
+  if (C10_UNLIKELY(!storage || storage->data_ptr().get_deleter() != &delete_record || !storage->data_ptr().get_context()))
+    refuse_storage(storage);
+  return static_cast<StorageRecord*>(storage->data_ptr().get_context());
+}
 inline StorageRecord* record_of(const at::Tensor& tensor) {
   return record_of(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
@@ -30,6 +28,17 @@ inline StorageRecord* record_of(const at::Tensor& tensor) {
 c10::Storage make_storage(Channel& channel, uint64_t id, uint64_t bytes);
 at::Tensor make_tensor(c10::Storage storage, c10::ScalarType dtype, at::IntArrayRef sizes,
                        at::IntArrayRef strides, int64_t offset, uint8_t flags);
+
+// A tensor that takes its shape from another one: what torch computes from sizes and strides (the number
+// of elements, in which formats it is contiguous) is copied instead of computed for each result.
+class ShapedTensor final : public c10::TensorImpl {
+ public:
+  // The one to copy from; it has no storage.
+  ShapedTensor(c10::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
+  ShapedTensor(c10::Storage&& storage, const ShapedTensor& like);
+};
+using Shape = c10::intrusive_ptr<ShapedTensor>;
+
 // Grows or shrinks the bytes behind `storage`; its id stays, its address changes.
 void resize_storage(c10::StorageImpl* storage, uint64_t bytes);
 // The proxy grew it while it executed an operator (an out= argument). Under the channel's lock.
