@@ -145,7 +145,7 @@ class Standalone:
         Answers {"bytes", "ms", "ways"}: ms until every device is free, and per proxy the way that
         was taken. Where the driver fails the state is copied, or rebuilt at the next `attach`.
         """
-        if way not in ("auto", park_policy.COPY, park_policy.DRIVER):
+        if way not in park_policy.WAYS:
             raise BadRequest(f"a device is parked by 'copy', 'driver' or 'auto', not '{way}'")
         return self._run(self._park(way))
 
@@ -352,7 +352,7 @@ class Standalone:
 
     async def _park_one(self, index: int, proxy: _Proxy, way: str) -> tuple[int, str]:
         """-> (bytes, way). Raises Unavailable when the proxy dies meanwhile, or has already."""
-        chosen = way if way != "auto" else (await self._choose(proxy)).way
+        chosen = way if way != park_policy.AUTO else (await self._choose(proxy)).way
         parked = chosen == park_policy.DRIVER and await self._park_by_driver(proxy)
         if parked:
             return proxy.held.device_bytes if proxy.held else 0, chosen
@@ -376,7 +376,7 @@ class Standalone:
         return park_policy.choose(
             self.measured,
             device_bytes=int(stats["memory_current"]),
-            host_free_bytes=_host_free_bytes(),
+            host_free_bytes=driver.host_free_bytes(proxy.process.pid),
             driver=self.driver is not None,
             recoverable=all(ring["recovery"] for ring in stats["rings"].values()),
         )
@@ -430,15 +430,6 @@ class Standalone:
 
     async def _stats(self) -> list[dict[str, Any]]:
         return [await p.peer.call("stats") for p in self._proxies.values()]
-
-
-def _host_free_bytes() -> int:
-    """Memory that a process may still take on this host (MemAvailable); 0 when nobody says."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def main() -> int:

@@ -19,48 +19,13 @@ import pytest
 from singularity_proxy.errors import NoSpace
 from singularity_proxy.wire.ring import RingFile
 from support.agent import SUPPORT, AgentBox, alive, until
-
-TRAINING = str(SUPPORT / "agent_training.py")
-STEPS = 24
-
-
-def losses(text: str) -> dict[int, str]:
-    return {int(n): x for n, x in re.findall(r"^step (\d+) (\S+)$", text, re.MULTILINE)}
+from support.agent_trains import TRAINING, go, losses, native_losses, reach, start_training
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """The losses of an undisturbed run, by step."""
-    log = tmp_path_factory.mktemp("reference") / "log"
-    with log.open("w") as out:
-        run = subprocess.Popen([sys.executable, TRAINING, "cpu", str(STEPS)], stdout=out)
-        try:
-            while "done" not in log.read_text():
-                assert run.poll() is None
-                time.sleep(0.05)
-        finally:
-            run.kill()
-            run.wait()
-    found = losses(log.read_text())
-    assert len(found) == STEPS
-    return found
-
-
-async def start_training(box: AgentBox, *stops: int) -> str:
-    for step in stops:
-        (box.work / f"stop-{step}").touch()
-    argv = [sys.executable, TRAINING, "cuda", str(STEPS), str(box.work)]
-    session = await box.start(argv)
-    await box.event("device.need", session)
-    return session
-
-
-async def reach(box: AgentBox, session: str, step: int) -> None:
-    await box.logged(session, f"waiting {step}")
-
-
-def go(box: AgentBox, step: int) -> None:
-    (box.work / f"go-{step}").touch()
+    return native_losses(tmp_path_factory.mktemp("reference"))
 
 
 @pytest.mark.asyncio

@@ -27,9 +27,17 @@ SUPPORT = Path(__file__).parent
 
 
 class AgentBox:
-    """One agent with its own folders. `double=True`: device proxies are the tests' stand-in."""
+    """One agent with its own folders. `double=True`: device proxies are the tests' stand-in;
+    `script`: another file of this folder that runs the agent."""
 
-    def __init__(self, *args: str, double: bool = False, warm: int = 0, **traits: Any) -> None:
+    def __init__(
+        self,
+        *args: str,
+        double: bool = False,
+        script: str = "",
+        warm: int = 0,
+        **traits: Any,
+    ) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="ab-"))
         self.root.chmod(0o755)
         self.work = self.root / "work"
@@ -46,7 +54,10 @@ class AgentBox:
             "runtime_dir": str(self.root / "rt"),
             "agent_args": [f"--NodeAgent.warm_proxies={warm}", *args],
         }
-        self.fleet = (DoubleFleet if double else LocalFleet)(**{**options, **traits})
+        self.fleet = LocalFleet(**{**options, **traits})
+        script = "agent_with_double.py" if double else script
+        if script:
+            self.fleet = ScriptFleet(SUPPORT / script, **{**options, **traits})
         self.fleet.on_event(self._event)
         self.fleet.on_connection(lambda _, up: self.connections.append(up))
         self.fleet.on_command(self._command)
@@ -247,13 +258,17 @@ def _with_words(wanted: Callable[[str], bool]) -> list[int]:
     return found
 
 
-class DoubleFleet(LocalFleet):
-    """The agent with the stand-in for device proxies."""
+class ScriptFleet(LocalFleet):
+    """The agent as `script` runs it."""
+
+    def __init__(self, script: Path, **traits: Any) -> None:
+        super().__init__(**traits)
+        self._script = str(script)
 
     def command(self) -> list[str]:
         command: list[str] = super().command()
         place = command.index("-m")
-        command[place : place + 2] = [str(SUPPORT / "agent_with_double.py")]
+        command[place : place + 2] = [self._script]
         return command
 
 

@@ -41,6 +41,8 @@ LOCK_SECONDS = 10.0
 """How long the driver may wait for work that was submitted before."""
 COPY_SECONDS = 120.0
 """How long moving the memory may take, without what its size allows for."""
+END_SECONDS = 5.0
+"""How long is waited for the end of a helper that was killed."""
 SLOWEST_BYTES_PER_S = 500 << 20
 """The least rate at which memory moves before a call counts as hung."""
 
@@ -196,7 +198,8 @@ class DriverHelper:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS)  # inside the driver a process may not be killable
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     with contextlib.suppress(OSError):
@@ -265,6 +268,38 @@ def copy_limit(device_bytes: int) -> float:
     return COPY_SECONDS + device_bytes / SLOWEST_BYTES_PER_S
 
 
+def host_free_bytes(pid: int | None = None) -> int:
+    """Memory that process `pid` (default: this one) may still take: what the host has available
+    (MemAvailable), and at most what the limits of its control groups (v2) leave; 0 when nobody
+    says."""
+    free = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid or 'self'}/cgroup").read_text().splitlines():
+            if line.startswith("0::/"):
+                group = Path("/sys/fs/cgroup") / line[4:]
+                for folder in (group, *group.parents):
+                    free = min(free, _left_in(folder))
+    return free
+
+
+def _left_in(group: Path) -> int:
+    """Bytes below the memory limit of a control group; very many where there is none."""
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+        # What is cached of files is given up under pressure.
+        for line in (group / "memory.stat").read_text().splitlines():
+            if line.startswith("inactive_file "):
+                used -= int(line.split()[1])
+    except (OSError, ValueError):
+        return sys.maxsize
+    return sys.maxsize if limit == "max" else max(0, int(limit) - used)
+
+
 def park(helper: DriverHelper, pid: int, device_bytes: int) -> Moved:
     """Take process `pid` off its GPU. Its CUDA calls block until `unpark`.
 
@@ -310,7 +345,18 @@ def _back_to_running(helper: DriverHelper, pid: int, error: DriverFailed) -> Non
 def _serve(library: str) -> int:
     """The helper: one JSON object per line in and out, until stdin ends."""
     driver: Driver | None = None
-    for line in sys.stdin:
+    lines: queue.Queue[str] = queue.Queue()
+
+    def pump() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        lines.put("")
+        # Whoever asked is gone: what was begun may end, a call that hangs may not stay for ever.
+        time.sleep(COPY_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=pump, daemon=True).start()
+    while line := lines.get():
         question = json.loads(line)
         what = question.pop("call")
         try:

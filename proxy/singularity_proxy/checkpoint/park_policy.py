@@ -10,8 +10,11 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+AUTO = "auto"
 COPY = "copy"
 DRIVER = "driver"
+WAYS = (AUTO, COPY, DRIVER)
+"""What can be asked for; auto: whatever is expected to be faster."""
 KEPT = 16
 """Measurements per way that are remembered."""
 HOST_SHARE = 0.8
@@ -101,19 +104,24 @@ def choose(
     host_free_bytes: int,
     driver: bool,
     recoverable: bool,
+    wanted: str = AUTO,
 ) -> Choice:
     """The way to park now.
 
     `driver`: the machine has it. `recoverable`: the state of a proxy that dies can be rebuilt. The
     driver is taken only where a failure loses nothing and the host has room for the device's bytes;
-    then each way is tried once, and from there on the faster one is taken.
+    then each way is tried once, and from there on the faster one is taken, unless one is `wanted`.
     """
+    if wanted == COPY:
+        return Choice(COPY, "it is set so")
     if not driver:
         return Choice(COPY, "the driver cannot checkpoint a process here")
     if not recoverable:
         return Choice(COPY, "the session keeps no journal, so a failed driver would lose its state")
     if device_bytes > host_free_bytes * HOST_SHARE:
         return Choice(COPY, "the host has no room for all of the device's memory")
+    if wanted == DRIVER:
+        return Choice(DRIVER, "it is set so")
     pause = min(2**known.failures, MAX_PENALTY) if known.failures else 0
     if known.skipped < pause:
         return Choice(COPY, f"the driver failed {known.failures} times; it is tried again later")

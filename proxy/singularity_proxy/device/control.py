@@ -112,9 +112,7 @@ class Control:
     def _arm_orphan_timer(self) -> None:
         if self._orphan_s > 0:
             loop = asyncio.get_running_loop()
-            self._orphan_timer = loop.call_later(
-                self._orphan_s, self._leave, "no agent is connected"
-            )
+            self._orphan_timer = loop.call_later(self._orphan_s, self._leave, _ORPHANED)
 
     def _leave(self, why: str) -> None:
         task = asyncio.get_running_loop().create_task(self._park_and_end(why))
@@ -122,8 +120,9 @@ class Control:
         task.add_done_callback(self._tasks.discard)
 
     async def _park_and_end(self, why: str) -> None:
-        """Park first, so that nothing is lost; if that fails, stay and try again later."""
-        if self.proxy.holds_state:
+        """Park first, so that nothing is lost; if that fails, stay and try again later. One that is
+        held for the driver just ends: its rings' snapshots and journals are its state."""
+        if self.proxy.holds_state and not self.proxy.held:
             try:
                 await self._in_worker(self.proxy.park, {})
             except SingularityError as error:

@@ -276,7 +276,8 @@ class DeviceProxy:
         return {"rings": going_on}
 
     def stats(self) -> dict[str, Any]:
-        """-> {memory_current, memory_peak, memory_capacity, rings: {id: {...}}}; never waits."""
+        """-> {memory_current, memory_peak, memory_capacity, held (for the driver), rings: {id:
+        {...}}}; never waits."""
         device = self.binding.torch_device if self.binding else "cpu"
         current, peak, _ = native.memory(device)
         return {
@@ -286,8 +287,14 @@ class DeviceProxy:
             "memory_current": current,
             "memory_peak": peak,
             "memory_capacity": self.binding.capacity_bytes if self.binding else 0,
+            "held": self._held,
             "rings": {ring_id: ring.stats() for ring_id, ring in list(self._rings.items())},
         }
+
+    @property
+    def held(self) -> bool:
+        """True between `hold` and `release`."""
+        return self._held
 
     @property
     def holds_state(self) -> bool:

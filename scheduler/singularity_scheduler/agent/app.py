@@ -21,6 +21,7 @@ from typing import Any
 
 from singularity_proxy.capsule.launcher import ProcessLauncher, trim_log
 from singularity_proxy.capsule.process import ProcessIdentity
+from singularity_proxy.checkpoint import park_policy
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire import rpc
 from traitlets import Enum, Float, Integer, Unicode, default
@@ -146,6 +147,15 @@ class NodeAgent(Application):  # type: ignore[misc]
         config=True,
         help="""Seconds between two readings of the devices: memory, utilisation, temperature,
         power and errors (of GPUs through NVML, when nvidia-ml-py is installed).""",
+    )
+    park_by = Enum(
+        park_policy.WAYS,
+        default_value=park_policy.AUTO,
+        config=True,
+        help="""How a session leaves a GPU: "copy" writes its device memory to a file in shared
+        memory and ends the device proxy; "driver" lets the CUDA driver (570 and newer) move the
+        memory into the proxy's own process, which stays, wherever that can lose nothing; "auto"
+        measures both and takes the faster one. cpu devices are parked by a copy.""",
     )
     uid_range = Unicode(
         "1900000000-1900009999",
@@ -303,6 +313,7 @@ class AgentProcess:
         self._devices = devices = DeviceKeeper(node)
         self._lifecycle = lifecycle = Lifecycle(node, devices)
         node.pool.start()
+        devices.start()
         records = [SessionRecord.from_json(body) for _, body in ledger.all("session")]
         await asyncio.gather(*(lifecycle.adopt(record) for record in records))
         commands = CommandServer(node, lifecycle, devices, self.stop)
@@ -331,6 +342,7 @@ class AgentProcess:
         server.close()
         if node.service:
             await node.service.close()
+        await self._devices.close()
         await node.cancel_jobs()
         await end_strays(node.settings.private_dir, set())
 
@@ -355,6 +367,7 @@ class AgentProcess:
                 ledger.forget_session(name)
                 shutil.rmtree(os.path.join(state_dir, "checkpoints", name), ignore_errors=True)
             ledger.drop("node", "leases")
+            ledger.drop("node", "parks")  # another driver may be loaded
             if before:
                 shutil.rmtree(before["runtime_dir"], ignore_errors=True)
             before = {}
@@ -394,6 +407,7 @@ class AgentProcess:
             lease_ttl_s=app.lease_ttl_s,
             log_bytes=app.log_bytes,
             keep_logs=app.keep_logs,
+            park_by=app.park_by,
         )
 
     def _announce(self, state_dir: str, path: str) -> None:

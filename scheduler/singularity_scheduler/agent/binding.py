@@ -99,8 +99,12 @@ class ProxyBinder:
         # is not in the ledger is ended by the next agent; its state is on file.)
         live.proxies[device] = proxy
         live.record.proxies[device] = proxy.record(device)
-        proxy.on_exit = lambda gone: self._on_exit(live, device, gone)
+        self.watch(live, device, proxy)
         self._node.try_save(live)
+
+    def watch(self, live: LiveSession, device: str, proxy: Proxy) -> None:
+        """Have the end of the proxy told."""
+        proxy.on_exit = lambda gone: self._on_exit(live, device, gone)
 
     async def discard(self, live: LiveSession, device: str, proxy: Proxy) -> None:
         """End the proxy's process and forget it; the state files stay."""
@@ -123,6 +127,13 @@ class ProxyBinder:
             threads=settings.proxy_threads,
             epoch=record.epoch,
         )
+        return await self.attach_rings(live, proxy, rings)
+
+    async def attach_rings(
+        self, live: LiveSession, proxy: Proxy, rings: list[LiveRing]
+    ) -> dict[str, int]:
+        """Have a bound proxy serve `rings`; one that cannot be rebuilt fails alone. Returns how
+        much was restored and replayed."""
         total = {"restored_bytes": 0, "replayed_records": 0}
         for ring in rings:
             try:

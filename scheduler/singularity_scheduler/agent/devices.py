@@ -25,6 +25,7 @@ from singularity_proxy.errors import (
 from singularity_proxy.wire.ring import RingState
 
 from .binding import ProxyBinder
+from .driver_parks import DriverParks
 from .leases import LeaseGrant
 from .live import LiveSession
 from .node import Node
@@ -52,6 +53,19 @@ class DeviceKeeper:
         self._node = node
         self._binder = ProxyBinder(node, self._proxy_exited)
         self._recovery = Recovery(node, self._binder, self._park_locked)
+        self._driver = DriverParks(node, self._binder)
+
+    def start(self) -> None:
+        """Find out how devices can be parked here."""
+        self._driver.start()
+
+    async def close(self) -> None:
+        """Called when the agent ends, behind everything else."""
+        await self._driver.close()
+
+    def parks(self) -> dict[str, Any]:
+        """How devices are parked here, for `hello`."""
+        return self._driver.describe()
 
     # -- commands of the service ------------------------------------------------------------------
 
@@ -80,7 +94,7 @@ class DeviceKeeper:
                 node.save(live)
                 return {"ms": 0.0}
             if record.phase is Phase.HELD:
-                await self._park_locked(live)
+                await self._park_locked(live, moving=True)
                 node.leases.grant(record.session, lease.epoch, lease.ttl_s, lease.received)
             before = record.phase
             record.move(Phase.ATTACHING)
@@ -99,12 +113,18 @@ class DeviceKeeper:
         return {"ms": round((time.monotonic() - started) * 1e3, 3)}
 
     async def park(
-        self, live: LiveSession, epoch: int, reason: str, force: bool = False
+        self,
+        live: LiveSession,
+        epoch: int,
+        reason: str,
+        force: bool = False,
+        moving: bool = False,
     ) -> dict[str, Any]:
-        """Write the session's device state to its files and free its devices. Raises `NoSpace`
-        when it cannot be written: then the session keeps its devices and goes on. `force`: its
-        device is broken, so what the proxy cannot write any more is left to the snapshot and the
-        journal that are there."""
+        """Write the session's device state to its files and free its devices; the answer says how
+        much and for how long, and whether it `stays`: comes back faster to the same devices. Raises
+        `NoSpace` when it cannot be written: then the session keeps its devices and goes on.
+        `force`: its device is broken, so what the proxy cannot write any more is left to the
+        snapshot and the journal that are there. `moving`: it goes on on another device."""
         record = live.record
         record.check_live()
         record.check_epoch(epoch)
@@ -114,7 +134,7 @@ class DeviceKeeper:
             record.check_live()
             record.check_epoch(epoch)
             record.epoch = epoch
-            done = await self._park_locked(live, reason, force)
+            done = await self._park_locked(live, reason, force, moving)
         self._tell_need_soon(live)
         return done
 
@@ -209,6 +229,7 @@ class DeviceKeeper:
                     with contextlib.suppress(SingularityError):
                         await proxy.call("close_ring", timeout=None, ring_id=ring.ring_id)
             live.rings.forget(ring)
+            await self._driver.end_idle(live)
             self._node.try_save(live)
 
     async def _attach_late(self, live: LiveSession, ring: LiveRing) -> None:
@@ -231,13 +252,9 @@ class DeviceKeeper:
     # -- attach -----------------------------------------------------------------------------------
 
     async def _attach_all(self, live: LiveSession) -> None:
+        await self._driver.end_unfit(live)
         devices = sorted(set(live.record.devices))
-        jobs = [
-            asyncio.ensure_future(
-                self._binder.attach_device(live, d, self._binder.rings_of(live, d))
-            )
-            for d in devices
-        ]
+        jobs = [asyncio.ensure_future(self._attach_device(live, d)) for d in devices]
         try:
             await asyncio.gather(*jobs)
         except BaseException:
@@ -245,6 +262,13 @@ class DeviceKeeper:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
             raise
+
+    async def _attach_device(self, live: LiveSession, device: str) -> None:
+        if await self._driver.bring_back(live, device):
+            return
+        began = time.monotonic()
+        await self._binder.attach_device(live, device, self._binder.rings_of(live, device))
+        self._driver.resumed(live, device, time.monotonic() - began)
 
     async def _give_up_attach(self, live: LiveSession, before: Phase) -> None:
         """An attach failed half way: what already runs is parked, the rest ended."""
@@ -264,18 +288,22 @@ class DeviceKeeper:
     # -- park -------------------------------------------------------------------------------------
 
     async def _park_locked(
-        self, live: LiveSession, reason: str = "", force: bool = False
+        self,
+        live: LiveSession,
+        reason: str = "",
+        force: bool = False,
+        moving: bool = False,
     ) -> dict[str, Any]:
         record, node = live.record, self._node
         if record.phase in (Phase.NONE, Phase.PARKED):
-            return {"bytes": 0, "ms": 0.0}
+            return {"bytes": 0, "ms": 0.0, "stays": bool(live.off_device)}
         started = time.monotonic()
         if record.phase is Phase.HELD:
             record.move(Phase.PARKING)
         node.try_save(live)
         devices = list(live.proxies)
         outcomes = await asyncio.gather(
-            *(self._park_proxy(live, d, live.proxies[d], force) for d in devices),
+            *(self._park_proxy(live, d, live.proxies[d], force, moving) for d in devices),
             return_exceptions=True,
         )
         record.check_live()
@@ -283,7 +311,7 @@ class DeviceKeeper:
         if errors:
             # Some proxies may be gone with their state written: bring them back, keep it all.
             for device in sorted(set(record.devices) - set(live.proxies)):
-                await self._binder.attach_device(live, device, self._binder.rings_of(live, device))
+                await self._attach_device(live, device)
             record.move(Phase.HELD)
             node.try_save(live)
             raise errors[0]
@@ -293,7 +321,8 @@ class DeviceKeeper:
         node.try_save(live)
         node.try_save_leases()
         written = sum(x for x in outcomes if isinstance(x, int))
-        return {"bytes": written, "ms": round((time.monotonic() - started) * 1e3, 3)}
+        ms = round((time.monotonic() - started) * 1e3, 3)
+        return {"bytes": written, "ms": ms, "stays": bool(live.off_device)}
 
     async def _hurry_park(self, live: LiveSession) -> None:
         """A park under way may wait for a device that broke since: after a while end its proxies,
@@ -310,7 +339,14 @@ class DeviceKeeper:
                 return
             await asyncio.sleep(0.05)
 
-    async def _park_proxy(self, live: LiveSession, device: str, proxy: Proxy, force: bool) -> int:
+    async def _park_proxy(
+        self, live: LiveSession, device: str, proxy: Proxy, force: bool, moving: bool
+    ) -> int:
+        if not (force or moving):
+            left = await self._driver.park(live, device, proxy)
+            if left is not None:
+                return left
+        began = time.monotonic()
         try:
             answer = await proxy.call("park", timeout=FORCED_PARK_S if force else None)
             written = int(answer.get("bytes", 0))
@@ -331,6 +367,8 @@ class DeviceKeeper:
             written = sum(_size(p + suffix) for p in prefixes for suffix in (".snap", ".journal"))
         await self._binder.discard(live, device, proxy)
         self._binder.detach_headers(live, device)
+        if not (force or moving):
+            self._driver.copied(live, device, written, time.monotonic() - began)
         return written
 
     # -- recovery ---------------------------------------------------------------------------------
@@ -359,8 +397,10 @@ class DeviceKeeper:
                 if proxy is None:
                     del record.proxies[device]
                     continue
+                if await self._driver.adopt(live, device, proxy):
+                    continue
                 live.proxies[device] = proxy
-                proxy.on_exit = lambda gone, device=device: self._proxy_exited(live, device, gone)
+                self._binder.watch(live, device, proxy)
                 if not proxy.watch.alive:
                     self._proxy_exited(live, device, proxy)
             if record.phase is Phase.ATTACHING:
@@ -377,13 +417,18 @@ class DeviceKeeper:
 
     async def drop(self, live: LiveSession) -> None:
         """End all proxies of a session that ends; their state goes with it."""
-        proxies = list(live.proxies.values())
-        await asyncio.gather(*(proxy.end() for proxy in proxies))
+        await self._end_proxies(live)
         async with live.lock:
-            await asyncio.gather(*(p.end() for p in live.proxies.values()))
+            await self._end_proxies(live)
+            self._driver.forget(live)
             live.proxies.clear()
+            live.off_device.clear()
             live.record.proxies.clear()
         self._node.leases.release(live.record.session)
+
+    async def _end_proxies(self, live: LiveSession) -> None:
+        proxies = (*live.proxies.values(), *live.off_device.values())
+        await asyncio.gather(*(proxy.end() for proxy in proxies))
 
 
 def _size(path: str) -> int:

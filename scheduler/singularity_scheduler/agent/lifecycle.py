@@ -398,7 +398,7 @@ class Lifecycle:
         folder = self._node.settings.session_dir(live.record.session)
         self.logs.trim(live)
         trim_log(os.path.join(folder, "relay.log"), self._node.settings.log_bytes)
-        for proxy in live.proxies.values():
+        for proxy in (*live.proxies.values(), *live.off_device.values()):
             trim_log(proxy.log_path, self._node.settings.log_bytes)
 
 

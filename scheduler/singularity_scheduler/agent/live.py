@@ -30,6 +30,8 @@ class LiveSession:
         self.owner: ProcessWatch | None = None
         self.proxies: dict[str, Proxy] = {}
         """By physical device, while attaching, held or parking."""
+        self.off_device: dict[str, Proxy] = {}
+        """Proxies that the driver took off the physical device that is the key; it is free."""
         self.lock = asyncio.Lock()
         """Held by whoever changes the device side; the end of a session kills proxies first, so
         that a holder gives up, and takes it then."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.capsule.launcher import CapsuleLauncher
+from singularity_proxy.checkpoint import park_policy
 from singularity_proxy.errors import NotFound, SingularityError
 from singularity_proxy.wire.rpc import Peer
 
@@ -43,6 +44,7 @@ class Settings:
     lease_ttl_s: float
     log_bytes: int
     keep_logs: int
+    park_by: str = park_policy.AUTO
     python: str = sys.executable
 
     def session_dir(self, session: str) -> str:

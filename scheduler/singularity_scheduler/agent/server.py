@@ -125,6 +125,7 @@ class CommandServer:
                     if recovery
                     else "switched off by journal_bytes = 0",
                 },
+                "park_by_driver": self._devices.parks(),
                 "torch": {
                     "available": node.torch is not None,
                     "reason": node.torch.version if node.torch else "torch is not installed here",
@@ -177,11 +178,10 @@ class CommandServer:
 
     async def park(self, _: Peer, params: dict[str, Any]) -> Any:
         live = self._node.session(text(params, "session"))
-        epoch, force = number(params, "epoch"), params.get("force") is True
-
-        reason = str(params.get("reason") or "")
+        epoch, reason = number(params, "epoch"), str(params.get("reason") or "")
+        force, moving = params.get("force") is True, params.get("moving") is True
         return await self._once(
-            params, "device.park", lambda: self._devices.park(live, epoch, reason, force)
+            params, "device.park", lambda: self._devices.park(live, epoch, reason, force, moving)
         )
 
     async def checkpoint(self, _: Peer, params: dict[str, Any]) -> Any:

@@ -48,6 +48,18 @@ PHASE_MOVES: frozenset[tuple[Phase, Phase]] = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class OffDevice:
+    """A device proxy that the driver takes, or has taken, off its device; its process stays."""
+
+    virtual_devices: list[int]
+    """Whose rings it serves."""
+    device_bytes: int = 0
+    """What is in its host memory instead of the device's; 0: the park is under way."""
+    seconds: float = 0.0
+    """How long the park took."""
+
+
 @dataclass
 class ProxyRecord:
     """A device proxy of this session: process, control socket, physical device."""
@@ -56,6 +68,9 @@ class ProxyRecord:
     socket: str
     device: str
     process: ProcessIdentity
+    off: OffDevice | None = None
+    """Set before a park by the driver begins, so that a restarted agent knows of it; it is only
+    begun when snapshot and journal can rebuild everything."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "process": self.process.to_json()}
@@ -64,7 +79,10 @@ class ProxyRecord:
     def from_json(cls, data: dict[str, Any]) -> ProxyRecord:
         process = ProcessIdentity.from_json(data["process"])
         assert process is not None
-        return cls(data["name"], data["socket"], data["device"], process)
+        off = data.get("off")
+        record = cls(data["name"], data["socket"], data["device"], process)
+        record.off = OffDevice(**off) if off else None
+        return record
 
 
 @dataclass

@@ -197,6 +197,8 @@ class Parked:
     epoch: int
     bytes: int = 0
     ms: float = 0.0
+    stays: bool = False
+    """It comes back faster to the devices that it had."""
 
 
 @dataclass(frozen=True)
@@ -347,6 +349,8 @@ class Park(Action):
     force: bool = False
     """Its device is broken: when the state cannot be saved, end the proxy; snapshot and journal
     rebuild the state elsewhere."""
+    moving: bool = False
+    """It goes on on other devices."""
 
 
 @dataclass(frozen=True)

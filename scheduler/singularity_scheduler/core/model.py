@@ -137,6 +137,8 @@ class SessionView:
     held_by: str | None = None
     """Who preempted it: it gets no devices, and a queued run does not start, until it is
     resumed."""
+    home: tuple[str, ...] = field(default=(), compare=False)
+    """Devices it comes back to faster than to others, since its last park; not stored."""
     story: tuple[str, ...] = field(default=(), compare=False)
     """Its last steps, for error messages; not stored."""
 

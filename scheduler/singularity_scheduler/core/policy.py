@@ -390,7 +390,13 @@ def _parked(draft: Draft, event: ev.Parked) -> None:
     if view.final:
         return  # its devices are free when the agent confirms the end
     view = draft.step(
-        view, DeviceEvent.PARKED, view.reason, "device.parked", devices=(), park_failed_at=None
+        view,
+        DeviceEvent.PARKED,
+        view.reason,
+        "device.parked",
+        devices=(),
+        park_failed_at=None,
+        home=view.devices if event.stays else (),
     )
     if view.wants:
         # One that moves keeps its old place in time: those who came later do not overtake it.

@@ -43,7 +43,8 @@ def serve(draft: Draft, node_id: str) -> None:
                 for victim in victims:
                     preempt(draft, victim, waiter)
                     coming.extend(victim.devices)
-            taken = [*free, *coming][: waiter.virtual_devices]
+            home = waiter.home if set(waiter.home) <= set(free) else ()
+            taken = list(home) or [*free, *coming][: waiter.virtual_devices]
         if set(taken) <= set(free):
             grant(draft, waiter, tuple(taken))
         free = [d for d in free if d not in taken]
@@ -146,9 +147,14 @@ def park(
 ) -> SessionView:
     """Step to `parking` and command it."""
     view = draft.step(view, event, reason, rule, seq=view.seq + 1, **fields)
-    force = is_broken(draft, view)
-    draft.actions.append(Park(view.id, view.node, reason, rule, view.epoch, view.seq, force=force))
+    draft.actions.append(_park_action(draft, view, reason, rule))
     return view
+
+
+def _park_action(draft: Draft, view: SessionView, reason: str, rule: str) -> Park:
+    force, moving = is_broken(draft, view), view.moving
+    epoch, seq = view.epoch, view.seq
+    return Park(view.id, view.node, reason, rule, epoch, seq, force=force, moving=moving)
 
 
 def insist(draft: Draft, view: SessionView) -> None:
@@ -178,6 +184,7 @@ def grant(draft: Draft, view: SessionView, devices: tuple[str, ...]) -> SessionV
         attach_order=draft.next_order(),
         waiting_since=None,
         preferred=(),
+        home=(),
     )
     draft.actions.append(
         Attach(view.id, view.node, reason, rule, view.epoch, view.seq, devices=devices)
@@ -222,10 +229,7 @@ def reissue(draft: Draft, view: SessionView) -> None:
             )
         )
     elif view.device_state is DeviceState.PARKING:
-        force = is_broken(draft, view)
-        draft.actions.append(
-            Park(view.id, view.node, view.reason, "recover", view.epoch, view.seq, force=force)
-        )
+        draft.actions.append(_park_action(draft, view, view.reason, "recover"))
 
 
 def _not_waiting() -> dict[str, object]:

@@ -200,6 +200,7 @@ class Commander:
                 seq=action.seq,
                 reason=action.reason,
                 **({"force": True} if action.force else {}),
+                **({"moving": True} if action.moving else {}),
             )
         except SingularityError as error:
             if self._in_device(action, DeviceState.PARKING):
@@ -207,7 +208,13 @@ class Commander:
                 await self._report(ev.ParkFailed(action.session, action.epoch, error.message))
             return
         await self._report(
-            ev.Parked(action.session, action.epoch, int(answer["bytes"]), float(answer["ms"]))
+            ev.Parked(
+                action.session,
+                action.epoch,
+                int(answer["bytes"]),
+                float(answer["ms"]),
+                bool(answer.get("stays", False)),
+            )
         )
 
     async def _checkpoint(self, action: ev.TakeCheckpoint) -> CheckpointRef:

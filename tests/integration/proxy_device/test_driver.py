@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -27,35 +26,15 @@ from singularity_proxy.checkpoint.driver import (
 )
 from singularity_proxy.errors import BadRequest
 from singularity_proxy.standalone import Standalone
-from support import matrix
+from support import driver_double, matrix
+from support.driver_double import Double
 
-SOURCE = Path(__file__).parents[2] / "support" / "driver_double.c"
 TRAINING = Path(__file__).parents[3] / "benchmarks" / "training.py"
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs gcc")
-    path = tmp_path_factory.mktemp("double") / "libdouble.so"
-    command = [compiler, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", path, SOURCE]
-    subprocess.run(command, check=True, timeout=60)
-    return str(path)
-
-
-class Double:
-    """The double's folder: what was called, and what will go wrong."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def plan(self, *lines: str) -> None:
-        (self.folder / "plan").write_text("".join(f"{line}\n" for line in lines))
-
-    def calls(self) -> list[str]:
-        path = self.folder / "log"
-        return [line.split()[0] for line in path.read_text().splitlines()] if path.exists() else []
+    return driver_double.build(tmp_path_factory.mktemp("double"))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +18,8 @@ import torch
 from singularity_proxy.gpu import checks
 from singularity_proxy.gpu.__main__ import ALL
 from singularity_proxy.gpu.checks import Run, Skip, Wrong, attempt, compare
-from support import matrix
+from support import driver_double, matrix
 
-DOUBLE = Path(__file__).parents[2] / "support" / "driver_double.c"
 SMALL = ["staged_copies", "out_of_memory", "park_by_copy", "park_by_driver", "park_by_choice"]
 """Run by default; all of them with --full."""
 
@@ -48,11 +46,7 @@ def test_without_a_gpu_it_says_why_and_does_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(1600)
 def test_all_of_it_runs_on_a_device_of_type_cpu(tmp_path: Path) -> None:
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs gcc")
-    library = str(tmp_path / "libdouble.so")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, DOUBLE], check=True, timeout=60)
+    library = driver_double.build(tmp_path)
     names = list(ALL) if matrix.is_full() else SMALL
     code, report, said = run(
         *("--device", "cpu", "--quick", "--driver-library", library, *names),

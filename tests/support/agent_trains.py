@@ -1,0 +1,56 @@
+"""A session that trains (`agent_training.py`) under an `AgentBox`, and the same without a proxy."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from support.agent import SUPPORT, AgentBox
+
+TRAINING = str(SUPPORT / "agent_training.py")
+STEPS = 24
+
+
+def losses(text: str) -> dict[int, str]:
+    """What a log of the training says, by step."""
+    return {int(n): x for n, x in re.findall(r"^step (\d+) (\S+)$", text, re.MULTILINE)}
+
+
+def native_losses(folder: Path) -> dict[int, str]:
+    """The losses of an undisturbed run on the CPU, by step."""
+    log = folder / "log"
+    with log.open("w") as out:
+        run = subprocess.Popen([sys.executable, TRAINING, "cpu", str(STEPS)], stdout=out)
+        try:
+            while "done" not in log.read_text():
+                assert run.poll() is None
+                time.sleep(0.05)
+        finally:
+            run.kill()
+            run.wait()
+    found = losses(log.read_text())
+    assert len(found) == STEPS
+    return found
+
+
+async def start_training(box: AgentBox, *stops: int) -> str:
+    """A session that trains and waits before each of the steps `stops`."""
+    for step in stops:
+        (box.work / f"stop-{step}").touch()
+    argv = [sys.executable, TRAINING, "cuda", str(STEPS), str(box.work)]
+    session = await box.start(argv)
+    await box.event("device.need", session)
+    return session
+
+
+async def reach(box: AgentBox, session: str, step: int) -> None:
+    """Wait until it waits before `step`."""
+    await box.logged(session, f"waiting {step}\n")
+
+
+def go(box: AgentBox, step: int) -> None:
+    """Let it go on with `step`."""
+    (box.work / f"go-{step}").touch()
