@@ -1,4 +1,4 @@
-"""The test double of the driver's process checkpoint (`driver_double.c`), built and told what to do."""
+"""The test double of the driver's process checkpoint (`driver_double.c`), and what it is told."""
 
 from __future__ import annotations
 

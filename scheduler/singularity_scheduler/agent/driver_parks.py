@@ -44,7 +44,7 @@ class DriverParks:
     def __init__(self, node: Node, binder: ProxyBinder) -> None:
         self._node = node
         self._binder = binder
-        self._library = library_of(node.device_type)
+        self._library = ""
         self.available = False
         self.reason = "cpu devices are parked by a copy"
         self._helpers: dict[str, DriverHelper] = {}
@@ -59,6 +59,7 @@ class DriverParks:
 
     def start(self) -> None:
         """Find out what the driver can do, in the background: until then parks are copies."""
+        self._library = library_of(self._node.device_type)
         if not self._library:
             return
         self.reason = "the driver was not asked yet"

@@ -152,7 +152,8 @@ def park(
 
 
 def _park_action(draft: Draft, view: SessionView, reason: str, rule: str) -> Park:
-    force, moving = is_broken(draft, view), view.moving
+    force = is_broken(draft, view)
+    moving = view.moving or any(draft.mark(view.node, d).drained for d in view.devices)
     epoch, seq = view.epoch, view.seq
     return Park(view.id, view.node, reason, rule, epoch, seq, force=force, moving=moving)
 

@@ -144,7 +144,7 @@ def test_a_park_waits_for_the_running_record_only(proxies: Proxies, ring: RingCl
     after = proxies.bound()
     after.attach(ring)
     ring.sync()
-    assert ring.done_seq > last
+    ring.wait(f"self.done_seq > {last}")  # it is counted behind its reply
 
 
 def test_a_failed_park_changes_nothing(
@@ -320,6 +320,28 @@ def test_an_orphan_that_cannot_park_stays(proxies: Proxies, ring: RingClient, ti
     ring.sync()
     proxy.call("park")
     assert proxy.finish()[0] == 0
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_a_held_proxy_that_nobody_wants_ends_and_its_state_is_rebuilt(
+    proxies: Proxies, ring: RingClient, terminated: bool
+) -> None:
+    proxy = proxies.start("--orphan-s", "0.3")
+    proxy.bind()
+    proxy.attach(ring, journal=1 << 20)
+    fill(ring)
+    before = contents(ring)
+    assert len(proxy.call("hold")["rings"]) == 1
+    assert proxy.call("stats")["held"] is True
+    if terminated:
+        proxy.process.terminate()
+    else:
+        proxy.disconnect()
+    assert proxy.finish() == (0, b"", b"")
+    assert ring.state == 0
+    again = proxies.bound()
+    again.attach(ring)
+    assert contents(ring) == before
 
 
 def test_a_terminated_proxy_parks(proxies: Proxies, ring: RingClient) -> None:

@@ -67,6 +67,7 @@ async def test_a_forced_park_ends_the_proxy_for_which_another_park_waits(
         record=Record(session="s", phase=Phase.HELD, epoch=1, reason="", devices=["cuda:0"]),
         lock=asyncio.Lock(),
         proxies={"cuda:0": proxy},
+        off_device={},
         waiting=False,
     )
     first = asyncio.ensure_future(keeper.park(live, 1, "drained"))

@@ -41,6 +41,15 @@ def test_each_way_is_measured_once_and_then_the_faster_one_is_taken() -> None:
     assert len(known.taken[COPY]) == KEPT
 
 
+def test_the_driver_that_is_wanted_is_not_measured_against_anything() -> None:
+    known = Measurements()
+    known.remember(DRIVER, Measured(4 * GIB, 9.0))
+    known.remember(COPY, Measured(4 * GIB, 1.0))
+    known.failed()
+    assert decide(known).way == COPY
+    assert decide(known, wanted=DRIVER) == Choice(DRIVER, "it is set so")
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -48,6 +57,9 @@ def test_each_way_is_measured_once_and_then_the_faster_one_is_taken() -> None:
         ({"recoverable": False}, "keeps no journal"),
         ({"host_free_bytes": 5 * GIB - 1}, "no room"),
         ({"host_free_bytes": 0}, "no room"),
+        ({"host_free_bytes": 0, "wanted": DRIVER}, "no room"),
+        ({"recoverable": False, "wanted": DRIVER}, "keeps no journal"),
+        ({"wanted": COPY}, "set so"),
     ],
 )
 def test_the_driver_is_not_taken_where_it_could_lose_something(

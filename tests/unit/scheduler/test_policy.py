@@ -37,6 +37,44 @@ def test_first_device_call_takes_the_lowest_free_device() -> None:
     assert world["b"].devices == ("cpu:1",)
 
 
+def test_a_session_that_stays_on_its_device_gets_it_again_when_it_is_free() -> None:
+    world = World(3)
+    for sid in "abc":
+        world.holding(sid)
+    for sid in "ab":
+        world.do(ev.ParkAsked(sid, "alice"))
+        [park] = [a for a in world.pending if isinstance(a, ev.Park)]
+        assert not park.moving
+        world.pending.remove(park)
+        world.do(ev.Parked(sid, park.epoch, stays=sid == "b"))
+    world.need("b")
+    world.answer()
+    assert world["b"].devices == ("cpu:1",)  # not the lowest one
+    world.do(ev.ParkAsked("b", "alice"))
+    [park] = [a for a in world.pending if isinstance(a, ev.Park)]
+    world.pending.remove(park)
+    world.do(ev.Parked("b", park.epoch, stays=True))
+    world.holding("d")
+    world.holding("e")  # its device is somebody else's now
+    world.do(ev.ParkAsked("d", "alice"))
+    world.answer()
+    world.need("b")
+    world.answer()
+    assert world["b"].devices == ("cpu:0",)
+
+
+def test_who_leaves_for_another_device_is_known_to() -> None:
+    world = World()
+    world.holding("a")
+    world.do(ev.MigrateAsked("a", "alice", ("cpu:1",)))
+    world.answer()
+    world.do(ev.DrainAsked("local", "cpu:1", "root", "new fan"))
+    world.answer()
+    world.do(ev.ParkAsked("a", "alice"))
+    moves = [a.moving for a in world.all_actions if isinstance(a, ev.Park)]
+    assert moves == [True, True, False]
+
+
 def test_device_ten_comes_after_device_two() -> None:
     world = World(12)
     for i in range(11):
