@@ -140,6 +140,12 @@ def devices_of(node: str, number: int) -> tuple[DeviceView, ...]:
     return tuple(DeviceView(f"cpu:{i}", node, "cpu", 4 << 30) for i in range(number))
 
 
+def cards(*uuids: str) -> tuple[DeviceView, ...]:
+    """Devices cpu:0, cpu:1, ... that are these cards."""
+    found = enumerate(uuids)
+    return tuple(DeviceView(f"cpu:{i}", "local", "cpu", 4 << 30, "", uuid) for i, uuid in found)
+
+
 def facts(view: SessionView, **changes: Any) -> AgentFacts:
     """What an agent that agrees with the ledger says about `view`."""
     from dataclasses import replace

@@ -288,8 +288,8 @@ class AgentProcess:
         self, settings: Settings, ledger: Ledger, uids: range
     ) -> asyncio.AbstractServer:
         """Bring everything of the agent before this one into order, then listen."""
-        app, private = self._app, settings.private_dir
-        logs.bind_now(node=settings.node)
+        app, private, node_name = self._app, settings.private_dir, settings.node
+        logs.bind_now(node=node_name)
         # Proxies that belong to nobody, or were started and not yet written down.
         owned = {
             proxy["socket"]
@@ -301,7 +301,7 @@ class AgentProcess:
             settings=settings,
             instance=uuid.uuid4().hex[:12],
             devices=await probe_devices(
-                app.device_type, app.device_count, app.device_capacity_bytes, private
+                app.device_type, app.device_count, app.device_capacity_bytes, private, node_name
             ),
             torch=torch_version(),
             ledger=ledger,

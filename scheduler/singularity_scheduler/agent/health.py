@@ -159,7 +159,7 @@ class CpuUse:
         share = worked / (now - since) / cores if now > since else 0.0
         return {
             "id": name,
-            "uuid": "",
+            "uuid": device.get("uuid", ""),
             "present": True,
             "memory_used_bytes": used,
             "memory_total_bytes": device["capacity_bytes"],

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import sys
+import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,9 +69,10 @@ def _cpu_name() -> str:
 
 
 async def probe_devices(
-    device_type: str, count: int, capacity_bytes: int, folder: str
+    device_type: str, count: int, capacity_bytes: int, folder: str, node: str = "local"
 ) -> list[dict[str, Any]]:
-    """The node's devices as `hello` reports them (id, type, capacity_bytes, name; of GPUs uuid).
+    """The devices of `node` as `hello` reports them: id, type, capacity_bytes, name, uuid. A UUID
+    stays with its card; that of a cpu device is made up of the node's name and its number.
 
     `device_type`: "cpu", "cuda", or "auto" (cuda where torch finds GPUs, else cpu). For cpu there
     are `count` devices of `capacity_bytes` each (0: two); for cuda `count` 0 means all that there
@@ -91,13 +93,19 @@ async def probe_devices(
                 "type": "cuda",
                 "capacity_bytes": memory,
                 "name": name,
-                "uuid": f"GPU-{uuid}" if uuid else "",
+                "uuid": f"GPU-{card}" if card else "",
             }
-            for i, (name, memory, uuid) in enumerate(gpus[: count or None])
+            for i, (name, memory, card) in enumerate(gpus[: count or None])
         ]
     name = _cpu_name()
     return [
-        {"id": f"cpu:{i}", "type": "cpu", "capacity_bytes": capacity_bytes, "name": name}
+        {
+            "id": f"cpu:{i}",
+            "type": "cpu",
+            "capacity_bytes": capacity_bytes,
+            "name": name,
+            "uuid": f"CPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'{node}/cpu:{i}')}",
+        }
         for i in range(count or CPU_DEVICES)
     ]
 
@@ -114,6 +122,6 @@ async def _probe_cuda(folder: str) -> list[tuple[str, int, str]]:
         return []
     try:
         found = json.loads(output.splitlines()[-1])
-        return [(str(name), int(memory), str(uuid)) for name, memory, uuid in found]
+        return [(str(name), int(memory), str(card)) for name, memory, card in found]
     except (ValueError, TypeError):
         return []

@@ -40,7 +40,8 @@ class Node:
     """rank of a tier -> devices that started runs of that tier count for"""
     sessions: set[str] = field(default_factory=set)
     marks: dict[str, DeviceMark] = field(default_factory=dict)
-    """device id -> whether it is drained, and why; devices nothing was ever said of are not in."""
+    """`DeviceView.key` -> whether it is drained, and why; devices nothing was ever said of are not
+    in, and cards that are gone still are."""
     health: dict[str, DeviceHealth] = field(default_factory=dict)
     """device id -> its last report; only what was decided on it is durable."""
     retry: set[str] = field(default_factory=set)
@@ -49,7 +50,23 @@ class Node:
     @property
     def usable(self) -> list[str]:
         """Its devices without the drained ones."""
-        return [d for d in self.devices if not (d in self.marks and self.marks[d].drained)]
+        return [device for device in self.devices if not self.mark(device).drained]
+
+    def mark(self, device: str) -> DeviceMark:
+        """Whether the device of this number is drained; of one that is gone: the card that had the
+        number last."""
+        view = self.devices.get(device)
+        if view is not None:
+            return _named(self.marks.get(view.key), self.id, device, view.key)
+        last = (m for m in self.marks.values() if m.device == device)
+        return _named(next(last, None), self.id, device, device)
+
+
+def _named(mark: DeviceMark | None, node: str, device: str, key: str) -> DeviceMark:
+    """`mark` under the number that its card has now; an empty one when there is none."""
+    if mark is None:
+        return DeviceMark(node, device, key)
+    return mark if mark.device == device else replace(mark, device=device)
 
 
 class ClusterState:
@@ -68,7 +85,7 @@ class ClusterState:
     def load(self, sessions: list[SessionView], marks: Iterable[DeviceMark] = ()) -> None:
         """Fill an empty state from the ledger; no node is connected yet."""
         for mark in marks:
-            self.node(mark.node).marks[mark.device] = mark
+            self.node(mark.node).marks[mark.uuid] = mark
         for view in sessions:
             self._replace(view)
             self.counter = max(self.counter, view.queue_order + 1, view.attach_order + 1)
@@ -81,7 +98,7 @@ class ClusterState:
     def apply(self, decision: Decision) -> None:
         """Take over a decision that is durable."""
         for mark in decision.marks:
-            self.node(mark.node).marks[mark.device] = mark
+            self.node(mark.node).marks[mark.uuid] = mark
         if decision.node is not None:
             node = self.node(decision.node)
             if decision.node_devices is not None:
@@ -183,9 +200,10 @@ class Draft:
 
     def mark(self, node_id: str, device: str) -> DeviceMark:
         """Whether the device is drained, as this decision leaves it."""
-        node = self.state.nodes.get(node_id)
-        stored = node.marks.get(device) if node else None
-        return self.marks.get((node_id, device)) or stored or DeviceMark(node_id, device)
+        known = self.state.nodes.get(node_id)
+        marks = known.marks if known else {}
+        found = Node(node_id, self.node(node_id).devices, marks=marks).mark(device)
+        return _named(self.marks.get((node_id, found.uuid), found), node_id, device, found.uuid)
 
     def usable(self, node_id: str) -> dict[str, SessionView | None]:
         """`occupants` of the devices that are not drained: what there is to give out."""
@@ -258,7 +276,7 @@ class Draft:
         self._node = Node(node_id, ordered, connected)
 
     def put_mark(self, mark: DeviceMark) -> DeviceMark:
-        self.marks[mark.node, mark.device] = mark
+        self.marks[mark.node, mark.uuid] = mark
         return mark
 
     def put(self, view: SessionView) -> SessionView:

@@ -114,8 +114,9 @@ def looked(draft: Draft, event: ev.DevicesLooked) -> None:
     if node is None:
         return
     for device, health in node.health.items():
-        if device not in draft.node(event.node).devices:
-            continue
+        view = draft.node(event.node).devices.get(device)
+        if view is None or (health.uuid and health.uuid != view.key):
+            continue  # the card was swapped since it reported this
         mark = draft.mark(event.node, device)
         found = faults(health, draft.now)
         known = tuple(k for k in mark.ignored if any(f.key == k for f in found))
@@ -176,7 +177,9 @@ def return_asked(draft: Draft, event: ev.ReturnAsked) -> None:
 def _device(draft: Draft, node_id: str, device: str) -> DeviceMark:
     """The mark of a device that there is; `NotFound` otherwise."""
     node = draft.state.nodes.get(node_id)
-    if node is None or (device not in node.devices and device not in node.marks):
+    if node is None or not (
+        device in node.devices or any(mark.device == device for mark in node.marks.values())
+    ):
         known = [f"{n.id}/{d}" for n in draft.state.nodes.values() for d in n.devices]
         raise NotFound(
             f"there is no device {device} on a node {node_id}: pick from "

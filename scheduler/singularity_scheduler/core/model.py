@@ -194,6 +194,13 @@ class DeviceView:
     type: str
     capacity_bytes: int
     name: str = ""
+    uuid: str = ""
+    """Of the card: it keeps it when it gets another number, and no other card has it."""
+
+    @property
+    def key(self) -> str:
+        """What is remembered of a device belongs to this: its UUID; its id where it has none."""
+        return self.uuid or self.id
 
     @property
     def sort_key(self) -> tuple[str, int, str]:
@@ -238,10 +245,13 @@ class DeviceHealth:
 @dataclass(frozen=True)
 class DeviceMark:
     """Whether a device is drained, why, and which of its faults are acknowledged. It is in the
-    ledger: a restart does not forget it."""
+    ledger: a restart does not forget it. It belongs to the card, not to its number."""
 
     node: str
     device: str
+    """The number that the card has now, or had last."""
+    uuid: str
+    """`DeviceView.key` of the card."""
     drained: bool = False
     by: str = ""
     """Who drained or returned it; "": the scheduler, for what the device reported."""

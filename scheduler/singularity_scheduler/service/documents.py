@@ -130,11 +130,10 @@ def device_document(
 ) -> Json:
     """One device; it names its session only to who may see it (`visible`, None: all)."""
     node = state.nodes[node_id]
-    device, mark = node.devices.get(device_id), node.marks.get(device_id)
+    device, mark = node.devices.get(device_id), node.mark(device_id)
     health = node.health.get(device_id) or DeviceHealth(device_id)
     holder = node.leases.get(device_id)
     seen = holder if holder is None or visible is None or holder in visible else "other"
-    drained = mark is not None and mark.drained
     return {
         "id": device_id,
         "node": node_id,
@@ -142,9 +141,9 @@ def device_document(
         "name": device.name if device else "",
         "capacity_bytes": device.capacity_bytes if device else 0,
         "session": seen,
-        "uuid": health.uuid,
+        "uuid": device.uuid if device else health.uuid,
         "drained": {"by": mark.by or None, "reason": mark.reason, "at": iso(mark.at)}
-        if mark is not None and drained
+        if mark.drained
         else None,
         "health": {
             "present": health.present,

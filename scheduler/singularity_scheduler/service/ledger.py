@@ -252,7 +252,7 @@ class Ledger:
             for mark in decision.marks:
                 c = device_marks.c
                 connection.execute(
-                    delete(device_marks).where(c.node == mark.node, c.device == mark.device)
+                    delete(device_marks).where(c.node == mark.node, c.uuid == mark.uuid)
                 )
                 connection.execute(insert(device_marks).values(rows.mark_to_row(mark)))
             if command:

@@ -231,7 +231,7 @@ class Metrics:
                 health = node.health.get(device)
                 if health is None or not node.connected:
                     continue
-                drained = device in node.marks and node.marks[device].drained
+                drained = node.mark(device).drained
                 for name, value in _figures(health, drained).items():
                     if value is not None:
                         self.device_gauges[name].labels(node.id, device, health.uuid).set(value)

@@ -20,6 +20,8 @@ class AgentDevice(TypedDict):
     """"cpu" or "cuda"."""
     capacity_bytes: int
     name: str
+    uuid: NotRequired[str]
+    """Of the GPU, also after a renumbering; made up, and always the same, for a cpu device."""
 
 
 class AgentDeviceHealth(TypedDict, total=False):

@@ -263,7 +263,11 @@ DEVICE = record(
             **nullable(TEXT),
             "description": 'Who holds it; "other": somebody one may not see.',
         },
-        "uuid": {**TEXT, "description": 'Of the GPU; "" for a cpu device.'},
+        "uuid": {
+            **TEXT,
+            "description": "Of the GPU, whatever its number; of a cpu device one that is made up "
+            "and always the same.",
+        },
         "drained": {
             **nullable(record({"by": nullable(TEXT), "reason": TEXT, "at": nullable(TIME)})),
             "description": "Why no session gets it now; `by` is null when it was drained for what "

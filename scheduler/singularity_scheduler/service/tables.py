@@ -87,7 +87,8 @@ device_marks = Table(
     "device_marks",
     metadata,
     Column("node", String(255), primary_key=True),
-    Column("device", String(64), primary_key=True),
+    Column("uuid", String(128), primary_key=True),
+    Column("device", String(64), nullable=False),
     Column("drained", Boolean, nullable=False),
     Column("by", String(255), nullable=False),
     Column("reason", Text, nullable=False),
@@ -96,7 +97,8 @@ device_marks = Table(
     Column("ignored", Text, nullable=False),
     Column("lasting", Boolean, nullable=False),
 )
-"""Devices that were drained or returned, with the faults that are acknowledged (JSON lists)."""
+"""Devices that were drained or returned, with the faults that are acknowledged (JSON lists). `uuid`
+is the card, `device` the number it had last."""
 
 transitions = Table(
     "transitions",

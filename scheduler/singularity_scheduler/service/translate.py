@@ -63,7 +63,12 @@ def node_joined(hello: Hello, starting: frozenset[str], over: set[str]) -> ev.No
         hello["node"],
         tuple(
             DeviceView(
-                d["id"], hello["node"], d["type"], int(d["capacity_bytes"]), d.get("name", "")
+                d["id"],
+                hello["node"],
+                d["type"],
+                int(d["capacity_bytes"]),
+                d.get("name", ""),
+                d.get("uuid", ""),
             )
             for d in hello["devices"]
         ),

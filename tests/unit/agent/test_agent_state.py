@@ -361,6 +361,11 @@ async def test_cpu_devices(tmp_path: Path) -> None:
     found = await probe_devices("cpu", 3, 7, str(tmp_path))
     assert [d["id"] for d in found] == ["cpu:0", "cpu:1", "cpu:2"]
     assert all(d["type"] == "cpu" and d["capacity_bytes"] == 7 and d["name"] for d in found)
+    uuids = [d["uuid"] for d in found]
+    assert len(set(uuids)) == 3
+    assert [d["uuid"] for d in await probe_devices("cpu", 3, 9, str(tmp_path))] == uuids
+    other = await probe_devices("cpu", 3, 7, str(tmp_path), "other")
+    assert not {d["uuid"] for d in other} & set(uuids)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.health import FATAL_XIDS, REST_S, faults
 from singularity_scheduler.core.model import PARK_RETRY_S, DeviceHealth
 from singularity_scheduler.core.states import DeviceState
-from support.scheduler_core import World, facts
+from support.scheduler_core import World, cards, facts
 
 
 def report(device: str, **changes: object) -> DeviceHealth:
@@ -17,7 +17,8 @@ def report(device: str, **changes: object) -> DeviceHealth:
 
 
 def drained(world: World) -> dict[str, str]:
-    marks = world.state.nodes["local"].marks.values()
+    node = world.state.nodes["local"]
+    marks = [node.mark(device) for device in node.devices]
     return {mark.device: mark.reason for mark in marks if mark.drained}
 
 
@@ -132,6 +133,41 @@ def test_what_was_acknowledged_does_not_drain_again() -> None:
     world.do(ev.ReturnAsked("local", "cpu:0", "root"))
     world.look(report("cpu:0"))  # the agent was started anew and knows of no error
     assert world.state.nodes["local"].marks["cpu:0"].ignored == ()
+
+
+def test_a_mark_follows_its_card_and_not_the_number() -> None:
+    world = World(0)
+    world.do(ev.NodeJoined("local", cards("A", "B")))
+    world.do(ev.DrainAsked("local", "cpu:0", "root", "new fan"))
+    assert list(drained(world)) == ["cpu:0"]
+
+    world.do(ev.NodeJoined("local", cards("B", "A")))  # the driver counts them anew
+    assert list(drained(world)) == ["cpu:1"]
+    world.holding("a")
+    assert world["a"].devices == ("cpu:0",)
+
+    world.do(ev.NodeJoined("local", cards("B", "C"), (facts(world["a"]),)))  # A was taken out
+    assert drained(world) == {}
+    world.do(ev.NodeJoined("local", cards("B"), (facts(world["a"]),)))
+    again = world.reloaded()
+    again.do(ev.NodeJoined("local", cards("C", "A"), (facts(world["a"]),)))  # and comes back
+    assert drained(again) == {"cpu:1": "new fan"}
+    again.do(ev.ReturnAsked("local", "cpu:1", "root"))
+    assert drained(again) == {}
+    [mark] = again.state.nodes["local"].marks.values()
+    assert (mark.uuid, mark.device, mark.drained) == ("A", "cpu:1", False)
+
+
+def test_what_is_wrong_with_a_card_that_was_swapped_drains_nobody() -> None:
+    world = World(0)
+    world.do(ev.NodeJoined("local", cards("A", "B")))
+    world.look(report("cpu:0", uuid="A", ecc_uncorrected=1), report("cpu:1", uuid="B"))
+    assert list(drained(world)) == ["cpu:0"]
+    world.do(ev.NodeJoined("local", cards("C", "B")))
+    world.look(report("cpu:0", uuid="A", ecc_uncorrected=2))  # told before the swap
+    assert drained(world) == {}
+    world.look(report("cpu:0", uuid="C", ecc_uncorrected=3))
+    assert list(drained(world)) == ["cpu:0"]
 
 
 def test_a_hot_device_rests_until_it_is_cool() -> None:

@@ -15,7 +15,8 @@ def upgrade() -> None:
     op.create_table(
         "device_marks",
         sa.Column("node", sa.String(255), primary_key=True),
-        sa.Column("device", sa.String(64), primary_key=True),
+        sa.Column("uuid", sa.String(128), primary_key=True),
+        sa.Column("device", sa.String(64), nullable=False),
         sa.Column("drained", sa.Boolean, nullable=False),
         sa.Column("by", sa.String(255), nullable=False),
         sa.Column("reason", sa.Text, nullable=False),
