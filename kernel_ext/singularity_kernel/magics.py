@@ -17,21 +17,10 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire.rpc import SyncPeer
+from singularity_scheduler.client.verbs import VERBS
 
 from .memory import device_memory
 from .status import Sentence, Table, history_rows, status_rows
-
-VERBS = (
-    "status",
-    "park",
-    "preempt",
-    "suspend",
-    "resume",
-    "migrate",
-    "checkpoint",
-    "why",
-    "history",
-)
 
 QUICK_S = 15.0
 """How long `status`, `why` and `history` wait for the answer."""

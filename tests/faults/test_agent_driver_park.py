@@ -56,15 +56,21 @@ async def parks(box: AgentBox) -> dict[str, Any]:
         await asyncio.sleep(0.05)
 
 
+async def training(box: AgentBox, *stops: int) -> str:
+    """A session that trains under its first lease and waits at the first of its stops."""
+    await parks(box)
+    session = await start_training(box, *stops)
+    await box.attach(session, 1)
+    await reach(box, session, stops[0])
+    return session
+
+
 @pytest.mark.asyncio
 async def test_whatever_the_driver_does_nothing_is_lost(
     double: Double, reference: dict[int, str]
 ) -> None:
     async with agent("driver") as box:
-        await parks(box)
-        session = await start_training(box, 3, 6, 9, 12)
-        await box.attach(session, 1)
-        await reach(box, session, 3)
+        session = await training(box, 3, 6, 9, 12)
 
         [first] = box.proxies_of(session)
         done = await box.park(session, 1)
@@ -114,10 +120,7 @@ async def test_a_proxy_that_is_off_its_device_may_end_move_or_change_agents(
     double: Double, reference: dict[int, str]
 ) -> None:
     async with agent("driver") as box:
-        await parks(box)
-        session = await start_training(box, 3, 6, 9, 12)
-        await box.attach(session, 1)
-        await reach(box, session, 3)
+        session = await training(box, 3, 6, 9, 12)
 
         await box.park(session, 1)
         [first] = box.proxies_of(session)
@@ -163,10 +166,7 @@ async def test_an_agent_is_killed_while_the_driver_hangs(
     double: Double, library: str, reference: dict[int, str]
 ) -> None:
     async with agent("driver") as box:
-        await parks(box)
-        session = await start_training(box, 5)
-        await box.attach(session, 1)
-        await reach(box, session, 5)
+        session = await training(box, 5)
         double.plan("checkpoint hang")
         park = asyncio.ensure_future(box.park(session, 1))
         await until(lambda: double.calls() == ["lock"])

@@ -12,7 +12,6 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TypeVar
 
 from singularity_proxy.errors import SingularityError
@@ -57,12 +56,7 @@ class _Mapped:
     def __enter__(self: _M) -> _M:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._map.close()
 
 

@@ -30,7 +30,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from singularity_proxy.errors import SingularityError, Unsupported, from_wire, to_wire
@@ -185,12 +184,7 @@ class DriverHelper:
     def __enter__(self: _S) -> _S:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

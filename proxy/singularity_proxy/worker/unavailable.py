@@ -19,8 +19,13 @@ def apply(torch: Any, reason: str) -> None:
     """
     text = f'"cuda" is not available in this session, the CPU is: {reason}'
 
+    told = False
+
     def is_available() -> bool:
-        warnings.warn(text, stacklevel=2)
+        nonlocal told
+        if not told:  # torch asks as well, from many places: each of them would warn
+            told = True
+            warnings.warn(text, stacklevel=2)
         return False
 
     def _lazy_init() -> None:

@@ -13,24 +13,13 @@ from singularity_proxy.errors import BadRequest, Conflict, Unavailable
 from singularity_proxy.wire.rpc import Handler, Peer
 
 from singularity_scheduler import logs
+from singularity_scheduler.client.verbs import VERBS
 
 from .devices import DeviceKeeper
 from .launch import number, text
 from .node import Node
 from .rings import check_torch
 from .sessions import Phase
-
-VERBS = (
-    "status",
-    "park",
-    "preempt",
-    "suspend",
-    "resume",
-    "migrate",
-    "checkpoint",
-    "why",
-    "history",
-)
 
 COMMAND_LIMIT_S = 600.0
 """A migrate waits until a device is free."""

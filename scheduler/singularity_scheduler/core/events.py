@@ -18,6 +18,43 @@ from .model import (
 
 
 @dataclass(frozen=True)
+class OfSession:
+    """What happens to, or is asked for, one session."""
+
+    session: str
+
+
+@dataclass(frozen=True)
+class Asked(OfSession):
+    """Somebody asks for something to be done with a session."""
+
+    by: str
+
+
+@dataclass(frozen=True)
+class OfLease(OfSession):
+    """What concerns the lease `epoch` of a session, and no other one."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class OfDevice:
+    """Somebody asks for something to be done with a device."""
+
+    node: str
+    device: str
+    by: str
+
+
+@dataclass(frozen=True)
+class OfNode:
+    """What concerns a whole node."""
+
+    node: str
+
+
+@dataclass(frozen=True)
 class SessionCreated:
     """A validated request for a new session; its id is chosen by the caller."""
 
@@ -28,173 +65,138 @@ class SessionCreated:
 
 
 @dataclass(frozen=True)
-class ParkAsked:
-    session: str
-    by: str
+class ParkAsked(Asked):
+    pass
 
 
 @dataclass(frozen=True)
-class PreemptAsked:
+class PreemptAsked(Asked):
     """Its devices are to be taken, and it is to be held back until it is resumed."""
 
-    session: str
-    by: str
+
+@dataclass(frozen=True)
+class ResumeAsked(Asked):
+    pass
 
 
 @dataclass(frozen=True)
-class ResumeAsked:
-    session: str
-    by: str
-
-
-@dataclass(frozen=True)
-class MigrateAsked:
+class MigrateAsked(Asked):
     """`devices`: the wanted ones, one per virtual device; (): any others."""
 
-    session: str
-    by: str
     devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class CheckpointAsked:
-    session: str
-    by: str
+class CheckpointAsked(Asked):
     name: str | None = None
 
 
 @dataclass(frozen=True)
-class SignalAsked:
+class SignalAsked(Asked):
     """A signal is about to be sent to the session's main process."""
 
-    session: str
-    by: str
     signum: int
 
 
 @dataclass(frozen=True)
-class EndAsked:
-    session: str
-    by: str
+class EndAsked(Asked):
     reason: str = ""
     grace_s: float = 5.0
 
 
 @dataclass(frozen=True)
-class DrainAsked:
+class DrainAsked(OfDevice):
     """No session is to get this device any more."""
 
-    node: str
-    device: str
-    by: str
     reason: str = ""
 
 
 @dataclass(frozen=True)
-class ReturnAsked:
+class ReturnAsked(OfDevice):
     """A drained device is to be used again; its faults are acknowledged."""
-
-    node: str
-    device: str
-    by: str
 
 
 # -- events: what nodes report --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class DevicesLooked:
+class DevicesLooked(OfNode):
     """The node reported its devices' health; `ClusterState.observe` has it already."""
-
-    node: str
 
 
 @dataclass(frozen=True)
-class NodeJoined:
+class NodeJoined(OfNode):
     """A node's agent is connected; `sessions` is the truth about what runs there.
 
     `starting`: sessions whose start command is being sent now; they may be missing in `sessions`.
     """
 
-    node: str
     devices: tuple[DeviceView, ...]
     sessions: tuple[AgentFacts, ...] = ()
     starting: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class NodeAway:
-    node: str
+class NodeAway(OfNode):
+    pass
 
 
 @dataclass(frozen=True)
-class Tick:
+class Tick(OfNode):
     """Time went by on this node: try again what failed. Sent every few seconds."""
 
-    node: str
+
+@dataclass(frozen=True)
+class Started(OfSession):
+    pass
 
 
 @dataclass(frozen=True)
-class Started:
-    session: str
-
-
-@dataclass(frozen=True)
-class StartFailed:
-    session: str
+class StartFailed(OfSession):
     sentence: str
 
 
 @dataclass(frozen=True)
-class ProcessExited:
-    session: str
+class ProcessExited(OfSession):
     exit_code: int | None
     sentence: str = ""
 
 
 @dataclass(frozen=True)
-class Ended:
+class Ended(OfSession):
     """The agent confirmed that nothing of the session is left on its node."""
 
-    session: str
     exit_code: int | None = None
 
 
 @dataclass(frozen=True)
-class DeviceNeeded:
-    session: str
+class DeviceNeeded(OfSession):
+    pass
 
 
 @dataclass(frozen=True)
-class DeviceWithdrawn:
-    session: str
+class DeviceWithdrawn(OfSession):
+    pass
 
 
 @dataclass(frozen=True)
-class Activity:
-    session: str
+class Activity(OfSession):
     busy: bool
     at: float
 
 
 @dataclass(frozen=True)
-class Attached:
-    session: str
-    epoch: int
+class Attached(OfLease):
     ms: float = 0.0
 
 
 @dataclass(frozen=True)
-class AttachFailed:
-    session: str
-    epoch: int
+class AttachFailed(OfLease):
     sentence: str
 
 
 @dataclass(frozen=True)
-class Parked:
-    session: str
-    epoch: int
+class Parked(OfLease):
     bytes: int = 0
     ms: float = 0.0
     stays: bool = False
@@ -202,83 +204,69 @@ class Parked:
 
 
 @dataclass(frozen=True)
-class ParkFailed:
-    session: str
-    epoch: int
+class ParkFailed(OfLease):
     sentence: str
 
 
 @dataclass(frozen=True)
-class LeaseLapsed:
+class LeaseLapsed(OfSession):
     """The connected agent lapsed a lease by its own clock: it parks the session; make sure."""
 
-    session: str
-
 
 @dataclass(frozen=True)
-class LeaseReaped:
+class LeaseReaped(OfLease):
     """No renewal for TTL + margin: the agent has fenced itself, the devices are free."""
 
-    session: str
-    epoch: int
     sentence: str
 
 
 @dataclass(frozen=True)
-class ProxyRecovered:
+class ProxyRecovered(OfSession):
     """`why`: what was wrong with the proxy that lived and was replaced; "": it had ended."""
 
-    session: str
     records: int
     ms: float
     why: str = ""
 
 
 @dataclass(frozen=True)
-class ProxyFailed:
+class ProxyFailed(OfSession):
     """`left`: how many other rings (worker processes' devices) of the session go on."""
 
-    session: str
     sentence: str
     left: int = 0
 
 
 @dataclass(frozen=True)
-class ProxyGaveUp:
+class ProxyGaveUp(OfSession):
     """A call that ended one proxy after another was made to fail; everything else is kept."""
 
-    session: str
     operation: str
     deaths: int
 
 
 @dataclass(frozen=True)
-class ProxySilent:
+class ProxySilent(OfSession):
     """A device proxy lives and does not answer; it is replaced after `limit_s` (0: never)."""
 
-    session: str
     limit_s: float
 
 
 @dataclass(frozen=True)
-class ProxyAnswers:
+class ProxyAnswers(OfSession):
     """A silent proxy answers again."""
-
-    session: str
 
 
 @dataclass(frozen=True)
-class DeviceWorking:
+class DeviceWorking(OfSession):
     """One operation takes long; `seconds` 0: the one that was told is over."""
 
-    session: str
     operation: str
     seconds: float
 
 
 @dataclass(frozen=True)
-class CheckpointTaken:
-    session: str
+class CheckpointTaken(OfSession):
     checkpoint: CheckpointRef
 
 

@@ -28,6 +28,7 @@ from traitlets import Float, Integer, Unicode, default
 from traitlets.config import LoggingConfigurable
 
 from singularity_scheduler import logs
+from singularity_scheduler.client.verbs import CHANGES
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import health
 from singularity_scheduler.core.cluster import ClusterState
@@ -47,7 +48,6 @@ from .ports import Fleet
 
 Json = dict[str, Any]
 
-VERBS = ("park", "preempt", "suspend", "resume", "migrate", "checkpoint")
 """What can be asked of a session besides its end."""
 
 RETRY_S = 1.0
@@ -347,7 +347,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             return self.why(view)
         if verb == "history":
             return await self.archive.history(view, translate.limit(args.get("limit"), 20))
-        if verb in VERBS:
+        if verb in CHANGES:
             try:
                 await self.act(view, verb, args, view.user)
             except Exception as error:
@@ -436,8 +436,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         key: str | None = None,
         fingerprint: str = "",
     ) -> SessionView:
-        """One of `VERBS`; returns the session as it is when that is done, refused (raised), or has
-        taken `settle_s`."""
+        """One of `CHANGES`; returns the session as it is when that is done, was refused (raised) or
+        has taken `settle_s`."""
         async with self._keys.once(by, key):
             if before := await self._keys.before(by, key, fingerprint):
                 if (before.verb, before.session) != (verb, view.id):

@@ -1,0 +1,9 @@
+"""The words for what can be done with a session: on its own socket, in notebooks and in the API."""
+
+from __future__ import annotations
+
+CHANGES = ("park", "preempt", "suspend", "resume", "migrate", "checkpoint")
+"""Each of them is also an operation of the API."""
+
+VERBS = ("status", *CHANGES, "why", "history")
+"""What a session may ask for itself, over its socket (`%singularity`)."""
