@@ -90,7 +90,7 @@ async def test_a_stopped_proxy_is_replaced_and_nobody_notices(reference: dict[in
 
 
 POISON = """
-import subprocess, sys, time, torch
+import os, subprocess, sys, time, torch
 helper = subprocess.Popen([sys.executable, "-c", sys.argv[1]]) if len(sys.argv) > 1 else None
 kept = torch.arange(1000.0, device="cuda")
 large = torch.randn(1200, 1200, device="cuda")
@@ -99,7 +99,8 @@ try:
     print("svdvals", float(torch.linalg.svdvals(large).sum()), flush=True)
 except RuntimeError as error:
     print("error", str(error).splitlines()[0], flush=True)
-time.sleep(float(sys.argv[2]) if len(sys.argv) > 2 else 0)
+while len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
+    time.sleep(0.05)
 try:
     print("after", float(kept.sum()), flush=True)
 except RuntimeError as error:
@@ -163,7 +164,8 @@ async def test_an_operation_that_ends_its_proxies_fails_alone() -> None:
 @pytest.mark.asyncio
 async def test_a_state_that_cannot_be_repeated_fails_its_ring_and_no_other() -> None:
     async with AgentBox(warm=2) as box:
-        session = await box.start([sys.executable, "-c", POISON, OTHER, "15"])
+        go_on = box.work / "go-on"
+        session = await box.start([sys.executable, "-c", POISON, OTHER, str(go_on)])
         await box.event("device.need", session)
         await box.attach(session, 1)
         await box.logged(session, "svdvals")
@@ -175,6 +177,7 @@ async def test_a_state_that_cannot_be_repeated_fails_its_ring_and_no_other() -> 
         data = await box.event("proxy.failed", session)
         assert "ended 3 times while it repeated aten::_linalg_svd" in data["sentence"]
         assert data["left"] == 1
+        go_on.touch()
         await box.logged(session, "error the device state cannot be rebuilt")
         number = box.log(session).count("other 10.0")
         await until(lambda: box.log(session).count("other 10.0") > number + 1)
