@@ -25,7 +25,7 @@ _JOURNAL = struct.Struct("<8sIIQQ")
 _JOURNAL_HEADER_BYTES = 4096
 _RECORD = struct.Struct("<IHHQIIQ")
 _STORAGE = struct.Struct("<QQQII")
-_FAILED_MARK = 0xFF01
+_MARKS = {0xFF01: "failed", 0xFF02: "filler"}
 _KINDS = (
     *("none", "op", "define_op", "free_storages", "allocate", "resize", "write", "read", "seed"),
     *("get_rng", "set_rng", "sync", "event_record", "event_time"),
@@ -182,8 +182,8 @@ class Journal(_Mapped):
             if length < _RECORD.size or length % 8 or at + length > self.end:
                 raise DamagedState(f"{self.path} is damaged behind byte {at}", path=self.path)
             name = _KINDS[kind] if kind < len(_KINDS) else str(kind)
-            if kind == _FAILED_MARK:
-                name = "failed"
+            if kind in _MARKS:
+                name = _MARKS[kind]
             body = self._map[at + _RECORD.size : at + length]
             yield Entry(seq, name, flags, operator, base, body)
             at += length

@@ -28,7 +28,7 @@ VERSION = 1
 HEADER_BYTES = 64 << 10
 REQUEST_BYTES = 8 << 20
 """Default size of the worker -> proxy ring, in bytes (a power of two)."""
-REPLY_BYTES = 4 << 20
+REPLY_BYTES = 2 << 20
 """Default size of the proxy -> worker ring, in bytes (a power of two)."""
 
 FAILURE_OFFSET = 1024

@@ -40,8 +40,23 @@ void Descriptor::close() {
   fd_ = -1;
 }
 
-NewFile::NewFile(const std::string& path, uint64_t expected)
-    : path_(path), temporary_(path + ".tmp"), stage_(new char[kStageBytes]) {
+NewFile::NewFile(const std::string& path, uint64_t expected, bool reuse)
+    : path_(path), temporary_(temporary_of(path)), stage_(new char[kStageBytes]) {
+  reused_ = reuse && take_over(expected);
+  if (!reused_) create(expected);
+}
+// An own file of this name and of about the length of the new one: what is in it does not matter.
+bool NewFile::take_over(uint64_t expected) {
+  fd_ = Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat info;
+  if (fd_.get() < 0 || ::fstat(fd_.get(), &info) || !S_ISREG(info.st_mode) || info.st_nlink != 1 ||
+      info.st_uid != ::geteuid())
+    return false;
+  const auto size = static_cast<uint64_t>(info.st_size), held = static_cast<uint64_t>(info.st_blocks) * 512;
+  if (held < expected / 2 || size > 2 * std::max<uint64_t>(expected, kStageBytes)) return false;
+  return (size >= expected && held >= expected) || ::fallocate(fd_.get(), 0, 0, static_cast<off_t>(expected)) == 0;
+}
+void NewFile::create(uint64_t expected) {
   ::unlink(temporary_.c_str());  // of a proxy that was killed while it wrote
   fd_ = Descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (fd_.get() < 0) throw FileError(errno, "cannot create", temporary_);
@@ -86,7 +101,7 @@ void NewFile::pad_to(uint64_t position) {
 }
 int NewFile::flushed(uint64_t length) {
   flush();
-  if (length > written_ && ::ftruncate(fd_.get(), static_cast<off_t>(length)))
+  if ((length > written_ || reused_) && ::ftruncate(fd_.get(), static_cast<off_t>(length)))
     throw FileError(errno, "cannot lengthen", temporary_);
   return fd_.get();
 }
@@ -94,8 +109,10 @@ void NewFile::finish(bool durable) {
   flush();
   if (durable && ::fsync(fd_.get())) throw FileError(errno, "cannot flush", temporary_);
 }
-void NewFile::commit(bool durable) {
-  if (::rename(temporary_.c_str(), path_.c_str())) throw FileError(errno, "cannot rename to", path_);
+void NewFile::commit(bool durable, bool spare) {
+  const bool exchanged =
+      spare && ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0;
+  if (!exchanged && ::rename(temporary_.c_str(), path_.c_str())) throw FileError(errno, "cannot rename to", path_);
   kept_ = true;
   if (!durable) return;
   const size_t slash = path_.rfind('/');

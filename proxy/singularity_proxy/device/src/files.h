@@ -49,7 +49,8 @@ class Descriptor {
 class NewFile {
  public:
   // `expected` bytes are reserved at once, so that a full disk is noticed before anything is written.
-  NewFile(const std::string& path, uint64_t expected);
+  // `reuse`: a temporary file that is there already is written over, which spares fresh memory.
+  NewFile(const std::string& path, uint64_t expected, bool reuse = false);
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
   ~NewFile();
@@ -59,10 +60,13 @@ class NewFile {
   // What is written so far is in the file; `transfer` may write behind it, and `length` is its end.
   int flushed(uint64_t length);
   const std::string& temporary() const { return temporary_; }
+  static std::string temporary_of(const std::string& path) { return path + ".tmp"; }
   void finish(bool durable);  // everything is in the temporary file now
-  void commit(bool durable);  // ... and becomes `path`
+  void commit(bool durable, bool spare = false);  // ... and becomes `path`, and what was there the temporary
 
  private:
+  void create(uint64_t expected);
+  bool take_over(uint64_t expected);
   void flush();
   void put(const char* data, size_t bytes);
   std::string path_, temporary_;
@@ -70,7 +74,7 @@ class NewFile {
   std::unique_ptr<char[]> stage_;
   size_t staged_ = 0;
   uint64_t written_ = 0;
-  bool kept_ = false;
+  bool kept_ = false, reused_ = false;
 };
 
 // Bytes of a file and of memory that belong together.

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "wire/bulk.h"
+
 namespace singularity {
 namespace {
 constexpr uint64_t kFirstBytes = 256 << 10;
@@ -96,8 +98,33 @@ void Journal::publish(size_t bytes) {
 void Journal::append(const RecordHeader& record, const char* body) {
   char* at = room(record.length);
   std::memcpy(at, &record, sizeof(record));
-  std::memcpy(at + sizeof(record), body, record.length - sizeof(record));
+  copy_past_caches(at + sizeof(record), body, record.length - sizeof(record));
   publish(record.length);
+}
+
+char* Journal::open_write(RecordHeader record, uint64_t offset, uint64_t bytes) {
+  constexpr uint64_t kHead = sizeof(record) + 16;  // of the entry, before the bytes
+  uint64_t filler = -(end_ + kHead) % kLine;       // so that they begin at a multiple of a line
+  if (filler && filler < sizeof(record)) filler += kLine;
+  record.length = static_cast<uint32_t>(padded(kHead + bytes));
+  char* at = room(filler + record.length);
+  if (filler) {
+    std::memset(at, 0, filler);
+    const RecordHeader empty{static_cast<uint32_t>(filler), kFiller, 0, record.seq - 1, 0, 0, 0};
+    std::memcpy(at, &empty, sizeof(empty));
+    at += filler;
+  }
+  std::memcpy(at, &record, sizeof(record));
+  std::memcpy(at + sizeof(record), &offset, 8);
+  std::memcpy(at + sizeof(record) + 8, &bytes, 8);
+  std::memset(at + kHead + bytes, 0, record.length - kHead - bytes);
+  opened_ = filler + record.length;
+  return at + kHead;
+}
+
+void Journal::close_write() {
+  publish(opened_);
+  opened_ = 0;
 }
 
 void Journal::append_stub(RecordHeader record) {
@@ -126,7 +153,7 @@ void Journal::restart(uint64_t base_seq) {
   header()->end.store(end_);
   header()->base_seq = base_seq;
   const uint64_t kept = std::max(planned_, kFirstBytes);
-  if (mapped_ <= kept) return;
+  if (mapped_ <= kept + kept / 2) return;  // plans go up and down with the state
   guard_ = Guard();
   ::munmap(base_, mapped_);
   base_ = nullptr;

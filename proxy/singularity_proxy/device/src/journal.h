@@ -23,6 +23,8 @@ constexpr size_t kJournalHeaderBytes = 4096;
 // Kind of an entry that was no record: the operator before it failed for want of memory, which
 // another run of it might not do. Body: u32 Status, u32 text bytes, text.
 constexpr uint16_t kFailedMark = 0xff01;
+// Kind of an entry without meaning, numbered as the one before it: what follows begins at a better place.
+constexpr uint16_t kFiller = 0xff02;
 
 struct JournalHeader {
   uint64_t magic;
@@ -48,6 +50,10 @@ class Journal {
   // there is no room; the journal is then as before.
   void append(const RecordHeader& header, const char* body);
   void append_stub(RecordHeader header);  // a record that changed nothing
+  // A Kind::write whose `bytes` bytes the caller copies to the returned place; `close_write` then makes
+  // it an entry. Until then the journal is as before. Throws FileError.
+  char* open_write(RecordHeader header, uint64_t offset, uint64_t bytes);
+  void close_write();
   void append_failed(uint64_t seq, uint32_t status, const std::string& text);
   void restart(uint64_t base_seq);        // everything in it is in a snapshot now
   // How long it is expected to become between two restarts. So much of the file is kept by `restart`:
@@ -70,6 +76,7 @@ class Journal {
   char* base_ = nullptr;
   uint64_t mapped_ = 0, planned_ = 0;
   uint64_t end_ = kJournalHeaderBytes;  // the file's own word is written, and read once
+  uint64_t opened_ = 0;                 // bytes of the entry that `open_write` began
   Guard guard_;
 };
 

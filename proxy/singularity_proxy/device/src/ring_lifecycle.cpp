@@ -191,7 +191,7 @@ RingServer::Started RingServer::rebuild() {
     if (first.seq == options_.give_up_seq) started.given_up = executor_.name_of(first);
   }
   snapshot_ns_ = monotonic_ns() - attached_ns_;
-  plan(std::max<uint64_t>(options_.journal_bytes, state_.bytes()));
+  plan(wanted_length());
   attached_ns_ = monotonic_ns();
   return started;
 }
@@ -256,6 +256,7 @@ void RingServer::replay(Started& started) {
   }
   if (!wanted) {
     journal_.remove();
+    drop_spare();
     if (dirty_ && have_snapshot_) {
       ::unlink(snapshot_path().c_str());
       have_snapshot_ = false;
@@ -341,7 +342,7 @@ void RingServer::resume() {
 uint64_t RingServer::prepare_park() {
   prepared_.reset();
   if (!dirty_ && (have_snapshot_ || state_.seq == 0)) return state_.bytes();
-  prepared_ = std::make_unique<Snapshot>(state_, clock_ns(), snapshot_path(), false);
+  prepared_ = std::make_unique<Snapshot>(state_, clock_ns(), snapshot_path(), Snapshot::Options{.reuse = true});
   return prepared_->bytes();
 }
 
@@ -359,6 +360,7 @@ void RingServer::commit_park() {
 
 void RingServer::leave() {
   journal_.remove();
+  drop_spare();
   recovery_.store(false);
   detach();
 }
@@ -366,6 +368,7 @@ void RingServer::leave() {
 void RingServer::step_aside() {
   if (dirty_ && !journal_.is_open())
     throw Refused("this ring keeps no journal, so its device can be parked by a copy only");
+  drop_spare();
   attached_.store(false);
   move_state(RingState::detached, [](RingState now) { return now == RingState::attached || now == RingState::moving; });
   futex_wake(file_.header()->state, INT_MAX);
@@ -379,7 +382,7 @@ void RingServer::come_back(uint64_t epoch) {
 void RingServer::abandon_park() { prepared_.reset(); }
 
 uint64_t RingServer::save_copy(const std::string& path) {
-  Snapshot snapshot(state_, clock_ns(), path, true);
+  Snapshot snapshot(state_, clock_ns(), path, {.durable = true});
   snapshot.commit();
   return snapshot.bytes();
 }
@@ -400,6 +403,7 @@ void RingServer::stop(bool forget) {
   }
   if (forget && file_.is_open()) {
     journal_.remove();
+    drop_spare();
     ::unlink(snapshot_path().c_str());
     detach();
   }

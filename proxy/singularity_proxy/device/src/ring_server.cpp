@@ -9,6 +9,7 @@
 #include <climits>
 
 #include "memory.h"
+#include "wire/bulk.h"
 
 namespace singularity {
 namespace {
@@ -23,6 +24,12 @@ constexpr size_t kErrorReplyBytes = 8192;
 constexpr uint64_t kCheapShare = 500;
 constexpr uint64_t kLookAgainBytes = 1 << 20;
 constexpr uint64_t kCheapFirstState = 16 << 20;  // of which it is not known yet how long a base takes
+
+// A base writes the whole state; the journal between two of them is so many times longer, as long as
+// that is no more than so many times `journal_bytes`. So long may also a spare snapshot be, whose memory
+// the next one takes: memory that is in use already is written several times faster than fresh memory.
+constexpr uint64_t kBaseShare = 3;
+constexpr uint64_t kMostKept = 4;
 
 }  // namespace
 
@@ -87,14 +94,44 @@ RingServer::Step RingServer::step(const RecordHeader& record, const char* body) 
       have_snapshot_ = false;
     }
   }
-  append(kept, body);
-  {
+  if (!write_long(kept, body)) {
+    append(kept, body);
     Executing executing(*this, kept);
     apply(kept, body, nullptr, false);
   }
   finish(kept);
   new_base_if_due();
   return Step::done;
+}
+
+// A long copy into host memory: journal and storage get the bytes in one pass over them. When this
+// process ends in the middle, the entry does not exist and the storage is gone, so the record never
+// began. False: nothing was done, the record is one for the usual way.
+bool RingServer::write_long(const RecordHeader& record, const char* body) {
+  if (__builtin_expect(static_cast<Kind>(record.kind) != Kind::write || record.length < kLongCopy, 1)) return false;
+  // One that ended proxies must be in the journal before it is tried again.
+  if (!journal_.is_open() || record.flags || record.seq == options_.give_up_seq) return false;
+  Reader in(body, body + record.length - sizeof(record));
+  const auto offset = in.get<uint64_t>(), bytes = in.get<uint64_t>();
+  char *used = nullptr, *kept = nullptr;
+  try {
+    if (bytes <= in.left()) used = state_.host_memory(record.base, offset, bytes);
+    if (!used) return false;
+    kept = journal_.open_write(record, offset, bytes);
+  } catch (const FileError& error) {
+    switch_recovery_off(error.text);
+    return false;
+  } catch (...) {  // memory that must be copied first, and is not there
+    return false;
+  }
+  {
+    Executing executing(*this, record);
+    copy_twice(kept, used, state_.storage(record.base).nbytes() >= kBeyondCaches, in.bytes(bytes), bytes);
+  }
+  journal_.close_write();
+  records_since_base_++;
+  journal_now_.store(journal_.bytes(), std::memory_order_relaxed);
+  return true;
 }
 
 // A record that changes nothing: it is executed when its reply can be published, so that stopping
@@ -341,6 +378,7 @@ void RingServer::append(const RecordHeader& record, const char* body) {
 // rebuild an old state, so it goes (and makes room).
 void RingServer::switch_recovery_off(const std::string& why) {
   journal_.remove();
+  drop_spare();
   journal_now_.store(0, std::memory_order_relaxed);
   recovery_.store(false, std::memory_order_relaxed);
   if (dirty_) {
@@ -362,7 +400,7 @@ void RingServer::new_base_if_due() {
   }
   if (__builtin_expect(journal_.bytes() <= next_base_bytes_ && !slow && !many && !cheap, 1)) return;
   if (!slow && !many && !cheap && next_base_bytes_) {
-    const uint64_t limit = std::max(options_.journal_bytes, state_.bytes());
+    const uint64_t limit = wanted_length();
     if (journal_.bytes() <= limit) {
       plan(limit);
       return;
@@ -378,6 +416,19 @@ void RingServer::new_base_if_due() {
   }
 }
 
+uint64_t RingServer::most_kept() const {
+  const uint64_t most = options_.journal_bytes * kMostKept;
+  return most / kMostKept == options_.journal_bytes ? most : UINT64_MAX;
+}
+
+// Of the journal when the next base is due, if nothing else asks for one.
+uint64_t RingServer::wanted_length() const {
+  const uint64_t state = state_.bytes();
+  return std::max({options_.journal_bytes, state, std::min(kBaseShare * state, most_kept())});
+}
+
+void RingServer::drop_spare() { ::unlink(NewFile::temporary_of(snapshot_path()).c_str()); }
+
 void RingServer::plan(uint64_t bytes) {
   next_base_bytes_ = bytes;
   journal_.plan(bytes);
@@ -386,8 +437,8 @@ void RingServer::plan(uint64_t bytes) {
 void RingServer::new_base() {
   const uint64_t start = monotonic_ns();
   {
-    Snapshot snapshot(state_, clock_ns(), snapshot_path(), false);
-    snapshot.commit();
+    Snapshot snapshot(state_, clock_ns(), snapshot_path(), {.reuse = true});
+    snapshot.commit(snapshot.bytes() <= most_kept());
   }
   have_snapshot_ = true;
   dirty_ = false;
@@ -396,7 +447,7 @@ void RingServer::new_base() {
   busy_ns_ = 0;
   records_since_base_ = 0;
   next_look_bytes_ = kShortJournal;
-  plan(std::max<uint64_t>(options_.journal_bytes, state_.bytes()));
+  plan(wanted_length());
   try {
     journal_.restart(state_.seq);
   } catch (const FileError& error) {

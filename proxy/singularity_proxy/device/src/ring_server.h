@@ -130,10 +130,14 @@ class RingServer {
   void publish_reply(uint64_t seq, size_t bytes);
   void publish_error(const RecordHeader& record, Status status, const std::string& text);
   void append(const RecordHeader& record, const char* body);
+  bool write_long(const RecordHeader& record, const char* body);
   void switch_recovery_off(const std::string& why);
   void new_base_if_due();
   void new_base();
   void plan(uint64_t bytes);  // the journal's length at which the next base is due
+  uint64_t wanted_length() const;
+  uint64_t most_kept() const;
+  void drop_spare();
   void publish_memory();
   void publish_facts();
   uint64_t clock_ns() const { return clock_base_ + monotonic_ns() - attached_ns_; }

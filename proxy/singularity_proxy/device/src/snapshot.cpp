@@ -160,8 +160,8 @@ uint64_t Snapshot::expected_bytes(const State& state) {
   return sum;
 }
 
-Snapshot::Snapshot(const State& state, uint64_t clock_ns, const std::string& path, bool durable)
-    : file_(path, expected_bytes(state)), durable_(durable) {
+Snapshot::Snapshot(const State& state, uint64_t clock_ns, const std::string& path, Options options)
+    : file_(path, expected_bytes(state), options.reuse), durable_(options.durable) {
   std::vector<Entry> entries = sorted_storages(state);
   std::unordered_map<const void*, uint64_t> seen;
   Buffer table(1 << 16);
@@ -217,11 +217,11 @@ Snapshot::Snapshot(const State& state, uint64_t clock_ns, const std::string& pat
     });
   }
   transfer(fd, file_.temporary(), pieces, true);
-  file_.finish(durable);
+  file_.finish(durable_);
   bytes_ = header.file_bytes;
 }
 
-void Snapshot::commit() { file_.commit(durable_); }
+void Snapshot::commit(bool spare) { file_.commit(durable_, spare); }
 
 bool snapshot_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 

@@ -36,9 +36,14 @@ static_assert(sizeof(SnapshotHeader) == 64);
 // A snapshot that is written but not yet in its place, so that those of several rings appear together.
 class Snapshot {
  public:
+  struct Options {
+    bool durable = false;
+    bool reuse = false;  // the memory of the spare that an earlier `commit` kept
+  };
   // Throws FileError; then nothing is left behind.
-  Snapshot(const State& state, uint64_t clock_ns, const std::string& path, bool durable);
-  void commit();
+  Snapshot(const State& state, uint64_t clock_ns, const std::string& path, Options options);
+  // `spare`: the snapshot that it replaces stays in the place of the temporary file.
+  void commit(bool spare = false);
   uint64_t bytes() const { return bytes_; }
 
  private:

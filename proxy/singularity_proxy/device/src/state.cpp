@@ -12,6 +12,7 @@
 
 #include "errors.h"
 #include "native/schema.h"
+#include "wire/bulk.h"
 #include "wire/records.h"
 
 namespace singularity {
@@ -66,7 +67,8 @@ void check_range(const c10::Storage& storage, uint64_t offset, uint64_t bytes) {
 void copy_from_host(const c10::Storage& storage, uint64_t offset, uint64_t bytes, const char* from) {
   if (bytes == 0) return;
   if (storage.device().is_cpu())
-    std::memcpy(static_cast<char*>(storage.mutable_data()) + offset, from, bytes);
+    (storage.nbytes() < kBeyondCaches ? copy_through_caches : copy_past_caches)(
+        static_cast<char*>(storage.mutable_data()) + offset, from, bytes);
   else
     as_bytes(storage, offset, bytes).copy_(host_bytes(from, bytes));
 }
@@ -133,6 +135,13 @@ void State::write(uint64_t id, uint64_t offset, uint64_t bytes, const char* from
   // The record may leave the ring when the bytes are in a buffer; later records wait for the copy by
   // the order of the device's stream.
   copies().send(s, offset, bytes, [&](char* to, uint64_t at, uint64_t n) { std::memcpy(to, from + at, n); });
+}
+char* State::host_memory(uint64_t id, uint64_t offset, uint64_t bytes) {
+  const auto found = storages.find(id);
+  if (found == storages.end()) return nullptr;
+  const c10::Storage& s = found->second;
+  if (!s.device().is_cpu() || offset > s.nbytes() || bytes > s.nbytes() - offset) return nullptr;
+  return static_cast<char*>(s.mutable_data()) + offset;
 }
 void State::read(uint64_t id, uint64_t offset, uint64_t bytes, char* to) {
   const c10::Storage& s = storage(id);

@@ -52,6 +52,8 @@ class State {
   void resize(uint64_t id, uint64_t bytes);
   // Host memory to and from a byte range of a storage; throws when the range is not inside.
   void write(uint64_t id, uint64_t offset, uint64_t bytes, const char* from);
+  // Where `write` would copy to; nullptr when that is no host memory, or it would throw.
+  char* host_memory(uint64_t id, uint64_t offset, uint64_t bytes);
   void read(uint64_t id, uint64_t offset, uint64_t bytes, char* to);
   uint64_t bytes() const;  // of all storages
   Stage& copies();         // the ring's own buffers

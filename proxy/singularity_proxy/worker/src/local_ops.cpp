@@ -25,6 +25,7 @@
 #include "families.h"
 #include "ship.h"
 #include "storage.h"
+#include "wire/bulk.h"
 
 namespace singularity {
 namespace {
@@ -152,6 +153,7 @@ void read_bytes(const Tensor& source, char* to, uint64_t bytes) {
   c.flush_frees();
   const uint64_t window = std::max<uint64_t>(c.header()->reply_bytes / kPieceBytes, 2) - 1;
   const uint64_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
+  const auto copy = bytes < kBeyondCaches ? copy_through_caches : copy_past_caches;
   const uint64_t before = c.seq;  // nothing but the requests is sent meanwhile: their numbers follow it
   for (uint64_t asked = 0, got = 0; got < pieces; got++) {
     for (; asked < pieces && asked - got < window; asked++) {
@@ -164,7 +166,7 @@ void read_bytes(const Tensor& source, char* to, uint64_t bytes) {
       c.send(r);
     }
     const Reply reply = c.receive_of(before + got + 1);
-    std::memcpy(to + got * kPieceBytes, reply.body.at(), std::min(bytes - got * kPieceBytes, kPieceBytes));
+    copy(to + got * kPieceBytes, reply.body.at(), std::min(bytes - got * kPieceBytes, kPieceBytes));
     c.finish(reply);
   }
   c.raise_async_error();
