@@ -411,3 +411,18 @@ def pickling():
     assert z.weight.is_cuda
     p = pickle.loads(pickle.dumps(nn.Parameter(x)))
     assert p.is_cuda
+
+
+@check
+def long_copies():
+    for size in (1 << 20, (9 << 20) + 3):
+        host = torch.arange(size, dtype=torch.int32).to(torch.uint8)
+        x = torch.zeros(size + 21, dtype=torch.uint8, device=D)
+        for start in (0, 5, 16, 21):
+            x.zero_()
+            x[start : start + size].copy_(host)
+            assert x.sum(dtype=torch.int64).item() == host.sum(dtype=torch.int64).item()
+            back = torch.zeros(size + 40, dtype=torch.uint8)
+            back[7 : 7 + size].copy_(x[start : start + size])
+            assert torch.equal(back[7 : 7 + size], host)
+            assert not back[:7].any() and not back[7 + size :].any()

@@ -127,10 +127,10 @@ class DeviceProxy:
     ) -> dict[str, Any]:
         """Rebuild a ring's state and serve it. -> {restored_bytes, replayed_records, given_up, ms}
 
-        A new snapshot is made when the journal has more than `journal_bytes` bytes (0: there is
-        no journal) or `journal_records` records (0: only the bytes count). `give_up_seq` is a
-        record that ended `deaths` proxies: it fails without being executed, and "given_up" is
-        the name of its operation.
+        A new snapshot is made when the journal has more than `journal_bytes` bytes (more for a
+        larger state; 0: there is no journal) or `journal_records` records (0: only the bytes
+        count). `give_up_seq` is a record that ended `deaths` proxies: it fails without being
+        executed, and "given_up" is the name of its operation.
         """
         binding = self._bound()
         if ring_id in self._rings:

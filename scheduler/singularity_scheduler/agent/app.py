@@ -117,7 +117,9 @@ class NodeAgent(Application):  # type: ignore[misc]
         64 << 20,
         config=True,
         help="""Size in bytes of the journal of one ring, beyond which a new snapshot is made. It
-        lets a killed device proxy be rebuilt. 0: no journal, a killed proxy loses its state.""",
+        lets a killed device proxy be rebuilt. For a larger state the journal grows to its size, or
+        to three times it where that is at most four times `journal_bytes`; so much memory may a
+        spare snapshot take too. 0: no journal, a killed proxy loses its state.""",
     )
     journal_records = Integer(
         1_000_000,
