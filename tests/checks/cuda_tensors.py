@@ -417,8 +417,8 @@ def pickling():
 def long_copies():
     for size in (1 << 20, (9 << 20) + 3):
         host = torch.arange(size, dtype=torch.int32).to(torch.uint8)
-        x = torch.zeros(size + 21, dtype=torch.uint8, device=D)
-        for start in (0, 5, 16, 21):
+        x = torch.zeros(size + 5, dtype=torch.uint8, device=D)
+        for start in (0, 5):
             x.zero_()
             x[start : start + size].copy_(host)
             assert x.sum(dtype=torch.int64).item() == host.sum(dtype=torch.int64).item()
