@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+MAX_INDICES = 4096
+"""Items per printed tensor, over all dimensions, up to which only its corners are fetched."""
+
 
 def apply(torch: Any) -> None:
     """Called by `patches` when torch was imported: wraps `torch._tensor_str._tensor_str`."""
@@ -20,7 +23,7 @@ def apply(torch: Any) -> None:
         options = module.PRINT_OPTS
         if tensor.numel() <= options.threshold:
             return on_host(tensor.detach().cpu(), indent)
-        corners = _corners(torch, tensor.detach(), options.edgeitems).cpu()
+        corners = _corners(torch, tensor.detach(), options.edgeitems)
         threshold = options.threshold
         options.threshold = 0  # the corners are few, but they stand for a tensor that is summarized
         try:
@@ -32,10 +35,25 @@ def apply(torch: Any) -> None:
 
 
 def _corners(torch: Any, tensor: Any, edge: int) -> Any:
-    """`tensor` with the middle of every long dimension cut down to the one item that makes torch
-    write "..."; one operator per such dimension."""
-    for dim, size in enumerate(tensor.shape):
-        if size > 2 * edge + 1:
-            ends = (tensor.narrow(dim, 0, edge + 1), tensor.narrow(dim, size - edge, edge))
-            tensor = torch.cat(ends, dim)
-    return tensor
+    """`tensor` on the host with the middle of every long dimension cut down to the one item that
+    makes torch write "..."; one operator and one read, whatever its rank."""
+    kept = [
+        [*range(edge + 1), *range(size - edge, size)] if size > 2 * edge + 1 else list(range(size))
+        for size in tensor.shape
+    ]
+    if not edge or sum(map(len, kept)) > MAX_INDICES:
+        return tensor.cpu()
+    # Lazy bits would make the operator resolve the whole tensor first: they are set again after it.
+    conjugate, negative = tensor.is_conj(), tensor.is_neg()
+    if conjugate:
+        tensor = tensor.conj()
+    if negative:
+        tensor = torch._neg_view(tensor)
+    indices = [
+        torch.tensor(items, device="cpu").view(-1, *[1] * (tensor.dim() - 1 - dim))
+        for dim, items in enumerate(kept)
+    ]
+    corners = torch.ops.aten.index.Tensor(tensor, indices).cpu()
+    if negative:
+        corners = torch._neg_view(corners)
+    return corners.conj() if conjugate else corners
