@@ -233,16 +233,28 @@ at::Scalar local_scalar(const Tensor& self) {
 
 // ---- composites that look at the device: follow the proxy's physical device, not the word "cuda"
 
+constexpr int64_t kMath = 0, kFlash = 1;  // sdp::SDPBackend
+
+// Without memory, as torch.compile traces with: the device cannot be asked about it.
+bool is_traced(const Tensor& t) {
+  const auto keys = t.key_set() | c10::impl::tls_local_dispatch_key_set().included_;
+  return keys.has_backend(c10::BackendComponent::MetaBit) || keys.has(c10::DispatchKey::Python);
+}
+
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask_in,
                  double dropout, bool causal, std::optional<double> scale, bool gqa) {
-  const int64_t choice = at::_fused_sdp_choice(query, key, value, mask_in, dropout, causal, scale, gqa);
+  // Shapes and switches decide on a cpu device, so what is traced can be decided here.
+  const int64_t choice =
+      is_traced(query)
+          ? at::_ops::_fused_sdp_choice::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), query, key, value, mask_in,
+                                                    dropout, causal, scale, gqa)
+          : at::_fused_sdp_choice(query, key, value, mask_in, dropout, causal, scale, gqa);
   std::optional<Tensor> mask = mask_in;
   if (mask && mask->scalar_type() == at::kBool) {
     Tensor additive = at::zeros_like(*mask, query.options());
     additive.masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
     mask = additive;
   }
-  constexpr int64_t kFlash = 1;  // sdp::SDPBackend::flash_attention
   // As on the CPU: that kernel has no gradient for its mask (the proxy, asked above, knows no gradients).
   const bool mask_learns = mask && mask->requires_grad() && at::GradMode::is_enabled();
   if (choice == kFlash && dropout == 0.0 && !mask_learns)
@@ -251,11 +263,9 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
 }
 int64_t attention_choice(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                          double dropout, bool causal, std::optional<double> scale, bool gqa) {
-  // Of a tensor without memory (torch.compile traces with them) the device cannot be asked. The
-  // decomposition fits any device.
-  constexpr int64_t kMath = 0;  // sdp::SDPBackend::math
-  const auto keys = query.key_set() | c10::impl::tls_local_dispatch_key_set().included_;
-  if (keys.has_backend(c10::BackendComponent::MetaBit) || keys.has(c10::DispatchKey::Python)) return kMath;
+  // torch's own composite asks here while it is traced without autograd; what it takes for another
+  // answer are kernels of CUDA. The decomposition fits any device.
+  if (is_traced(query)) return kMath;
   return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, gqa);
 }
 // The decomposition that the CPU uses, so that a seed gives the same numbers as on the CPU.
