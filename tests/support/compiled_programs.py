@@ -3,6 +3,8 @@
 Unchanged PyTorch code; imports nothing of the project. Each program prints one JSON object.
 """
 
+import functools
+import gc
 import json
 import sys
 import warnings
@@ -168,6 +170,85 @@ def features():
     assert not torch.equal(first, drop(x))
     passed("random_numbers_follow_the_seed")
     return {"passed": done}
+
+
+def attention():
+    """Scaled dot product attention, compiled beside eager. -> what was compared."""
+    done = []
+    torch.manual_seed(0)
+    shape = (2, 3, 16, 8)
+    lower = torch.ones(16, 16, dtype=torch.bool, device=DEVICE).tril()
+    bias = torch.randn(16, 16, device=DEVICE)
+    kinds = {
+        "causal": {"is_causal": True, "scale": 0.3},
+        "boolean mask": {"attn_mask": lower},
+        "added mask": {"attn_mask": bias},
+    }
+    for name, options in kinds.items():
+        torch._dynamo.reset()
+        attend = functools.partial(F.scaled_dot_product_attention, **options)
+        compiled = torch.compile(attend, fullgraph=True)
+        inputs = [torch.randn(shape, device=DEVICE, requires_grad=True) for _ in range(3)]
+        got, wanted = compiled(*inputs), attend(*inputs)
+        equal(got, wanted)
+        weight = torch.randn_like(wanted)
+        for one, other in zip(
+            torch.autograd.grad((got * weight).sum(), inputs),
+            torch.autograd.grad((wanted * weight).sum(), inputs),
+            strict=True,
+        ):
+            equal(one, other, 1e-4)
+        done.append(f"training, {name}")
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                equal(compiled(*inputs), attend(*inputs))
+            done.append(f"{mode.__name__}, {name}")
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            got, wanted = compiled(*inputs), attend(*inputs)
+        assert got.dtype == wanted.dtype == torch.bfloat16
+        equal(got.float(), wanted.float(), 2e-2)
+        gradients = torch.autograd.grad(got.float().sum(), inputs)
+        for one, other in zip(
+            gradients, torch.autograd.grad(wanted.float().sum(), inputs), strict=True
+        ):
+            equal(one, other, 5e-2)
+        done.append(f"autocast, {name}")
+    long = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q), dynamic=True)
+    for length in (5, 9, 30):
+        q = torch.randn(2, 3, length, 8, device=DEVICE)
+        equal(long(q), F.scaled_dot_product_attention(q, q, q))
+    done.append("changing lengths")
+    return {"compared": done}
+
+
+def freed():
+    """Graphs that nothing can call any more, and two that live; stops twice for a line."""
+
+    def pause():
+        gc.collect()
+        x.add_(0)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        print("paused", flush=True)
+        sys.stdin.readline()
+
+    x = torch.arange(1.0, 7.0, device=DEVICE)
+    kept = torch.compile(lambda a: (a + 1).log())
+    for power in range(2, 6):
+        gone = torch.compile(lambda a, power=power: (a**power).sum(0, keepdim=True))
+        assert gone(x).shape == (1,)
+        del gone
+        torch._dynamo.reset()
+        gc.collect()
+    first = kept(x).tolist()
+    pause()
+    assert kept(x).tolist() == first
+    more = torch.compile(lambda a: (a * 5).cos())
+    second = more(x).tolist()
+    pause()
+    assert kept(x).tolist() == first
+    assert more(x).tolist() == second
+    return {"first": first, "second": second}
 
 
 def fallback():

@@ -7,14 +7,24 @@ never used.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shlex
 import shutil
 import stat
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+MAX_BYTES = 1 << 30
+"""What the folder may hold; beyond it the files that were not used for longest go."""
+KEPT_SECONDS = 600.0
+"""A file that was used within this time stays: Triton compiles while a graph runs."""
+COMPILATIONS_PER_LOOK = 16
+"""Adding up the folder takes as long as it has files."""
+_LOCK = ".lock"
 
 
 def folder() -> Path:
@@ -48,6 +58,77 @@ def compiler() -> str | None:
     usual one. None: a cpu device runs graphs operator by operator."""
     named = shlex.split(os.environ.get("CXX", ""))[-1:]
     return next(filter(None, map(shutil.which, (*named, "g++", "clang++", "c++"))), None)
+
+
+def trim(path: Path, max_bytes: int = MAX_BYTES) -> int:
+    """Removes files of `path`, the least recently used first, until `max_bytes` are left; -> bytes
+    removed. Keeps what a living process has loaded; does nothing while anyone compiles."""
+    with _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+        if not alone:
+            return 0
+        found = []
+        for root, _, names in os.walk(path):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    info = os.lstat(file := os.path.join(root, name))
+                    found.append((max(info.st_atime, info.st_mtime), info.st_size, file))
+        total = sum(size for _, size, _ in found)
+        if total <= max_bytes:
+            return 0
+        loaded, young = _loaded_files(str(path)), time.time() - KEPT_SECONDS
+        removed = 0
+        for used, size, file in sorted(found):
+            if total - removed <= max_bytes or used > young:
+                break
+            if file in loaded or os.path.basename(file) == _LOCK:
+                continue
+            with contextlib.suppress(OSError):
+                os.unlink(file)
+                removed += size
+        return removed
+
+
+def _loaded_files(below: str) -> set[str]:
+    """Files under `below` that a process of this user has mapped."""
+    found: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended, or is another user's
+            for line in (process / "maps").read_text(errors="replace").splitlines():
+                _, slash, name = line.partition(below + "/")
+                if slash:
+                    found.add(slash + name)
+    return found
+
+
+@contextlib.contextmanager
+def _locked(path: Path, how: int) -> Iterator[bool]:
+    """Holds the folder's lock; -> False when it was not to be had at once."""
+    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, how)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(lock)
+
+
+_compilations = 0
+
+
+@contextlib.contextmanager
+def in_use() -> Iterator[None]:
+    """Around each compilation, of one thread at a time: nobody removes files meanwhile. Afterwards
+    the folder is cut down to `MAX_BYTES`, if it is time to look."""
+    global _compilations
+    prepare()
+    assert _chosen is not None
+    with _locked(_chosen, fcntl.LOCK_SH):
+        yield
+    if _compilations % COMPILATIONS_PER_LOOK == 0:
+        with contextlib.suppress(OSError):
+            trim(_chosen)
+    _compilations += 1
 
 
 def prepare() -> None:

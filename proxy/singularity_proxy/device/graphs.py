@@ -16,6 +16,7 @@ import importlib
 import json
 import math
 import operator
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -205,8 +206,7 @@ class Graph:
     def _by_inductor(
         self,
     ) -> tuple[Callable[[list[Any]], Sequence[Any]], list[list[int] | None] | None]:
-        with _compiling:
-            compiled_files.prepare()
+        with _compiling, compiled_files.in_use():
             # Imported late: most sessions never compile, and it takes seconds.
             from torch._guards import TracingContext, tracing
             from torch._inductor import config
@@ -235,6 +235,7 @@ class Graph:
                 if symbols:
                     sizes = list(symbols.values())
                     self._guards = shape_env.produce_guards_expression(sizes) or ""
+            _forget_modules()
         return compiled, strides or None
 
     def _make_symbols(self, shape_env: Any) -> dict[str, torch.SymInt]:
@@ -282,6 +283,17 @@ class Graph:
         if compiler := compiled_files.compiler():
             settings["cpp.cxx"] = (compiler,)
         return {key: value for key, value in settings.items() if _has(config, key)}
+
+
+def _forget_modules() -> None:
+    """Inductor keeps each module that it has made until the process ends; a graph has what it needs
+    of its own, and takes it along when it goes. (The machine code stays loaded.)"""
+    from torch._inductor.codecache import PyCodeCache
+
+    for module in PyCodeCache.modules:
+        sys.modules.pop(module.__name__, None)
+    PyCodeCache.cache_clear()
+    PyCodeCache.linemaps.clear()
 
 
 def _target(name: str) -> Callable[..., Any]:

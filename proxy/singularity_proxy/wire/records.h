@@ -22,7 +22,7 @@ constexpr size_t kMaxPayloadBytes = 1u << 20;   // one WRITE or READ; larger cop
 
 enum class Kind : uint16_t {
   op = 1,        // op: index, base: first new storage id; body: key, values
-  define_op,     // op: index; body: u32 name bytes, u32 overload bytes, u64 schema hash, name, overload
+  define_op,     // op: index; body: u32 name bytes, u32 overload bytes, u64 schema hash, name (empty: no more), overload
   free_storages, // base: count; body: u64 ids; kGeneratorId + id: a generator
   allocate,      // base: id; body: u64 bytes
   resize,        // base: id; body: u64 bytes (contents kept up to the smaller size)

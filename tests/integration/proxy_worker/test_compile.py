@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from singularity_proxy.standalone import Standalone
 
 PROGRAMS = Path(__file__).parents[2] / "support" / "compiled_programs.py"
@@ -72,6 +73,19 @@ def test_everyday_uses_give_what_eager_gives(session: Standalone, compiled_files
     assert list(made.rglob("*.so"))  # compiled code, not operators
 
 
+def test_attention_is_compiled_to_the_fused_kernel_of_its_device(
+    session: Standalone, compiled_files: Path
+) -> None:
+    compared = run(session, "attention")["compared"]
+    assert isinstance(compared, list)
+    assert len(compared) == 3 * 4 + 1
+    made = compiled_files / f"singularity-compiled-{os.getuid()}"
+    code = [path.read_text() for path in made.rglob("*.py")]
+    kernel = "_scaled_dot_product_flash_attention_for_cpu"
+    for name in (f"aten.{kernel}.default(", f"aten.{kernel}_backward.default("):
+        assert sum(name in text for text in code) >= 3, name  # one per kind of mask
+
+
 def test_a_call_is_one_record(session: Standalone) -> None:
     assert run(session, "records") == {"async_records": 1, "sync_records": 0}
 
@@ -108,3 +122,42 @@ def test_training_goes_on_bitwise_after_its_device_went_away(
         finally:
             worker.kill()
     assert json.loads(out) == undisturbed
+
+
+def test_graphs_that_nothing_calls_any_more_are_gone_in_the_proxy_too(tmp_path: Path) -> None:
+    def living(where: str) -> int:
+        """Graphs in the state of the session's device."""
+        folder = tmp_path / where
+        folder.mkdir()
+        session.checkpoint(str(folder))
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return sum(path.read_bytes().count(b"singularity::graph") for path in files)
+
+    with Standalone() as session:
+        worker = subprocess.Popen(
+            [sys.executable, str(PROGRAMS), "freed", "cuda"], env=session.env(), text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "paused\n"
+            assert living("one") == 1
+            pid = session.proxy_pids()[0]
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            session.attach()  # from the journal: of all that were made
+            assert living("rebuilt") == 1
+            worker.stdin.write("go on\n")
+            worker.stdin.flush()
+            assert worker.stdout.readline() == "paused\n"
+            assert living("two") == 2
+            session.park()
+            session.attach()
+            out, _ = worker.communicate("go on\n", timeout=200)
+        finally:
+            worker.kill()
+    answer = json.loads(out)
+    x = torch.arange(1.0, 7.0)
+    assert answer["first"] == pytest.approx((x + 1).log().tolist())
+    assert answer["second"] == pytest.approx((x * 5).cos().tolist(), abs=1e-5)

@@ -1,6 +1,13 @@
 """What a worker may put into a captured graph, and what the proxy makes of it."""
 
+import fcntl
+import gc
+import json
+import mmap
 import os
+import sys
+import time
+import weakref
 import zlib
 from pathlib import Path
 
@@ -100,3 +107,56 @@ def test_compiled_files_are_never_put_into_a_folder_of_others(
     usual.rmdir()
     usual.symlink_to(other)
     assert compiled_files.folder() != usual
+
+
+def test_compiled_files_are_bounded_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    def make(name: str, age: float, size: int = 4096) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(size))
+        os.utime(path, (time.time() - age,) * 2)
+        return path
+
+    hour = 3600.0
+    loaded = make("aa/loaded.so", 9 * hour)
+    oldest, old = make("bb/oldest.py", 8 * hour), make("bb/old.py", 7 * hour)
+    newer, fresh = make("cc/newer.py", 6 * hour), make("cc/fresh.py", 1.0)
+    with loaded.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        os.utime(loaded, (time.time() - 9 * hour,) * 2)
+        assert compiled_files.trim(tmp_path, 5 * 4096) == 0
+        with compiled_files._locked(tmp_path, fcntl.LOCK_SH):  # someone compiles
+            assert compiled_files.trim(tmp_path, 0) == 0
+        assert compiled_files.trim(tmp_path, 3 * 4096) == 2 * 4096
+        assert [p.exists() for p in (loaded, oldest, old, newer, fresh)] == [1, 0, 0, 1, 1]
+        assert compiled_files.trim(tmp_path, 0) == 4096
+        assert [p.exists() for p in (loaded, newer, fresh)] == [1, 0, 1]
+    assert compiled_files.trim(tmp_path, 0) == 4096
+    assert not loaded.exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # importing inductor warns of what torch itself does
+@pytest.mark.skipif(compiled_files.compiler() is None, reason="inductor needs a C++ compiler")
+def test_a_graph_takes_along_what_was_compiled_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(compiled_files, "_chosen", None)
+    for name in (compiled_files.VARIABLE, "TRITON_CACHE_DIR", "TORCH_WARM_POOL"):
+        monkeypatch.setenv(name, "")
+    before = {name for name in sys.modules if "codecache" in name}
+    looks: list[Path] = []
+    monkeypatch.setattr(compiled_files, "_compilations", 0)
+    monkeypatch.setattr(compiled_files, "trim", looks.append)
+    built = Graph(graph(), "cpu")
+    answer = json.loads(built.compile())
+    assert answer["mode"] == "inductor", answer
+    (result,) = built.run([5, torch.ones(5, 3)])
+    assert torch.equal(result, torch.full((5, 3), 4.0))
+    assert looks == [tmp_path / f"singularity-compiled-{os.geteuid()}"]
+    assert {name for name in sys.modules if "codecache" in name} <= before | {
+        "torch._inductor.codecache"
+    }
+    compiled = weakref.ref(built._call)
+    del built, result
+    gc.collect()
+    assert compiled() is None

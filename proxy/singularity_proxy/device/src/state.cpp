@@ -163,6 +163,10 @@ void State::define(uint32_t index, std::string name, std::string overload, uint6
   TORCH_CHECK(index < kMaxOperators, "operator number ", index, " is too large");
   TORCH_CHECK(name == kGraphName || name.size() + overload.size() <= kMaxNameBytes, "the name of operator ", index,
               " is too long");
+  if (name.empty()) {  // a graph that nothing calls any more; its number will be given again
+    if (index < ops.size()) ops[index] = OperatorEntry();
+    return;
+  }
   OperatorEntry entry;
   if (name == kGraphName) entry.graph = std::make_shared<Graph>(overload, device);
   else entry.handle = c10::Dispatcher::singleton().findSchema({name, overload});

@@ -76,7 +76,7 @@ py::dict memory_dict(int index) {
 
 // Runs a captured graph. Takes the arguments out of their list, as a boxed call does, so that memory
 // which only they held is given back as soon as possible.
-py::list call_graph(uintptr_t graph, const py::list& arguments) {
+py::list call_graph(const py::capsule& graph, const py::list& arguments) {
   torch::jit::Stack stack;
   stack.reserve(arguments.size());
   for (const py::handle& a : arguments) {
@@ -84,7 +84,7 @@ py::list call_graph(uintptr_t graph, const py::list& arguments) {
     else stack.emplace_back(a.cast<int64_t>());
   }
   if (PyList_SetSlice(arguments.ptr(), 0, PyList_GET_SIZE(arguments.ptr()), nullptr)) throw py::error_already_set();
-  ship(*reinterpret_cast<Operator*>(graph), &stack);
+  ship(*graph.get_pointer<Operator>(), &stack);
   py::list results(stack.size());
   for (size_t i = 0; i < stack.size(); i++) {
     const c10::IValue& v = stack[i];
@@ -122,9 +122,10 @@ void bind_worker(py::module_& m) {
   m.def("synchronize", &synchronize);
   m.def("stats", &stats);
   m.def("add_graph", [](const py::bytes& packed, uint16_t arguments, int device) {
-    return reinterpret_cast<uintptr_t>(add_graph(packed, arguments, device));
+    // Whoever can call the graph holds this object.
+    return py::capsule(add_graph(packed, arguments, device), [](void* graph) { free_graph(*static_cast<Operator*>(graph)); });
   });
-  m.def("compile_graph", [](uintptr_t graph) { return compile_graph(*reinterpret_cast<Operator*>(graph)); });
+  m.def("compile_graph", [](const py::capsule& graph) { return compile_graph(*graph.get_pointer<Operator>()); });
   m.def("call_graph", &call_graph);
   m.def("resize_storage", [](const at::Tensor& tensor, uint64_t bytes) {
     resize_storage(tensor.storage().unsafeGetStorageImpl(), bytes);

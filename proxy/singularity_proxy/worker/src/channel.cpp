@@ -12,6 +12,7 @@
 #include <cstdlib>
 
 #include "interrupts.h"
+#include "ship.h"
 
 namespace singularity {
 namespace {
@@ -30,6 +31,8 @@ int env_int(const char* name, int otherwise) {
   const char* text = std::getenv(name);
   return text && *text ? std::atoi(text) : otherwise;
 }
+
+bool is_graph(const Freed& freed) { return freed.id >> 62 == kGraphId >> 62; }
 
 [[noreturn]] void throw_python_error() {  // with the GIL, and an error set
   python_error error;
@@ -319,32 +322,31 @@ void Channel::flush_frees() {
   }
   uint64_t ids[1024];
   size_t done = 0;
-  while (done < freeing_.size()) {
-    size_t n = 0, next = done;
-    for (; next < freeing_.size() && n < std::size(ids); next++) {
-      const Freed& freed = freeing_[next];
-      if (freed.id) ids[n++] = freed.id;
-    }
-    if (n) {
-      RecordHeader* record;
-      try {
-        record = begin(Kind::free_storages, 0, n * 8);
-      } catch (...) {  // interrupted while the queue was full: the next call tells the rest
-        std::lock_guard<SpinLock> guard(free_lock_);
-        free_.insert(free_.end(), freeing_.begin() + static_cast<std::ptrdiff_t>(done), freeing_.end());
-        freed_.store(kManyFrees, std::memory_order_relaxed);
-        freeing_.clear();
-        throw;
+  try {
+    while (done < freeing_.size()) {
+      size_t n = 0, next = done;
+      for (; next < freeing_.size() && n < std::size(ids) && !is_graph(freeing_[next]); next++)
+        if (freeing_[next].id) ids[n++] = freeing_[next].id;
+      if (n) {
+        RecordHeader* record = begin(Kind::free_storages, 0, n * 8);
+        record->base = n;
+        std::memcpy(record + 1, ids, n * 8);
+        requests.advance(record->length);  // the last one travels with the record that follows
       }
-      record->base = n;
-      std::memcpy(record + 1, ids, n * 8);
-      requests.advance(record->length);  // the last one travels with the record that follows
+      for (; done < next; done++) {
+        addresses.give_back(freeing_[done].address, freeing_[done].bytes);
+        if (freeing_[done].record) spare_records_.push_back(freeing_[done].record);
+      }
+      for (; done < freeing_.size() && is_graph(freeing_[done]); done++)
+        forget_graph(*this, static_cast<uint32_t>(freeing_[done].id));
+      if (done < freeing_.size()) requests.publish();  // unpublished, a million of them would fill the queue
     }
-    for (; done < next; done++) {
-      addresses.give_back(freeing_[done].address, freeing_[done].bytes);
-      if (freeing_[done].record) spare_records_.push_back(freeing_[done].record);
-    }
-    if (done < freeing_.size()) requests.publish();  // unpublished, a million of them would fill the queue
+  } catch (...) {  // interrupted while the queue was full: the next call tells the rest
+    std::lock_guard<SpinLock> guard(free_lock_);
+    free_.insert(free_.end(), freeing_.begin() + static_cast<std::ptrdiff_t>(done), freeing_.end());
+    freed_.store(kManyFrees, std::memory_order_relaxed);
+    freeing_.clear();
+    throw;
   }
   freeing_.clear();
 }

@@ -1,5 +1,6 @@
 #include "operators.h"
 
+#include <algorithm>
 #include <set>
 
 #include "devices_of_calls.h"
@@ -17,16 +18,20 @@ std::vector<Operator*>& operators() {
 Operator* add_graph(std::string packed, uint16_t arguments, int device) {
   auto* op = new Operator();
   const std::lock_guard<std::mutex> guard(cache_mutex);
-  op->index = static_cast<uint32_t>(operators().size());
+  auto place = std::find(operators().begin(), operators().end(), nullptr);
+  if (place == operators().end()) place = operators().insert(place, nullptr);
+  *place = op;
+  op->index = static_cast<uint32_t>(place - operators().begin());
   op->name = kGraphName;
   op->overload = std::move(packed);
   op->arguments = arguments;
   op->graph_device = device;
   op->is_value.assign(arguments, 0);
   op->is_host.assign(arguments, 1);
-  operators().push_back(op);
   return op;
 }
+
+void free_graph(Operator& op) { channel(op.graph_device).free_storage({kGraphId | op.index, nullptr, 0}); }
 
 Operator* add_operator(const c10::OperatorHandle& handle) {
   static const std::set<std::string> kValuesDecideShape = {"aten::arange", "aten::range", "aten::linspace",

@@ -82,7 +82,7 @@ struct Operator {
   }
 };
 
-// All of them, by index. Grows under `cache_mutex` once the worker runs.
+// All of them, by index; null: a graph that is gone. Changes under `cache_mutex` once the worker runs.
 std::vector<Operator*>& operators();
 extern std::mutex cache_mutex;  // several channels share the caches
 

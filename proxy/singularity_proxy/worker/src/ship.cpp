@@ -82,7 +82,8 @@ const CacheEntry* find(Operator& op, Buffer& key, uint32_t settings) {
 void remember(Operator& op, Channel& c, std::unique_ptr<CacheEntry> fresh) {
   if (find(op, c.key, c.settings_id)) return;
   if (++cache_entries > kMaxCacheEntries) {
-    for (Operator* o : operators()) o->forget();
+    for (Operator* o : operators())
+      if (o) o->forget();
     cache_entries = 1;
   }
   fresh->key.assign(c.key.data(), c.key.data() + c.key.size());
@@ -156,7 +157,7 @@ void ship(Operator& op, Stack* stack) {
         }
       }
       if (fresh && !op.always_sync) {
-        if (several) cache_lock.lock();
+        cache_lock.lock();  // also against add_graph
         remember(op, c, std::move(fresh));
       }
     }
@@ -165,6 +166,21 @@ void ship(Operator& op, Stack* stack) {
   // Outside of the lock: dropping arguments can run Python.
   torch::jit::drop(*stack, op.arguments);
   for (IValue& r : results) stack->push_back(std::move(r));
+}
+
+void forget_graph(Channel& c, uint32_t index) {
+  if (index < c.defined.size() && c.defined[index]) {  // a definition without a name ends one
+    RecordHeader* record = c.begin(Kind::define_op, 0, 16);
+    record->op = index;
+    std::memset(record + 1, 0, 16);
+    c.requests.advance(record->length);
+    c.defined[index] = false;
+  }
+  const std::lock_guard<std::mutex> guard(cache_mutex);
+  Operator*& op = operators()[index];
+  for (const auto& [hash, entries] : op->cache) cache_entries -= entries.size();
+  delete op;
+  op = nullptr;
 }
 
 std::string compile_graph(Operator& op) {

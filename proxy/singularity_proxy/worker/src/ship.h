@@ -21,6 +21,11 @@ torch::CppFunction shipped_kernel(Operator* op);
 // sizes on one virtual device; `compile_graph` lets the proxy compile it and returns its JSON answer.
 Operator* add_graph(std::string packed, uint16_t arguments, int device);
 std::string compile_graph(Operator& op);
+// Nothing calls the graph any more. From any thread, without a lock: the entry lives on until its
+// channel tells the proxy, with the storages that died (`forget_graph`, under `Locked`).
+void free_graph(Operator& op);
+void forget_graph(Channel& channel, uint32_t index);
+constexpr uint64_t kGraphId = 1ull << 62;  // in Freed::id: not a storage but the operator of this number
 
 // Takes the CUDA dispatch key: guard, allocator, hooks and a kernel for every ATen operator. Called
 // once by the import hook, after torch._C is loaded. Returns figures (operators shipped, kept, ms).
