@@ -234,7 +234,7 @@ def freed():
 
     x = torch.arange(1.0, 7.0, device=DEVICE)
     kept = torch.compile(lambda a: (a + 1).log())
-    for power in range(2, 6):
+    for power in (2, 3):
         gone = torch.compile(lambda a, power=power: (a**power).sum(0, keepdim=True))
         assert gone(x).shape == (1,)
         del gone
