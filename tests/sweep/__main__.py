@@ -1,4 +1,4 @@
-"""`PYTHONPATH=tests python -m sweep [--ops REGEX] [--samples N] [--jobs N] [--out FILE]`"""
+"""`PYTHONPATH=tests python -m sweep [OPTION...]`: the operators of torch, proxied beside native."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ def main() -> int:
         "--update", action="store_true", help="write the table of known differences anew"
     )
     parser.add_argument("--out", type=Path, help="write the results there as JSON")
+    parser.add_argument(
+        "--folder", type=Path, help="keep answers there; a sweep that was ended goes on with them"
+    )
     options = parser.parse_args()
     if options.update and (options.ops or options.dtypes):
         parser.error("--update needs every operator: leave out --ops and --dtypes")
@@ -32,7 +35,7 @@ def main() -> int:
         for name, dtype in list_tasks()
         if re.search(options.ops, name) and (wanted is None or dtype in wanted)
     ]
-    results = sweep(tasks, options.samples, options.jobs)
+    results = sweep(tasks, options.samples, options.jobs, options.folder)
     report = {
         **figures(results),
         "tasks": {f"{name}/{dtype}": r for (name, dtype), r in sorted(results.items())},

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,11 @@ class Shard:
         self.again: set[Task] = set()
 
     def run(self) -> None:
-        number = 0
         while self.left:
-            number += 1
-            out = self.folder / f"{number}.jsonl"
-            out.touch()
+            left = len(self.left)
+            handle, name = tempfile.mkstemp(dir=self.folder, prefix="run-", suffix=".jsonl")
+            os.close(handle)
+            out = Path(name)
             (self.folder / "tasks.json").write_text(json.dumps(self.left))
             with Standalone() as session, open(self.folder / "stderr", "w+") as stderr:
                 worker = subprocess.Popen(
@@ -65,8 +67,10 @@ class Shard:
                     "samples": 1, "failures": [[0, {"crash": why}]], "stderr": tail,
                 }  # fmt: skip
                 self.left.remove(begun)
-            elif worker.returncode and self.left:
-                raise RuntimeError(f"the sweep's worker failed before its first task: {tail}")
+            elif self.left and len(self.left) == left:
+                raise RuntimeError(
+                    f"the sweep's worker failed before its first task ({worker.returncode}): {tail}"
+                )
 
     def _wait(self, worker: subprocess.Popen[bytes], out: Path) -> bool:
         size, since = 0, time.monotonic()
@@ -84,32 +88,52 @@ class Shard:
                     return True
 
     def _collect(self, out: Path) -> Task | None:
-        begun: Task | None = None
-        for line in out.read_text().splitlines():
-            entry = json.loads(line)
-            if "begin" in entry:
-                begun = (entry["begin"][0], entry["begin"][1])
-            else:
-                task = (entry["task"][0], entry["task"][1])
-                self.results[task] = {k: v for k, v in entry.items() if k != "task"}
-                self.left.remove(task)
-                begun = None
+        done, begun = answers(out)
+        self.results.update(done)
+        self.left = [task for task in self.left if task not in done]
         return begun
 
 
-def sweep(tasks: Sequence[Task], samples: int = 0, jobs: int = 1) -> dict[Task, dict[str, Any]]:
-    """Results of `tasks`, `samples` of each (0: all), in `jobs` sessions at once."""
-    with tempfile.TemporaryDirectory() as folder:
+def answers(out: Path) -> tuple[dict[Task, dict[str, Any]], Task | None]:
+    """What a worker wrote: the results, and the task that it began and did not finish."""
+    done: dict[Task, dict[str, Any]] = {}
+    begun: Task | None = None
+    for line in out.read_text().splitlines():
+        entry = json.loads(line)
+        if "begin" in entry:
+            begun = (entry["begin"][0], entry["begin"][1])
+        else:
+            done[entry["task"][0], entry["task"][1]] = {
+                k: v for k, v in entry.items() if k != "task"
+            }
+            begun = None
+    return done, begun
+
+
+def sweep(
+    tasks: Sequence[Task], samples: int = 0, jobs: int = 1, folder: Path | None = None
+) -> dict[Task, dict[str, Any]]:
+    """Results of `tasks`, `samples` of each (0: all), in `jobs` sessions at once.
+
+    With a `folder` the workers' answers are kept there, and tasks that it has answers for are not
+    run again: a sweep that was ended goes on.
+    """
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        known: dict[Task, dict[str, Any]] = {}
+        for out in folder.glob("*/run-*.jsonl"):
+            known.update(answers(out)[0])
+        left = [task for task in tasks if task not in known]
         shards = []
         for i in range(jobs):
-            (place := Path(folder) / str(i)).mkdir()
-            shards.append(Shard(tasks[i::jobs], samples, place))
-        threads = [threading.Thread(target=s.run) for s in shards]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return {task: answer for s in shards for task, answer in s.results.items()}
+            (place := folder / str(i)).mkdir(parents=True, exist_ok=True)
+            shards.append(Shard(left[i::jobs], samples, place))
+        with ThreadPoolExecutor(jobs) as threads:
+            for done in [threads.submit(shard.run) for shard in shards]:
+                done.result()  # a shard that failed must not look like one with fewer tasks
+    found = known | {task: answer for s in shards for task, answer in s.results.items()}
+    return {task: found[task] for task in tasks}
 
 
 def figures(results: dict[Task, dict[str, Any]]) -> dict[str, Any]:
