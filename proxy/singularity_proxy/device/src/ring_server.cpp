@@ -19,11 +19,10 @@ namespace {
 constexpr uint64_t kMaxReplayNs = 10'000'000'000ull;
 constexpr uint64_t kSnapshotShare = 100;
 constexpr size_t kErrorReplyBytes = 8192;
-// A small state's base is due much earlier, because writing it is nothing beside the work since the last
-// one (so many times its time), and a journal that stays short stays in memory that is in use already.
-constexpr uint64_t kCheapShare = 500;
-constexpr uint64_t kLookAgainBytes = 1 << 20;
-constexpr uint64_t kCheapFirstState = 16 << 20;  // of which it is not known yet how long a base takes
+// A small state's base is due when the journal is so many times longer: writing it costs less than fresh
+// memory for a longer journal does.
+constexpr uint64_t kSmallStateShare = 8;
+constexpr uint64_t kShortJournal = 16 << 20;
 
 // A base writes the whole state; the journal between two of them is so many times longer, as long as
 // that is no more than so many times `journal_bytes`. So long may also a spare snapshot be, whose memory
@@ -393,13 +392,8 @@ void RingServer::new_base_if_due() {
   if (!journal_.is_open()) return;
   const bool slow = busy_ns_ > std::max(kMaxReplayNs, kSnapshotShare * snapshot_ns_);
   const bool many = options_.journal_records && records_since_base_ >= options_.journal_records;
-  bool cheap = false;
-  if (__builtin_expect(journal_.bytes() > next_look_bytes_, 0)) {
-    next_look_bytes_ = journal_.bytes() + kLookAgainBytes;
-    cheap = snapshot_ns_ ? busy_ns_ > kCheapShare * snapshot_ns_ : state_.bytes() < kCheapFirstState;
-  }
-  if (__builtin_expect(journal_.bytes() <= next_base_bytes_ && !slow && !many && !cheap, 1)) return;
-  if (!slow && !many && !cheap && next_base_bytes_) {
+  if (__builtin_expect(journal_.bytes() <= next_base_bytes_ && !slow && !many, 1)) return;
+  if (!slow && !many && next_base_bytes_) {
     const uint64_t limit = wanted_length();
     if (journal_.bytes() <= limit) {
       plan(limit);
@@ -424,6 +418,8 @@ uint64_t RingServer::most_kept() const {
 // Of the journal when the next base is due, if nothing else asks for one.
 uint64_t RingServer::wanted_length() const {
   const uint64_t state = state_.bytes();
+  if (state < options_.journal_bytes / kSmallStateShare)
+    return std::min(options_.journal_bytes, std::max(kShortJournal, kSmallStateShare * state));
   return std::max({options_.journal_bytes, state, std::min(kBaseShare * state, most_kept())});
 }
 
@@ -446,7 +442,6 @@ void RingServer::new_base() {
   snapshot_ns_ = monotonic_ns() - start;
   busy_ns_ = 0;
   records_since_base_ = 0;
-  next_look_bytes_ = kShortJournal;
   plan(wanted_length());
   try {
     journal_.restart(state_.seq);

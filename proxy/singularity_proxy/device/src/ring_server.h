@@ -164,9 +164,7 @@ class RingServer {
   bool have_snapshot_ = false;
   uint64_t already_done_ = 0;   // done_seq at the attach: errors up to here were told
   uint64_t clock_base_ = 0, attached_ns_ = 0;
-  static constexpr uint64_t kShortJournal = 4 << 20;
   uint64_t next_base_bytes_ = 0, snapshot_ns_ = 0;
-  uint64_t next_look_bytes_ = kShortJournal;  // the journal's length at which an early base may be worth it
   uint64_t busy_since_ = 0, busy_ns_ = 0;  // time spent with records since the last base
   uint64_t records_since_base_ = 0;
 
