@@ -173,6 +173,54 @@ def test_a_large_state_keeps_no_spare(proxies: Proxies, ring: RingClient) -> Non
     assert held(ring.path.parent).keys() == {".snap", ".journal"}
 
 
+def test_a_state_that_shrank_keeps_no_large_spare(proxies: Proxies, ring: RingClient) -> None:
+    proxy = proxies.bound()
+    proxy.attach(ring, journal=8 * MIB)
+    ring.allocate(1, 12 * MIB)
+    for number in range(160):
+        ring.write(1, bytes([number]) * (1 << 18), (number % 48) << 18)
+    ring.sync()
+    assert held(ring.path.parent)[".snap"] >= 12 * MIB
+    ring.record(w.FREE, struct.pack("<Q", 1), base=1)
+    ring.publish()
+    ring.allocate(2, MIB)
+    before = proxy.call("stats")["rings"]["ring"]["snapshots"]
+    for number in range(160):
+        ring.write(2, bytes([number]) * (1 << 18), (number % 4) << 18)
+    ring.sync()
+    assert proxy.call("stats")["rings"]["ring"]["snapshots"] > before
+    files = held(ring.path.parent)
+    assert files[".snap"] < 2 * MIB
+    assert files.get(".snap.tmp", 0) <= 4 * MIB
+
+
+def test_a_long_write_that_ends_proxies_fails_and_nothing_else(
+    proxies: Proxies, ring: RingClient
+) -> None:
+    """It is in the ring alone: the journal has a long write only when it was executed."""
+    proxy = proxies.bound()
+    proxy.attach(ring, journal=1 << 26)
+    ring.allocate(1, MIB)
+    ring.write(1, b"a" * (1 << 18))
+    ring.sync()
+    proxy.stop()
+    poison = ring.write(1, b"b" * (1 << 18))
+    proxy.kill()
+    proxy = proxies.bound()
+    answer = proxy.attach(ring, journal=1 << 26, give_up_seq=poison, deaths=3)
+    assert answer["given_up"] == "copy to the device"
+    ring.wait(f"self.error_seq == {poison}")
+    assert "ended 3 times while it executed copy to the device" in ring.failure
+    ring.word(648, 0)
+    for _ in range(2):  # also as the journal tells it
+        assert ring.read(1, 8) == b"a" * 8
+        proxy.kill()
+        proxy = proxies.bound()
+        proxy.attach(ring, journal=1 << 26)
+    ring.write(1, b"c" * (1 << 18))
+    assert ring.read(1, 8) == b"c" * 8
+
+
 @pytest.mark.parametrize(
     ("name", "foreign"),
     [

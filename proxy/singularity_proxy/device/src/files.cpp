@@ -109,10 +109,17 @@ void NewFile::finish(bool durable) {
   flush();
   if (durable && ::fsync(fd_.get())) throw FileError(errno, "cannot flush", temporary_);
 }
-void NewFile::commit(bool durable, bool spare) {
-  const bool exchanged =
-      spare && ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0;
-  if (!exchanged && ::rename(temporary_.c_str(), path_.c_str())) throw FileError(errno, "cannot rename to", path_);
+bool NewFile::exchange(uint64_t spare) {
+  struct stat old, mine;
+  if (!spare || ::lstat(path_.c_str(), &old) || !S_ISREG(old.st_mode) || ::fstat(fd_.get(), &mine)) return false;
+  // One that `take_over` would refuse later only takes room.
+  const uint64_t useful = 2 * std::max(static_cast<uint64_t>(mine.st_size), uint64_t{kStageBytes});
+  const auto held = std::max(static_cast<uint64_t>(old.st_size), static_cast<uint64_t>(old.st_blocks) * 512);
+  return held <= std::min(spare, useful) &&
+         ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0;
+}
+void NewFile::commit(bool durable, uint64_t spare) {
+  if (!exchange(spare) && ::rename(temporary_.c_str(), path_.c_str())) throw FileError(errno, "cannot rename to", path_);
   kept_ = true;
   if (!durable) return;
   const size_t slash = path_.rfind('/');

@@ -62,11 +62,13 @@ class NewFile {
   const std::string& temporary() const { return temporary_; }
   static std::string temporary_of(const std::string& path) { return path + ".tmp"; }
   void finish(bool durable);  // everything is in the temporary file now
-  void commit(bool durable, bool spare = false);  // ... and becomes `path`, and what was there the temporary
+  // ... and becomes `path`. What was there stays as the temporary, for `reuse`, if it has at most `spare` bytes.
+  void commit(bool durable, uint64_t spare = 0);
 
  private:
   void create(uint64_t expected);
   bool take_over(uint64_t expected);
+  bool exchange(uint64_t spare);
   void flush();
   void put(const char* data, size_t bytes);
   std::string path_, temporary_;

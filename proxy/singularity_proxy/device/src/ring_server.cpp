@@ -34,6 +34,23 @@ constexpr uint64_t kMostKept = 4;
 
 // ---- serving
 
+// Room that a spare snapshot takes is had before recovery is given up. True: it is in the journal.
+template <class Append>
+bool RingServer::journaled(Append append) {
+  try {
+    try {
+      append();
+    } catch (const FileError& error) {
+      if ((error.number != ENOSPC && error.number != EDQUOT) || !drop_spare()) throw;
+      append();
+    }
+    return true;
+  } catch (const FileError& error) {
+    switch_recovery_off(error.text);
+    return false;
+  }
+}
+
 void RingServer::serve() {
   busy_since_ = monotonic_ns();
   while (!stop_.load(std::memory_order_relaxed)) {
@@ -95,8 +112,12 @@ RingServer::Step RingServer::step(const RecordHeader& record, const char* body) 
   }
   if (!write_long(kept, body)) {
     append(kept, body);
+    // One that ended proxies before it was in the journal: a long write, or without a journal.
+    Failure failure;
+    const bool give_up = kept.seq == options_.give_up_seq;
+    if (give_up) failure = given_up(kept);
     Executing executing(*this, kept);
-    apply(kept, body, nullptr, false);
+    apply(kept, body, give_up ? &failure : nullptr, false);
   }
   finish(kept);
   new_base_if_due();
@@ -115,14 +136,9 @@ bool RingServer::write_long(const RecordHeader& record, const char* body) {
   char *used = nullptr, *kept = nullptr;
   try {
     if (bytes <= in.left()) used = state_.host_memory(record.base, offset, bytes);
-    if (!used) return false;
-    kept = journal_.open_write(record, offset, bytes);
-  } catch (const FileError& error) {
-    switch_recovery_off(error.text);
-    return false;
   } catch (...) {  // memory that must be copied first, and is not there
-    return false;
   }
+  if (!used || !journaled([&] { kept = journal_.open_write(record, offset, bytes); })) return false;
   {
     Executing executing(*this, record);
     copy_twice(kept, used, state_.storage(record.base).nbytes() >= kBeyondCaches, in.bytes(bytes), bytes);
@@ -159,13 +175,7 @@ RingServer::Step RingServer::answer(const RecordHeader& record, const char* body
       return Step::stopped;
     }
   }
-  if (journal_.is_open()) {
-    try {
-      journal_.append_stub(record);
-    } catch (const FileError& error) {
-      switch_recovery_off(error.text);
-    }
-  }
+  if (journal_.is_open()) journaled([&] { journal_.append_stub(record); });
   finish(record);
   return Step::done;
 }
@@ -185,6 +195,7 @@ bool RingServer::reply_bytes(const RecordHeader& record, const char* body) {
   }
   const ReplyHeader head{static_cast<uint32_t>(length), static_cast<uint32_t>(bytes), record.seq, 0, 0};
   std::memcpy(place, &head, sizeof(head));
+  publish_memory();
   publish_reply(record.seq, length);
   return true;
 }
@@ -206,11 +217,7 @@ void RingServer::apply(const RecordHeader& record, const char* body, const Failu
     }
   }
   if (failed && !failure.repeatable && !replaying && journal_.is_open()) {
-    try {
-      journal_.append_failed(record.seq, static_cast<uint32_t>(failure.status), failure.text);
-    } catch (const FileError& error) {
-      switch_recovery_off(error.text);
-    }
+    journaled([&] { journal_.append_failed(record.seq, static_cast<uint32_t>(failure.status), failure.text); });
     // It may have changed a part of its arguments: only a new base can repeat that.
     if (journal_.is_open() && (record.flags & kNoOutputs)) next_base_bytes_ = 0;
   }
@@ -255,11 +262,11 @@ void RingServer::finish(const RecordHeader& record) {
   operations_.store(executor_.operations(), std::memory_order_relaxed);
   // In a row of records only now and then: asking for the time costs as much as a small record, and the
   // figures of memory as much on a cpu device, more on others. But a worker that wants a new peak gets
-  // it at once.
-  const bool look = (record.flags & kReply) || record.seq % 16 == 0 || !requests_.available(record.length + sizeof(record));
-  if (state_.device.is_cpu() ? look || !h->memory_peak.load(std::memory_order_relaxed) ||
-                                   !h->ring_memory_peak.load(std::memory_order_relaxed)
-                             : record.flags & kReply)
+  // it at once, and one that had a reply has them since before it.
+  const bool answered = record.flags & kReply;
+  const bool look = answered || record.seq % 16 == 0 || !requests_.available(record.length + sizeof(record));
+  if (!answered && state_.device.is_cpu() &&
+      (look || !h->memory_peak.load(std::memory_order_relaxed) || !h->ring_memory_peak.load(std::memory_order_relaxed)))
     publish_memory();
   if (look) {
     const uint64_t now = monotonic_ns();
@@ -341,6 +348,7 @@ void RingServer::make_reply(uint64_t seq, Status status, const char* payload, si
 // False when there is no room (or, when waiting, the thread was asked to stop first): the reply then
 // stays a part of the state.
 bool RingServer::flush_reply(bool wait) {
+  publish_memory();
   const size_t n = state_.pending_reply.size();
   char* place = replies_.reserve(n, wait ? idle_ : brief_);
   if (!place) return false;
@@ -363,14 +371,9 @@ void RingServer::publish_reply(uint64_t seq, size_t bytes) {
 // ---- the journal
 
 void RingServer::append(const RecordHeader& record, const char* body) {
-  if (!journal_.is_open()) return;
-  try {
-    journal_.append(record, body);
-    records_since_base_++;
-    journal_now_.store(journal_.bytes(), std::memory_order_relaxed);
-  } catch (const FileError& error) {
-    switch_recovery_off(error.text);
-  }
+  if (!journal_.is_open() || !journaled([&] { journal_.append(record, body); })) return;
+  records_since_base_++;
+  journal_now_.store(journal_.bytes(), std::memory_order_relaxed);
 }
 
 // The user's work goes on; only a kill of this proxy would lose it from now on. What is on file would
@@ -423,7 +426,7 @@ uint64_t RingServer::wanted_length() const {
   return std::max({options_.journal_bytes, state, std::min(kBaseShare * state, most_kept())});
 }
 
-void RingServer::drop_spare() { ::unlink(NewFile::temporary_of(snapshot_path()).c_str()); }
+bool RingServer::drop_spare() { return ::unlink(NewFile::temporary_of(snapshot_path()).c_str()) == 0; }
 
 void RingServer::plan(uint64_t bytes) {
   next_base_bytes_ = bytes;
@@ -434,7 +437,7 @@ void RingServer::new_base() {
   const uint64_t start = monotonic_ns();
   {
     Snapshot snapshot(state_, clock_ns(), snapshot_path(), {.reuse = true});
-    snapshot.commit(snapshot.bytes() <= most_kept());
+    snapshot.commit(most_kept());
   }
   have_snapshot_ = true;
   dirty_ = false;

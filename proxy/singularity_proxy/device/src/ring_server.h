@@ -137,7 +137,9 @@ class RingServer {
   void plan(uint64_t bytes);  // the journal's length at which the next base is due
   uint64_t wanted_length() const;
   uint64_t most_kept() const;
-  void drop_spare();
+  bool drop_spare();  // true: there was one
+  template <class Append>
+  bool journaled(Append append);
   void publish_memory();
   void publish_facts();
   uint64_t clock_ns() const { return clock_base_ + monotonic_ns() - attached_ns_; }

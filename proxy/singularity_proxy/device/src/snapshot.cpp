@@ -221,7 +221,7 @@ Snapshot::Snapshot(const State& state, uint64_t clock_ns, const std::string& pat
   bytes_ = header.file_bytes;
 }
 
-void Snapshot::commit(bool spare) { file_.commit(durable_, spare); }
+void Snapshot::commit(uint64_t spare) { file_.commit(durable_, spare); }
 
 bool snapshot_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 

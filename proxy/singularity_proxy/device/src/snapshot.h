@@ -43,7 +43,7 @@ class Snapshot {
   // Throws FileError; then nothing is left behind.
   Snapshot(const State& state, uint64_t clock_ns, const std::string& path, Options options);
   // `spare`: the snapshot that it replaces stays in the place of the temporary file.
-  void commit(bool spare = false);
+  void commit(uint64_t spare = 0);
   uint64_t bytes() const { return bytes_; }
 
  private:

@@ -68,7 +68,7 @@ bool proxy_is_cpu() {
   return cpu;
 }
 
-std::array<Channel*, kMaxDevices> known_channels{};
+std::array<std::atomic<Channel*>, kMaxDevices> known_channels{};
 
 Channel& checked_channel(int index) {
   static std::array<std::unique_ptr<Channel>, kMaxDevices>& all = *[] {
@@ -81,7 +81,9 @@ Channel& checked_channel(int index) {
   }();
   TORCH_CHECK(index >= 0 && index < device_count(), "CUDA error: invalid device ordinal (cuda:", index,
               " of ", device_count(), ")");
-  return *(known_channels[static_cast<size_t>(index)] = all[static_cast<size_t>(index)].get());
+  Channel* found = all[static_cast<size_t>(index)].get();
+  known_channels[static_cast<size_t>(index)].store(found, std::memory_order_release);
+  return *found;
 }
 
 int current_device() { return this_device; }

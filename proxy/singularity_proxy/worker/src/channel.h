@@ -162,10 +162,10 @@ void write_default_seed(Channel& channel);
 
 // The channel of a device. Checks the index: "invalid device ordinal".
 Channel& checked_channel(int index);
-extern std::array<Channel*, kMaxDevices> known_channels;  // those that were asked for before
+extern std::array<std::atomic<Channel*>, kMaxDevices> known_channels;  // those that were asked for before
 inline Channel& channel(int index) {
-  if (__builtin_expect(static_cast<unsigned>(index) < kMaxDevices && known_channels[static_cast<unsigned>(index)], 1))
-    return *known_channels[static_cast<unsigned>(index)];
+  if (const auto i = static_cast<unsigned>(index); __builtin_expect(i < kMaxDevices, 1))
+    if (Channel* known = known_channels[i].load(std::memory_order_acquire); __builtin_expect(known != nullptr, 1)) return *known;
   return checked_channel(index);
 }
 int device_count();               // V, from SINGULARITY_DEVICES

@@ -120,10 +120,10 @@ constexpr uint64_t kPieceBytes = kMaxPayloadBytes / 4;  // of one record: both s
 // `bytes` of host memory into the storage of contiguous `target`, in records that are complete in
 // themselves: the proxy can stop between any two of them.
 void write_bytes(const Tensor& target, const char* from, uint64_t bytes) {
-  StorageRecord* storage = record_of(target);
-  Channel& c = *storage->channel;
+  Channel& c = *record_of(target)->channel;
   uint64_t at = static_cast<uint64_t>(target.storage_offset()) * target.element_size();
   Locked lock(c);
+  const StorageRecord* storage = record_of(target);  // another thread may have resized it before
   c.raise_async_error();
   c.flush_frees();
   while (bytes) {
@@ -145,10 +145,10 @@ void write_bytes(const Tensor& target, const char* from, uint64_t bytes) {
 // The bytes of contiguous `source` into host memory. Several requests are under way at a time, so that
 // the proxy fills the queue while the worker empties it.
 void read_bytes(const Tensor& source, char* to, uint64_t bytes) {
-  StorageRecord* storage = record_of(source);
-  Channel& c = *storage->channel;
+  Channel& c = *record_of(source)->channel;
   uint64_t at = static_cast<uint64_t>(source.storage_offset()) * source.element_size();
   Locked lock(c);
+  const StorageRecord* storage = record_of(source);  // another thread may have resized it before
   c.raise_async_error();
   c.flush_frees();
   const uint64_t window = std::max<uint64_t>(c.header()->reply_bytes / kPieceBytes, 2) - 1;

@@ -193,9 +193,9 @@ ShapedTensor::ShapedTensor(c10::Storage&& storage, const ShapedTensor& like)
 }
 
 void resize_storage(c10::StorageImpl* storage, uint64_t bytes) {
-  StorageRecord* record = record_of(storage);
-  Channel& c = *record->channel;
+  Channel& c = *record_of(storage)->channel;
   Locked lock(c);
+  const StorageRecord* record = record_of(storage);  // another thread may have resized it before
   c.raise_async_error();
   follow_settings(c);
   c.flush_frees();
