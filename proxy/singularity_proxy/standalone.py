@@ -383,6 +383,10 @@ class Standalone:
             held = int((await proxy.peer.call("hold"))["bytes"])
         except SingularityError:
             return False  # it keeps no journal, or is held
+        # The driver moves what is reserved, which is more than the policy was asked about.
+        if not park_policy.has_room(held, driver.host_free_bytes(proxy.process.pid)):
+            await proxy.peer.call("release", epoch=self.epoch)
+            return False
         try:
             await asyncio.to_thread(driver.park, self.driver, proxy.process.pid, held)
         except driver.DriverLost:

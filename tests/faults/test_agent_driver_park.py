@@ -170,16 +170,71 @@ async def test_an_agent_is_killed_while_the_driver_hangs(
         double.plan("checkpoint hang")
         park = asyncio.ensure_future(box.park(session, 1))
         await until(lambda: double.calls() == ["lock"])
+        await until(lambda: (double.folder / "plan").read_text() == "")
+        [left] = helpers(library)
         await box.kill_agent()
         await asyncio.gather(park, return_exceptions=True)
-        # The agent before it had a helper, which still waits for the driver.
-        for left in processes_with(library.encode(), in_environment=False):
-            os.kill(left.pid, signal.SIGKILL)
+        # The helper of the agent before it, which still waits for the driver, was ended first.
+        assert not alive(left)
         assert (await box.session(session))["devices"] == []
         await box.attach(session, 2)
         go(box, 5)
         await box.logged(session, "done")
         assert losses(box.log(session)) == reference
+
+
+@pytest.mark.asyncio
+async def test_an_agent_is_killed_while_the_driver_brings_a_proxy_back(
+    double: Double, library: str, reference: dict[int, str]
+) -> None:
+    async with agent("driver") as box:
+        session = await training(box, 5)
+        [first] = box.proxies_of(session)
+        assert (await box.park(session, 1))["stays"] is True
+        double.plan("restore hang")
+        attach = asyncio.ensure_future(box.attach(session, 2))
+        await until(lambda: (double.folder / "plan").read_text() == "")
+        [left] = helpers(library)
+        await box.kill_agent()
+        await asyncio.gather(attach, return_exceptions=True)
+        assert not alive(left)
+        # Its restore might still end, on a device that is another session's by then.
+        assert not alive(first)
+        assert (await box.session(session))["devices"] == []
+        assert (await parks(box))["proxies"] == 0
+        await box.attach(session, 3)
+        go(box, 5)
+        await box.logged(session, "done")
+        assert losses(box.log(session)) == reference
+
+
+@pytest.mark.asyncio
+async def test_a_proxy_that_is_off_a_device_it_was_going_to_is_ended(
+    double: Double, library: str, reference: dict[int, str]
+) -> None:
+    async with agent("driver") as box:
+        session = await training(box, 5)
+        [first] = box.proxies_of(session)
+        await box.park(session, 1)
+        double.plan("restore hang")
+        attach = asyncio.ensure_future(box.attach(session, 2))
+        await until(lambda: (double.folder / "plan").read_text() == "")
+        [left] = helpers(library)
+        (box.root / "state" / "driver-helpers" / str(left)).unlink()  # nothing tells of it
+        await box.kill_agent()
+        await asyncio.gather(attach, return_exceptions=True)
+        assert alive(left)
+        os.kill(left, signal.SIGKILL)
+        assert not alive(first)
+        await box.attach(session, 3)
+        go(box, 5)
+        await box.logged(session, "done")
+        assert losses(box.log(session)) == reference
+
+
+def helpers(library: str) -> list[int]:
+    """The driver helpers that use this module's library."""
+    return [found.pid for found in processes_with(library.encode(), in_environment=False)]
 
 
 CHILDREN = """

@@ -28,6 +28,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -172,11 +173,15 @@ class DriverHelper:
     """The driver's calls made by another process, each with a time limit. Thread-safe.
 
     Used by whoever owns device proxies (the node agent, `standalone`, `gpu`); make one per machine
-    and keep it. `library` is the driver; the process is started at the first call.
+    and keep it. `library` is the driver; the process is started at the first call. `on_start` is
+    told its pid before it is asked anything; what it raises is raised by the call.
     """
 
-    def __init__(self, library: str = LIBRARY) -> None:
+    def __init__(
+        self, library: str = LIBRARY, on_start: Callable[[int], None] | None = None
+    ) -> None:
         self._library = library
+        self._on_start = on_start
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str] = queue.Queue()
@@ -208,7 +213,8 @@ class DriverHelper:
             assert self._process is not None
             assert self._process.stdin is not None
             try:
-                self._process.stdin.write(json.dumps({"call": what, **params}) + "\n")
+                question = {"call": what, "limit_s": timeout_s, **params}
+                self._process.stdin.write(json.dumps(question) + "\n")
                 self._process.stdin.flush()
                 line = self._lines.get(timeout=timeout_s)
             except (OSError, queue.Empty):
@@ -242,6 +248,12 @@ class DriverHelper:
             lines.put("")
 
         threading.Thread(target=pump, name="driver-helper", daemon=True).start()
+        if self._on_start is not None:
+            try:
+                self._on_start(process.pid)
+            except BaseException:
+                self.close()
+                raise
 
 
 @dataclass(frozen=True)
@@ -337,21 +349,24 @@ def _back_to_running(helper: DriverHelper, pid: int, error: DriverFailed) -> Non
 
 
 def _serve(library: str) -> int:
-    """The helper: one JSON object per line in and out, until stdin ends."""
+    """The helper: one JSON object per line in and out, until stdin ends. "limit_s" is how long the
+    call may take."""
     driver: Driver | None = None
-    lines: queue.Queue[str] = queue.Queue()
+    questions: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def pump() -> None:
+        until = 0.0
         for line in sys.stdin:
-            lines.put(line)
-        lines.put("")
+            question = json.loads(line)
+            until = time.monotonic() + question.pop("limit_s")  # the one before was answered
+            questions.put(question)
+        questions.put(None)
         # Whoever asked is gone: what was begun may end, a call that hangs may not stay for ever.
-        time.sleep(COPY_SECONDS)
+        time.sleep(max(0.0, until - time.monotonic()))
         os._exit(1)
 
     threading.Thread(target=pump, daemon=True).start()
-    while line := lines.get():
-        question = json.loads(line)
+    while question := questions.get():
         what = question.pop("call")
         try:
             driver = driver or Driver(library)

@@ -97,6 +97,11 @@ def expected_s(measured: list[Measured], device_bytes: int) -> float | None:
     return max(0.0, mean_y + slope * (device_bytes - mean_x))
 
 
+def has_room(device_bytes: int, host_free_bytes: int) -> bool:
+    """Whether a driver's park of so many bytes leaves the host enough memory."""
+    return device_bytes <= host_free_bytes * HOST_SHARE
+
+
 def choose(
     known: Measurements,
     *,
@@ -118,7 +123,7 @@ def choose(
         return Choice(COPY, "the driver cannot checkpoint a process here")
     if not recoverable:
         return Choice(COPY, "the session keeps no journal, so a failed driver would lose its state")
-    if device_bytes > host_free_bytes * HOST_SHARE:
+    if not has_room(device_bytes, host_free_bytes):
         return Choice(COPY, "the host has no room for all of the device's memory")
     if wanted == DRIVER:
         return Choice(DRIVER, "it is set so")

@@ -15,6 +15,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -25,6 +26,8 @@ KEPT_SECONDS = 600.0
 COMPILATIONS_PER_LOOK = 16
 """Adding up the folder takes as long as it has files."""
 _LOCK = ".lock"
+_TRITON = "triton"
+_LEAVING = "leaving"
 
 
 def folder() -> Path:
@@ -62,30 +65,64 @@ def compiler() -> str | None:
 
 def trim(path: Path, max_bytes: int = MAX_BYTES) -> int:
     """Removes files of `path`, the least recently used first, until `max_bytes` are left; -> bytes
-    removed. Keeps what a living process has loaded; does nothing while anyone compiles."""
+    removed. A folder of `triton` goes as a whole: triton takes what lies in it for complete. Keeps
+    what a living process has loaded; does nothing while anyone compiles."""
     with _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
         if not alone:
             return 0
-        found = []
-        for root, _, names in os.walk(path):
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):
-                    info = os.lstat(file := os.path.join(root, name))
-                    found.append((max(info.st_atime, info.st_mtime), info.st_size, file))
-        total = sum(size for _, size, _ in found)
+        items = _items(path)
+        total = sum(item.size for item in items)
         if total <= max_bytes:
             return 0
         loaded, young = _loaded_files(str(path)), time.time() - KEPT_SECONDS
         removed = 0
-        for used, size, file in sorted(found):
-            if total - removed <= max_bytes or used > young:
+        for item in sorted(items, key=lambda item: item.used):
+            if total - removed <= max_bytes or item.used > young:
                 break
-            if file in loaded or os.path.basename(file) == _LOCK:
+            if not loaded.isdisjoint(item.files):
                 continue
             with contextlib.suppress(OSError):
-                os.unlink(file)
-                removed += size
+                item.remove()
+                removed += item.size
         return removed
+
+
+@dataclass
+class _Item:
+    """What is removed together: one file, or a folder with its files."""
+
+    folder: str = ""
+    files: list[str] = field(default_factory=list)
+    used: float = 0.0
+    size: int = 0
+
+    def remove(self) -> None:
+        if not self.folder:
+            os.unlink(self.files[0])
+            return
+        # Under another name first: nobody may find half of it, also when this process ends now.
+        leaving = f"{self.folder}.{_LEAVING}-{os.getpid()}"
+        os.rename(self.folder, leaving)
+        shutil.rmtree(leaving)
+
+
+def _items(path: Path) -> list[_Item]:
+    """Everything in `path` that may be removed."""
+    found: dict[str, _Item] = {}
+    for root, _, names in os.walk(path):
+        place = Path(root).relative_to(path).parts
+        whole = str(path.joinpath(*place[:2])) if place[:1] == (_TRITON,) and place[1:] else ""
+        for name in names:
+            if name == _LOCK and not place:
+                continue
+            file = os.path.join(root, name)
+            with contextlib.suppress(FileNotFoundError):
+                info = os.lstat(file)
+                item = found.setdefault(whole or file, _Item(whole))
+                item.files.append(file)
+                item.used = max(item.used, info.st_atime, info.st_mtime)
+                item.size += info.st_size
+    return list(found.values())
 
 
 def _loaded_files(below: str) -> set[str]:
@@ -138,5 +175,5 @@ def prepare() -> None:
     if _chosen is None or not is_private(_chosen):
         _chosen = folder()
         os.environ[VARIABLE] = str(_chosen)
-        os.environ["TRITON_CACHE_DIR"] = str(_chosen / "triton")
+        os.environ["TRITON_CACHE_DIR"] = str(_chosen / _TRITON)
     os.environ.setdefault("TORCH_WARM_POOL", "0")  # no helper processes

@@ -279,6 +279,8 @@ class Graph:
             "fx_graph_cache": {e for k, e, *_ in self._specs if k == "i" and isinstance(e, str)}
             >= set(symbols),
             **self._options,
+            # They are kept outside the folder of `compiled_files`, where other users may write.
+            "cpp_cache_precompile_headers": False,
         }
         if compiler := compiled_files.compiler():
             settings["cpp.cxx"] = (compiler,)

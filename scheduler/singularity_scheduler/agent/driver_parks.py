@@ -13,16 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 from singularity_proxy.checkpoint import driver, park_policy
-from singularity_proxy.checkpoint.driver import DriverHelper, DriverState, Moved
+from singularity_proxy.checkpoint.driver import DriverHelper, DriverLost, DriverState, Moved
 from singularity_proxy.checkpoint.park_policy import Measured, Measurements
 from singularity_proxy.errors import SingularityError, Unavailable
 
 from .binding import ProxyBinder
+from .driver_helpers import HelperFiles
 from .live import LiveSession
 from .node import Node
 from .proxies import Proxy
@@ -52,6 +54,9 @@ class DriverParks:
         self._measured: dict[str, Measurements] = {}
         self._copied: dict[tuple[str, str], Measured] = {}
         """Parks by a copy that were not resumed yet, by session and device."""
+        self._files = HelperFiles(os.path.join(node.settings.state_dir, "driver-helpers"))
+        self._left_over: asyncio.Task[set[str]] | None = None
+        """Ends what the agent before this one left; the devices of the calls it was in."""
         self._promised = 0
         """Bytes of host memory that parks under way will fill."""
 
@@ -62,6 +67,8 @@ class DriverParks:
         self._library = library_of(self._node.device_type)
         if not self._library:
             return
+        ending = self._files.end_left_over()
+        self._left_over = self._node.spawn(ending, "the end of left-over helpers")
         self.reason = "the driver was not asked yet"
         kept = self._node.ledger.get("node", "parks") or {}
         for device, text in kept.items():
@@ -98,6 +105,7 @@ class DriverParks:
         """End the helpers, also in the middle of a call; called last."""
         for helper in self._helpers.values():
             await asyncio.to_thread(helper.close)
+        self._files.forget()
 
     # -- park -------------------------------------------------------------------------------------
 
@@ -129,11 +137,7 @@ class DriverParks:
         )
         if choice.way != park_policy.DRIVER:
             return None
-        self._promised += size
-        try:
-            return await self._take_off(live, device, proxy)
-        finally:
-            self._promised -= size
+        return await self._take_off(live, device, proxy)
 
     async def _take_off(self, live: LiveSession, device: str, proxy: Proxy) -> int | None:
         record, virtual = live.record.proxies[device], _virtual_devices(live, device)
@@ -149,29 +153,43 @@ class DriverParks:
         except SingularityError:
             record.off = None
             return None
+        # It is what the device has reserved that moves, and other parks may have begun meanwhile.
+        free = max(0, driver.host_free_bytes(proxy.identity.pid) - self._promised)
+        if not park_policy.has_room(size, free):
+            why = f"the host has no room for the {size} bytes that its device proxy has reserved"
+            return await self._copy_instead(live, device, proxy, why)
+        self._promised += size
         try:
             await self._ask(device, proxy, driver.park, size)
-        except (driver.DriverLost, Unavailable) as error:
+        except (DriverLost, Unavailable) as error:
             self._failed(device)
             return await self._give_up(live, device, proxy, error.message)
         except SingularityError as error:
             self._failed(device)
-            log.warning("session %s: %s; it is parked by a copy", live.record.session, error)
-            record.off = None
-            try:
-                await proxy.call("release", timeout=None, epoch=live.record.epoch)
-            except SingularityError as refused:
-                return await self._give_up(live, device, proxy, refused.message)
-            return None
+            return await self._copy_instead(live, device, proxy, error.message)
         except BaseException:
             await self._binder.discard(live, device, proxy)
             raise
+        finally:
+            self._promised -= size
         record.off = OffDevice(virtual, size, time.monotonic() - began)
         if live.proxies.pop(device, None) is proxy and proxy.watch.alive:
             self._set_aside(live, device, proxy)
         else:  # it ended right now
             await self._binder.discard(live, device, proxy)
         return size
+
+    async def _copy_instead(
+        self, live: LiveSession, device: str, proxy: Proxy, why: str
+    ) -> int | None:
+        """Let a held proxy serve again, for a copy; None, or 0 when it has to be ended."""
+        log.warning("session %s: %s; it is parked by a copy", live.record.session, why)
+        live.record.proxies[device].off = None
+        try:
+            await proxy.call("release", timeout=None, epoch=live.record.epoch)
+        except SingularityError as refused:
+            return await self._give_up(live, device, proxy, refused.message)
+        return None
 
     async def _give_up(self, live: LiveSession, device: str, proxy: Proxy, why: str) -> int:
         """A proxy that is in no usable state is ended: the device is free all the same."""
@@ -211,6 +229,8 @@ class DriverParks:
     async def end_unfit(self, live: LiveSession) -> None:
         """End the proxies that are of no use on the devices the session now gets."""
         for device in list(live.off_device):
+            if device not in live.off_device:
+                continue  # it ended during the end of another
             off = live.record.proxies[device].off
             here = _virtual_devices(live, device)
             if off is None or not set(off.virtual_devices) <= set(here):
@@ -283,9 +303,15 @@ class DriverParks:
             return False
         helper, pid = self._helper(device), proxy.identity.pid
         parked = live.record.phase is Phase.PARKED
+        left_over = await asyncio.shield(self._left_over) if self._left_over else set()
         try:
+            if device in left_over and not parked:
+                # A call that was under way may change its state at any time, also after its helper.
+                raise DriverLost(f"the driver was moving process {pid}, which cannot be trusted")
             state = await asyncio.to_thread(helper.call, "state", driver.LOCK_SECONDS, pid=pid)
-            if state == DriverState.CHECKPOINTED and live.record.phase is not Phase.HELD:
+            # Held or attaching, the device it may be on its way to is soon another session's.
+            leaving = parked or live.record.phase is Phase.PARKING
+            if state == DriverState.CHECKPOINTED and leaving:
                 self._set_aside(live, device, proxy)
                 return True
             if state == DriverState.LOCKED and not parked:
@@ -342,7 +368,9 @@ class DriverParks:
     # -- the driver -------------------------------------------------------------------------------
 
     def _helper(self, device: str) -> DriverHelper:
-        return self._helpers.setdefault(device, DriverHelper(self._library))
+        if device not in self._helpers:
+            self._helpers[device] = DriverHelper(self._library, self._files.writer(device))
+        return self._helpers[device]
 
     async def _ask(self, device: str, proxy: Proxy, steps: Steps, size: int) -> Moved:
         """`steps` in a thread; given up when the proxy ends meanwhile (`DriverLost`)."""

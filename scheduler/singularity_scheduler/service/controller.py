@@ -48,8 +48,6 @@ from .ports import Fleet
 
 Json = dict[str, Any]
 
-"""What can be asked of a session besides its end."""
-
 RETRY_S = 1.0
 """Pause before something that could not be written or started is tried again."""
 

@@ -139,6 +139,28 @@ def test_a_call_that_hangs_is_given_up(
     assert state(helper, target.pid) in tuple(DriverState)  # a new helper answers
 
 
+@pytest.mark.parametrize("limit", [0.5, 600.0])
+def test_a_helper_whose_owner_is_gone_waits_as_long_as_the_call_may_take(
+    helper: DriverHelper,
+    double: Double,
+    target: subprocess.Popen[bytes],
+    limit: float,
+) -> None:
+    helper.call("version", 60)
+    process = helper._process
+    assert process is not None
+    assert process.stdin is not None
+    double.plan("lock hang")
+    question = {"call": "lock", "limit_s": limit, "pid": target.pid, "timeout_ms": 1000}
+    process.stdin.write(json.dumps(question) + "\n")
+    process.stdin.close()
+    if limit < 1:
+        assert process.wait(20) == 1
+    else:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+
+
 def test_a_process_that_is_gone(helper: DriverHelper, target: subprocess.Popen[bytes]) -> None:
     target.kill()
     target.wait()

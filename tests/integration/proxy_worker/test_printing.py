@@ -7,7 +7,7 @@ import pytest
 from singularity_proxy.standalone import Standalone
 
 CODE = """
-import sys, torch
+import sys, threading, torch
 native = sys.modules["_singularity_native"]
 
 def trips(tensor):
@@ -38,6 +38,10 @@ dtypes = [torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.float1
 for dtype in [*dtypes, torch.uint8, torch.int16, torch.complex128, torch.float8_e4m3fn]:
     for shape in [(), (5,), (1001,), (7, 400), (2, 8, 9, 10)]:
         same((torch.rand(shape) * 9 - (4 if dtype.is_signed else 0)).to(dtype))
+if hasattr(torch, "float4_e2m1fn_x2"):
+    for shape in [(5,), (1001,), (7, 400)]:
+        host = torch.randint(0, 256, shape, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+        same(host, host.view(torch.uint8).to("cuda").view(torch.float4_e2m1fn_x2))
 torch.set_printoptions(edgeitems=1)
 same(torch.randn(4, 4, 4, 4, 4))
 torch.set_printoptions(profile="default")
@@ -67,6 +71,20 @@ large = torch.zeros(1 << 24, device="cuda")
 large[0] = 7
 torch.cuda.synchronize()
 assert repr(large).startswith("tensor([7., 0., 0.,  ..., 0., 0., 0.]")
+whole = [torch.arange(30), torch.arange(40, device="cuda")]
+long = [torch.arange(1 << 11, device="cuda"), torch.arange(1 << 12).view(64, 64)]
+wanted, wrong = [repr(tensor) for tensor in whole + long], []
+def prints():
+    for _ in range(40):
+        if [repr(tensor) for tensor in whole + long] != wanted:
+            wrong.append(1)
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=prints) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+sys.setswitchinterval(5e-3)
+assert not wrong, len(wrong)
+assert "..." not in wanted[0] + wanted[1] and "..." in wanted[2] and "..." in wanted[3]
 assert torch._tensor_str.PRINT_OPTS.threshold == 1000
 """
 

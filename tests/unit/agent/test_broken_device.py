@@ -53,6 +53,7 @@ async def test_a_forced_park_ends_the_proxy_for_which_another_park_waits(
     node: Any = SimpleNamespace(
         try_save=nothing,
         try_save_leases=nothing,
+        settings=SimpleNamespace(state_dir=""),
         leases=SimpleNamespace(release=nothing),
     )
     keeper = DeviceKeeper(node)

@@ -134,6 +134,28 @@ def test_compiled_files_are_bounded_and_what_is_in_use_stays(tmp_path: Path) -> 
     assert not loaded.exists()
 
 
+def test_a_kernel_of_triton_is_kept_or_removed_as_a_whole(tmp_path: Path) -> None:
+    def make(name: str, hours: float) -> Path:
+        path = tmp_path / "triton" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(4096))
+        os.utime(path, (time.time() - hours * 3600,) * 2)
+        return path
+
+    used = [make("AAA/kernel.json", 9), make("AAA/kernel.cubin", 1), make("AAA/sub/kernel.ptx", 9)]
+    unused = [make("BBB/kernel.json", 8), make("BBB/kernel.cubin", 7)]
+    fresh = [make("CCC/kernel.json", 10), make("CCC/kernel.cubin", 0)]
+    assert compiled_files.trim(tmp_path, 6 * 4096) == 2 * 4096
+    assert not unused[0].parent.exists()
+    assert all(path.exists() for path in used + fresh)
+    with used[1].open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        os.utime(used[1], (time.time() - 3600,) * 2)
+        assert compiled_files.trim(tmp_path, 0) == 0
+    assert compiled_files.trim(tmp_path, 0) == 3 * 4096
+    assert sorted(path.name for path in (tmp_path / "triton").iterdir()) == ["CCC"]
+    assert all(path.exists() for path in fresh)
+
+
 @pytest.mark.filterwarnings("ignore")  # importing inductor warns of what torch itself does
 @pytest.mark.skipif(compiled_files.compiler() is None, reason="inductor needs a C++ compiler")
 def test_a_graph_takes_along_what_was_compiled_for_it(
