@@ -1,7 +1,7 @@
 #include "storage.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
-#include <torch/headeronly/version.h>
+#include <torch/version.h>
 
 #include <map>
 
