@@ -271,12 +271,10 @@ async def test_nonsense_on_the_sockets_changes_nothing() -> None:
             for line in (b"\n", b"{}\n", b"[1]\n", b'{"method": 5}\n', b"\xff\xfe\n"):
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                     sock.connect(str(box.folder(session) / "agent.sock"))
-                    sock.sendall(line)
                     sock.settimeout(0.2)
-                    try:
+                    with contextlib.suppress(OSError):  # it may hang up on us before or after
+                        sock.sendall(line)
                         sock.recv(1000)
-                    except OSError:
-                        pass
 
         assert identity["uid"] >= 0
         await asyncio.to_thread(ring)

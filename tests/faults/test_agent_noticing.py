@@ -52,8 +52,13 @@ async def serving(box: AgentBox, double: bool) -> tuple[str, int, RingFile]:
 async def test_a_killed_and_a_stopped_proxy_are_noticed(double: bool) -> None:
     async with AgentBox(double=double, warm=1) as box:
         session, pid, ring = await serving(box, double)
+        served = ring.read().generation
         os.kill(pid, signal.SIGKILL)
-        killed = await seconds_until(lambda: ring.state is not RingState.ATTACHED)
+
+        def noticed() -> bool:  # the next proxy may serve it between two looks
+            return ring.state is not RingState.ATTACHED or ring.read().generation != served
+
+        killed = await seconds_until(noticed)
         await box.event("proxy.recovered", session)
         await asyncio.sleep(0.7)
         [pid] = box.proxies_of(session)
