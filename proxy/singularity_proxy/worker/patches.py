@@ -19,6 +19,7 @@ def apply(torch: Any) -> None:
     torch.cuda._device_count_nvml = lambda: -1
     _health(torch)
     _profiler(torch)
+    _nccl(torch)
     _storages(torch)
     _raw_pointers(torch)
     printing.apply(torch)
@@ -71,6 +72,15 @@ def _profiler(torch: Any) -> None:
 
     profiler.profile.__init__ = of_host(profiler.profile.__init__)
     profiler.emit_nvtx.__init__ = disabled(profiler.emit_nvtx.__init__)
+
+
+def _nccl(torch: Any) -> None:
+    """It would open the driver in this process. torch's own code (torch.cuda.comm, DataParallel)
+    asks whether it is there, and adds and copies tensors itself where it is not."""
+    nccl = torch.cuda.nccl
+    nccl.is_available = lambda tensors: False
+    for name in ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter"):
+        setattr(nccl, name, refused(f"torch.cuda.nccl.{name}", "use torch.cuda.comm"))
 
 
 def _storages(torch: Any) -> None:

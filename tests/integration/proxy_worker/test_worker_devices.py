@@ -149,9 +149,17 @@ def test_data_parallel_and_comm_on_two_devices(session: Standalone) -> None:
         copies = comm.broadcast_coalesced([x.cuda(), x.cuda() * 2], [0, 1])
         print(torch.equal(comm.reduce_add([c[1] for c in copies]).cpu(), x * 4))
         print(torch.cuda.can_device_access_peer(0, 1))
+        from torch.cuda import nccl
+        try:
+            nccl.all_reduce([x.cuda()])
+        except RuntimeError as error:
+            print(error)
         """,
     )
-    assert out == ["True", "['cuda:0', 'cuda:1'] True", "True", "True"]
+    assert out == [
+        "True", "['cuda:0', 'cuda:1'] True", "True", "True",
+        "torch.cuda.nccl.all_reduce is not supported on a proxied device: use torch.cuda.comm",
+    ]  # fmt: skip
 
 
 def test_saved_tensors_go_back_to_their_device(session: Standalone) -> None:
