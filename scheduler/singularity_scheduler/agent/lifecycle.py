@@ -199,9 +199,11 @@ class Lifecycle:
             write_private(os.path.join(folder, "client.json"), request.connection, owner)
             write_private(kernel_file, kernel_connection(request.connection, folder), owner)
             argv = [word.replace("{connection_file}", kernel_file) for word in argv]
+        # A mapped uid has no entry in the password file; who asks for a name looks here first.
+        name = {"USER": record.user, "LOGNAME": record.user}
         spec = CapsuleSpec(
             argv=argv,
-            env={**stripped_environment(request.env), **self._variables(live)},
+            env={**name, **stripped_environment(request.env), **self._variables(live)},
             cwd=request.cwd,
             log_path=os.path.join(folder, CAPSULE_LOG),
             uid=record.uid,
