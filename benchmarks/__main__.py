@@ -113,10 +113,13 @@ def main() -> int:
         "machine": machine(),
         "sizes": module.sizes(options.quick),
     }
+    floors: dict[str, float] = getattr(module, "FLOORS", {})
     for key, figure in figures.items():
         report[key] = figure.median
         report[f"{key}_spread"] = figure.spread()
-    floors: dict[str, float] = getattr(module, "FLOORS", {})
+        promise, kept = judge(key, figure.median, module.BOUNDS, floors)
+        if promise and figure.median is not None and not options.quick:
+            report |= {f"{key}_bound": promise, f"{key}_kept": kept}
     Console(width=110).print(show(options.name, figures, module.BOUNDS, floors, options.quick))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -22,8 +22,9 @@ def main() -> None:
     result: dict[int, dict[str, list[float]]] = {}
     for size in SIZES:
         host = torch.ones(size, dtype=torch.uint8)
-        first, second = torch.empty_like(host), torch.empty_like(host)
+        first, second = torch.zeros_like(host), torch.zeros_like(host)
         device = torch.empty(size, dtype=torch.uint8, device="cuda")
+        back = torch.zeros_like(host)
         repeat = max(1, (8 << 20) // size)  # one copy of a small size is too short to time
 
         def memcpys(a=host, b=first, c=second, n=repeat):
@@ -36,7 +37,7 @@ def main() -> None:
                 d.copy_(a)
             torch.cuda.synchronize()
 
-        def to_host(a=first, d=device, n=repeat):
+        def to_host(a=back, d=device, n=repeat):
             for _ in range(n):
                 a.copy_(d)
 
@@ -47,7 +48,7 @@ def main() -> None:
                 copy()
                 if number >= 2:
                     took[name].append((time.perf_counter() - start) / repeat)
-        if not torch.equal(first, host):
+        if not torch.equal(back, host):
             raise SystemExit("a copy came back changed")
         result[size] = took
     print(json.dumps(result))

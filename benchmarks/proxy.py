@@ -16,6 +16,7 @@ from typing import Any
 
 from singularity_proxy.standalone import Standalone
 
+from . import noticing
 from .cores import cores, pin_proxies, run_on
 from .figures import Figure
 
@@ -24,6 +25,7 @@ MODELS = ("gpt", "cnn", "mlp", "varshape", "gpt_compile")
 ONE_CORE = {"gpt": 1.02, "cnn": 1.05, "mlp": 1.15, "varshape": 1.10, "gpt_compile": 1.02}
 TWO_CORES = {"gpt": 1.00, "cnn": 1.00, "mlp": 1.00, "varshape": 1.05, "gpt_compile": 1.00}
 BOUNDS = {
+    **noticing.BOUNDS,
     **{f"{model}_ratio_one_core": bound for model, bound in ONE_CORE.items()},
     **{f"{model}_ratio_two_cores": bound for model, bound in TWO_CORES.items()},
     "journal_ratio_one_core": 1.05,
@@ -90,7 +92,7 @@ def sizes(quick: bool) -> dict[str, Any]:
         "models": ["gpt", "mlp"] if quick else list(MODELS),
         "batch": {"gpt": 1 if quick else 8},
         "blocks": 4 if quick else 16,
-        "runs": 1,
+        "runs": 1 if quick else 3,
         "pairs": 2 if quick else 5,
         "calls": 500 if quick else 5000,
         "copy_rounds": 3 if quick else 15,
@@ -153,18 +155,20 @@ def micro(function: str, calls: Callable[[dict[str, Any]], int]) -> Callable[...
 
 
 def copies(size: dict[str, Any]) -> dict[str, Figure]:
-    """Rate of a copy as a multiple of two memcpys; the worst of the sizes is quoted."""
+    """Rate of a copy as a multiple of two memcpys, per size; the worst one has the bound."""
     with Standalone() as session:
         session.wait_warm()
         command = [sys.executable, str(HERE / "copies.py"), "--rounds", str(size["copy_rounds"])]
         by_size = json.loads(run_on(2, command, session.env()))
     figures = {}
     for way in ("h2d", "d2h"):
-        per_size = [
-            [two / one for two, one in zip(took["memcpys"], took[way], strict=True)]
-            for took in by_size.values()
-        ]
-        figures[f"{way}_ratio"] = Figure(min(per_size, key=statistics.median))
+        per_size = {
+            int(number): [two / one for two, one in zip(took["memcpys"], took[way], strict=True)]
+            for number, took in by_size.items()
+        }
+        figures[f"{way}_ratio"] = Figure(min(per_size.values(), key=statistics.median))
+        for number, ratios in per_size.items():
+            figures[f"{way}_ratio_{number >> 20}_mib"] = Figure(ratios)
     return figures
 
 
@@ -278,6 +282,8 @@ async def measure(quick: bool, say: Callable[[str], object]) -> dict[str, Figure
         figures[key] = run(size)
     say("measuring copies ...")
     figures |= copies(size)
+    say("measuring how soon the agent notices ...")
+    figures |= await noticing.measure(1 if quick else 5)
     say("measuring kernel_first_cell_s ...")
     figures["kernel_first_cell_s"] = await kernel_first_cell(size)
     return figures

@@ -9,40 +9,23 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from singularity_proxy.errors import Conflict
 from support import matrix
-from support.agent import SUPPORT, AgentBox, until
+from support.agent import AgentBox, until
+from support.agent_trains import TRAINING, losses, native_losses
 
-TRAINING = str(SUPPORT / "agent_training.py")
 STEPS = 120
 SESSIONS = 2
 
 
-def losses(text: str) -> dict[int, str]:
-    return {int(n): x for n, x in re.findall(r"^step (\d+) (\S+)$", text, re.MULTILINE)}
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    log = tmp_path_factory.mktemp("reference") / "log"
-    with log.open("w") as out:
-        run = subprocess.Popen([sys.executable, TRAINING, "cpu", str(STEPS)], stdout=out)
-    try:
-        while "done" not in log.read_text():
-            assert run.poll() is None
-            time.sleep(0.05)
-    finally:
-        run.kill()
-        run.wait()
-    return losses(log.read_text())
+    return native_losses(tmp_path_factory.mktemp("reference"), STEPS)
 
 
 class Chaos:

@@ -13,6 +13,7 @@ import os
 import signal
 import sqlite3
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,18 @@ async def test_a_proxy_that_is_off_its_device_may_end_move_or_change_agents(
         assert not alive(last)
 
 
+async def killed_amid(
+    box: AgentBox, double: Double, library: str, command: Coroutine[Any, Any, Any]
+) -> int:
+    """Kill the agent while the driver hangs in what `command` asks; the helper that it leaves."""
+    hanging = asyncio.ensure_future(command)
+    await until(lambda: (double.folder / "plan").read_text() == "")
+    [left] = helpers(library)
+    await box.kill_agent()
+    await asyncio.gather(hanging, return_exceptions=True)
+    return left
+
+
 @pytest.mark.asyncio
 async def test_an_agent_is_killed_while_the_driver_hangs(
     double: Double, library: str, reference: dict[int, str]
@@ -168,12 +181,7 @@ async def test_an_agent_is_killed_while_the_driver_hangs(
     async with agent("driver") as box:
         session = await training(box, 5)
         double.plan("checkpoint hang")
-        park = asyncio.ensure_future(box.park(session, 1))
-        await until(lambda: double.calls() == ["lock"])
-        await until(lambda: (double.folder / "plan").read_text() == "")
-        [left] = helpers(library)
-        await box.kill_agent()
-        await asyncio.gather(park, return_exceptions=True)
+        left = await killed_amid(box, double, library, box.park(session, 1))
         # The helper of the agent before it, which still waits for the driver, was ended first.
         assert not alive(left)
         assert (await box.session(session))["devices"] == []
@@ -192,11 +200,7 @@ async def test_an_agent_is_killed_while_the_driver_brings_a_proxy_back(
         [first] = box.proxies_of(session)
         assert (await box.park(session, 1))["stays"] is True
         double.plan("restore hang")
-        attach = asyncio.ensure_future(box.attach(session, 2))
-        await until(lambda: (double.folder / "plan").read_text() == "")
-        [left] = helpers(library)
-        await box.kill_agent()
-        await asyncio.gather(attach, return_exceptions=True)
+        left = await killed_amid(box, double, library, box.attach(session, 2))
         assert not alive(left)
         # Its restore might still end, on a device that is another session's by then.
         assert not alive(first)

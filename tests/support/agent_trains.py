@@ -19,11 +19,11 @@ def losses(text: str) -> dict[int, str]:
     return {int(n): x for n, x in re.findall(r"^step (\d+) (\S+)$", text, re.MULTILINE)}
 
 
-def native_losses(folder: Path) -> dict[int, str]:
-    """The losses of an undisturbed run on the CPU, by step."""
+def native_losses(folder: Path, steps: int = STEPS) -> dict[int, str]:
+    """The losses of an undisturbed run of `steps` steps on the CPU, by step."""
     log = folder / "log"
     with log.open("w") as out:
-        run = subprocess.Popen([sys.executable, TRAINING, "cpu", str(STEPS)], stdout=out)
+        run = subprocess.Popen([sys.executable, TRAINING, "cpu", str(steps)], stdout=out)
         try:
             while "done" not in log.read_text():
                 assert run.poll() is None
@@ -32,7 +32,7 @@ def native_losses(folder: Path) -> dict[int, str]:
             run.kill()
             run.wait()
     found = losses(log.read_text())
-    assert len(found) == STEPS
+    assert len(found) == steps
     return found
 
 

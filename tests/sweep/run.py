@@ -110,6 +110,20 @@ def answers(out: Path) -> tuple[dict[Task, dict[str, Any]], Task | None]:
     return done, begun
 
 
+def _same_settings(folder: Path, samples: int) -> None:
+    """Answers of fewer samples or of another torch must not be taken for those of this sweep."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {"samples": samples, "torch": str(torch.__version__)}
+    file = folder / "settings.json"
+    if file.exists() and json.loads(file.read_text()) != settings:
+        raise SystemExit(
+            f"{folder} holds answers of another sweep ({file.read_text()}); use an empty folder"
+        )
+    file.write_text(json.dumps(settings))
+
+
 def sweep(
     tasks: Sequence[Task], samples: int = 0, jobs: int = 1, folder: Path | None = None
 ) -> dict[Task, dict[str, Any]]:
@@ -121,6 +135,7 @@ def sweep(
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        _same_settings(folder, samples)
         known: dict[Task, dict[str, Any]] = {}
         for out in folder.glob("*/run-*.jsonl"):
             known.update(answers(out)[0])

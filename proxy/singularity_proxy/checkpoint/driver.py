@@ -207,17 +207,17 @@ class DriverHelper:
     def call(self, what: str, timeout_s: float, **params: Any) -> Any:
         """One call of `Driver` by name. Raises what it raises; DriverLost when it takes longer."""
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
+            process = self._process  # `close` in another thread may take it away at any moment
+            if process is None or process.poll() is not None:
                 self.close()
-                self._start()
-            assert self._process is not None
-            assert self._process.stdin is not None
+                process = self._start()
+            assert process.stdin is not None
             try:
                 question = {"call": what, "limit_s": timeout_s, **params}
-                self._process.stdin.write(json.dumps(question) + "\n")
-                self._process.stdin.flush()
+                process.stdin.write(json.dumps(question) + "\n")
+                process.stdin.flush()
                 line = self._lines.get(timeout=timeout_s)
-            except (OSError, queue.Empty):
+            except (OSError, ValueError, queue.Empty):  # ValueError: it was closed
                 line = ""
             if not line:
                 self.close()
@@ -229,7 +229,7 @@ class DriverHelper:
             raise from_wire(answer["error"])
         return answer["result"]
 
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[str]:
         lines: queue.Queue[str] = queue.Queue()
         self._lines = lines
         self._process = process = subprocess.Popen(
@@ -254,6 +254,7 @@ class DriverHelper:
             except BaseException:
                 self.close()
                 raise
+        return process
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import time
 from typing import Any
 
@@ -325,18 +324,19 @@ class DeviceKeeper:
         return {"bytes": written, "ms": ms, "stays": bool(live.off_device)}
 
     async def _hurry_park(self, live: LiveSession) -> None:
-        """A park under way may wait for a device that broke since: after a while end its proxies,
-        snapshot and journal are the state."""
+        """What holds the session's lock may wait for a device that broke since: after a while give
+        its proxies up, snapshot and journal are the state."""
         deadline = time.monotonic() + FORCED_PARK_S
-        while live.lock.locked() and live.record.phase is Phase.PARKING:
+        while live.lock.locked():
             if time.monotonic() >= deadline:
-                for proxy in live.proxies.values():
+                for proxy in list(live.proxies.values()):
                     log.warning(
-                        "session %s: its device is broken and its proxy does not park; it is ended",
+                        "session %s: its device is broken and its proxy does not answer; "
+                        "it is ended",
                         live.record.session,
                     )
-                    proxy.watch.signal(signal.SIGKILL)
-                return
+                    await proxy.abandon()
+                deadline += FORCED_PARK_S  # an attach takes another proxy, which may hang as well
             await asyncio.sleep(0.05)
 
     async def _park_proxy(

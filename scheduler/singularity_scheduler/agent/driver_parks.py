@@ -158,14 +158,17 @@ class DriverParks:
         if not park_policy.has_room(size, free):
             why = f"the host has no room for the {size} bytes that its device proxy has reserved"
             return await self._copy_instead(live, device, proxy, why)
+        # So much is in host memory if this agent is killed and the driver finishes on its own.
+        record.off = OffDevice(virtual, size)
+        self._node.try_save(live)
         self._promised += size
         try:
             await self._ask(device, proxy, driver.park, size)
         except (DriverLost, Unavailable) as error:
-            self._failed(device)
+            self._failed(device, proxy)
             return await self._give_up(live, device, proxy, error.message)
         except SingularityError as error:
-            self._failed(device)
+            self._failed(device, proxy)
             return await self._copy_instead(live, device, proxy, error.message)
         except BaseException:
             await self._binder.discard(live, device, proxy)
@@ -262,7 +265,7 @@ class DriverParks:
                 ring.file.set_epoch(live.record.epoch)
             await proxy.call("release", timeout=None, epoch=live.record.epoch)
         except SingularityError as error:
-            self._failed(device)
+            self._failed(device, proxy)
             log.warning(
                 "session %s: %s; another device proxy rebuilds its state",
                 live.record.session,
@@ -273,14 +276,16 @@ class DriverParks:
         except BaseException:
             await self._end(live, device)
             raise
-        if live.off_device.get(device) is not proxy:
-            return False  # it ended right now
+        if live.off_device.get(device) is not proxy or not proxy.watch.alive:
+            await self._end(live, device)  # it ended right now
+            return False
         del live.off_device[device]
         live.proxies[device] = proxy
         self._binder.watch(live, device, proxy)
         live.record.proxies[device].off = None
-        seconds = off.seconds + time.monotonic() - began
-        self._remember(device, park_policy.DRIVER, Measured(off.device_bytes, seconds))
+        if off.seconds:  # else an agent before this one began the park, and nobody timed it
+            seconds = off.seconds + time.monotonic() - began
+            self._remember(device, park_policy.DRIVER, Measured(off.device_bytes, seconds))
         try:
             for ring_id in proxy.attached - set(live.rings.rings):  # their workers ended meanwhile
                 proxy.attached.discard(ring_id)
@@ -356,9 +361,10 @@ class DriverParks:
         self._known(device).remember(way, measured)
         self._save()
 
-    def _failed(self, device: str) -> None:
-        self._known(device).failed()
-        self._save()
+    def _failed(self, device: str, proxy: Proxy) -> None:
+        if proxy.watch.alive:  # else it was ended, which says nothing about the driver
+            self._known(device).failed()
+            self._save()
 
     def _save(self) -> None:
         with contextlib.suppress(SingularityError):  # measured again

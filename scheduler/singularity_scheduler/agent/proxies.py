@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -121,6 +122,13 @@ class Proxy:
         for path in (self.socket, self.log_path):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+
+    async def abandon(self) -> None:
+        """Kill the process and fail every call that waits for it, even where it is stuck in the
+        driver and cannot end."""
+        self.watch.signal(signal.SIGKILL)
+        if self._peer:
+            await self._peer.close()
 
     async def leave(self) -> None:
         """Forget the process without ending it (the agent stops, sessions go on)."""

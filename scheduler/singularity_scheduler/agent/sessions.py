@@ -55,9 +55,9 @@ class OffDevice:
     virtual_devices: list[int]
     """Whose rings it serves."""
     device_bytes: int = 0
-    """What is in its host memory instead of the device's; 0: the park is under way."""
+    """What is in its host memory instead of the device's; 0: the park has just begun."""
     seconds: float = 0.0
-    """How long the park took."""
+    """How long the park took; 0: it is under way, or the agent that began it was killed."""
 
 
 @dataclass
