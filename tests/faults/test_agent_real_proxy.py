@@ -7,6 +7,7 @@ and agents are killed in the middle print the same losses.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
-from singularity_proxy.errors import NoSpace
+from singularity_proxy.errors import Conflict, NoSpace
 from singularity_proxy.wire.ring import RingFile
 from support.agent import SUPPORT, AgentBox, alive, until
 from support.agent_trains import TRAINING, go, losses, native_losses, reach, start_training
@@ -119,7 +120,10 @@ while True:
 
 async def kill_at(box: AgentBox, session: str, seconds: float = 0.05) -> None:
     """Kill the session's proxy while it executes a record for longer than `seconds`."""
-    rings = [RingFile.open(path) for path in (box.shm / session).glob("*.ring")]
+    rings = []
+    for path in (box.shm / session).glob("*.ring"):
+        with contextlib.suppress(Conflict):  # just being made, so nothing is executed for it
+            rings.append(RingFile.open(path))
     seen: dict[tuple[RingFile, int], float] = {}
     deadline = time.monotonic() + 60
     while True:
@@ -196,7 +200,8 @@ async def test_many_processes_use_a_device_and_give_it_back(tmp_path: Path) -> N
         children = re.compile(r"^child (\d) (\d+) (\S+) (\S+)$", re.MULTILINE)
         await until(lambda: len(children.findall(box.log(session))) == 3)
         assert len(list((box.shm / session).glob("*.ring"))) == 4
-        assert ring.read().memory_current >= before + 3 * (32 << 20)
+        # The figure in the parent's ring follows a few times a second.
+        await until(lambda: ring.read().memory_current >= before + 3 * (32 << 20))
         found = {int(n): (int(pid), x, y) for n, pid, x, y in children.findall(box.log(session))}
         assert {n: (x, y) for n, (_, x, y) in found.items()} == await native_children()
         (box.work / "end").touch()

@@ -142,10 +142,12 @@ def _locked(path: Path, how: int) -> Iterator[bool]:
     """Holds the folder's lock; -> False when it was not to be had at once."""
     lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(lock, how)
-        yield True
-    except BlockingIOError:
-        yield False
+        try:
+            fcntl.flock(lock, how)
+            got = True
+        except BlockingIOError:
+            got = False
+        yield got
     finally:
         os.close(lock)
 

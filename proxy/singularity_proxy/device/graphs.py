@@ -88,14 +88,10 @@ class Graph:
             )
         return self._answer
 
-    def check_form(self, form: int) -> None:
-        """Raises ValueError when the worker was told that it compiles to something else: it knows
-        how the results look from then."""
-        if form != wire.form_of(json.loads(self._answer)):
-            raise ValueError(
-                "a compiled graph was moved to a device proxy where it compiles to something else; "
-                "call torch._dynamo.reset() to compile it again"
-            )
+    def has_form(self, form: int) -> bool:
+        """Whether it compiles to what the worker was told: it knows how the results look from
+        then."""
+        return form == wire.form_of(json.loads(self._answer))
 
     def check(self, arguments: list[Any]) -> None:
         """Raises ValueError when compiled code must not see `arguments`. Strides need no look:

@@ -60,7 +60,7 @@ def _corners(torch: Any, tensor: Any, edge: int) -> Any:
         [*range(edge + 1), *range(size - edge, size)] if size > 2 * edge + 1 else list(range(size))
         for size in tensor.shape
     ]
-    if not edge or sum(map(len, kept)) > MAX_INDICES:
+    if not tensor.dim() or not edge or sum(map(len, kept)) > MAX_INDICES:
         return tensor.cpu()
     # Lazy bits would make the operator resolve the whole tensor first: they are set again after it.
     conjugate, negative = tensor.is_conj(), tensor.is_neg()

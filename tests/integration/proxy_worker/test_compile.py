@@ -1,6 +1,7 @@
 """torch.compile on the proxied device: the graph is captured in the worker, compiled in the proxy
 and called by one record; it survives what its device proxy goes through."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from singularity_proxy.errors import Conflict
 from singularity_proxy.standalone import Standalone
+from support import matrix
 
 PROGRAMS = Path(__file__).parents[2] / "support" / "compiled_programs.py"
 
@@ -120,6 +123,43 @@ def test_training_goes_on_bitwise_after_its_device_went_away(
                 os.kill(pid, signal.SIGKILL)
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             session.attach()
+            out, _ = worker.communicate("go on\n", timeout=200)
+        finally:
+            worker.kill()
+    assert json.loads(out) == undisturbed
+
+
+@pytest.mark.skipif(not matrix.is_full(), reason="compiles everything three times: with --full")
+def test_a_proxy_that_cannot_compile_what_ran_compiled_does_not_take_the_session(
+    undisturbed: dict[str, object], tmp_path: Path
+) -> None:
+    def kill_proxy() -> None:
+        pid = session.proxy_pids()[0]
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    with Standalone() as session:
+        worker = subprocess.Popen(
+            [sys.executable, str(PROGRAMS), "interrupted", "cuda"], env=session.env(), text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "paused\n"
+            session.wait_warm()
+            session.proxy_env |= {"PATH": "", "CXX": "", "TMPDIR": str(tmp_path)}  # for later ones
+            kill_proxy()
+            session.attach()
+            session.wait_warm()
+            kill_proxy()
+            with pytest.raises(Conflict, match="succeeded before and fails here.*was kept"):
+                session.attach()
+            session.proxy_env.clear()
+            for _ in range(3):  # the next one was started before
+                kill_proxy()
+                with contextlib.suppress(Conflict):
+                    session.attach()
+                    break
             out, _ = worker.communicate("go on\n", timeout=200)
         finally:
             worker.kill()

@@ -1,7 +1,5 @@
 #include "errors.h"
 
-#include <c10/util/Exception.h>
-
 #include <new>
 
 namespace singularity {
@@ -25,17 +23,17 @@ std::string without_backends(const std::string& text) {
 }  // namespace
 
 Failure describe(const std::exception_ptr& error) {
-  const auto of = [](Status status, const c10::Error& e) {
-    return Failure{status, e.what_without_backtrace(), "", true};
+  const auto of = [](Status status, const c10::Error& e, bool repeatable = true) {
+    return Failure{status, e.what_without_backtrace(), "", repeatable};
   };
   try {
     std::rethrow_exception(error);
   } catch (const MissingStorage& e) {
     return {Status::runtime_error, e.text, e.origin, true};
   } catch (const c10::OutOfMemoryError& e) {
-    Failure failure = of(Status::out_of_memory, e);
-    failure.repeatable = false;
-    return failure;
+    return of(Status::out_of_memory, e, false);
+  } catch (const OtherForm& e) {
+    return of(Status::value_error, e, false);
   } catch (const c10::IndexError& e) {
     return of(Status::index_error, e);
   } catch (const c10::ValueError& e) {

@@ -1,5 +1,7 @@
 #include "graphs.h"
 
+#include "errors.h"
+
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -85,7 +87,10 @@ void Graph::run(torch::jit::Stack& stack, std::string key) {
     py::list arguments = as_list(stack);
     const py::object form = arguments.attr("pop")();  // the worker puts it behind the graph's own
     if (!checked_.count(key)) {
-      py::handle(graph_).attr("check_form")(form);
+      if (!py::handle(graph_).attr("has_form")(form).cast<bool>())
+        throw OtherForm({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                        "a compiled graph was moved to a device proxy where it compiles to something else; "
+                        "call torch._dynamo.reset() to compile it again");
       py::handle(graph_).attr("check")(arguments);
       if (checked_.size() >= kMaxChecked) checked_.clear();
       checked_.insert(std::move(key));

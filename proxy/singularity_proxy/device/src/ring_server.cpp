@@ -215,6 +215,12 @@ void RingServer::apply(const RecordHeader& record, const char* body, const Failu
       failure = describe(std::current_exception());
       failed = true;
     }
+    // What failed like this before has a mark in the journal, so this succeeded: without it the state
+    // would be another one, and nobody would know.
+    if (failed && !failure.repeatable && replaying && record.seq <= already_done_)
+      throw Refused("the device state cannot be rebuilt on this device now, because " + executor_.name_of(record) +
+                    " succeeded before and fails here (" + failure.text +
+                    "); the saved state was kept: try again, or move the session to another device");
   }
   if (failed && !failure.repeatable && !replaying && journal_.is_open()) {
     journaled([&] { journal_.append_failed(record.seq, static_cast<uint32_t>(failure.status), failure.text); });

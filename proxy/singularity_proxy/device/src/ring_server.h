@@ -4,7 +4,8 @@
 // thread either goes on (`resume`) or ends. Whatever kills the process in between, `start` in another
 // one rebuilds the same state from `<prefix>.snap`, `<prefix>.journal` and the ring:
 //   * a record is in the journal before it is executed, and leaves the ring after its reply is there;
-//     so a record in both is skipped in the ring, a record in neither never began;
+//     so a record in both is skipped in the ring, a record in neither never began (a long copy into
+//     host memory is journaled when it is done: what it fills ends with the process);
 //   * the reply queue is the worker's truth about replies: `replied_seq` (and, for the instant between
 //     publishing and storing it, the intent words) says which one was the last.
 #pragma once

@@ -354,6 +354,7 @@ void Channel::flush_frees() {
 }
 
 void Channel::free_storage(const Freed& storage) {
+  if (in_bad_fork()) return;  // a thread that was not forked may hold the lock for ever
   std::lock_guard<SpinLock> guard(free_lock_);
   if (storage.address) usage.remove(storage.bytes);
   free_.push_back(storage);

@@ -264,8 +264,10 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
 int64_t attention_choice(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                          double dropout, bool causal, std::optional<double> scale, bool gqa) {
   // torch's own composite asks here while it is traced without autograd; what it takes for another
-  // answer are kernels of CUDA. The decomposition fits any device.
-  if (is_traced(query)) return kMath;
+  // answer are kernels of CUDA. The decomposition fits any device. Real tensors below a dispatch mode
+  // can still ask.
+  if (query.key_set().has_backend(c10::BackendComponent::MetaBit) || query.key_set().has(c10::DispatchKey::Python))
+    return kMath;
   return at::_fused_sdp_choice(query, key, value, mask, dropout, causal, scale, gqa);
 }
 // The decomposition that the CPU uses, so that a seed gives the same numbers as on the CPU.
