@@ -152,7 +152,7 @@ def test_a_proxy_that_cannot_compile_what_ran_compiled_does_not_take_the_session
             session.attach()
             session.wait_warm()
             kill_proxy()
-            with pytest.raises(Conflict, match="succeeded before and fails here.*was kept"):
+            with pytest.raises(Conflict, match=r"succeeded before and fails here.*was kept"):
                 session.attach()
             session.proxy_env.clear()
             for _ in range(3):  # the next one was started before
