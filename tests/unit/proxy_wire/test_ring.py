@@ -14,6 +14,7 @@ from support import matrix
 PACKAGE = Path(singularity_proxy.__file__).parent
 HERE = Path(__file__).parent
 PROGRAMS = {
+    "bulk_copies": [],
     "ring_stress": [],
     "server_stress": [PACKAGE / "device/src" / f"{n}.cpp" for n in ("guard", "journal", "files")],
 }
@@ -102,3 +103,10 @@ def test_all_threads_of_worker_and_proxy_at_once(
     assert records == 3 * 3 * 1500
     assert pauses > 0
     assert (copies, hits) == (4 * 60, 30)
+
+
+def test_long_copies_at_every_place_in_a_line(compiled: dict[tuple[str, str], Path]) -> None:
+    """Into memory of exactly that length, by each of the two ways to store."""
+    word, copies = run(compiled["bulk_copies", "memory"])
+    assert word == "ok"
+    assert int(copies) > 2000
