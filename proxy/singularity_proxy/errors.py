@@ -89,6 +89,49 @@ class Unavailable(SingularityError):
     http_status = 503
 
 
+class StoreUnavailable(Unavailable):
+    """The checkpoint store does not answer, or answers that it cannot do it now."""
+
+    reason = "store_unavailable"
+
+
+class StoreRefused(SingularityError):
+    """The checkpoint store does not take the credentials that it was given."""
+
+    reason = "store_refused"
+    http_status = 502
+
+
+class Superseded(Conflict):
+    """A checkpoint that took so long that it was taken for dead; nothing of it is listed."""
+
+    reason = "superseded"
+
+
+class CheckpointCancelled(Conflict):
+    """A checkpoint or restore that was told to stop; nothing of it is listed."""
+
+    reason = "checkpoint_cancelled"
+
+
+class FileChanged(Conflict):
+    """A file changed, vanished or is not a plain file of its user while it was being saved."""
+
+    reason = "file_changed"
+
+
+class DamagedCheckpoint(SingularityError):
+    """What is stored is not what was saved; names part, chunk and the next older checkpoint."""
+
+    reason = "damaged_checkpoint"
+
+
+class KeyUnavailable(SingularityError):
+    """The key that a checkpoint is encrypted with cannot be had."""
+
+    reason = "key_unavailable"
+
+
 class Unsupported(SingularityError):
     """Not possible on this machine or in this version; the sentence says what to do instead."""
 

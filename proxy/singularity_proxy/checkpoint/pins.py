@@ -1,0 +1,79 @@
+"""What keeps a chunk from being removed while a writer relies on it.
+
+A collector writes the chunks that it is about to remove into a *condemned* list, and only then
+reads what writers rely on. A writer writes down what it is going to rely on, its *pins*, and only
+then reads the condemned lists. So at least one of them sees the other, whatever happens in between
+and however long it takes. A writer that finds a chunk condemned touches it: that changes its etag,
+and the collector removes only what still has the etag that it listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .chunks import ID_BYTES
+from .layout import SessionKeys, UserKeys
+from .store import ObjectMissing, ObjectStore
+
+
+def pack(ids: Iterable[str]) -> bytes:
+    return b"".join(bytes.fromhex(id) for id in ids)
+
+
+def unpack(data: bytes) -> set[str]:
+    return {data[at : at + ID_BYTES].hex() for at in range(0, len(data), ID_BYTES)}
+
+
+class Pins:
+    """The pins of one writer."""
+
+    def __init__(
+        self, store: ObjectStore, keys: UserKeys, session: SessionKeys, checkpoint: str
+    ) -> None:
+        self._store, self._keys = store, keys
+        self._session, self._checkpoint = session, checkpoint
+        self._number = 0
+        self._lists: dict[str, set[str]] = {}
+
+    def add(self, ids: Iterable[str]) -> set[str]:
+        """Pin chunks; returns all chunks that are condemned now. What is not among them and is
+        there stays there until the pins are removed; the others have to be touched first."""
+        data = pack(ids)
+        if data:
+            self._store.put(self._session.pin(self._checkpoint, self._number), [data])
+            self._number += 1
+        return self._condemned()
+
+    def remove(self) -> None:
+        """The manifest is published or given up."""
+        remove_pins(self._store, self._session, self._checkpoint)
+
+    def _condemned(self) -> set[str]:
+        found: dict[str, set[str]] = {}
+        for entry in self._store.list(self._keys.condemned):
+            known = self._lists.get(entry.key)
+            if known is None:
+                try:
+                    known = unpack(self._store.get(entry.key))
+                except ObjectMissing:
+                    continue  # that collector has just finished
+            found[entry.key] = known
+        self._lists = found
+        return set().union(*found.values())
+
+
+def remove_pins(store: ObjectStore, session: SessionKeys, checkpoint: str) -> None:
+    """Remove the pins of a checkpoint that is published, given up or withdrawn."""
+    for entry in store.list(session.pins_of(checkpoint)):
+        store.delete(entry.key)
+
+
+def read_pins(store: ObjectStore, session: SessionKeys, checkpoint: str) -> set[str]:
+    """What a writer relies on; for the collector."""
+    ids: set[str] = set()
+    for entry in store.list(session.pins_of(checkpoint)):
+        try:
+            ids |= unpack(store.get(entry.key))
+        except ObjectMissing:
+            continue  # published or given up meanwhile
+    return ids

@@ -1,0 +1,141 @@
+"""Where checkpoints are kept: named objects in a folder or in Azure Blob.
+
+`open_store(url)` gives an `ObjectStore`. Only it is known to the rest of the package: an object is
+there whole or not at all, and `swap`, `touch` and `delete` with an etag are atomic, also between
+processes and machines. That is all that writers and collectors build on; no clock is trusted.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from singularity_proxy.errors import BadRequest, NotFound
+
+Data = bytes | bytearray | memoryview
+"""What an object is written from."""
+
+_KEY = re.compile(r"(?!\.)[A-Za-z0-9_.~%@=+-]+(/(?!\.)[A-Za-z0-9_.~%@=+-]+)*")
+
+
+class ObjectMissing(NotFound):
+    """There is no object of that name."""
+
+    reason = "object_missing"
+
+
+class Moved(Exception):
+    """The object is not the one that was read (another etag, there now, or gone)."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object as a listing shows it; `modified` is the store's own clock in seconds."""
+
+    key: str
+    size: int
+    modified: float
+    etag: str
+
+
+class ObjectStore(ABC):
+    """Objects by key (`a/b/c`). All methods may be called from any thread.
+
+    Errors: `ObjectMissing`, `Moved`, `NoSpace`, `StoreUnavailable`, `StoreRefused`; none names a
+    credential.
+    """
+
+    url: str
+    """For people and logs; holds no credential."""
+
+    transfers: int
+    """How many transfers at once make sense."""
+
+    @abstractmethod
+    def put(self, key: str, data: Sequence[Data], *, durable: bool = True) -> None:
+        """Write an object, replacing one of that name. With `durable` it survives a power failure
+        when this returns, else after the next `flush`."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Everything `put` before survives a power failure when this returns."""
+
+    @abstractmethod
+    def read(self, key: str) -> tuple[bytes, str]:
+        """(contents, etag). Raises ObjectMissing."""
+
+    @abstractmethod
+    def stat(self, key: str) -> Entry | None:
+        """What a listing would say of one object; None when it is not there."""
+
+    @abstractmethod
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """Every object whose key begins with `prefix`, which ends in a slash."""
+
+    @abstractmethod
+    def names(self, prefix: str) -> Iterator[str]:
+        """The next component of the keys that begin with `prefix`, each once."""
+
+    @abstractmethod
+    def touch(self, key: str) -> bool:
+        """Give an object a new etag; False when it is not there."""
+
+    @abstractmethod
+    def delete(self, key: str, etag: str | None = None) -> bool:
+        """Remove an object, if it still has that etag; whether it was removed."""
+
+    @abstractmethod
+    def swap(self, key: str, data: bytes, etag: str | None) -> str:
+        """Compare and swap: write `data` if the object still has `etag` (None: if there is none).
+        Returns the new etag and is durable. Raises Moved."""
+
+    def get(self, key: str) -> bytes:
+        """The contents alone. Raises ObjectMissing."""
+        return self.read(key)[0]
+
+    def sweep(self, older_than_s: float) -> int:
+        """Remove what killed writers left inside the store itself; called by the collector."""
+        return 0
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back connections. The store is not used afterwards."""
+
+
+def check_key(key: str) -> str:
+    """`key` if it is one. A key never leaves its store, whatever it was made of."""
+    if not _KEY.fullmatch(key):
+        raise BadRequest(f"'{key}' is not the name of a stored object; nothing was done", key=key)
+    return key
+
+
+def open_store(url: str, **options: Any) -> ObjectStore:
+    """The store behind `url`: a folder's path or `file://` URL, or Azure Blob as
+    `abs://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX[?SAS]` or the same with https.
+
+    `options` are those of `AzureStore` (credentials, retries); a folder has none. Called by the
+    node agent at start. Raises BadRequest, Unsupported (a library is missing), StoreUnavailable.
+    """
+    scheme = urlsplit(url).scheme if "://" in url else ""
+    if scheme in ("", "file"):
+        from .folder_store import FolderStore
+
+        if options:
+            raise BadRequest(f"a folder as checkpoint store takes no {', '.join(sorted(options))}")
+        path = unquote(urlsplit(url).path) if scheme else url
+        if not posixpath.isabs(path):
+            raise BadRequest(f"the checkpoint folder '{url}' is not an absolute path")
+        return FolderStore(path)
+    if scheme in ("abs", "https", "http"):
+        from .azure_store import AzureStore
+
+        return AzureStore(url, **options)
+    raise BadRequest(
+        f"'{scheme}://' is no checkpoint store; use a folder's path or abs://ACCOUNT.blob."
+        "core.windows.net/CONTAINER/PREFIX"
+    )
