@@ -22,8 +22,6 @@ from .store import ObjectStore
 _BATCH = 32 << 20
 _IN_FLIGHT = 64 << 20
 
-Contents = bytes | bytearray
-
 
 class Sender:
     """The table of chunks of one checkpoint, and the threads that send them.
@@ -52,7 +50,7 @@ class Sender:
         self.sent_bytes = 0
         self._table: list[tuple[str, int]] = []
         self._stored: dict[str, int] = {}
-        self._batch: list[tuple[str, Contents, bool]] = []
+        self._batch: list[tuple[str, bytes, bool]] = []
         self._batch_bytes = 0
         self._sending: deque[tuple[Future[tuple[int, int]], str, int]] = deque()
         self._sending_bytes = 0
@@ -71,7 +69,7 @@ class Sender:
             self._stored[id] = self.known[id]
         return number
 
-    def place(self, id: str, data: Contents) -> int:
+    def place(self, id: str, data: bytes) -> int:
         """The number of a chunk with these contents; it is sent if it has to be."""
         number = self.numbers.get(id)
         if number is None:
@@ -81,7 +79,7 @@ class Sender:
             self._meter.add(done=len(data))
         return number
 
-    def settle(self, number: int, id: str, data: Contents, counts: bool = True) -> None:
+    def settle(self, number: int, id: str, data: bytes, counts: bool = True) -> None:
         """Chunk `number` has these contents. `counts`: they are bytes of the checkpoint's files."""
         self._table[number] = (id, len(data))
         if id in self.numbers:
@@ -129,7 +127,7 @@ class Sender:
         self._stored[id] = stored
         self.sent_bytes += sent
 
-    def _send_one(self, id: str, data: Contents, counts: bool, condemned: bool) -> tuple[int, int]:
+    def _send_one(self, id: str, data: bytes, counts: bool, condemned: bool) -> tuple[int, int]:
         """(stored bytes, sent bytes) of one chunk."""
         if self._cancel.is_set():
             raise CheckpointCancelled("it was cancelled")

@@ -97,11 +97,12 @@ class Codec:
         magic, version, flags, size = _HEADER.unpack_from(stored)
         if magic != _MAGIC or version != _VERSION or flags & ~(_ZSTD | _ENCRYPTED):
             raise Damaged("its header is damaged")
-        body: Data = memoryview(stored)[_HEADER.size :]
+        rest = memoryview(stored)[_HEADER.size :]
+        body: Data = rest
         if flags & _ENCRYPTED:
             if self._cipher is None:
                 raise KeyUnavailable("it is encrypted and no key is configured")
-            body = self._decrypt(body, stored[: _HEADER.size] + id.encode())
+            body = self._decrypt(rest, stored[: _HEADER.size] + id.encode())
         elif self._cipher is not None:
             raise Damaged("it is not encrypted")
         if flags & _ZSTD:
@@ -114,7 +115,7 @@ class Codec:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _decrypt(self, body: memoryview, associated: bytes) -> bytes:
+    def _decrypt(self, body: Data, associated: bytes) -> bytes:
         from cryptography.exceptions import InvalidTag
 
         try:

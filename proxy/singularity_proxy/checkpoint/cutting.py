@@ -111,16 +111,21 @@ class Holes:
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd, self._size = fd, size
-        self._data = self._next(0)
-
-    def _next(self, at: int) -> int:
-        try:
-            return os.lseek(self._fd, at, os.SEEK_DATA)
-        except OSError as error:  # ENXIO: a hole up to the end; else it cannot be told
-            return self._size if error.errno == errno.ENXIO else at
+        self._data = self._hole = 0
+        """There is data from `_data` to `_hole`, and none between an earlier run and `_data`."""
 
     def covers(self, start: int, end: int) -> bool:
         """Whether bytes `start` to `end` are in a hole."""
-        if self._data < start:
-            self._data = self._next(start)
+        while self._hole <= start and self._data < self._size:
+            self._data = self._seek(self._hole, os.SEEK_DATA)
+            if self._data < self._size:
+                self._hole = self._seek(self._data, os.SEEK_HOLE)
         return self._data >= end
+
+    def _seek(self, at: int, what: int) -> int:
+        try:
+            return os.lseek(self._fd, at, what)
+        except OSError as error:  # ENXIO: a hole up to the end; else it cannot be told
+            if error.errno == errno.ENXIO or what == os.SEEK_HOLE:
+                return self._size
+            return at

@@ -37,7 +37,7 @@ class FolderStore(ObjectStore):
         """Called between the steps of a write; tests end the process there."""
         self._counter = itertools.count()
         self._dirty: set[str] = set()
-        self._known: set[str] = set()
+        self._known: set[str] = {self.root}
         self._guard, self._flushing = threading.Lock(), threading.Lock()
         with self._errors("opened"):
             for folder in (self.root, self._path(_TMP), self._path(_LOCK)):
@@ -50,10 +50,11 @@ class FolderStore(ObjectStore):
         with self._errors("written"):
             self._folder(os.path.dirname(path))
             self._replace(path, data)
+            if durable:
+                self._sync_path(path)
+                return
         with self._guard:
             self._dirty.add(os.path.dirname(path))
-        if durable:
-            self.flush()
 
     def flush(self) -> None:
         # One at a time: who finds nothing to do may not return before it is done.
@@ -61,8 +62,7 @@ class FolderStore(ObjectStore):
             with self._guard:
                 dirty, self._dirty = self._dirty, set()
             for folder in dirty:
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile, empty
-                    self._sync_folder(folder)
+                self._sync_path(os.path.join(folder, "."))
 
     def read(self, key: str) -> tuple[bytes, str]:
         path = self._path(check_key(key))
@@ -133,9 +133,7 @@ class FolderStore(ObjectStore):
                 raise Moved(key)
             self.on_step("folder.swap")
             self._replace(path, [data])
-            with self._guard:
-                self._dirty.add(os.path.dirname(path))
-            self.flush()
+            self._sync_path(path)
             return _etag(os.stat(path))
 
     def close(self) -> None:
@@ -157,15 +155,16 @@ class FolderStore(ObjectStore):
         return os.path.join(self.root, key)
 
     def _folder(self, folder: str) -> None:
-        """Make a folder and remember that those that it is in are to be synchronized."""
+        """Make a folder that survives a power failure."""
         if folder in self._known:
             return
-        os.makedirs(folder, 0o700, exist_ok=True)
-        with self._guard:
-            self._known.add(folder)
-            while len(folder) > len(self.root):
-                folder = os.path.dirname(folder)
-                self._dirty.add(folder)
+        if not os.path.isdir(folder):
+            self._folder(os.path.dirname(folder))
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+        # Also when it was there: who made it may not have come to this.
+        self._sync_folder(os.path.dirname(folder))
+        self._known.add(folder)
 
     def _replace(self, path: str, data: Sequence[Data]) -> None:
         temporary = self._path(f"{_TMP}/{os.getpid()}-{next(self._counter)}-{os.urandom(4).hex()}")
@@ -199,6 +198,10 @@ class FolderStore(ObjectStore):
                 self._known.discard(os.path.dirname(path))
                 self._folder(os.path.dirname(path))
         os.rename(temporary, path)
+
+    def _sync_path(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # the object was removed again meanwhile
+            self._sync_folder(os.path.dirname(path))
 
     def _sync_folder(self, folder: str) -> None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

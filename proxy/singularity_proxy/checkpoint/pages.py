@@ -17,6 +17,7 @@ from .manifest import ZERO, Extent, Manifest
 
 Place = tuple[int, int]
 """(chunk number, page number in it)."""
+_MOST_PAGES = BLOCK // PAGE
 LEAST_USED = 0.5
 """A chunk of the checkpoint before of which less than this is still used is not built upon: its
 other pages would be kept and read for nothing."""
@@ -79,45 +80,54 @@ class PageWriter:
         table: PageTable,
         zero_page: bytes,
         new_chunk: Callable[[], int],
-        finish: Callable[[int, bytearray, bytes], None],
+        finish: Callable[[int, bytes, bytes], None],
     ) -> None:
         self._table, self._zero = table, zero_page
         self._new_chunk, self._finish = new_chunk, finish
         self._chunk = -1
-        self._contents = bytearray()
+        self._pieces: list[memoryview] = []
+        self._count = 0
         self._hashes = bytearray()
 
     def add(self, extents: list[Extent], block: memoryview, hashes: bytes) -> int:
         """Append the pages of `block` to a file's extents; how many bytes of it are new."""
-        find, new = self._table.find, 0
-        for number in range(len(block) // PAGE):
+        find, zero, new, run = self._table.find, self._zero, 0, 0
+        count = len(block) // PAGE
+        for number in range(count):
             page = hashes[number * PAGE_ID_BYTES : (number + 1) * PAGE_ID_BYTES]
-            if page == self._zero:
-                extend(extents, ZERO, 0, PAGE)
-                continue
-            place = find(page)
+            place = (ZERO, 0) if page == zero else find(page)
             if place is None:
-                place = self._append(page, block[number * PAGE : (number + 1) * PAGE])
-                new += PAGE
+                self._take(page)
+                new += 1
+                if self._count == _MOST_PAGES or number + 1 == count:
+                    self._end_run(extents, block[run * PAGE : (number + 1) * PAGE])
+                    run = number + 1
+                continue
+            if run < number:
+                self._end_run(extents, block[run * PAGE : number * PAGE])
+            run = number + 1
             extend(extents, place[0], place[1] * PAGE, PAGE)
-        return new
+        return new * PAGE
 
     def flush(self) -> None:
         """Hand over the last chunk."""
-        if self._contents:
-            self._finish(self._chunk, self._contents, bytes(self._hashes))
-            self._contents, self._hashes = bytearray(), bytearray()
+        if self._pieces:
+            self._finish(self._chunk, b"".join(self._pieces), bytes(self._hashes))
+            self._pieces, self._count, self._hashes = [], 0, bytearray()
 
-    def _append(self, page: bytes, contents: memoryview) -> Place:
-        if not self._contents:
+    def _take(self, page: bytes) -> None:
+        if not self._count:
             self._chunk = self._new_chunk()
-        place = (self._chunk, len(self._contents) // PAGE)
-        self._contents += contents
+        self._table.add(page, (self._chunk, self._count))
         self._hashes += page
-        self._table.add(page, place)
-        if len(self._contents) >= BLOCK:
+        self._count += 1
+
+    def _end_run(self, extents: list[Extent], run: memoryview) -> None:
+        """`run` holds the contents of the pages taken since the last one ended."""
+        extend(extents, self._chunk, self._count * PAGE - len(run), len(run))
+        self._pieces.append(run)
+        if self._count == _MOST_PAGES:
             self.flush()
-        return place
 
 
 def extend(extents: list[Extent], chunk: int, at: int, size: int) -> None:

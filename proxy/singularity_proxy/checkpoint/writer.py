@@ -143,7 +143,7 @@ class _Save:
         self._new_pages: list[tuple[int, int, bytes]] = []
         self._pending: deque[tuple[Future[Any] | None, Callable[[Any], None], int]] = deque()
         self._pending_bytes = 0
-        self._hashing: deque[tuple[Future[str], int, bytes | bytearray, bool]] = deque()
+        self._hashing: deque[tuple[Future[str], int, bytes, bool]] = deque()
         self._hashing_bytes = 0
         self._open: set[int] = set()
 
@@ -347,7 +347,7 @@ class _Save:
         self._pending_bytes -= size
         handle(None if future is None else future.result())
 
-    def _hash_later(self, number: int, data: bytes | bytearray, counts: bool = True) -> None:
+    def _hash_later(self, number: int, data: bytes, counts: bool = True) -> None:
         """Chunk `number` is `data`; its id is computed by the threads."""
         self._hashing.append((self._pool.submit(self._codec.id, data), number, data, counts))
         self._hashing_bytes += len(data)
@@ -359,7 +359,7 @@ class _Save:
         self._hashing_bytes -= len(data)
         self._sender.settle(number, future.result(), data, counts)
 
-    def _finish_pages(self, number: int, data: bytearray, hashes: bytes) -> None:
+    def _finish_pages(self, number: int, data: bytes, hashes: bytes) -> None:
         self._new_pages.append((number, len(hashes) // 16, hashes))
         self._hash_later(number, data)
 
