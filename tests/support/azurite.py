@@ -30,10 +30,13 @@ def command() -> list[str] | None:
 class Azurite:
     """`with Azurite() as server:` runs one; it ends with the block."""
 
-    def __init__(self, *args: str) -> None:
-        self._args = args
+    def __init__(self, *, memory: bool = True) -> None:
+        """`memory`: what is stored is held in memory, else in a temporary folder."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._where = ["--inMemoryPersistence"]
         self.folder = Path(tempfile.mkdtemp(prefix="azurite-"))
+        if not memory:
+            self._where = ["--location", str(self.folder)]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -51,7 +54,7 @@ class Azurite:
         argv = command()
         assert argv is not None, "Azurite is not installed: ./dev setup"
         argv += ["--silent", "--disableTelemetry", "--blobHost", "127.0.0.1"]
-        argv += ["--blobPort", str(self.port), "--location", str(self.folder), *self._args]
+        argv += ["--blobPort", str(self.port), *self._where]
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder

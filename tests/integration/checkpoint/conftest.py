@@ -17,7 +17,7 @@ def azurite() -> Iterator[Callable[[], Azurite]]:
 
     def server() -> Azurite:
         if not servers:
-            servers.append(Azurite("--inMemoryPersistence").__enter__())
+            servers.append(Azurite().__enter__())
         return servers[0]
 
     yield server
