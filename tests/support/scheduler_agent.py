@@ -11,16 +11,72 @@ import contextlib
 import os
 from typing import Any
 
-from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unavailable
+from singularity_proxy.errors import (
+    Conflict,
+    NotFound,
+    SingularityError,
+    StaleEpoch,
+    Unavailable,
+)
 from singularity_proxy.wire import rpc
 from singularity_scheduler.fleet.base import AgentLink, Callbacks
 
+WHOLE = (
+    "session.suspend",
+    "session.checkpoint",
+    "session.resume",
+    "session.connection",
+    "checkpoints.list",
+    "checkpoints.delete",
+)
+"""What only agents with a store know."""
+
+
+class PaperStore:
+    """The checkpoint store that several agents share: (session, id) -> what they told of it."""
+
+    def __init__(self) -> None:
+        self.checkpoints: dict[tuple[str, str], dict[str, Any]] = {}
+        self.heads: dict[str, int] = {}
+        """session -> the newest epoch that has published"""
+
+    def save(self, session: str, epoch: int, **told: Any) -> dict[str, Any]:
+        """Publish a checkpoint; what the real store does by compare-and-swap of the head."""
+        if epoch < self.heads.get(session, 0):
+            raise StaleEpoch(f"session {session} has moved on to epoch {self.heads[session]}")
+        self.heads[session] = epoch
+        number = len(self.checkpoints) + 1
+        seconds = f"{number // 60:02}:{number % 60:02}"
+        reference = {
+            "id": f"k{number:04}",
+            "at": f"2026-01-02T03:{seconds}.000+00:00",
+            "level": "process",
+            "bytes": 1000 * number,
+            "stored_bytes": 100 * number,
+            "sent_bytes": 10 * number,
+            "incarnation": 0,
+            "reason": "",
+            **told,
+        }
+        self.checkpoints[session, reference["id"]] = reference
+        return reference
+
 
 class PaperAgent:
-    """`start()` it at a socket path; `sessions` is what it would tell in `hello`."""
+    """`start()` it at a socket path; `sessions` is what it would tell in `hello`. With a `store` it
+    can do with whole sessions what the real one can."""
 
-    def __init__(self, path: str, devices: int = 2) -> None:
+    def __init__(
+        self,
+        path: str,
+        devices: int = 2,
+        node: str = "local",
+        store: PaperStore | None = None,
+    ) -> None:
         self.path = path
+        self.node = node
+        self.store = store
+        self.image_trouble = ""
         self.instance = os.urandom(4).hex()
         self.devices = [
             {"id": f"cpu:{i}", "type": "cpu", "capacity_bytes": 4 << 30, "name": f"core {i}"}
@@ -57,6 +113,7 @@ class PaperAgent:
                     "device.park",
                     "device.checkpoint",
                     "renew",
+                    *(WHOLE if self.store else ()),
                 )
             },
             allowed_uids={os.getuid()},
@@ -115,11 +172,16 @@ class PaperAgent:
         return serve
 
     def _hello(self, params: dict[str, Any]) -> Any:
+        able: dict[str, Any] = {}
+        if self.store is not None:
+            trouble = self.image_trouble
+            able["process_image"] = {"available": not trouble, "reason": trouble}
+            able["store"] = {"url": "file:///paper", "reason": ""}
         return {
-            "node": "local",
+            "node": self.node,
             "instance": self.instance,
             "devices": self.devices,
-            "capabilities": {},
+            "capabilities": able,
             "sessions": list(self.sessions.values()),
         }
 
@@ -142,8 +204,69 @@ class PaperAgent:
             "saved": False,
             "waiting": False,
             "busy": None,
+            "life": 0,
         }
         return {"pid": 4711, "connection": params["launch"]["connection"], "env": {}}
+
+    def _session_suspend(self, params: dict[str, Any]) -> Any:
+        session = self._known(params)
+        assert self.store is not None
+        reference = self.store.save(
+            params["session"], params["epoch"], name=params["name"], incarnation=session["life"]
+        )
+        del self.sessions[params["session"]]
+        ms = {"freeze": 1.0, "device": 2.0, "image": 3.0, "store": 4.0, "total": 1500.0}
+        return {"checkpoint": reference, "ms": ms, "incarnation": session["life"]}
+
+    def _session_checkpoint(self, params: dict[str, Any]) -> Any:
+        session = self._known(params)
+        assert self.store is not None
+        level = params["level"] or ("device" if self.image_trouble else "process")
+        return self.store.save(
+            params["session"],
+            params["epoch"],
+            name=params["name"],
+            level=level,
+            reason=self.image_trouble,
+            incarnation=session["life"],
+        )
+
+    def _session_resume(self, params: dict[str, Any]) -> Any:
+        assert self.store is not None
+        key = (params["from_session"], params["checkpoint"])
+        if key not in self.store.checkpoints:
+            raise NotFound(f"there is no checkpoint {key[1]}")
+        reference = self.store.checkpoints[key]
+        self.store.heads[params["session"]] = params["epoch"]
+        self._session_start({**params, "launch": {"connection": params["connection"]}})
+        self.sessions[params["session"]] |= {
+            "epoch": params["epoch"],
+            "saved": True,
+            "life": params["incarnation"],
+        }
+        loss = {
+            "level": reference["level"],
+            "back": ["its process", "2 devices' state"],
+            "lost": [],
+            "rolled_back": params["incarnation"] != reference["incarnation"],
+            "hashes_checked": 12,
+            "checkpoint": reference["id"],
+        }
+        return {"pid": 4712, "loss": loss}
+
+    def _session_connection(self, params: dict[str, Any]) -> Any:
+        return {"connection": {"shell_port": 5001, "key": "connection-secret"}}
+
+    def _checkpoints_list(self, params: dict[str, Any]) -> Any:
+        assert self.store is not None
+        kept = self.store.checkpoints.items()
+        return [told for (sid, _), told in kept if sid == params["session"]]
+
+    def _checkpoints_delete(self, params: dict[str, Any]) -> Any:
+        assert self.store is not None
+        if self.store.checkpoints.pop((params["session"], params["id"]), None) is None:
+            raise NotFound(f"there is no checkpoint {params['id']}")
+        return {}
 
     def _session_signal(self, params: dict[str, Any]) -> Any:
         self._known(params)
@@ -210,14 +333,14 @@ class PaperAgent:
 
 
 class PaperFleet:
-    """Reaches the agent at `path`, again and again when it goes away."""
+    """Reaches the agents at `paths`, again and again when they go away."""
 
-    path = ""
+    paths: tuple[str, ...] = ()
 
     def __init__(self, parent: Any = None) -> None:
         self._callbacks = Callbacks()
-        self._link = AgentLink(self._callbacks)
-        self._task: asyncio.Task[None] | None = None
+        self._links = {path: AgentLink(self._callbacks) for path in self.paths}
+        self._tasks: list[asyncio.Task[None]] = []
 
     def on_event(self, callback: Any) -> None:
         self._callbacks.event = callback
@@ -229,29 +352,36 @@ class PaperFleet:
         self._callbacks.connection = callback
 
     async def start(self) -> None:
-        self._task = asyncio.ensure_future(self._stay_connected())
+        self._tasks = [asyncio.ensure_future(self._stay_connected(p)) for p in self._links]
 
-    async def _stay_connected(self) -> None:
+    async def _stay_connected(self, path: str) -> None:
         while True:
             with contextlib.suppress(Unavailable):
-                await self._link.connect(self.path)
-                await self._link.wait_closed()
+                await self._links[path].connect(path)
+                await self._links[path].wait_closed()
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
-        if self._task:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        await self._link.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for link in self._links.values():
+            await link.close()
 
     async def hello(self) -> list[Any]:
-        try:
-            return [await self._link.call("hello", 10.0, {})]
-        except Unavailable:
-            return []
+        async def ask(link: AgentLink) -> Any:
+            try:
+                return await link.call("hello", 10.0, {})
+            except Unavailable:
+                return None
+
+        told = await asyncio.gather(*map(ask, self._links.values()))
+        return [hello for hello in told if hello is not None]
 
     async def call(
         self, node: str, method: str, timeout: float | None = 60.0, **params: Any
     ) -> Any:
-        return await self._link.call(method, timeout, params)
+        link = next((x for x in self._links.values() if x.node == node), None)
+        if link is None:
+            raise Unavailable(f"node {node} is not connected")
+        return await link.call(method, timeout, params)

@@ -9,10 +9,13 @@ from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.health import observed
 from singularity_scheduler.core.invariants import check, check_succession
 from singularity_scheduler.core.model import (
+    Abilities,
     AgentFacts,
+    CheckpointRef,
     DeviceHealth,
     DeviceView,
     Kind,
+    LossReport,
     NotebookRun,
     SessionSpec,
     SessionView,
@@ -25,13 +28,26 @@ from singularity_scheduler.core.rules import RULES
 class World:
     """One cluster; `do(event)` decides, checks and applies; `answer` plays the obedient agent."""
 
-    def __init__(self, devices: int = 2, node: str = "local") -> None:
+    def __init__(
+        self, devices: int = 2, node: str = "local", abilities: Abilities | None = None
+    ) -> None:
         self.state = ClusterState()
         self.now = 1000.0
         self.pending: list[ev.Action] = []
         self.all_actions: list[ev.Action] = []
         self.history: list[Any] = []
-        self.do(ev.NodeJoined(node, devices_of(node, devices)))
+        self.join(node, devices, abilities)
+
+    def join(
+        self,
+        node: str,
+        devices: int = 2,
+        abilities: Abilities | None = None,
+        *known: AgentFacts,
+    ) -> None:
+        """This node's agent connects and knows these sessions."""
+        able = abilities or Abilities()
+        self.do(ev.NodeJoined(node, devices_of(node, devices), known, able))
 
     def do(self, event: ev.Event) -> ev.Decision:
         self.now += 1.0
@@ -132,8 +148,27 @@ def outcome(action: ev.Action) -> ev.Event:
     if isinstance(action, ev.Park):
         return ev.Parked(action.session, action.epoch)
     if isinstance(action, ev.End):
-        return ev.Ended(action.session, None)
+        return ev.Ended(action.session, None, action.node)
+    if isinstance(action, ev.Suspend):
+        reference = whole(f"{action.session}-{action.seq}", 1000.0 + action.seq, action.name)
+        return ev.Suspended(action.session, action.epoch, action.seq, reference, 1500.0)
+    if isinstance(action, ev.Resume):
+        loss = LossReport("process", ("its process",), (), False, 7, action.checkpoint)
+        return ev.Resumed(action.session, action.epoch, action.seq, loss)
+    if isinstance(action, ev.Fence):
+        return ev.Fenced(action.session, action.epoch, action.seq, action.node)
+    if isinstance(action, ev.TakeCheckpoint):
+        level = action.level or "process"
+        reference = CheckpointRef(
+            f"{action.session}-{action.seq}", 1000.0 + action.seq, 1 << 20, level, action.name or ""
+        )
+        return ev.CheckpointTaken(action.session, reference)
     raise AssertionError(action)
+
+
+def whole(id_: str, at: float = 1000.0, name: str = "", **more: Any) -> CheckpointRef:
+    """A checkpoint with a process in it."""
+    return CheckpointRef(id_, at, 1 << 30, "process", name, **more)
 
 
 def devices_of(node: str, number: int) -> tuple[DeviceView, ...]:

@@ -15,7 +15,7 @@ from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.service.app import SchedulerApp
 from singularity_scheduler.service.controller import Controller
 from singularity_scheduler.service.services import Services
-from support.scheduler_agent import PaperAgent, PaperFleet
+from support.scheduler_agent import PaperAgent, PaperFleet, PaperStore
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 from tornado.web import Application, RequestHandler
@@ -85,7 +85,16 @@ class Platform:
 
     def __init__(self, tmp_path: Path, socket: str, **settings: Any) -> None:
         self.tmp_path = tmp_path
-        self.agent = PaperAgent(socket)
+        self.store = PaperStore()
+        names = settings.get("nodes")
+        if names:
+            self.agents = {
+                name: PaperAgent(f"{socket}.{name}", settings.get("devices", 2), name, self.store)
+                for name in names
+            }
+        else:
+            self.agents = {"local": PaperAgent(socket)}
+        self.agent = next(iter(self.agents.values()))
         self.hub = TokenHub()
         self.controller: Controller
         self.services: Services
@@ -102,7 +111,7 @@ class Platform:
         return ServiceClient(self.url, f"{who}-token", timeout=20.0)
 
     async def start(self) -> None:
-        paper = type("Fleet", (PaperFleet,), {"path": self.agent.path})
+        paper = type("Fleet", (PaperFleet,), {"paths": tuple(a.path for a in self.agents.values())})
         fleet = self._settings.get("fleet", paper)
         config = Config(
             SchedulerApp={
@@ -133,7 +142,7 @@ class Platform:
 
     async def ready(self) -> None:
         await until(
-            lambda: any(n.connected for n in self.controller.state.nodes.values()), "connected"
+            lambda: all(self.controller.state.node(n).connected for n in self.agents), "connected"
         )
 
     async def kernel(self, who: str = "alice", **spec: Any) -> str:
@@ -179,13 +188,15 @@ async def platform(tmp_path: Path, **settings: Any) -> AsyncIterator[Platform]:
     with tempfile.TemporaryDirectory(prefix="sg-", dir="/tmp") as short:
         made = Platform(tmp_path, os.path.join(short, "agent.sock"), **settings)
         try:
-            await made.agent.start()
+            for agent in made.agents.values():
+                await agent.start()
             await made.start()
             await made.ready()
             yield made
         finally:
             await made.stop()
-            await made.agent.stop()
+            for agent in made.agents.values():
+                await agent.stop()
             await made.hub.close()
             os.environ.pop("JUPYTERHUB_SERVICE_URL", None)
             os.environ.pop("JUPYTERHUB_SERVICE_PREFIX", None)

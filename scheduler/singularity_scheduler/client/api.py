@@ -22,6 +22,9 @@ from .stream import EventStream, LogStream
 
 Json = dict[str, Any]
 
+MOVE_S = 600.0
+"""How long the verbs wait that write a whole session to the store or read it back."""
+
 PAGE = 1000
 """Sessions per page when all of them are wanted."""
 
@@ -64,6 +67,9 @@ class ServiceClient:
         devices: int | None = None,
         name: str = "",
         key: str | None = None,
+        kernel_id: str | None = None,
+        every_s: float | None = None,
+        every_steps: int | None = None,
     ) -> Json:
         """Start a session; returns its JSON plus ``"launch": {"pid", "connection", "env"}``.
 
@@ -71,9 +77,16 @@ class ServiceClient:
         what the service is configured with (standard, 1). `launch` is ``{"mode": "capsule" |
         "joined", "argv", "env", "cwd", "connection", "owner_pid"}`` and is passed to the node
         agent, never stored. A repeated call with the same `key` answers with the same session
-        instead of starting another.
+        instead of starting another. `kernel_id`: Jupyter's, for `suspended`; `every_s` and
+        `every_steps`: when a checkpoint is made by itself (0: never, None: as configured).
         """
         body: Json = {"kind": kind, "name": name, "launch": launch}
+        wishes = {
+            "kernel_id": kernel_id,
+            "checkpoint_every_s": every_s,
+            "checkpoint_every_steps": every_steps,
+        }
+        body |= {key: value for key, value in wishes.items() if value is not None}
         if tier is not None:
             body["tier"] = tier
         if devices is not None:
@@ -150,26 +163,90 @@ class ServiceClient:
         """Free its devices, keep its process; the next device call brings it back."""
         return await self._verb(session, "park", {})
 
-    async def resume(self, session: str) -> Json:
-        """Ask for its devices now instead of at the next device call."""
-        return await self._verb(session, "resume", {})
+    async def resume(
+        self, session: str, checkpoint: str | None = None, node: str | None = None
+    ) -> Json:
+        """Ask for its devices now instead of at the next device call; a suspended session comes
+        back, from `checkpoint` (id or name; None: the newest) and to `node` (None: any)."""
+        body = {"checkpoint": checkpoint, "node": node}
+        wanted = {k: v for k, v in body.items() if v is not None}
+        return await self._verb(session, "resume", wanted, timeout=MOVE_S)
 
-    async def migrate(self, session: str, device: str | int | list[str] | None = None) -> Json:
-        """Move it to `device` ("cpu:1" or 1; one per virtual device), None: to any other."""
-        return await self._verb(session, "migrate", {"device": device})
+    async def migrate(
+        self,
+        session: str,
+        device: str | int | list[str] | None = None,
+        node: str | None = None,
+    ) -> Json:
+        """Move it to `device` ("cpu:1" or 1; one per virtual device), None: to any other; or to
+        another `node`, through the store."""
+        body: Json = {"device": device} if node is None else {"node": node}
+        if node is not None and device is not None:
+            body["device"] = device
+        return await self._verb(session, "migrate", body, timeout=MOVE_S)
 
     async def preempt(self, session: str) -> Json:
         """Take its devices, nothing is lost, and hold it back until `resume` or `migrate`; a
         queued run does not start meanwhile."""
         return await self._verb(session, "preempt", {})
 
-    async def suspend(self, session: str) -> Json:
-        """Free its node. `Unsupported` until process images exist."""
-        return await self._verb(session, "suspend", {})
+    async def suspend(self, session: str, name: str | None = None) -> Json:
+        """Put everything of it into the store, as a checkpoint called `name`, and free its node."""
+        body = {} if name is None else {"name": name}
+        return await self._verb(session, "suspend", body, timeout=MOVE_S)
 
-    async def checkpoint(self, session: str, name: str | None = None) -> Json:
-        """Store its device state; returns its JSON with `last_checkpoint`."""
-        return await self._verb(session, "checkpoint", {"name": name})
+    async def checkpoint(
+        self, session: str, name: str | None = None, level: str | None = None
+    ) -> Json:
+        """Store it; returns its JSON with `last_checkpoint`. `level`: "device" or "process"; None:
+        the best that its node can do."""
+        body: Json = {"name": name} if level is None else {"name": name, "level": level}
+        return await self._verb(session, "checkpoint", body, timeout=MOVE_S)
+
+    async def checkpoints(self, session: str) -> list[Json]:
+        """What the store has of it, newest first; of an ended session too."""
+        found: list[Json] = (await self._json("GET", _checkpoints_of(session)))["checkpoints"]
+        return found
+
+    async def delete_checkpoint(self, session: str, checkpoint: str) -> list[Json]:
+        """Delete one by its id or name; returns those that are left."""
+        path = f"{_checkpoints_of(session)}/{quote(checkpoint, safe='')}"
+        left: list[Json] = (await self._json("DELETE", path))["checkpoints"]
+        return left
+
+    async def restore(self, session: str, checkpoint: str, discard: bool = False) -> Json:
+        """Go back to an older checkpoint (id or name) of its own; its present state is stored
+        first unless it is to be `discard`ed."""
+        body: Json = {"checkpoint": checkpoint, **({"discard": True} if discard else {})}
+        return await self._verb(session, "restore", body, timeout=MOVE_S)
+
+    async def fork(
+        self,
+        session: str,
+        checkpoint: str | None = None,
+        name: str | None = None,
+        key: str | None = None,
+    ) -> Json:
+        """Begin a second session where a checkpoint (None: the newest) of this one is; returns the
+        new one's JSON. A repeated call with the same `key` answers with the same session."""
+        body = {"checkpoint": checkpoint, "name": name}
+        wanted = {k: v for k, v in body.items() if v is not None}
+        path = f"sessions/{quote(session, safe='')}/fork"
+        return await self._json("POST", path, wanted, key=key, timeout=MOVE_S)
+
+    async def hibernate(self, user: str, server: str | None = None) -> Json:
+        """Suspend the notebooks of a user's server that is about to stop (None: of all) instead of
+        ending them; ``{"suspended", "suspending", "kept"}``. For the user and admins."""
+        body = {} if server is None else {"server": server}
+        return await self._json("PUT", _suspended_of(user), body, timeout=MOVE_S)
+
+    async def suspended(self, user: str, server: str | None = None) -> list[Json]:
+        """A user's notebooks that are in the store or on their way, each ``{"session",
+        "kernel_id", "connection"}``: what a restarted server shows them with. `connection` is None
+        for everybody but the user."""
+        query = "" if server is None else f"?{urlencode({'server': server})}"
+        found: list[Json] = (await self._json("GET", _suspended_of(user) + query))["notebooks"]
+        return found
 
     async def drain(self, node: str, device: str, reason: str = "") -> Json:
         """Give a device to no session any more and move those on it off; returns its JSON. For
@@ -223,8 +300,9 @@ class ServiceClient:
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"token {self._token}", "Accept": "application/json"}
 
-    async def _verb(self, session: str, verb: str, body: Json) -> Json:
-        return await self._json("POST", f"sessions/{quote(session, safe='')}/{verb}", body)
+    async def _verb(self, session: str, verb: str, body: Json, timeout: float = 0.0) -> Json:
+        path = f"sessions/{quote(session, safe='')}/{verb}"
+        return await self._json("POST", path, body, timeout=timeout)
 
     async def _json(
         self,
@@ -268,3 +346,11 @@ class ServiceClient:
 
 def _drain_of(node: str, device: str) -> str:
     return f"nodes/{quote(node, safe='')}/devices/{quote(device, safe=':')}/drain"
+
+
+def _checkpoints_of(session: str) -> str:
+    return f"sessions/{quote(session, safe='')}/checkpoints"
+
+
+def _suspended_of(user: str) -> str:
+    return f"users/{quote(user, safe='')}/suspended"

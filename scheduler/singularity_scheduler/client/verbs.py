@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-CHANGES = ("park", "preempt", "suspend", "resume", "migrate", "checkpoint")
+CHANGES = ("park", "preempt", "suspend", "resume", "migrate", "checkpoint", "restore")
 """Each of them is also an operation of the API."""
 
-VERBS = ("status", *CHANGES, "why", "history")
+VERBS = ("status", *CHANGES, "fork", "checkpoints", "why", "history")
 """What a session may ask for itself, over its socket (`%singularity`)."""

@@ -14,7 +14,16 @@ from heapq import merge
 from typing import Any
 
 from .events import Action, Decision
-from .model import Change, DeviceHealth, DeviceMark, DeviceView, SessionView
+from .model import (
+    Abilities,
+    Change,
+    CheckpointRef,
+    DeviceHealth,
+    DeviceMark,
+    DeviceView,
+    Retention,
+    SessionView,
+)
 from .rules import RULES
 from .states import DeviceEvent, DeviceState, ProcessEvent, next_device, next_process
 
@@ -44,6 +53,7 @@ class Node:
     in, and cards that are gone still are."""
     health: dict[str, DeviceHealth] = field(default_factory=dict)
     """device id -> its last report; only what was decided on it is durable."""
+    abilities: Abilities = field(default_factory=Abilities)
     retry: set[str] = field(default_factory=set)
     """Sessions that want devices but do not wait: their last attach failed."""
 
@@ -75,6 +85,11 @@ class ClusterState:
     def __init__(self) -> None:
         self.sessions: dict[str, SessionView] = {}
         self.nodes: dict[str, Node] = {}
+        self.returning: list[QueueKey] = []
+        """Sorted keys of the suspended sessions that wait for a node to come back to."""
+        self.retention = Retention()
+        self.progress: dict[str, dict[str, Any]] = {}
+        """session -> how far its transfer is; only shown, nothing is decided on it."""
         self.counter = 1
 
     def node(self, node_id: str) -> Node:
@@ -107,26 +122,19 @@ class ClusterState:
                 }
             if decision.node_connected is not None:
                 node.connected = decision.node_connected
+            if decision.node_abilities is not None:
+                node.abilities = decision.node_abilities
         for view in decision.sessions:
             self._replace(view)
         self.counter = max(self.counter, decision.counter)
 
     def _replace(self, view: SessionView) -> None:
-        node = self.node(view.node)
         if old := self.sessions.pop(view.id, None):
-            for device in old.devices:
-                if node.leases.get(device) == view.id:
-                    del node.leases[device]
-            if old.device_state is DeviceState.WAITING:
-                del node.queue[bisect_left(node.queue, old.queue_key)]
-            if old.pending:
-                del node.pending[bisect_left(node.pending, old.queue_key)]
-            if old.admitted:
-                node.admitted[old.tier.rank] -= old.admitted
-            node.retry.discard(view.id)
+            self._remove(old)
         if view.ended:
-            node.sessions.discard(view.id)
+            self.progress.pop(view.id, None)
             return
+        node = self.node(view.node)
         self.sessions[view.id] = view
         node.sessions.add(view.id)
         for device in view.devices:
@@ -138,8 +146,27 @@ class ClusterState:
             insort(node.pending, view.queue_key)
         elif view.device_state is DeviceState.WAITING:
             insort(node.queue, view.queue_key)
-        elif view.wants and not view.leased:
+        elif view.wants and not view.leased and view.here:
             node.retry.add(view.id)
+        if view.returning:
+            insort(self.returning, view.queue_key)
+
+    def _remove(self, old: SessionView) -> None:
+        """Out of every index; it may come back on another node."""
+        node = self.node(old.node)
+        node.sessions.discard(old.id)
+        for device in old.devices:
+            if node.leases.get(device) == old.id:
+                del node.leases[device]
+        if old.device_state is DeviceState.WAITING:
+            del node.queue[bisect_left(node.queue, old.queue_key)]
+        if old.pending:
+            del node.pending[bisect_left(node.pending, old.queue_key)]
+        if old.admitted:
+            node.admitted[old.tier.rank] -= old.admitted
+        if old.returning:
+            del self.returning[bisect_left(self.returning, old.queue_key)]
+        node.retry.discard(old.id)
 
     def waiting(self, node_id: str) -> Iterator[SessionView]:
         """The queue of one node in the order in which it is served."""
@@ -154,7 +181,10 @@ class ClusterState:
             yield self.sessions[key[-1]]
 
     def place(self, view: SessionView) -> int:
-        """1 for the head of the queue; only for a waiting session or a run not started yet."""
+        """1 for the head of the queue; only for a session that waits for devices, to be started
+        or to come back."""
+        if view.returning:
+            return bisect_left(self.returning, view.queue_key) + 1
         node = self.nodes[view.node]
         return bisect_left(node.pending if view.pending else node.queue, view.queue_key) + 1
 
@@ -171,6 +201,8 @@ class Draft:
         self._counter = state.counter
         self._node: Node | None = None
         self.marks: dict[tuple[str, str], DeviceMark] = {}
+        self.stored: dict[tuple[str, str], CheckpointRef] = {}
+        self.gone: list[tuple[str, str]] = []
 
     # -- reading --------------------------------------------------------------------------
 
@@ -186,10 +218,7 @@ class Draft:
     def occupants(self, node_id: str) -> dict[str, SessionView | None]:
         """device id -> the session that holds it now, None for a free one; sorted by device."""
         leases = dict(self.state.nodes[node_id].leases) if node_id in self.state.nodes else {}
-        for view in self.changed.values():
-            if view.node == node_id:
-                for device in [d for d, sid in leases.items() if sid == view.id]:
-                    del leases[device]
+        leases = {device: sid for device, sid in leases.items() if sid not in self.changed}
         for view in self.changed.values():
             if view.node == node_id and not view.ended:
                 leases.update(dict.fromkeys(view.devices, view.id))
@@ -247,12 +276,28 @@ class Draft:
         node = self.state.nodes.get(node_id)
         found = dict(node.admitted) if node else {}
         for view in self.changed.values():
-            if view.node != node_id:
-                continue
-            if old := self.state.sessions.get(view.id):
+            old = self.state.sessions.get(view.id)
+            if old and old.node == node_id:
                 found[old.tier.rank] = found.get(old.tier.rank, 0) - old.admitted
-            found[view.tier.rank] = found.get(view.tier.rank, 0) + view.admitted
+            if view.node == node_id:
+                found[view.tier.rank] = found.get(view.tier.rank, 0) + view.admitted
         return found
+
+    def returning(self) -> list[SessionView]:
+        """The suspended sessions that wait for a node, in the order in which they get one."""
+        kept = (key[-1] for key in self.state.returning if key[-1] not in self.changed)
+        views = [self.state.sessions[sid] for sid in kept]
+        views += [view for view in self.changed.values() if view.returning]
+        return sorted(views, key=lambda view: view.queue_key)
+
+    def touched(self) -> set[str]:
+        """The nodes that this decision changes something of so far."""
+        before = (self.state.sessions.get(sid) for sid in self.changed)
+        return {
+            *(view.node for view in self.changed.values()),
+            *(old.node for old in before if old),
+            *(mark.node for mark in self.marks.values()),
+        }
 
     def next_order(self) -> int:
         self._counter += 1
@@ -266,6 +311,7 @@ class Draft:
         *,
         connected: bool,
         devices: tuple[DeviceView, ...] | None = None,
+        abilities: Abilities | None = None,
     ) -> None:
         old = self.node(node_id)
         ordered = (
@@ -273,11 +319,15 @@ class Draft:
             if devices is None
             else {d.id: d for d in sorted(devices, key=lambda d: d.sort_key)}
         )
-        self._node = Node(node_id, ordered, connected)
+        self._node = Node(node_id, ordered, connected, abilities=abilities or old.abilities)
 
     def put_mark(self, mark: DeviceMark) -> DeviceMark:
         self.marks[mark.node, mark.uuid] = mark
         return mark
+
+    def store(self, session: str, reference: CheckpointRef) -> None:
+        """Write one checkpoint of a session down."""
+        self.stored[session, reference.id] = reference
 
     def put(self, view: SessionView) -> SessionView:
         """Replace a session without a line in its history."""
@@ -332,6 +382,9 @@ class Draft:
             node=self._node.id if self._node else None,
             node_devices=tuple(self._node.devices.values()) if self._node else None,
             node_connected=self._node.connected if self._node else None,
+            node_abilities=self._node.abilities if self._node else None,
             marks=tuple(self.marks.values()),
+            stored=tuple((session, ref) for (session, _), ref in self.stored.items()),
+            gone=tuple(self.gone),
             counter=self._counter,
         )

@@ -1,18 +1,31 @@
-"""What happens (events) and what is to be done (actions): the two ends of `decide`."""
+"""What happens (events) and what is to be done (`actions`): the two ends of `decide`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from . import actions
 from .model import (
+    Abilities,
     AgentFacts,
     Change,
     CheckpointRef,
     DeviceMark,
     DeviceView,
+    LossReport,
     SessionSpec,
     SessionView,
 )
+
+Action = actions.Action
+Attach = actions.Attach
+End = actions.End
+Fence = actions.Fence
+Park = actions.Park
+Resume = actions.Resume
+Start = actions.Start
+Suspend = actions.Suspend
+TakeCheckpoint = actions.TakeCheckpoint
 
 # -- events: what people ask ----------------------------------------------------------------
 
@@ -76,19 +89,66 @@ class PreemptAsked(Asked):
 
 @dataclass(frozen=True)
 class ResumeAsked(Asked):
-    pass
+    """Its devices are wanted now; a suspended one is to come back, from `checkpoint` (its id or
+    name; None: the newest) and to `node` (None: the one it was on, else any)."""
+
+    checkpoint: str | None = None
+    node: str | None = None
 
 
 @dataclass(frozen=True)
 class MigrateAsked(Asked):
-    """`devices`: the wanted ones, one per virtual device; (): any others."""
+    """`devices`: the wanted ones, one per virtual device; (): any others. `node`: to that node
+    instead."""
 
     devices: tuple[str, ...] = ()
+    node: str | None = None
 
 
 @dataclass(frozen=True)
 class CheckpointAsked(Asked):
+    """`level`: "device" or "process"; None: the best that its node can do. `periodic`: why it is
+    made by itself; "": a person asks."""
+
     name: str | None = None
+    level: str | None = None
+    periodic: str = ""
+
+
+@dataclass(frozen=True)
+class SuspendAsked(Asked):
+    """Everything of it is to go to the store. `why`: what follows the name of who asked."""
+
+    name: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class RestoreAsked(Asked):
+    """It is to go on from an older `checkpoint` (id or name) of its own. Its present state is put
+    into the store first, unless it is to be `discard`ed."""
+
+    checkpoint: str
+    discard: bool = False
+
+
+@dataclass(frozen=True)
+class ForkAsked:
+    """A second session, with the id `session`, is to begin where `checkpoint` of `source` is."""
+
+    session: str
+    source: SessionView
+    checkpoint: str | None
+    by: str
+    name: str = ""
+    server: str | None = None
+
+
+@dataclass(frozen=True)
+class DropAsked(Asked):
+    """A checkpoint (id or name) is to be deleted."""
+
+    checkpoint: str
 
 
 @dataclass(frozen=True)
@@ -133,12 +193,22 @@ class NodeJoined(OfNode):
 
     devices: tuple[DeviceView, ...]
     sessions: tuple[AgentFacts, ...] = ()
+    abilities: Abilities = field(default_factory=Abilities)
     starting: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class NodeAway(OfNode):
     pass
+
+
+@dataclass(frozen=True)
+class NodeLost(OfNode):
+    """Nothing was heard of the node for longer than its leases last, so it has fenced itself:
+    what it ran may be started elsewhere. `hopeless`: what cannot be is not waited for either."""
+
+    silent_s: float
+    hopeless: bool = True
 
 
 @dataclass(frozen=True)
@@ -164,9 +234,61 @@ class ProcessExited(OfSession):
 
 @dataclass(frozen=True)
 class Ended(OfSession):
-    """The agent confirmed that nothing of the session is left on its node."""
+    """The agent confirmed that nothing of the session is left on its node (`node`, when it is
+    not the one that the session is on)."""
 
     exit_code: int | None = None
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Suspended(OfLease):
+    """Everything of it is in the store; its node is free. `seq`: of the command."""
+
+    seq: int
+    checkpoint: CheckpointRef
+    ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class SuspendFailed(OfLease):
+    seq: int
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Fenced(OfLease):
+    """Its processes on `node` are ended; what is in the store is as it was."""
+
+    seq: int
+    node: str
+
+
+@dataclass(frozen=True)
+class Resumed(OfLease):
+    seq: int
+    loss: LossReport
+
+
+@dataclass(frozen=True)
+class ResumeFailed(OfLease):
+    """`damaged`: the checkpoint itself is not what was stored."""
+
+    seq: int
+    sentence: str
+    damaged: bool = False
+
+
+@dataclass(frozen=True)
+class Wanted(OfSession):
+    """A user's request reached the kernel connection of a session that is away."""
+
+
+@dataclass(frozen=True)
+class Orphaned(OfSession):
+    """The Jupyter server that it belongs to is gone."""
+
+    sentence: str = ""
 
 
 @dataclass(frozen=True)
@@ -270,6 +392,20 @@ class CheckpointTaken(OfSession):
     checkpoint: CheckpointRef
 
 
+@dataclass(frozen=True)
+class CheckpointsFound(OfSession):
+    """What the store has of the session: a node may have died before it could tell."""
+
+    checkpoints: tuple[CheckpointRef, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointGone(OfSession):
+    """It was deleted from the store."""
+
+    checkpoint: str
+
+
 Event = (
     SessionCreated
     | ParkAsked
@@ -277,6 +413,10 @@ Event = (
     | ResumeAsked
     | MigrateAsked
     | CheckpointAsked
+    | SuspendAsked
+    | RestoreAsked
+    | ForkAsked
+    | DropAsked
     | SignalAsked
     | EndAsked
     | DrainAsked
@@ -284,11 +424,19 @@ Event = (
     | DevicesLooked
     | NodeJoined
     | NodeAway
+    | NodeLost
     | Tick
     | Started
     | StartFailed
     | ProcessExited
     | Ended
+    | Suspended
+    | SuspendFailed
+    | Fenced
+    | Resumed
+    | ResumeFailed
+    | Wanted
+    | Orphaned
     | DeviceNeeded
     | DeviceWithdrawn
     | Activity
@@ -305,50 +453,9 @@ Event = (
     | ProxyAnswers
     | DeviceWorking
     | CheckpointTaken
+    | CheckpointsFound
+    | CheckpointGone
 )
-
-# -- actions --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Action:
-    """One command for a node's agent. `reason` is for people, `rule` names what decided it."""
-
-    session: str
-    node: str
-    reason: str
-    rule: str
-    epoch: int
-    seq: int
-
-
-@dataclass(frozen=True)
-class Start(Action):
-    pass
-
-
-@dataclass(frozen=True)
-class Attach(Action):
-    devices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Park(Action):
-    force: bool = False
-    """Its device is broken: when the state cannot be saved, end the proxy; snapshot and journal
-    rebuild the state elsewhere."""
-    moving: bool = False
-    """It goes on on other devices."""
-
-
-@dataclass(frozen=True)
-class TakeCheckpoint(Action):
-    name: str | None = None
-
-
-@dataclass(frozen=True)
-class End(Action):
-    grace_s: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -363,11 +470,18 @@ class Decision:
     """The node whose devices or connection changed with this decision (NodeJoined, NodeAway)."""
     node_devices: tuple[DeviceView, ...] | None = None
     node_connected: bool | None = None
+    node_abilities: Abilities | None = None
     marks: tuple[DeviceMark, ...] = ()
     """Devices that were drained or returned."""
+    stored: tuple[tuple[str, CheckpointRef], ...] = ()
+    """(session, checkpoint): new ones, and those of which something changed."""
+    gone: tuple[tuple[str, str], ...] = ()
+    """(session, id of a checkpoint): deleted ones."""
     counter: int = 0
     """Next value of the order counter."""
 
     @property
     def empty(self) -> bool:
-        return not (self.sessions or self.actions or self.node or self.marks)
+        return not (
+            self.sessions or self.actions or self.node or self.marks or self.stored or self.gone
+        )

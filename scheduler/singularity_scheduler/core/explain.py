@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import reasons
-from .cluster import ClusterState
+from . import placement, reasons
+from .cluster import ClusterState, Draft
 from .model import SessionView
 from .states import WORDS, DeviceState
 
@@ -25,7 +25,11 @@ def explain(state: ClusterState, view: SessionView, now: float) -> dict[str, Any
     }
     sentence = f"{view.label} is {view.word}: {view.reason}."
     waits = view.device_state is DeviceState.WAITING
-    if view.id not in state.sessions or view.final or not (waits or view.pending):
+    if view.id in state.sessions and view.returning and not view.held_back:
+        why = placement.waits(Draft(state, now), view)
+        facts |= {"place": state.place(view), "why": why}
+        sentence = f"{view.label} is {view.word}: {view.reason}; now: {why}."
+    elif view.id not in state.sessions or view.final or not (waits or view.pending):
         pass
     elif view.held_back:
         sentence = f"{view.label} is {view.word}: {reasons.held_back(view)}."

@@ -248,7 +248,7 @@ def move_off(draft: Draft, view: SessionView, mark: DeviceMark) -> SessionView:
 def _move_off(draft: Draft, node_id: str) -> None:
     for view in _holders(draft, node_id):
         failed = view.park_failed_at
-        if view.device_state is not DeviceState.HELD or view.final:
+        if view.device_state is not DeviceState.HELD or view.final or view.in_flight:
             continue  # it is on its way, or `policy` asks again when its devices are there
         if failed is not None and draft.now - failed < PARK_RETRY_S:
             continue

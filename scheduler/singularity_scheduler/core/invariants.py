@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .cluster import ClusterState, Node
 from .model import SessionView, Tier
-from .states import DeviceState
+from .states import DeviceState, ProcessState
 
 
 class InvariantBroken(AssertionError):
@@ -37,9 +37,12 @@ def check(state: ClusterState) -> None:
             for v in state.sessions.values()
             if v.node == node.id
             and v.wants
+            and v.here
             and v.device_state in (DeviceState.NONE, DeviceState.PARKED)
         }
         _hold(node.retry == retry, f"retries of {node.id}: {node.retry} is not {retry}")
+    returning = sorted(v.queue_key for v in state.sessions.values() if v.returning)
+    _hold(state.returning == returning, f"returning: {state.returning} is not {returning}")
 
 
 def _check_runs(state: ClusterState, node: Node) -> None:
@@ -64,6 +67,21 @@ def check_succession(before: SessionView | None, after: SessionView) -> None:
     )
     if granted:
         _hold(after.epoch == old + 1, f"{after.id}: epoch {old} -> {after.epoch} at a grant")
+    resuming = after.process_state is ProcessState.RESUMING and (
+        before is None
+        or before.process_state is not ProcessState.RESUMING
+        or before.node != after.node  # its node was lost meanwhile
+    )
+    if resuming:
+        _hold(after.epoch == old + 1, f"{after.id}: epoch {old} -> {after.epoch} at a return")
+    if before is not None:
+        went = f"{after.id}: incarnation {before.incarnation} -> {after.incarnation}"
+        raised = after.incarnation - before.incarnation
+        _hold(raised == 0 or (raised == 1 and resuming), went)
+        _hold(
+            after.node == before.node or not before.here or before.pending or resuming,
+            f"{after.id} went from {before.node} to {after.node} while it was there",
+        )
     _hold(after.epoch >= old, f"{after.id}: epoch went back from {old} to {after.epoch}")
 
 
@@ -88,6 +106,20 @@ def _check_session(view: SessionView) -> None:
         not view.held_back or not (view.final or view.device_state is DeviceState.HELD),
         f"{who} is held back by {view.held_by}",
     )
+    if view.process_state in (ProcessState.SUSPENDED, ProcessState.RESUMING):
+        _hold(view.device_state in (DeviceState.NONE, DeviceState.PARKED), f"{who} is away")
+    if view.process_state is ProcessState.SUSPENDING:
+        _hold(
+            view.device_state in (DeviceState.NONE, DeviceState.PARKED, DeviceState.HELD),
+            f"{who} leaves while its devices change",
+        )
+    away = view.process_state in (ProcessState.SUSPENDING, ProcessState.SUSPENDED)
+    _hold(not view.called or away or view.leaving is not None, f"{who} is called back and is here")
+    _hold(
+        not view.returning or bool(view.restore_from) or view.newest_whole is not None,
+        f"{who} is called back and has no checkpoint",
+    )
+    _hold(view.leaving is None or not view.final, f"{who} is final and leaving")
     _hold(not view.ended or view.final, f"{who} ended but is not final")
 
 

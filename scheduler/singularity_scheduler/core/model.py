@@ -67,16 +67,83 @@ class SessionSpec:
     devices: int
     name: str = ""
     run: NotebookRun | None = None
+    kernel_id: str = ""
+    every_s: float | None = None
+    every_steps: int | None = None
 
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """The newest checkpoint of a session, as its agent stored it."""
+    """One stored checkpoint of a session, as its agent reported it."""
 
     id: str
     at: float
     bytes: int
+    """What it would take unshared and uncompressed."""
     level: str
+    """"process": everything; "device": device state alone; "files": files alone."""
+    name: str = ""
+    """Given by a person; "": it is one of those that retention trims."""
+    stored_bytes: int = 0
+    """What it takes in the store, shared chunks included."""
+    sent_bytes: int = 0
+    """What had to be sent for it: chunks the store did not have yet."""
+    incarnation: int = 0
+    reason: str = ""
+    """Why its level is not higher."""
+    damaged: str = ""
+    """What was found wrong with it; "": nothing."""
+    dropped: bool = False
+    """Nobody sees it any more; it is deleted from the store as soon as a node can do that."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether a session can come back from it."""
+        return self.level == "process" and not self.damaged and not self.dropped
+
+
+@dataclass(frozen=True)
+class LossReport:
+    """What a restore brought back and what it could not."""
+
+    level: str
+    back: tuple[str, ...]
+    lost: tuple[str, ...]
+    rolled_back: bool
+    """Whether the session is older than it was: what it did since the checkpoint is undone."""
+    hashes_checked: int
+    checkpoint: str
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay. Those with a name stay until they are deleted or too old."""
+
+    newest: int = 5
+    """How many without a name are kept of a session."""
+    days: float = 0.0
+    """Those older than this go, named ones too; 0: never. What a session would come back from
+    stays."""
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a node's agent says that it can do with whole sessions."""
+
+    image_trouble: str = ""
+    """Why it cannot put processes into the store and bring them back; "": it can."""
+    store: str = ""
+    """Where its checkpoints go; two nodes with the same store can exchange sessions."""
+    store_trouble: str = ""
+    """Why its store cannot be used now; "": it can."""
+    stores: bool = True
+    """Whether it knows the commands about stored checkpoints at all."""
+
+    @property
+    def trouble(self) -> str:
+        """Why no whole session can leave it or come to it; "": it can."""
+        return self.image_trouble or self.store_trouble
 
 
 @dataclass(frozen=True)
@@ -131,7 +198,39 @@ class SessionView:
     """Name of the user's notebook server it was started from ("" is the default one)."""
     grace_s: float = 5.0
     """Seconds its process gets after SIGTERM when it is ended."""
-    last_checkpoint: CheckpointRef | None = None
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    """Oldest first; those in the store that somebody may still come back to."""
+    incarnation: int = 0
+    """+1 each time it goes on from something older than what it was."""
+    loss: LossReport | None = None
+    """Of its last return from the store."""
+    origin: str = ""
+    """The node where its kernel connection (relay) stays while it moves; "": none yet."""
+    called: bool = False
+    """Suspended, or about to be, and to come back as soon as a node has room."""
+    target: str = ""
+    """The only node it may come back to; "": any."""
+    came_from: str = ""
+    """The node it was on before the one it is coming to; "": the same."""
+    restore_from: str = ""
+    """Id of the checkpoint it comes back from; "": the newest that is whole."""
+    rollback: bool = False
+    """Its next return is an older state than it had: it starts a new incarnation."""
+    unwind: bool = False
+    """If its return fails, it comes back where and as it was before it was asked for."""
+    lost: bool = False
+    """Its node went away with it; until it is started elsewhere that node may still bring it."""
+    leaving: str | None = None
+    """Name of the checkpoint with which it is suspended as soon as its devices stand still
+    ("" for one without a name); None: it stays."""
+    source: str = ""
+    """The session it was forked from."""
+    kernel_id: str = ""
+    """Jupyter's id of its kernel, so that a restarted server finds it again."""
+    every_s: float | None = None
+    """Seconds between checkpoints that are made by themselves; 0: none; None: as configured."""
+    every_steps: int | None = None
+    """Optimizer steps between them; 0: none; None: as configured."""
     run: NotebookRun | None = None
     """What it runs; None for kernels and for commands that joined."""
     held_by: str | None = None
@@ -139,6 +238,8 @@ class SessionView:
     resumed."""
     home: tuple[str, ...] = field(default=(), compare=False)
     """Devices it comes back to faster than to others, since its last park; not stored."""
+    exit: tuple[int | None, str] | None = field(default=None, compare=False)
+    """How its process ended while it was leaving or coming: counts if that fails; not stored."""
     story: tuple[str, ...] = field(default=(), compare=False)
     """Its last steps, for error messages; not stored."""
 
@@ -165,6 +266,31 @@ class SessionView:
         return self.kind is Kind.INTERACTIVE and self.busy is False
 
     @property
+    def last_checkpoint(self) -> CheckpointRef | None:
+        """The newest one."""
+        return next((c for c in reversed(self.checkpoints) if not c.dropped), None)
+
+    @property
+    def newest_whole(self) -> CheckpointRef | None:
+        """The newest one it can come back from."""
+        return next((c for c in reversed(self.checkpoints) if c.whole), None)
+
+    @property
+    def here(self) -> bool:
+        """Whether its process is on its node and stays there for now."""
+        return self.process_state in (ProcessState.STARTING, ProcessState.LIVE)
+
+    @property
+    def returning(self) -> bool:
+        """Whether it waits for a node to come back to."""
+        return self.process_state is ProcessState.SUSPENDED and self.called
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether it is on its way into or out of the store."""
+        return self.process_state in (ProcessState.SUSPENDING, ProcessState.RESUMING)
+
+    @property
     def held_back(self) -> bool:
         return self.held_by is not None
 
@@ -181,7 +307,8 @@ class SessionView:
     @property
     def admitted(self) -> int:
         """Devices that a started run counts for when the next one asks to be started."""
-        counts = self.run is not None and not (self.pending or self.final or self.held_back)
+        away = self.pending or self.final or self.process_state is ProcessState.SUSPENDED
+        counts = self.run is not None and not (away or self.held_back)
         return self.virtual_devices if counts else 0
 
 
@@ -293,6 +420,9 @@ class AgentFacts:
     tier: str = ""
     virtual_devices: int = 0
     name: str = ""
+    suspended: bool = False
+    """The node has nothing of it but its kernel connection."""
+    incarnation: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from . import checkpoints, losses, moves, placement, queue, reasons
 from . import events as ev
-from . import queue, reasons
 from .cluster import Draft
 from .model import AgentFacts, Kind, SessionView, Tier
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 
 def command_end(draft: Draft, view: SessionView, reason: str, rule: str) -> None:
-    """Tell the agent to remove everything of a session; it may be told so any number of times."""
-    draft.actions.append(
-        ev.End(view.id, view.node, reason, rule, view.epoch, view.seq, grace_s=view.grace_s)
-    )
+    """Tell the agent to remove everything of a session; it may be told so any number of times. The
+    node that has its kernel connection is told too."""
+    for node in dict.fromkeys((view.node, view.origin or view.node)):
+        draft.actions.append(
+            ev.End(view.id, node, reason, rule, view.epoch, view.seq, grace_s=view.grace_s)
+        )
 
 
 def finish(
@@ -32,7 +34,7 @@ def finish(
     exit_code: int | None = None,
 ) -> SessionView:
     """Let a session end: final at once, its devices stay leased until the agent confirms."""
-    view = replace(view, held_by=None)
+    view = replace(moves.stay(checkpoints.ended(draft, view)), held_by=None)
     if view.pending:  # its node has nothing of it
         return draft.step(queue.freed(view), event, reason, rule, ended=True)
     view = draft.quiet_step(
@@ -48,7 +50,8 @@ def finish(
 def started(draft: Draft, event: ev.Started) -> None:
     view = draft.get(event.session)
     if view and view.process_state is ProcessState.STARTING:
-        draft.step(view, ProcessEvent.LIVE, "its process runs", "process.live")
+        origin = view.origin or view.node
+        draft.step(view, ProcessEvent.LIVE, "its process runs", "process.live", origin=origin)
 
 
 def start_failed(draft: Draft, event: ev.StartFailed) -> None:
@@ -64,6 +67,11 @@ def exited(draft: Draft, event: ev.ProcessExited) -> None:
     if view.final:
         if event.exit_code is not None and view.exit_code is None:
             draft.put(replace(view, exit_code=event.exit_code))
+        return
+    if view.in_flight:  # its own agent ends it there, or it ended by itself: the answer tells
+        draft.put(replace(view, exit=(event.exit_code, event.sentence)))
+        return
+    if view.process_state is ProcessState.SUSPENDED:
         return
     code = event.exit_code
     step, reason = ProcessEvent.FAIL, reasons.exited(code, event.sentence)
@@ -87,7 +95,7 @@ def closed(view: SessionView, by: str, reason: str = "") -> tuple[ProcessEvent, 
 
 def ended(draft: Draft, event: ev.Ended) -> None:
     view = draft.get(event.session)
-    if view is None or not view.final:
+    if view is None or not view.final or event.node not in ("", view.node):
         return
     exit_code = event.exit_code if view.exit_code is None else view.exit_code
     view = replace(view, ended=True, exit_code=exit_code)
@@ -102,26 +110,57 @@ def away(draft: Draft, event: ev.NodeAway) -> None:
 
 
 def joined(draft: Draft, event: ev.NodeJoined) -> None:
-    draft.set_node(event.node, connected=True, devices=event.devices)
+    draft.set_node(event.node, connected=True, devices=event.devices, abilities=event.abilities)
     facts = {f.id: f for f in event.sessions}
     known = draft.state.nodes.get(event.node)
     for sid in sorted(known.sessions if known else ()):
         view = draft.state.sessions[sid]
         if sid in event.starting or view.pending:
             continue  # whoever sends the command learns what became of it
-        if sid not in facts:
+        if view.in_flight:
+            _reissue(draft, view)
+        elif view.process_state is ProcessState.SUSPENDED:
+            _suspended(draft, view, facts.get(sid))
+        elif sid not in facts:
             _missing(draft, view)
         elif view.final:
             command_end(draft, view, view.reason, "recover")
         else:
             _compare(draft, view, facts[sid])
     for sid, fact in sorted(facts.items()):
-        if draft.get(sid) is None:
+        other = draft.get(sid)
+        if other is None:
             _unknown(draft, event.node, fact)
+        elif other.node != event.node and not other.final and not fact.suspended:
+            losses.fence(draft, other, event.node)
+
+
+def _reissue(draft: Draft, view: SessionView) -> None:
+    """Repeat the command that a session on its way waits for; an agent that has done it already
+    answers what it answered then."""
+    if view.process_state is ProcessState.SUSPENDING:
+        draft.actions.append(moves.leave_action(view, "recover"))
+    else:
+        draft.actions.append(placement.resume_action(view, "recover"))
+
+
+def _suspended(draft: Draft, view: SessionView, fact: AgentFacts | None) -> None:
+    """A suspended session: its node has nothing of it, or it was away and still has everything."""
+    if fact is None or fact.suspended:
+        return
+    if view.lost and fact.alive:
+        _compare(draft, losses.found(draft, view), fact)
+    else:
+        losses.fence(draft, view, view.node)
 
 
 def _missing(draft: Draft, view: SessionView) -> None:
-    """The agent does not know this session: nothing of it is left there."""
+    """The agent does not know this session: nothing of it is left there. A live one goes on from
+    its newest checkpoint, if it has one with its process in it."""
+    if view.process_state is ProcessState.LIVE and view.newest_whole is not None:
+        view = losses.lose(draft, view, 0.0)
+        draft.note(replace(view, lost=False), reasons.restarted(view, draft.now), "agent.restarted")
+        return
     unborn = view.process_state is ProcessState.STARTING
     if unborn and view.run is not None:  # what it runs is in the ledger: start it after all
         view = draft.put(replace(queue.freed(view), device_state=DeviceState.NONE))
@@ -155,8 +194,13 @@ def _unknown(draft: Draft, node: str, fact: AgentFacts) -> None:
         # The agent answers a number it knows with what it answered then: begin far beyond.
         seq=int(draft.now),
         process_state=ProcessState.LIVE,
+        origin=node,
+        incarnation=fact.incarnation,
         device_state=DeviceState.PARKED if fact.saved and not fact.devices else DeviceState.NONE,
     )
+    if fact.suspended:  # its kernel connection alone; who brings it back is gone from the ledger
+        command_end(draft, view, "the scheduler does not know this session", "recover")
+        return
     if not complete or not fact.alive:
         command_end(draft, view, "the scheduler does not know this session", "recover")
         return
@@ -182,7 +226,8 @@ def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
     if fact.saved and not view.saved:
         view = draft.put(replace(view, saved=True))
     if view.process_state is ProcessState.STARTING:
-        view = draft.step(view, ProcessEvent.LIVE, "its process runs", "recover")
+        origin = view.origin or view.node
+        view = draft.step(view, ProcessEvent.LIVE, "its process runs", "recover", origin=origin)
     view = _compare_devices(draft, view, fact)
     if fact.waiting and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
         queue.enqueue(draft, view, reasons.waits(view), "device.lazy")

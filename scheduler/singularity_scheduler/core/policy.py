@@ -11,11 +11,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeGuard
 
-from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
+from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
+from . import (
+    checkpoints,
+    health,
+    losses,
+    moves,
+    nodes,
+    placement,
+    proxies,
+    queue,
+    reasons,
+)
 from . import events as ev
-from . import health, nodes, proxies, queue, reasons
-from .cluster import ClusterState, Draft, Node
+from .cluster import ClusterState, Draft
 from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessState
 
@@ -33,11 +43,11 @@ def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
     """
     draft = Draft(state, now)
     _HANDLERS[type(event)](draft, event)
-    for node in {
-        *(view.node for view in draft.changed.values()),
-        *(mark.node for mark in draft.marks.values()),
-        *((event.node,) if isinstance(event, ev.NodeJoined | ev.Tick) else ()),
-    }:
+    moves.settle(draft)
+    here = {event.node} if isinstance(event, ev.NodeJoined | ev.NodeLost | ev.Tick) else set()
+    if here or draft.changed or draft.marks:
+        placement.bring_back(draft)
+    for node in here | draft.touched():
         queue.admit(draft, node)
         queue.serve(draft, node)
     return draft.decision()
@@ -57,44 +67,20 @@ def _created(draft: Draft, event: ev.SessionCreated) -> None:
         name=spec.name,
         tier=spec.tier,
         virtual_devices=spec.devices,
-        node=choose_node(draft.state, spec.devices),
+        node=placement.choose_node(draft.state, spec.devices),
         created_at=draft.now,
         updated_at=draft.now,
         server=event.server,
         run=spec.run,
+        kernel_id=spec.kernel_id,
+        every_s=spec.every_s,
+        every_steps=spec.every_steps,
     )
     if view.run is None:
         queue.start(draft, view, "start")
     else:  # whether it starts at once is decided with the other runs, see `queue.admit`
         view = replace(view, queue_order=draft.next_order())
         draft.note(view, reasons.queued(), "submit")
-
-
-def choose_node(state: ClusterState, devices: int) -> str:
-    """The node for a new session: connected, large enough (without its drained devices, if there
-    is such a node), fewest sessions per device, then by name. A session's devices are all on its
-    node, because its rings are in that node's memory."""
-    connected = [n for n in state.nodes.values() if n.connected]
-    if not connected:
-        raise Unavailable(
-            "no node agent is connected, so nothing can be started: try again in a few seconds"
-        )
-    fitting = [n for n in connected if len(n.devices) >= devices]
-    if not fitting:
-        largest = max(len(n.devices) for n in connected)
-        raise BadRequest(
-            f"{reasons.count(devices)} asked, but this cluster has "
-            f"{'no device' if not largest else f'at most {largest} for one session'}"
-            f"{f': ask for 1 to {largest}' if largest else ''}",
-            devices=devices,
-            largest=largest,
-        )
-
-    def load(node: Node) -> tuple[bool, float, str]:
-        usable = len(node.usable)
-        return usable < devices, len(node.sessions) / max(usable, 0.5), node.id
-
-    return min(fitting, key=load).id
 
 
 def _asked(draft: Draft, session: str) -> SessionView:
@@ -129,6 +115,7 @@ def _refuse_unstarted(view: SessionView) -> None:
 
 def _park_asked(draft: Draft, event: ev.ParkAsked) -> None:
     view = _asked(draft, event.session)
+    moves.refuse_away(view)
     if view.device_state is not DeviceState.HELD:
         why = {
             DeviceState.NONE: "holds no device, so there is nothing to park",
@@ -151,7 +138,7 @@ def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
         )
     view = replace(view, held_by=event.by, moving=False, asked=False, preferred=())
     reason = reasons.held_back(view)
-    if view.device_state is DeviceState.HELD:
+    if view.device_state is DeviceState.HELD and view.process_state is ProcessState.LIVE:
         queue.park(draft, view, reason, "user.preempt")
     else:
         draft.note(view, reason, "user.preempt")
@@ -159,6 +146,21 @@ def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
 
 def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
     view = _asked(draft, event.session)
+    if view.process_state is ProcessState.SUSPENDED:
+        moves.resume_asked(draft, view, event)
+        return
+    moves.refuse_in_flight(view)
+    if event.checkpoint is not None:
+        _refuse_unstarted(view)
+        restore = ev.RestoreAsked(view.id, event.by, event.checkpoint)
+        moves.restore_asked(draft, view, restore)
+        return
+    if event.node is not None and placement.named(draft.state, event.node).id != view.node:
+        raise Conflict(
+            f"{view.label} is on node {view.node} and is not suspended: migrate moves it",
+            session=view.id,
+            state=view.word,
+        )
     held_back, view = view.held_back, replace(view, held_by=None)
     if view.process_state in (ProcessState.QUEUED, ProcessState.STARTING):
         if not held_back:
@@ -185,6 +187,12 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
 def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
     view = _asked(draft, event.session)
     _refuse_unstarted(view)
+    if event.node is not None:
+        if event.devices:
+            raise BadRequest("name either the devices or the node to move to, not both")
+        moves.migrate_asked(draft, view, event.node, event.by)
+        return
+    moves.refuse_away(view)
     if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
         raise Conflict(
             f"{view.label} is changing devices right now: try again in a moment",
@@ -192,7 +200,7 @@ def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
             state=view.word,
         )
     view = replace(view, held_by=None)
-    targets, victims = _targets(draft, view, event.devices)
+    targets, victims = placement.targets(draft, view, event.devices)
     view = replace(view, preferred=targets, asked=True, moving=True)
     reason = reasons.moving(event.by, targets)
     if view.device_state is DeviceState.HELD:
@@ -205,94 +213,22 @@ def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
         queue.preempt(draft, victim, view)
 
 
-def _targets(
-    draft: Draft, view: SessionView, wanted: tuple[str, ...]
-) -> tuple[tuple[str, ...], list[SessionView]]:
-    """The devices a move goes to and who has to leave them; refuses what cannot be."""
-    occupants = draft.usable(view.node)
-
-    def obtainable(device: str) -> bool:
-        holder = occupants[device]
-        return holder is None or queue.parking(holder) or queue.may_preempt(view, holder, draft.now)
-
-    if wanted:
-        targets = wanted
-        for mark in (draft.mark(view.node, device) for device in targets):
-            if mark.drained:
-                raise Conflict(
-                    f"{mark.device} is drained ({mark.reason}): pick another device",
-                    session=view.id,
-                    device=mark.device,
-                )
-        unknown = [d for d in targets if d not in occupants]
-        if unknown:
-            raise BadRequest(
-                f"node {view.node} has no device {reasons.listed(tuple(unknown))}: pick from "
-                f"{', '.join(occupants) or 'none'}",
-                devices=list(occupants),
-            )
-        if len(set(targets)) != view.virtual_devices or len(targets) != view.virtual_devices:
-            raise BadRequest(
-                f"{view.label} has {reasons.count(view.virtual_devices, 'virtual device')}, so "
-                f"name {view.virtual_devices} different "
-                f"{'device' if view.virtual_devices == 1 else 'devices'} to move to",
-                virtual_devices=view.virtual_devices,
-            )
-        if targets == view.devices:
-            raise Conflict(f"{view.label} is on {reasons.listed(targets)} already", session=view.id)
-    else:
-        others = [d for d in occupants if d not in view.devices and obtainable(d)]
-        others.sort(key=lambda d: occupants[d] is not None)
-        targets = tuple(others[: view.virtual_devices])
-        if len(targets) < view.virtual_devices:
-            raise Conflict(
-                f"{view.label} cannot be moved: fewer than "
-                f"{reasons.count(view.virtual_devices, 'other device')} can be freed for it now",
-                session=view.id,
-            )
-    victims: dict[str, SessionView] = {}
-    for device in targets:
-        holder = occupants[device]
-        if holder is None or holder.id == view.id or queue.parking(holder):
-            continue
-        if not queue.may_preempt(view, holder, draft.now):
-            raise Conflict(
-                f"{device} is used by {holder.label} ({holder.tier.value}), which may not be "
-                f"paused for {view.tier.value}: pick another device or try later",
-                session=view.id,
-                device=device,
-            )
-        victims[holder.id] = holder
-    return targets, list(victims.values())
-
-
 def _checkpoint_asked(draft: Draft, event: ev.CheckpointAsked) -> None:
     view = _asked(draft, event.session)
-    if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
-        raise Conflict(
-            f"{view.label} is changing devices right now: try again in a moment",
-            session=view.id,
-            state=view.word,
-        )
-    if not view.saved:
-        raise Conflict(
-            f"{view.label} has no device state yet, so there is nothing to store: call a device "
-            "first",
-            session=view.id,
-            state=view.word,
-        )
-    view = draft.put(replace(view, seq=view.seq + 1))
-    draft.actions.append(
-        ev.TakeCheckpoint(
-            view.id,
-            view.node,
-            f"checkpoint asked by {event.by}",
-            "user.checkpoint",
-            view.epoch,
-            view.seq,
-            name=event.name,
-        )
-    )
+    _refuse_unstarted(view)
+    checkpoints.asked(draft, view, event)
+
+
+def _suspend_asked(draft: Draft, event: ev.SuspendAsked) -> None:
+    view = _asked(draft, event.session)
+    _refuse_unstarted(view)
+    moves.suspend_asked(draft, view, event)
+
+
+def _restore_asked(draft: Draft, event: ev.RestoreAsked) -> None:
+    view = _asked(draft, event.session)
+    _refuse_unstarted(view)
+    moves.restore_asked(draft, view, event)
 
 
 def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
@@ -311,6 +247,7 @@ def _signal_asked(draft: Draft, event: ev.SignalAsked) -> None:
     view = _asked(draft, event.session)
     if view.pending:
         _refuse_unstarted(view)
+    moves.refuse_away(view)
     if event.signum in ENDING_SIGNALS and view.stopped_by != event.by:
         draft.put(replace(view, stopped_by=event.by))
 
@@ -322,7 +259,11 @@ def _needed(draft: Draft, event: ev.DeviceNeeded) -> None:
     view = draft.get(event.session)
     if view is None or view.final or view.pending:
         return
-    if view.device_state is DeviceState.PARKING and not view.wants:
+    if view.in_flight:
+        draft.put(replace(view, wants=True))
+    elif not view.here:
+        return
+    elif view.device_state is DeviceState.PARKING and not view.wants:
         draft.put(replace(view, wants=True))
     elif view.device_state in (DeviceState.NONE, DeviceState.PARKED):
         queue.enqueue(draft, view, reasons.waits(view), "device.lazy")
@@ -431,7 +372,7 @@ def _park_failed(draft: Draft, event: ev.ParkFailed) -> None:
 
 def _lease_lapsed(draft: Draft, event: ev.LeaseLapsed) -> None:
     view = draft.get(event.session)
-    if view and view.device_state is DeviceState.HELD:
+    if view and view.device_state is DeviceState.HELD and not view.in_flight:
         queue.park(draft, view, reasons.lapsed(), "lease.lapsed")
 
 
@@ -445,9 +386,18 @@ def _lease_reaped(draft: Draft, event: ev.LeaseReaped) -> None:
     draft.step(queue.freed(view), DeviceEvent.LOST, event.sentence, "lease.reaped", saved=True)
 
 
-def _checkpoint_taken(draft: Draft, event: ev.CheckpointTaken) -> None:
-    if view := draft.get(event.session):
-        draft.put(replace(view, last_checkpoint=event.checkpoint))
+def _orphaned(draft: Draft, event: ev.Orphaned) -> None:
+    """Its Jupyter server is gone: it waits in the store for the next one, or ends where that
+    cannot be."""
+    view = draft.get(event.session)
+    if view is None or view.process_state is not ProcessState.LIVE:
+        return
+    sentence = event.sentence or "its Jupyter server is gone"
+    if view.leaving is None and not draft.node(view.node).abilities.trouble:
+        moves.leave(draft, view, reasons.hibernating(sentence), "user.suspend")
+    elif view.leaving is None:
+        step, reason = nodes.closed(view, "the scheduler", sentence)
+        nodes.finish(draft, view, step, reason, "user.end")
 
 
 def _current(view: SessionView | None, epoch: int, state: DeviceState) -> TypeGuard[SessionView]:
@@ -462,6 +412,10 @@ _HANDLERS: dict[type, Handler] = {
     ev.ResumeAsked: _resume_asked,
     ev.MigrateAsked: _migrate_asked,
     ev.CheckpointAsked: _checkpoint_asked,
+    ev.SuspendAsked: _suspend_asked,
+    ev.RestoreAsked: _restore_asked,
+    ev.ForkAsked: moves.fork_asked,
+    ev.DropAsked: checkpoints.drop_asked,
     ev.SignalAsked: _signal_asked,
     ev.EndAsked: _end_asked,
     ev.DrainAsked: health.drain_asked,
@@ -469,6 +423,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.DevicesLooked: health.looked,
     ev.NodeJoined: nodes.joined,
     ev.NodeAway: nodes.away,
+    ev.NodeLost: losses.node_lost,
     ev.Tick: _tick,
     ev.Started: nodes.started,
     ev.StartFailed: nodes.start_failed,
@@ -489,5 +444,14 @@ _HANDLERS: dict[type, Handler] = {
     ev.ProxySilent: proxies.silent,
     ev.ProxyAnswers: proxies.answers,
     ev.DeviceWorking: proxies.working,
-    ev.CheckpointTaken: _checkpoint_taken,
+    ev.CheckpointTaken: checkpoints.taken,
+    ev.CheckpointsFound: checkpoints.found,
+    ev.CheckpointGone: checkpoints.gone,
+    ev.Suspended: moves.suspended,
+    ev.SuspendFailed: moves.suspend_failed,
+    ev.Fenced: moves.fenced,
+    ev.Resumed: moves.resumed,
+    ev.ResumeFailed: moves.resume_failed,
+    ev.Wanted: moves.wanted,
+    ev.Orphaned: _orphaned,
 }

@@ -17,7 +17,8 @@ def failed(draft: Draft, event: ev.ProxyFailed) -> None:
     view = draft.get(event.session)
     if view is None or view.final:
         return
-    if view.device_state is DeviceState.HELD and not event.left:
+    held = view.device_state is DeviceState.HELD and not view.in_flight
+    if held and not event.left:
         queue.park(draft, view, event.sentence, "proxy.failed")
     else:
         draft.note(view, event.sentence, "proxy.failed")

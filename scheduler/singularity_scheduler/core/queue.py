@@ -15,7 +15,7 @@ from . import reasons
 from .cluster import Draft
 from .events import Attach, Park, Start
 from .model import PARK_RETRY_S, SessionView
-from .states import DeviceEvent, DeviceState, ProcessEvent
+from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 
 def serve(draft: Draft, node_id: str) -> None:
@@ -82,7 +82,8 @@ def start(draft: Draft, view: SessionView, rule: str) -> None:
 
 def parking(view: SessionView) -> bool:
     """Its devices will be free shortly."""
-    return view.device_state is DeviceState.PARKING
+    leaves = view.process_state is ProcessState.SUSPENDING and view.leased
+    return view.device_state is DeviceState.PARKING or leaves
 
 
 def may_preempt(waiter: SessionView, holder: SessionView, now: float) -> bool:
@@ -90,6 +91,7 @@ def may_preempt(waiter: SessionView, holder: SessionView, now: float) -> bool:
     failed = holder.park_failed_at
     return (
         holder.device_state is DeviceState.HELD
+        and holder.process_state is ProcessState.LIVE
         and holder.id != waiter.id
         and (failed is None or now - failed >= PARK_RETRY_S)
         and (holder.idle or holder.tier.rank < waiter.tier.rank)

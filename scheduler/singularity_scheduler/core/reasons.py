@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .model import SessionView
+from .model import CheckpointRef, LossReport, SessionView
 
 
 def count(number: int, noun: str = "device") -> str:
@@ -163,3 +163,98 @@ def lapsed() -> str:
         "parked because its lease was not renewed in time; nothing is lost; it comes back with the "
         "next device call"
     )
+
+
+def shown(reference: CheckpointRef) -> str:
+    """A checkpoint in quotes, by its name if it has one."""
+    return f"'{reference.name or reference.id}'"
+
+
+def size(count: float) -> str:
+    """ "12 MiB": bytes in binary units, three significant digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def suspending(by: str) -> str:
+    return (
+        f"suspended by {by}: everything of it goes to the store and its node becomes free; "
+        "nothing is lost"
+    )
+
+
+def suspended(reference: CheckpointRef, ms: float) -> str:
+    took = f" in {ms / 1e3:.1f} s" if ms else ""
+    return (
+        f"everything of it is in checkpoint {shown(reference)} ({size(reference.bytes)}{took}); "
+        "resume or the next request from its notebook brings it back"
+    )
+
+
+def called(by: str, older: CheckpointRef | None) -> str:
+    return f"called back by {by}{f' from checkpoint {shown(older)}' if older else ''}"
+
+
+def coming_back(view: SessionView, node: str) -> str:
+    """What is done now, after why (the reason so far)."""
+    why = view.reason.partition("; ")[0]
+    return f"{why}; it comes back on node {node}"
+
+
+def came_back(view: SessionView, loss: LossReport) -> str:
+    name = next((shown(c) for c in view.checkpoints if c.id == loss.checkpoint), "")
+    hashes = "1 hash" if loss.hashes_checked == 1 else f"{loss.hashes_checked} hashes"
+    checked = f", {hashes} checked"
+    start = (
+        f"came back on node {view.node} from checkpoint {name or repr(loss.checkpoint)}{checked}"
+    )
+    lost = f"; not brought back: {', '.join(loss.lost)}" if loss.lost else ""
+    if loss.rolled_back:
+        return f"{start}; what it did after that checkpoint is undone{lost}"
+    return f"{start}{lost or '; nothing is lost'}"
+
+
+def moving_node(by: str, node: str) -> str:
+    return f"moving to node {node} for {by}: nothing is lost; running code just waits"
+
+
+def going_back(by: str, reference: CheckpointRef, discard: bool) -> str:
+    rest = (
+        "its present state is given up"
+        if discard
+        else "its present state is put into the store first, so this can be undone"
+    )
+    return f"going back to checkpoint {shown(reference)} for {by}: {rest}"
+
+
+def forked(by: str, source: SessionView, reference: CheckpointRef) -> str:
+    return f"forked by {by} from checkpoint {shown(reference)} of {source.label} ({source.id})"
+
+
+def lost_node(
+    view: SessionView, silent_s: float, reference: CheckpointRef | None, now: float
+) -> str:
+    gone = f"node {view.node} has been gone for {duration(silent_s)}"
+    if reference is None:
+        return f"{gone}: it begins again from the checkpoint that it was forked from"
+    age = duration(max(0.0, now - reference.at))
+    return (
+        f"{gone}: it goes on from checkpoint {shown(reference)}, {age} old, and what it did since "
+        "is lost"
+    )
+
+
+def restarted(view: SessionView, now: float) -> str:
+    reference = view.newest_whole
+    name = f" {shown(reference)}, {duration(max(0.0, now - reference.at))} old" if reference else ""
+    return (
+        f"the agent of node {view.node} no longer knows this session: it goes on from checkpoint"
+        f"{name}, and what it did since is lost"
+    )
+
+
+def hibernating(sentence: str) -> str:
+    return f"{sentence}: it is suspended until its next server or request; nothing is lost"

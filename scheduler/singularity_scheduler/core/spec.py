@@ -95,7 +95,29 @@ def parse_spec(
         name=parse_name(request.get("name") or "")
         or (posixpath.basename(run.notebook)[:MAX_NAME] if run else ""),
         run=run,
+        kernel_id=_kernel_id(request.get("kernel_id")),
+        every_s=_every(request, "checkpoint_every_s"),
+        every_steps=None
+        if (steps := _every(request, "checkpoint_every_steps")) is None
+        else int(steps),
     )
+
+
+def _kernel_id(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not _KERNEL.fullmatch(value) or len(value) > 128:
+        raise BadRequest(f"kernel_id must be the id of a kernel, not {_shown(value)}")
+    return value
+
+
+def _every(request: Mapping[str, Any], key: str) -> float | None:
+    value = request.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e9:
+        raise BadRequest(f"{key} must be a number, 0 or more, not {_shown(value)}")
+    return value
 
 
 RUN_KEYS = ("notebook", "output", "parameters", "kernel", "folder", "python", "variables")

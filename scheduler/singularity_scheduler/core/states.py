@@ -47,6 +47,8 @@ class ProcessEvent(str, Enum):
     SUSPEND_FAILED = "suspend_failed"
     RESUME = "resume"
     RESUME_FAILED = "resume_failed"
+    LOST = "lost"
+    FOUND = "found"
     COMPLETE = "complete"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -65,6 +67,7 @@ class DeviceEvent(str, Enum):
     PARK = "park"
     PARKED = "parked"
     PARK_FAILED = "park_failed"
+    STORED = "stored"
     LOST = "lost"
     RECLAIM = "reclaim"
     RELEASE = "release"
@@ -91,7 +94,14 @@ PROCESS_TRANSITIONS: dict[tuple[ProcessState, ProcessEvent], ProcessState] = {
     (_P.SUSPENDED, _PE.RESUME): _P.RESUMING,
     (_P.RESUMING, _PE.LIVE): _P.LIVE,
     (_P.RESUMING, _PE.RESUME_FAILED): _P.SUSPENDED,
-    **{(state, _PE.COMPLETE): _P.COMPLETED for state in (_P.STARTING, _P.LIVE)},
+    # Its node is gone for good: what is left of it is in the store.
+    **{(state, _PE.LOST): _P.SUSPENDED for state in (_P.LIVE, _P.SUSPENDING, _P.RESUMING)},
+    # The node came back with it before anybody else had started it.
+    (_P.SUSPENDED, _PE.FOUND): _P.LIVE,
+    **{
+        (state, _PE.COMPLETE): _P.COMPLETED
+        for state in (_P.STARTING, _P.LIVE, _P.SUSPENDING, _P.RESUMING)
+    },
     **{(state, _PE.FAIL): _P.FAILED for state in _P if state not in FINAL},
     **{(state, _PE.CANCEL): _P.CANCELLED for state in _P if state not in FINAL},
 }
@@ -108,6 +118,8 @@ DEVICE_TRANSITIONS: dict[tuple[DeviceState, DeviceEvent], DeviceState] = {
     (_D.HELD, _DE.PARK): _D.PARKING,
     (_D.PARKING, _DE.PARKED): _D.PARKED,
     (_D.PARKING, _DE.PARK_FAILED): _D.HELD,
+    # The device state went to the store together with the process image.
+    (_D.HELD, _DE.STORED): _D.PARKED,
     # The node lost its right and has parked the session by itself.
     **{(state, _DE.LOST): _D.PARKED for state in LEASED},
     # A node came back with devices that the ledger had given up: take them back in order.
@@ -122,8 +134,8 @@ PROCESS_MEANING: dict[ProcessState, str] = {
     _P.QUEUED: "accepted, not started yet",
     _P.STARTING: "its process is being started",
     _P.LIVE: "its process runs",
-    _P.SUSPENDING: "its process image is being written to the store",
-    _P.SUSPENDED: "its process image is in the store; it uses no node",
+    _P.SUSPENDING: "its process image and device state are being written to the store",
+    _P.SUSPENDED: "everything of it is in the store; it uses no node until it is called back",
     _P.RESUMING: "its process is being restored from the store",
     _P.COMPLETED: "ended normally",
     _P.FAILED: "ended with an error; the reason says which",
@@ -148,7 +160,7 @@ WORDS: dict[str, str] = {
     "running": "its process runs and holds its devices",
     "parking": DEVICE_MEANING[_D.PARKING],
     "parked": DEVICE_MEANING[_D.PARKED],
-    "migrating": "it is being moved to other devices",
+    "migrating": "it is being moved to other devices or to another node",
     "suspending": PROCESS_MEANING[_P.SUSPENDING],
     "suspended": PROCESS_MEANING[_P.SUSPENDED],
     "resuming": PROCESS_MEANING[_P.RESUMING],
@@ -163,6 +175,8 @@ _LIVE_WORD = {_D.NONE: "ready", _D.HELD: "running"}
 
 def word(process: ProcessState, device: DeviceState, moving: bool = False) -> str:
     """The one word for people, derived from both axes; a key of `WORDS`."""
+    if moving and process in (_P.SUSPENDING, _P.SUSPENDED, _P.RESUMING):
+        return "migrating"
     if process is not _P.LIVE:
         return str(process.value)
     if moving and device in (_D.PARKING, _D.WAITING, _D.ATTACHING):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 from singularity_scheduler.core.cluster import ClusterState, Node
 from singularity_scheduler.core.events import Decision
+from singularity_scheduler.core.model import SessionView
 
 from .feed import Feed
 from .texts import Texts
@@ -33,6 +35,11 @@ class Announcer:
             self._touched.add(view.node)
         if self._touched and self._later is None:
             self._later = asyncio.get_running_loop().call_later(QUEUE_S, self._tell_places)
+
+    def progress(self, view: SessionView) -> None:
+        """How far the transfer of a session is has changed; null: it is over."""
+        data = {"session": view.id, "progress": self._state.progress.get(view.id)}
+        self._feed.add(view.user, "progress", json.dumps(data))
 
     def close(self) -> None:
         if self._later:

@@ -58,6 +58,10 @@ class Archive:
             self._over.popitem(last=False)
         return [view for sid in ids if (view := known[sid]) is not None]
 
+    def forget(self, session: str) -> None:
+        """Something of an ended session changed in the ledger: read it anew."""
+        self._over.pop(session, None)
+
     async def page(
         self,
         user: str | None,

@@ -17,18 +17,18 @@ from typing import Any
 from singularity_proxy.errors import NotFound, SingularityError, Unavailable
 
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import CheckpointRef, NotebookRun, SessionView
+from singularity_scheduler.core.model import NotebookRun, SessionView
 from singularity_scheduler.core.states import DeviceState, ProcessState
 
-from .documents import parse_iso
 from .ports import Fleet
+from .transfers import Transfers
 
 log = logging.getLogger("singularity.service")
 
 RETRY_S = 5.0
 """Pause before the end of a session is tried again when its agent could not do it."""
 
-Key = tuple[type, str, int, int]
+Key = tuple[type, str, int, int, str]
 
 
 class Commander:
@@ -42,8 +42,11 @@ class Commander:
         *,
         ttl_s: float,
         batch_python: str,
+        whole: Callable[[str], bool] = lambda node: False,
     ) -> None:
+        """`whole`: whether the agent of this node knows the commands about whole sessions."""
         self._fleet = fleet
+        self._whole = whole
         self._report = report
         self._look = look
         self._ttl_s = ttl_s
@@ -54,6 +57,9 @@ class Commander:
         self._connected: dict[str, asyncio.Event] = {}
         self.failures: dict[str, SingularityError] = {}
         """Last failed command by session; who asked for it takes its sentence from here."""
+        self.transfers = Transfers(fleet, self._call, report, look, self.failures.__setitem__)
+        self.over: Callable[[str], None] = lambda session: None
+        """Told when a command that reports progress has ended."""
 
     # -- told by the controller -------------------------------------------------------------
 
@@ -70,7 +76,7 @@ class Commander:
         """Sessions whose start command is under way."""
         return frozenset(
             sid
-            for (kind, sid, _, _), task in self._tasks.items()
+            for (kind, sid, *_), task in self._tasks.items()
             if kind is ev.Start and not task.done()
         )
 
@@ -84,7 +90,7 @@ class Commander:
 
     def carry_out(self, action: ev.Action) -> asyncio.Task[Any]:
         """Begin an action; the same one twice is carried out once."""
-        key: Key = (type(action), action.session, action.epoch, action.seq)
+        key: Key = (type(action), action.session, action.epoch, action.seq, action.node)
         task = self._tasks.get(key)
         if task is None:
             task = asyncio.ensure_future(self._dispatch(action))
@@ -120,8 +126,24 @@ class Commander:
             return await self._start(action)
         if isinstance(action, ev.End):
             return await self._end(action)
-        assert isinstance(action, ev.TakeCheckpoint)
-        return await self._checkpoint(action)
+        if isinstance(action, ev.Fence):
+            return await self.transfers.fence(action)
+        try:
+            if isinstance(action, ev.Suspend):
+                return await self.transfers.suspend(action)
+            if isinstance(action, ev.Resume):
+                await self._after_fences(action)
+                return await self.transfers.resume(action)
+            assert isinstance(action, ev.TakeCheckpoint)
+            return await self.transfers.checkpoint(action, self._whole(action.node))
+        finally:
+            self.over(action.session)
+
+    async def _after_fences(self, action: ev.Resume) -> None:
+        """Where old processes of the session are just being ended, it starts after that."""
+        here = (ev.Fence, action.session, action.node)
+        fences = [t for k, t in self._tasks.items() if (k[0], k[1], k[4]) == here]
+        await asyncio.gather(*fences, return_exceptions=True)
 
     async def _start(self, action: ev.Start) -> dict[str, Any]:
         """Returns the agent's ``{pid, connection, env}``; raises what it refused."""
@@ -217,26 +239,6 @@ class Commander:
             )
         )
 
-    async def _checkpoint(self, action: ev.TakeCheckpoint) -> CheckpointRef:
-        """Raises what the agent refused; not sent twice, for a second one would be another."""
-        answer = await self._fleet.call(
-            action.node,
-            "device.checkpoint",
-            timeout=None,
-            session=action.session,
-            name=action.name,
-            epoch=action.epoch,
-            seq=action.seq,
-        )
-        reference = CheckpointRef(
-            str(answer["id"]),
-            parse_iso(answer["at"], 0.0),
-            int(answer["bytes"]),
-            str(answer.get("level") or "device"),
-        )
-        await self._report(ev.CheckpointTaken(action.session, reference))
-        return reference
-
     async def _end(self, action: ev.End) -> None:
         starts = [t for k, t in self._tasks.items() if k[:2] == (ev.Start, action.session)]
         await asyncio.gather(*starts, return_exceptions=True)  # half of one cannot be removed
@@ -258,7 +260,7 @@ class Commander:
                 self.failures[action.session] = error
                 await asyncio.sleep(RETRY_S)
                 continue
-            await self._report(ev.Ended(action.session, answer.get("exit_code")))
+            await self._report(ev.Ended(action.session, answer.get("exit_code"), action.node))
             return
 
     # -- sending ----------------------------------------------------------------------------

@@ -12,18 +12,10 @@ import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
-from uuid import uuid4
 
-from singularity_proxy.errors import (
-    Conflict,
-    NoSpace,
-    NotFound,
-    SingularityError,
-    Unavailable,
-    Unsupported,
-)
+from singularity_proxy.errors import NoSpace, NotFound, SingularityError, Unavailable
 from traitlets import Float, Integer, Unicode, default
 from traitlets.config import LoggingConfigurable
 
@@ -33,18 +25,20 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import health
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import SessionSpec, SessionView
-from singularity_scheduler.core.policy import choose_node, decide, refuse_ended
-from singularity_scheduler.core.spec import run_of
-from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.model import Retention, SessionView
+from singularity_scheduler.core.placement import choose_node
+from singularity_scheduler.core.policy import decide
 
 from . import documents, translate
 from .archive import Archive
 from .commander import Commander
+from .desk import Desk
 from .keys import Keys
 from .leases import LeaseKeeper
 from .ledger import Command, Ledger
 from .ports import Fleet
+from .progress import ProgressBoard
+from .store import StoreKeeper
 
 Json = dict[str, Any]
 
@@ -98,6 +92,43 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         is refused. 0: no limit.""",
     )
 
+    checkpoint_every_s = Float(
+        0.0,
+        min=0.0,
+        config=True,
+        help="""Seconds between two checkpoints that are made of every live session by itself, while
+        something happens in it. A node that dies costs at most so much. 0: none; a session may
+        have its own wish.""",
+    )
+    checkpoint_every_steps = Integer(
+        0,
+        min=0,
+        config=True,
+        help="""Optimizer steps (or barriers) between such checkpoints. 0: none by steps.""",
+    )
+    keep_checkpoints = Integer(
+        5,
+        min=1,
+        config=True,
+        help="""How many checkpoints without a name are kept of a session, the newest ones. Those
+        with a name stay until they are deleted or too old.""",
+    )
+    keep_checkpoint_days = Float(
+        0.0,
+        min=0.0,
+        config=True,
+        help="""Days after which checkpoints are deleted, named ones too; what a session would come
+        back from stays. 0: never.""",
+    )
+    lost_patience_s = Float(
+        300.0,
+        min=0.0,
+        config=True,
+        help="""Seconds that sessions without a checkpoint of their process wait, after their node
+        was given up, for it to come back before they count as failed. With such a checkpoint they
+        go on elsewhere at once.""",
+    )
+
     @default("batch_python")  # type: ignore[untyped-decorator]
     def _default_batch_python(self) -> str:
         return sys.executable
@@ -129,7 +160,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self._stopped = False
         self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._changed = asyncio.Condition()
-        self._keys = Keys(ledger, clock)
+        self.keys = Keys(ledger, clock)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.commander = Commander(
             fleet,
@@ -137,7 +168,12 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             self.state.sessions.get,
             ttl_s=self.lease_ttl_s,
             batch_python=self.batch_python,
+            whole=lambda node: self.state.node(node).abilities.stores,
         )
+        self.desk = Desk(self)
+        self.store = StoreKeeper(self)
+        self.progress = ProgressBoard(self.state)
+        self.commander.over = self.progress.over
         self.leases = LeaseKeeper(
             self.state,
             fleet,
@@ -145,12 +181,19 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             self.resync,
             ttl_s=self.lease_ttl_s,
             margin_s=self.lease_margin_s,
+            patience_s=self.lost_patience_s,
+            before_loss=self.store.look,
         )
+
+    def now(self) -> float:
+        """UNIX seconds."""
+        return self._clock()
 
     # -- life -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Load the ledger and begin to work; the fleet may come up later."""
+        self.state.retention = Retention(self.keep_checkpoints, self.keep_checkpoint_days)
         self.state.load(await self.ledger.active(), await self.ledger.marks())
         for view in self.state.sessions.values():
             self.leases.changed(view)
@@ -159,6 +202,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self.fleet.on_connection(self._on_connection)
         self._spawn(self._work_off_reports())
         self._spawn(self.leases.run())
+        self._spawn(self.store.run())
         self._spawn(self._start_fleet())
 
     async def stop(self) -> None:
@@ -232,6 +276,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
                 tasks[action] = self.commander.carry_out(action)
         for observer in self.observers:
             observer(decision)
+        if any(reference.dropped for _, reference in decision.stored):
+            self.store.kick()
         for view in decision.sessions:
             if view.ended:
                 self.commander.forget(view.id)
@@ -273,11 +319,22 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             self._report_later(ev.DevicesLooked(node))
             return
         view = self.state.sessions.get(session)
+        if type_ == "session.wanted" and view is not None and node == view.origin:
+            self._report_later(ev.Wanted(session))
+            return
         if view is not None and view.node != node:
             with logs.bind(session=session, node=node):
                 self.log.warning("node %s spoke of a session of node %s", node, view.node)
             return
+        if type_ == "checkpoint.progress":
+            self.progress.told(session, data)
+            return
+        if type_ == "steps":
+            self.store.stepped(session, int(data["count"]))
+            return
         event = translate.agent_event(session, type_, data, self._clock())
+        if type_ in translate.TOLD_TWICE:
+            return
         if event is None:
             self.log.warning("node %s sent an event of unknown type %r", node, type_)
         else:
@@ -324,6 +381,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
                 s["session"] for s in hello["sessions"] if s["session"] not in self.state.sessions
             ]
             over = await self.ledger.ended_among(unknown) if unknown else set()
+            self.leases.heard(node)
             await self._submit(translate.node_joined(hello, self.commander.starting(), over))
             self._observe(node, hello.get("health"))
             await self._submit(ev.DevicesLooked(node))
@@ -345,9 +403,19 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             return self.why(view)
         if verb == "history":
             return await self.archive.history(view, translate.limit(args.get("limit"), 20))
+        if verb == "checkpoints":
+            return documents.checkpoints_document(view)
+        if verb == "fork":
+            try:
+                fork = await self.desk.fork(view, args, view.user)
+            except Exception as error:
+                self.on_magic(verb, view, error)
+                raise
+            self.on_magic(verb, view, None)
+            return self.status(fork)
         if verb in CHANGES:
             try:
-                await self.act(view, verb, args, view.user)
+                await self.desk.act(view, verb, args, view.user)
             except Exception as error:
                 self.on_magic(verb, view, error)
                 raise
@@ -360,133 +428,6 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
     async def find(self, session: str) -> SessionView:
         """A session, ended ones included; raises `NotFound`."""
         return await self.archive.find(session)
-
-    async def create(
-        self,
-        user: str,
-        spec: SessionSpec,
-        launch: Json,
-        *,
-        server: str | None = None,
-        key: str | None = None,
-        fingerprint: str = "",
-    ) -> tuple[SessionView, Json | None]:
-        """Start a session; returns it and the agent's launch answer, None for a run of a notebook:
-        that one is only accepted, and starts when there is room. The same `key` again answers with
-        the same session. When its start fails, its error is raised and the session is there as
-        failed, with the reason."""
-        async with self._keys.once(user, key):
-            if before := await self._keys.before(user, key, fingerprint):
-                return await self._created_before(before, launch)
-            session = uuid4().hex[:12]
-            if spec.run:
-                self._refuse_too_many(user)
-                spec = replace(spec, run=run_of(spec.run, session))
-            else:
-                self.commander.prepare(session, launch)
-            try:
-                event = ev.SessionCreated(session, user, spec, server)
-                command = self._keys.command(user, key, "create", session, fingerprint)
-                done = await self.submit(event, command)
-            except BaseException:
-                self.commander.forget(session)
-                raise
-        if spec.run:
-            return await self.find(session), None
-        answer = await asyncio.shield(
-            next(task for action, task in done.tasks.items() if isinstance(action, ev.Start))
-        )
-        return await self.find(session), answer
-
-    def _refuse_too_many(self, user: str) -> None:
-        nodes = self.state.nodes
-        queued = sum(v.user == user for n in nodes for v in self.state.queued(n))
-        if self.max_queued_runs and queued >= self.max_queued_runs:
-            raise Conflict(
-                f"{user} has {queued} queued runs already, and more are not taken; nothing was "
-                "started: wait until some have started, or cancel some",
-                queued=queued,
-            )
-
-    async def _created_before(
-        self, before: Command, launch: Json
-    ) -> tuple[SessionView, Json | None]:
-        if before.verb != "create":
-            raise Conflict(f"this key was already used to {before.verb} session {before.session}")
-        view = await self.find(before.session)
-        if view.run is not None:
-            return view, None
-        if view.final:
-            raise Conflict(
-                f"session {view.label} that this key started has ended: {view.reason}",
-                session=view.id,
-                state=view.word,
-            )
-        answer = await self.commander.start_again(view, launch)
-        return await self.find(before.session), answer
-
-    async def act(
-        self,
-        view: SessionView,
-        verb: str,
-        args: Json,
-        by: str,
-        key: str | None = None,
-        fingerprint: str = "",
-    ) -> SessionView:
-        """One of `CHANGES`; returns the session as it is when that is done, was refused (raised) or
-        has taken `settle_s`."""
-        async with self._keys.once(by, key):
-            if before := await self._keys.before(by, key, fingerprint):
-                if (before.verb, before.session) != (verb, view.id):
-                    raise Conflict(f"this key was used to {before.verb} session {before.session}")
-                return await self.find(view.id)
-            refuse_ended(view)
-            if verb == "suspend":
-                raise Unsupported(
-                    f"{view.label} was not suspended: this version cannot store the image of a "
-                    "process yet; preempt frees its devices until it is resumed"
-                )
-            node = self.state.nodes.get(view.node)
-            types = {d.id: d.type for d in node.devices.values()} if node else {}
-            event = translate.verb_event(view.id, verb, args, by, types)
-            self.commander.failures.pop(view.id, None)
-            command = self._keys.command(by, key, verb, view.id, fingerprint)
-            if verb == "checkpoint":
-                done = await self.submit(event)
-                await asyncio.shield(asyncio.gather(*done.tasks.values()))
-                await self._keys.happened(command)
-            else:
-                await self.submit(event, command)
-        await self._until(lambda: self._settled(view.id))
-        if error := self.commander.failures.pop(view.id, None):
-            await self._keys.failed(by, key)
-            raise error
-        return await self.find(view.id)
-
-    async def end(self, view: SessionView, by: str, reason: str, grace_s: float) -> SessionView:
-        """End a session and wait until its agent has confirmed it (at most `grace_s` + 10 s)."""
-        if not view.ended:
-            await self.submit(ev.EndAsked(view.id, by, reason, grace_s))
-            await self._until(lambda: view.id not in self.state.sessions, grace_s + 10.0)
-        return await self.find(view.id)
-
-    async def signal(
-        self,
-        view: SessionView,
-        signum: int,
-        by: str,
-        key: str | None = None,
-        fingerprint: str = "",
-    ) -> None:
-        """Send a signal to the session's main process; the same `key` again sends none."""
-        async with self._keys.once(by, key):
-            if await self._keys.before(by, key, fingerprint):
-                return
-            refuse_ended(view)
-            await self.submit(ev.SignalAsked(view.id, by, signum))
-            await self.fleet.call(view.node, "session.signal", session=view.id, signum=signum)
-            await self._keys.happened(self._keys.command(by, key, "signal", view.id, fingerprint))
 
     async def drain(self, node: str, device: str, by: str, reason: str) -> Json:
         """Give a device to nobody any more and move its sessions off; its document."""
@@ -540,21 +481,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
 
     # -- waiting ----------------------------------------------------------------------------
 
-    def _settled(self, session: str) -> bool:
-        view = self.state.sessions.get(session)
-        if view is None or view.final or session in self.commander.failures:
-            return True
-        if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
-            return False
-        if view.device_state is not DeviceState.WAITING:
-            return not view.wants
-        # Devices that are being freed for it, or for who is before it, come within moments.
-        holders = self.state.nodes[view.node].leases.values()
-        return not any(
-            self.state.sessions[sid].device_state is DeviceState.PARKING for sid in holders
-        )
-
-    async def _until(self, condition: Callable[[], bool], limit_s: float | None = None) -> None:
+    async def until(self, condition: Callable[[], bool], limit_s: float | None = None) -> None:
         async def wait() -> None:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._stopped or condition())

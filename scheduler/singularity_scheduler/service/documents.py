@@ -8,7 +8,15 @@ from itertools import chain, islice
 from typing import Any
 
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import Change, DeviceHealth, NotebookRun, SessionView, Tier
+from singularity_scheduler.core.model import (
+    Change,
+    CheckpointRef,
+    DeviceHealth,
+    LossReport,
+    NotebookRun,
+    SessionView,
+    Tier,
+)
 from singularity_scheduler.core.states import DeviceState
 
 Json = dict[str, Any]
@@ -57,13 +65,13 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
         "updated_at": iso(view.updated_at),
         "waiting_since": iso(view.waiting_since),
         "queue": queue_document(state, view),
-        "last_checkpoint": checkpoint
-        and {
-            "id": checkpoint.id,
-            "at": iso(checkpoint.at),
-            "bytes": checkpoint.bytes,
-            "level": checkpoint.level,
-        },
+        "last_checkpoint": checkpoint and checkpoint_document(checkpoint),
+        "checkpoints": sum(not c.dropped for c in view.checkpoints),
+        "incarnation": view.incarnation,
+        "called_back": view.called,
+        "forked_from": view.source or None,
+        "loss": view.loss and loss_document(view.loss),
+        "progress": state.progress.get(view.id),
         "held_back": view.held_back,
         "run": view.run and run_document(view.run),
         "exit_code": view.exit_code,
@@ -71,9 +79,44 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
     }
 
 
+def checkpoint_document(reference: CheckpointRef) -> Json:
+    """One stored checkpoint."""
+    return {
+        "id": reference.id,
+        "name": reference.name,
+        "at": iso(reference.at),
+        "level": reference.level,
+        "bytes": reference.bytes,
+        "stored_bytes": reference.stored_bytes,
+        "sent_bytes": reference.sent_bytes,
+        "incarnation": reference.incarnation,
+        "reason": reference.reason,
+        "damaged": reference.damaged or None,
+        "restorable": reference.whole,
+    }
+
+
+def checkpoints_document(view: SessionView) -> list[Json]:
+    """Those that people see, newest first."""
+    return [checkpoint_document(c) for c in reversed(view.checkpoints) if not c.dropped]
+
+
+def loss_document(loss: LossReport) -> Json:
+    """What a restore brought back and what it could not."""
+    return {
+        "level": loss.level,
+        "back": list(loss.back),
+        "lost": list(loss.lost),
+        "rolled_back": loss.rolled_back,
+        "hashes_checked": loss.hashes_checked,
+        "checkpoint": loss.checkpoint,
+        "at": iso(loss.at or None),
+    }
+
+
 def may_wait(view: SessionView) -> bool:
     """Whether it has a place in the queue while it is active."""
-    waits = view.device_state is DeviceState.WAITING or view.pending
+    waits = view.device_state is DeviceState.WAITING or view.pending or view.returning
     return waits and not view.held_back
 
 
@@ -176,7 +219,16 @@ def cluster_document(state: ClusterState, visible: set[str] | None) -> Json:
             waiting[view.tier.value] += may_wait(view)
     return {
         "nodes": [
-            {"id": n.id, "connected": n.connected, "devices": len(n.devices)}
+            {
+                "id": n.id,
+                "connected": n.connected,
+                "devices": len(n.devices),
+                "images": {
+                    "available": n.connected and not n.abilities.trouble,
+                    "reason": n.abilities.trouble,
+                },
+                "store": n.abilities.store or None,
+            }
             for n in state.nodes.values()
         ],
         "devices": devices,

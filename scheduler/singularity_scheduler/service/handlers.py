@@ -178,7 +178,7 @@ async def create_session(call: Endpoint) -> Reply:
     launch = {} if spec.run else parse_launch(body.get("launch"))
     if not spec.run:
         controller.require_node()
-    view, answer = await controller.create(
+    view, answer = await controller.desk.create(
         call.caller.name,
         spec,
         launch,
@@ -225,7 +225,9 @@ async def end_session(call: Endpoint) -> Reply:
     reason = call.query["reason"]
     if not reason.isprintable():
         raise BadRequest("reason must be printable text")
-    ended = await call.controller.end(view, call.caller.name, reason, float(call.query["grace_s"]))
+    ended = await call.controller.desk.end(
+        view, call.caller.name, reason, float(call.query["grace_s"])
+    )
     return Reply(call.controller.status(ended))
 
 

@@ -50,8 +50,12 @@ class LeaseKeeper:
         *,
         ttl_s: float,
         margin_s: float,
+        patience_s: float = 0.0,
+        before_loss: Callable[[str], Awaitable[None]] | None = None,
         clock: Callable[[], float] = boot_clock,
     ) -> None:
+        """`patience_s`: how much longer sessions that cannot go on elsewhere wait for a lost node;
+        `before_loss(node)` is awaited before a node is given up."""
         self._state = state
         self._fleet = fleet
         self._report = report
@@ -59,7 +63,12 @@ class LeaseKeeper:
         self._ttl_s = ttl_s
         self._margin_s = margin_s
         self._clock = clock
+        self._patience_s = patience_s
+        self._before_loss = before_loss
         self._deadlines: dict[str, _Deadline] = {}
+        self._heard: dict[str, float] = {}
+        """node -> when it answered last; while this service was away every node counts as heard"""
+        self._lost: set[str] = set()
         self._asking: set[str] = set()
         self._telling: dict[tuple[type, str], asyncio.Task[None]] = {}
 
@@ -91,17 +100,26 @@ class LeaseKeeper:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _tell(self, event: ev.LeaseLapsed | ev.LeaseReaped | ev.Tick) -> None:
+    def heard(self, node: str) -> None:
+        """The node has answered: its leases run on."""
+        self._heard[node] = self._clock()
+        self._lost.discard(node)
+
+    def _tell(self, event: ev.LeaseLapsed | ev.LeaseReaped | ev.Tick | ev.NodeLost) -> None:
         """Report without waiting: while the ledger cannot be written, leases must be renewed."""
-        key = (type(event), event.node if isinstance(event, ev.Tick) else event.session)
+        of_node = isinstance(event, ev.Tick | ev.NodeLost)
+        key = (type(event), event.node if of_node else event.session)  # type: ignore[union-attr]
         if key not in self._telling:
-            task = asyncio.ensure_future(self._report(event))
+            lost = isinstance(event, ev.NodeLost)
+            work = self._give_up(event) if lost else self._report(event)  # type: ignore[arg-type]
+            task = asyncio.ensure_future(work)
             self._telling[key] = task
             task.add_done_callback(lambda _: self._telling.pop(key, None))
 
     async def look_after(self, node: str) -> None:
         """One round for one node. Never waits for a node longer than a renewal may take."""
-        if self._state.nodes[node].connected and node not in self._asking:
+        asked = self._state.nodes[node].connected or node in self._lost
+        if asked and node not in self._asking:
             self._asking.add(node)
             try:
                 await self._renew(node)
@@ -110,9 +128,25 @@ class LeaseKeeper:
             finally:
                 self._asking.discard(node)
         self._reap(node)
+        self._watch(node)
         entry = self._state.nodes[node]
         if entry.connected and (entry.retry or entry.queue):
             self._tell(ev.Tick(node))
+
+    def _watch(self, node: str) -> None:
+        """Give a node up that was silent for longer than it may hold anything."""
+        silent = self._clock() - self._heard.setdefault(node, self._clock())
+        limit = self._ttl_s + self._margin_s
+        if silent >= limit and self._state.nodes[node].sessions:
+            self._tell(ev.NodeLost(node, silent, silent >= limit + self._patience_s))
+
+    async def _give_up(self, event: ev.NodeLost) -> None:
+        if event.node not in self._lost and self._before_loss is not None:
+            await self._before_loss(event.node)
+        if self._clock() - self._heard.get(event.node, 0.0) < self._ttl_s + self._margin_s:
+            return  # it answered meanwhile
+        self._lost.add(event.node)
+        await self._report(event)
 
     async def _renew(self, node: str) -> None:
         asked = {
@@ -128,6 +162,10 @@ class LeaseKeeper:
             ttl_s=self._ttl_s,
         )
         now = self._clock()
+        came_back = node in self._lost
+        self.heard(node)
+        if came_back:  # it was silent, and its connection held all the time
+            await self._resync(node)
         held = {lease["session"] for lease in answer["held"]}
         for sid, view in asked.items():
             known = self._deadlines.get(sid)
@@ -137,12 +175,13 @@ class LeaseKeeper:
             if current is None or current.epoch != view.epoch:
                 continue
             # A command under way may be executed any time from now on while its node answers.
-            under_way = current.device_state is not DeviceState.HELD
+            under_way = current.device_state is not DeviceState.HELD or current.in_flight
             if sid in held or under_way:
                 known.at = now + self._ttl_s + self._margin_s
             elif view.device_state is DeviceState.HELD and sid not in answer["gone"]:
                 self._tell(ev.LeaseLapsed(sid))
-        if any(sid in asked and not asked[sid].final for sid in answer["gone"]):
+        here = [v for s in answer["gone"] if (v := self._state.sessions.get(s)) and s in asked]
+        if any(v.here and not asked[v.id].in_flight for v in here):
             await self._resync(node)
 
     def _reap(self, node: str) -> None:

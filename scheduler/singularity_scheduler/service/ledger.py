@@ -38,11 +38,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
 from singularity_scheduler.core.events import Decision
-from singularity_scheduler.core.model import Change, DeviceMark, SessionView
+from singularity_scheduler.core.model import Change, CheckpointRef, DeviceMark, SessionView
 from singularity_scheduler.core.states import DeviceState, ProcessState, word
 
 from . import rows
-from .tables import commands, device_marks, leases, sessions, transitions
+from .tables import checkpoints, commands, device_marks, leases, sessions, transitions
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class Ledger:
 
     async def write(self, decision: Decision, command: Command | None = None) -> None:
         """Make a decision durable: everything of it or nothing."""
-        if decision.sessions or decision.history or decision.marks or command:
+        if not decision.empty or decision.history or command:
             began = time.monotonic()
             await self._run(lambda: self._write(decision, command))
             self.on_write(time.monotonic() - began)
@@ -129,6 +129,20 @@ class Ledger:
     async def marks(self) -> list[DeviceMark]:
         """What was ever decided on devices: which are drained, which faults are acknowledged."""
         return await self._run(self._marks)
+
+    async def dropped(self) -> list[tuple[str, str, CheckpointRef]]:
+        """(session, user, checkpoint) of all that is to be deleted from the store, of ended
+        sessions too."""
+        return await self._run(self._dropped)
+
+    async def forget_checkpoint(self, session: str, checkpoint: str) -> None:
+        """It is deleted from the store."""
+        await self._run(lambda: self._forget_checkpoint(session, checkpoint))
+
+    async def drop_old(self, before: float) -> int:
+        """Mark the checkpoints of ended sessions that are older than this as to be deleted;
+        returns how many."""
+        return await self._run(lambda: self._drop_old(before))
 
     async def ended_among(self, ids: list[str]) -> set[str]:
         """Which of these sessions the ledger knows as ended for good."""
@@ -249,6 +263,13 @@ class Ledger:
                 connection.execute(
                     insert(transitions), [rows.change_to_row(c) for c in decision.history]
                 )
+            for session, checkpoint in decision.gone:
+                connection.execute(_without(session, checkpoint))
+            for session, reference in decision.stored:
+                if (session, reference.id) not in decision.gone:
+                    connection.execute(_without(session, reference.id))
+                    row = rows.checkpoint_to_row(session, reference)
+                    connection.execute(insert(checkpoints).values(row))
             for mark in decision.marks:
                 c = device_marks.c
                 connection.execute(
@@ -265,17 +286,43 @@ class Ledger:
             )
 
     def _trim(self, before: float) -> int:
-        old = select(sessions.c.id).where(
-            sessions.c.ended.is_(True), sessions.c.updated_at < before
-        )
+        over = sessions.c.ended.is_(True) & (sessions.c.updated_at < before)
+        # What is still in the store must not be forgotten before it is deleted there.
+        over &= sessions.c.id.not_in(select(checkpoints.c.session))
+        old = select(sessions.c.id).where(over)
         with self._transaction() as connection:
             connection.execute(delete(commands).where(commands.c.session.in_(old)))
             connection.execute(delete(commands).where(commands.c.at < before))
             connection.execute(delete(transitions).where(transitions.c.session.in_(old)))
-            gone = connection.execute(
-                delete(sessions).where(sessions.c.ended.is_(True), sessions.c.updated_at < before)
-            )
+            gone = connection.execute(delete(sessions).where(over))
             return int(gone.rowcount)
+
+    def _dropped(self) -> list[tuple[str, str, CheckpointRef]]:
+        query = (
+            select(checkpoints, sessions.c.user)
+            .join(sessions, sessions.c.id == checkpoints.c.session)
+            .where(checkpoints.c.dropped.is_(True))
+            .order_by(checkpoints.c.at)
+            .limit(MAX_IDS)
+        )
+        with self._transaction() as connection:
+            found = [dict(row) for row in connection.execute(query).mappings()]
+        return [(row["session"], row.pop("user"), rows.checkpoint_from_row(row)) for row in found]
+
+    def _forget_checkpoint(self, session: str, checkpoint: str) -> None:
+        with self._transaction() as connection:
+            connection.execute(_without(session, checkpoint))
+
+    def _drop_old(self, before: float) -> int:
+        over = select(sessions.c.id).where(sessions.c.ended.is_(True))
+        c = checkpoints.c
+        with self._transaction() as connection:
+            found = connection.execute(
+                update(checkpoints)
+                .where(c.session.in_(over), c.at < before, c.dropped.is_(False))
+                .values(dropped=True)
+            )
+            return int(found.rowcount)
 
     def _marks(self) -> list[DeviceMark]:
         with self._transaction() as connection:
@@ -292,7 +339,21 @@ class Ledger:
             devices: dict[str, list[str]] = {}
             for lease in held:
                 devices.setdefault(lease["session"], []).append(lease["device"])
-        return [rows.session_from_row(dict(r), tuple(devices.get(r["id"], ()))) for r in found]
+            kept = connection.execute(
+                select(checkpoints)
+                .where(checkpoints.c.session.in_(select(sessions.c.id).where(condition)))
+                .order_by(checkpoints.c.at, checkpoints.c.id)
+            ).mappings()
+            stored: dict[str, list[CheckpointRef]] = {}
+            for row in kept:
+                reference = rows.checkpoint_from_row(dict(row))
+                stored.setdefault(row["session"], []).append(reference)
+        return [
+            rows.session_from_row(
+                dict(r), tuple(devices.get(r["id"], ())), tuple(stored.get(r["id"], ()))
+            )
+            for r in found
+        ]
 
     def _page(
         self,
@@ -336,6 +397,11 @@ class Ledger:
         with self._transaction() as connection:
             row = connection.execute(query).mappings().first()
         return Command(**row) if row else None
+
+
+def _without(session: str, checkpoint: str) -> Any:
+    c = checkpoints.c
+    return delete(checkpoints).where(c.session == session, c.id == checkpoint)
 
 
 @functools.cache

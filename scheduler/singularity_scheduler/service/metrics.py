@@ -29,6 +29,9 @@ ACTIONS = {
     ev.Attach: "attach",
     ev.Park: "park",
     ev.TakeCheckpoint: "checkpoint",
+    ev.Suspend: "suspend",
+    ev.Resume: "resume",
+    ev.Fence: "fence",
     ev.End: "end",
 }
 STATUS_CLASSES = ("2xx", "4xx", "5xx")

@@ -145,6 +145,12 @@ PATH_PARAMETERS = {
         'A device of the node, "cuda:0".',
         where="path",
     ),
+    "checkpoint": Parameter(
+        "checkpoint",
+        {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[^/\x00-\x1f\x7f]+$"},
+        "Id or name of a checkpoint.",
+        where="path",
+    ),
     "user": Parameter(
         "user",
         {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[^/\x00-\x1f\x7f]+$"},

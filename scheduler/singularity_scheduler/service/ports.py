@@ -78,6 +78,9 @@ class AgentSession(_AgentSessionBase, total=False):
     """Name for people, when the start command carried one."""
     reason: str
     """Why it ended or was parked by the agent itself."""
+    suspended: bool
+    """True: the node has nothing of it but its kernel connection (relay)."""
+    incarnation: int
 
 
 class Hello(TypedDict):
@@ -88,6 +91,8 @@ class Hello(TypedDict):
     """Changes whenever the agent process was started anew."""
     devices: list[AgentDevice]
     capabilities: dict[str, Any]
+    """Among others ``process_image {available, reason}`` and ``store {url, reason}``; an agent that
+    says nothing of them keeps device state only."""
     sessions: list[AgentSession]
     health: NotRequired[list[AgentDeviceHealth]]
     """Its devices' last report, as in the event node.devices."""
@@ -97,8 +102,12 @@ EventCallback = Callable[[str, str, str, dict[str, Any]], None]
 """`callback(node, session, type, data)`: a notification of an agent, in the order it was sent.
 
 Types: device.need, device.withdrawn, device.working, activity, process.live, process.exited,
-proxy.recovered, proxy.failed, proxy.gave_up, proxy.silent, proxy.answers, lease.lapsed; of the
-node itself (session "") node.devices, data {"devices": list of AgentDeviceHealth}. Called on the
+proxy.recovered, proxy.failed, proxy.gave_up, proxy.silent, proxy.answers, lease.lapsed,
+session.wanted (a request reached the relay of a session that is away), session.orphaned (its
+Jupyter server is gone), session.suspended and session.restored (the command's answer says it too),
+checkpoint.progress {bytes_done, bytes_total, bytes_sent, rate, eta_s}, steps {count} (optimizer
+steps or barriers since the session was started); of the node itself (session "") node.devices,
+data {"devices": list of AgentDeviceHealth}. Called on the
 event loop; must not block."""
 
 CommandCallback = Callable[[str, str, str, dict[str, Any], str], Awaitable[Any]]

@@ -11,6 +11,7 @@ from singularity_scheduler.core.model import (
     CheckpointRef,
     DeviceMark,
     Kind,
+    LossReport,
     NotebookRun,
     SessionView,
     Tier,
@@ -44,6 +45,20 @@ _SAME = (
     "ended",
     "grace_s",
     "held_by",
+    "origin",
+    "target",
+    "came_from",
+    "restore_from",
+    "source",
+    "kernel_id",
+    "called",
+    "rollback",
+    "unwind",
+    "lost",
+    "incarnation",
+    "leaving",
+    "every_s",
+    "every_steps",
     "created_at",
     "updated_at",
 )
@@ -63,8 +78,8 @@ def mark_from_row(row: Row) -> DeviceMark:
 
 
 def session_to_row(view: SessionView) -> Row:
-    """`view` without its devices, which are rows of their own (`lease_rows`)."""
-    checkpoint = view.last_checkpoint
+    """`view` without its devices and checkpoints, which are rows of their own (`lease_rows`,
+    `checkpoint_to_row`)."""
     return {
         **{name: getattr(view, name) for name in _SAME},
         "kind": view.kind.value,
@@ -73,11 +88,16 @@ def session_to_row(view: SessionView) -> Row:
         "device_state": view.device_state.value,
         "preferred": json.dumps(view.preferred),
         "run": json.dumps(vars(view.run)) if view.run else None,
-        "checkpoint_id": checkpoint.id if checkpoint else None,
-        "checkpoint_at": checkpoint.at if checkpoint else None,
-        "checkpoint_bytes": checkpoint.bytes if checkpoint else None,
-        "checkpoint_level": checkpoint.level if checkpoint else None,
+        "loss": json.dumps(vars(view.loss)) if view.loss else None,
     }
+
+
+def checkpoint_to_row(session: str, reference: CheckpointRef) -> Row:
+    return {"session": session, **vars(reference)}
+
+
+def checkpoint_from_row(row: Mapping[str, Any]) -> CheckpointRef:
+    return CheckpointRef(**{key: value for key, value in row.items() if key != "session"})
 
 
 def lease_rows(view: SessionView) -> list[Row]:
@@ -93,15 +113,9 @@ def lease_rows(view: SessionView) -> list[Row]:
     ]
 
 
-def session_from_row(row: Mapping[str, Any], devices: tuple[str, ...]) -> SessionView:
-    checkpoint = None
-    if row["checkpoint_id"] is not None:
-        checkpoint = CheckpointRef(
-            row["checkpoint_id"],
-            row["checkpoint_at"],
-            row["checkpoint_bytes"],
-            row["checkpoint_level"],
-        )
+def session_from_row(
+    row: Mapping[str, Any], devices: tuple[str, ...], stored: tuple[CheckpointRef, ...] = ()
+) -> SessionView:
     return SessionView(
         **{name: row[name] for name in _SAME},
         kind=Kind(row["kind"]),
@@ -110,9 +124,17 @@ def session_from_row(row: Mapping[str, Any], devices: tuple[str, ...]) -> Sessio
         device_state=DeviceState(row["device_state"]),
         devices=devices,
         preferred=tuple(json.loads(row["preferred"])),
-        last_checkpoint=checkpoint,
+        checkpoints=stored,
+        loss=_loss(row["loss"]),
         run=NotebookRun(**json.loads(row["run"])) if row["run"] else None,
     )
+
+
+def _loss(text: str | None) -> LossReport | None:
+    if not text:
+        return None
+    told = json.loads(text)
+    return LossReport(**{**told, "back": tuple(told["back"]), "lost": tuple(told["lost"])})
 
 
 def change_to_row(change: Change) -> Row:

@@ -93,9 +93,19 @@ SESSION: dict[str, Schema] = {
         **nullable(record({"place": {"type": "integer", "minimum": 1}, "ahead": COUNT})),
         "description": "Its place while it waits; 1 is served next.",
     },
-    "last_checkpoint": nullable(
-        record({"id": TEXT, "at": nullable(TIME), "bytes": COUNT, "level": TEXT})
-    ),
+    "last_checkpoint": nullable(ref("StoredCheckpoint")),
+    "checkpoints": {**COUNT, "description": "How many the store has of it."},
+    "incarnation": {**COUNT, "description": "+1 each time it went on from an older state."},
+    "called_back": {
+        "type": "boolean",
+        "description": "Suspended, and it comes back as soon as a node has room.",
+    },
+    "forked_from": {**nullable(TEXT), "description": "The session it began as a copy of."},
+    "loss": {**nullable(ref("LossReport")), "description": "Of its last return from the store."},
+    "progress": {
+        **nullable(ref("Progress")),
+        "description": "Of the transfer that is under way; in the event stream as `progress`.",
+    },
     "held_back": {
         "type": "boolean",
         "description": "Preempted: it gets no devices, and a queued run does not start, until it "
@@ -222,6 +232,19 @@ NEW_SESSION = {
         },
         "run": nullable(ref("Run")),
         "launch": nullable(ref("Launch")),
+        "kernel_id": {
+            **nullable({"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,128}$"}),
+            "description": "Jupyter's id of the kernel, so that a restarted server finds it.",
+        },
+        "checkpoint_every_s": {
+            **nullable({"type": "number", "minimum": 0, "maximum": 1e9}),
+            "description": "Seconds between checkpoints made by themselves; 0: none; null: as the "
+            "service is configured.",
+        },
+        "checkpoint_every_steps": {
+            **nullable({"type": "integer", "minimum": 0, "maximum": 1_000_000_000}),
+            "description": "The same by optimizer steps.",
+        },
     },
     "additionalProperties": False,
     "oneOf": [
@@ -306,14 +329,107 @@ DEVICE = record(
 
 CLUSTER = record(
     {
-        "nodes": listed(record({"id": TEXT, "connected": {"type": "boolean"}, "devices": COUNT})),
+        "nodes": listed(
+            record(
+                {
+                    "id": TEXT,
+                    "connected": {"type": "boolean"},
+                    "devices": COUNT,
+                    "images": {
+                        **record({"available": {"type": "boolean"}, "reason": TEXT}),
+                        "description": "Whether it can store whole sessions and bring them back.",
+                    },
+                    "store": {**nullable(TEXT), "description": "Where its checkpoints go."},
+                }
+            )
+        ),
         "devices": listed(ref("Device")),
         "tiers": listed(TIER),
         "waiting": record({tier.value: COUNT for tier in Tier}),
     }
 )
 
+STORED_CHECKPOINT = record(
+    {
+        "id": TEXT,
+        "name": {**TEXT, "description": "Given by a person; empty: it may be trimmed."},
+        "at": nullable(TIME),
+        "level": {
+            "type": "string",
+            "enum": ["device", "process", "files"],
+            "description": "process: everything; device, files: that alone.",
+        },
+        "bytes": {**COUNT, "description": "What it would take unshared and uncompressed."},
+        "stored_bytes": {**COUNT, "description": "What it takes in the store."},
+        "sent_bytes": {**COUNT, "description": "What had to be sent for it."},
+        "incarnation": COUNT,
+        "reason": {**TEXT, "description": "Why its level is not higher."},
+        "damaged": {**nullable(TEXT), "description": "What was found wrong with it."},
+        "restorable": {
+            "type": "boolean",
+            "description": "Whether a session can come back from it.",
+        },
+    }
+)
+
+LOSS_REPORT = record(
+    {
+        "level": TEXT,
+        "back": {**listed(TEXT), "description": "What came back."},
+        "lost": {**listed(TEXT), "description": "What could not, each as a few words."},
+        "rolled_back": {
+            "type": "boolean",
+            "description": "Whether what it did after the checkpoint is undone.",
+        },
+        "hashes_checked": COUNT,
+        "checkpoint": TEXT,
+        "at": nullable(TIME),
+    }
+)
+
+PROGRESS = record(
+    {
+        "bytes_done": COUNT,
+        "bytes_total": COUNT,
+        "bytes_sent": {**COUNT, "description": "Of them, what the store did not have yet."},
+        "rate": {"type": "number", "minimum": 0, "description": "Bytes per second."},
+        "eta_s": {**nullable({"type": "number", "minimum": 0}), "description": "Seconds left."},
+    }
+)
+
 COMPONENTS: dict[str, Schema] = {
+    "StoredCheckpoint": STORED_CHECKPOINT,
+    "LossReport": LOSS_REPORT,
+    "Progress": PROGRESS,
+    "CheckpointList": record({"checkpoints": listed(ref("StoredCheckpoint"))}),
+    "Hibernated": record(
+        {
+            "suspended": {**listed(TEXT), "description": "Ids of those in the store."},
+            "suspending": {**listed(TEXT), "description": "Still on their way."},
+            "kept": {
+                **listed(record({"session": TEXT, "reason": TEXT})),
+                "description": "Those that go on as they are, and why.",
+            },
+        }
+    ),
+    "SuspendedNotebooks": record(
+        {
+            "notebooks": listed(
+                record(
+                    {
+                        "session": ref("SessionDetails"),
+                        "kernel_id": nullable(TEXT),
+                        "connection": {
+                            **nullable({"type": "object"}),
+                            "description": "Jupyter connection information of its relay, for its "
+                            "user alone; null when its node cannot tell.",
+                        },
+                    }
+                )
+            )
+        }
+    ),
+    "SessionDetails": record(SESSION),
     "Session": _in_lists(),
     "SessionStatus": record({**SESSION, "others_waiting": listed(OTHER_WAITING)}),
     "CreatedSession": record(

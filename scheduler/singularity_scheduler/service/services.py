@@ -40,6 +40,7 @@ class Services:
         """Observe the controller from now on."""
         self.controller.observers += [self.announcer, self.metrics.decided, self.audit.decided]
         self.controller.on_magic = self._magic
+        self.controller.progress.on_change = self.announcer.progress
         self.controller.ledger.on_write = self.metrics.ledger_write
 
     def _magic(self, verb: str, view: SessionView, error: Exception | None) -> None:

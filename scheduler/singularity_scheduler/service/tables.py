@@ -20,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData()
@@ -60,10 +61,21 @@ sessions = Table(
     Column("grace_s", Float, nullable=False),
     Column("held_by", String(255)),
     Column("run", Text),
-    Column("checkpoint_id", String(255)),
-    Column("checkpoint_at", Float),
-    Column("checkpoint_bytes", BigInteger),
-    Column("checkpoint_level", String(32)),
+    Column("origin", String(255), nullable=False, server_default=""),
+    Column("target", String(255), nullable=False, server_default=""),
+    Column("came_from", String(255), nullable=False, server_default=""),
+    Column("restore_from", String(255), nullable=False, server_default=""),
+    Column("source", String(255), nullable=False, server_default=""),
+    Column("kernel_id", String(255), nullable=False, server_default=""),
+    Column("called", Boolean, nullable=False, server_default=false()),
+    Column("rollback", Boolean, nullable=False, server_default=false()),
+    Column("unwind", Boolean, nullable=False, server_default=false()),
+    Column("lost", Boolean, nullable=False, server_default=false()),
+    Column("incarnation", BigInteger, nullable=False, server_default="0"),
+    Column("leaving", String(255)),
+    Column("loss", Text),
+    Column("every_s", Float),
+    Column("every_steps", BigInteger),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Index("sessions_by_user", "user", "created_at"),
@@ -99,6 +111,26 @@ device_marks = Table(
 )
 """Devices that were drained or returned, with the faults that are acknowledged (JSON lists). `uuid`
 is the card, `device` the number it had last."""
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("session", String(32), ForeignKey("sessions.id"), primary_key=True),
+    Column("id", String(255), primary_key=True),
+    Column("name", String(255), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("level", String(32), nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("stored_bytes", BigInteger, nullable=False),
+    Column("sent_bytes", BigInteger, nullable=False),
+    Column("incarnation", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("damaged", Text, nullable=False),
+    Column("dropped", Boolean, nullable=False),
+    Index("checkpoints_dropped", "dropped"),
+)
+"""What the store has of each session. A dropped one is deleted there as soon as a node can do it;
+until then its row stays, also when its session is long over."""
 
 transitions = Table(
     "transitions",

@@ -30,6 +30,8 @@ class Texts:
 
     def session(self, view: SessionView) -> str:
         """What `documents.session_document` has, shortened, as JSON."""
+        if view.id in self._state.progress:  # it changes without the session, for a moment
+            return json.dumps(shortened(session_document(self._state, view)))
         made = self._made.get(view.id)
         if made is None or made[0] is not view:
             document = shortened(session_document(self._state, view))

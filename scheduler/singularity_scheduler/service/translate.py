@@ -9,7 +9,7 @@ from typing import Any
 from singularity_proxy.errors import BadRequest
 
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import AgentFacts, DeviceHealth, DeviceView
+from singularity_scheduler.core.model import Abilities, AgentFacts, DeviceHealth, DeviceView
 from singularity_scheduler.core.spec import parse_move
 
 from .documents import parse_iso
@@ -19,6 +19,9 @@ Json = Mapping[str, Any]
 
 MAX_CHECKPOINT_NAME = 200
 MAX_HISTORY = 10_000
+
+TOLD_TWICE = frozenset({"session.suspended", "session.restored"})
+"""Events that say again what the answer to a command says."""
 
 _HEALTH_FIELDS = {f.name for f in fields(DeviceHealth)} - {"hot_since"}
 
@@ -53,6 +56,10 @@ def agent_event(session: str, type_: str, data: Json, now: float) -> ev.Event | 
         return ev.DeviceWorking(session, str(data["operation"]), float(data["seconds"]))
     if type_ == "lease.lapsed":
         return ev.LeaseLapsed(session)
+    if type_ == "session.wanted":
+        return ev.Wanted(session)
+    if type_ == "session.orphaned":
+        return ev.Orphaned(session, str(data.get("reason") or ""))
     return None
 
 
@@ -73,8 +80,21 @@ def node_joined(hello: Hello, starting: frozenset[str], over: set[str]) -> ev.No
             for d in hello["devices"]
         ),
         tuple(_facts(s) for s in hello["sessions"] if s["session"] not in over),
+        abilities(hello["capabilities"]),
         starting,
     )
+
+
+def abilities(told: Json) -> Abilities:
+    """What an agent can do with whole sessions. One that says nothing of it is older than they."""
+    image, store = told.get("process_image"), told.get("store")
+    if not isinstance(image, dict):
+        return Abilities("its node agent does not know how", stores=False)
+    trouble = "" if image.get("available") else str(image.get("reason") or "it does not say why")
+    place = store if isinstance(store, dict) else {}
+    url = str(place.get("url") or "")
+    missing = "" if url else str(place.get("reason") or "it has no checkpoint store")
+    return Abilities(trouble, url, missing, stores=isinstance(store, dict))
 
 
 def device_health(reports: Any) -> list[DeviceHealth]:
@@ -104,6 +124,8 @@ def _facts(session: AgentSession) -> AgentFacts:
         tier=session["tier"],
         virtual_devices=session["virtual_devices"],
         name=session.get("name", ""),
+        suspended=bool(session.get("suspended", False)),
+        incarnation=int(session.get("incarnation") or 0),
     )
 
 
@@ -116,10 +138,31 @@ def verb_event(
     if verb == "preempt":
         return ev.PreemptAsked(session, by)
     if verb == "resume":
-        return ev.ResumeAsked(session, by)
+        return ev.ResumeAsked(
+            session, by, checkpoint_word(args.get("checkpoint")), node_word(args.get("node"))
+        )
     if verb == "migrate":
+        node = node_word(args.get("node"))
+        if node is not None and args.get("device") is not None:
+            raise BadRequest("name either the device or the node to move to, not both")
+        if node is not None:
+            return ev.MigrateAsked(session, by, (), node)
         return ev.MigrateAsked(session, by, parse_move(args.get("device"), device_types))
-    name = args.get("name")
+    if verb == "suspend":
+        return ev.SuspendAsked(session, by, checkpoint_name(args.get("name")) or "")
+    if verb == "restore":
+        word = checkpoint_word(args.get("checkpoint"))
+        if word is None:
+            raise BadRequest("checkpoint is missing: the id or the name of the one to go back to")
+        return ev.RestoreAsked(session, by, word, args.get("discard") is True)
+    level = args.get("level")
+    if level not in (None, "device", "process"):
+        raise BadRequest("level must be device or process", level=level)
+    return ev.CheckpointAsked(session, by, checkpoint_name(args.get("name")), level)
+
+
+def checkpoint_name(name: object) -> str | None:
+    """The name for a new checkpoint; None for none."""
     if name is not None and (
         not isinstance(name, str) or len(name) > MAX_CHECKPOINT_NAME or not name.isprintable()
     ):
@@ -127,7 +170,25 @@ def verb_event(
             "a checkpoint's name must be printable text of at most "
             f"{MAX_CHECKPOINT_NAME} characters"
         )
-    return ev.CheckpointAsked(session, by, name or None)
+    return (name or "").strip() or None
+
+
+def checkpoint_word(word: object) -> str | None:
+    """The id or name of a checkpoint that is there; None for none."""
+    if word is None or word == "":
+        return None
+    if not isinstance(word, str) or len(word) > MAX_CHECKPOINT_NAME or not word.isprintable():
+        raise BadRequest("a checkpoint is named by its id or its name, which are printable text")
+    return word.strip()
+
+
+def node_word(word: object) -> str | None:
+    """The name of a node; None for none."""
+    if word is None or word == "":
+        return None
+    if not isinstance(word, str) or len(word) > 255 or not word.isprintable():
+        raise BadRequest("a node is named by its name, see the cluster's nodes")
+    return word
 
 
 def limit(value: object, fallback: int) -> int:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from singularity_proxy.errors import BadRequest, Unsupported
+from singularity_proxy.errors import BadRequest, Forbidden, Unsupported
 
-from . import schemas
+from . import documents, schemas
 from .endpoint import Endpoint
-from .operations import Reply, operation
+from .operations import Parameter, Reply, Who, operation
 from .translate import MAX_CHECKPOINT_NAME
+
+_NAMED = schemas.nullable(
+    {"type": "string", "maxLength": MAX_CHECKPOINT_NAME, "format": "printable"}
+)
+_NODE = schemas.nullable({"type": "string", "maxLength": 255, "format": "printable"})
 
 schemas.COMPONENTS |= {
     "Signal": schemas.record({"signum": {"type": "integer", "minimum": 1, "maximum": 64}}),
@@ -24,17 +29,65 @@ schemas.COMPONENTS |= {
                     {"type": "integer"},
                     schemas.listed({"type": ["string", "integer"]}),
                 ],
-            }
+            },
+            "node": {**_NODE, "description": "Another node instead; not together with device."},
         },
         "device",
+        "node",
     ),
     "Checkpoint": schemas.record(
         {
-            "name": schemas.nullable(
-                {"type": "string", "maxLength": MAX_CHECKPOINT_NAME, "format": "printable"}
-            )
+            "name": _NAMED,
+            "level": {
+                **schemas.nullable({"type": "string", "enum": ["device", "process"]}),
+                "description": "null: the best that its node can do.",
+            },
         },
         "name",
+        "level",
+    ),
+    "Suspension": schemas.record(
+        {"name": {**_NAMED, "description": "For the checkpoint that it becomes."}}, "name"
+    ),
+    "Return": schemas.record(
+        {
+            "checkpoint": {**_NAMED, "description": "Id or name; null: the newest."},
+            "node": {**_NODE, "description": "Only there; null: where it was, else anywhere."},
+        },
+        "checkpoint",
+        "node",
+    ),
+    "Restoration": schemas.record(
+        {
+            "checkpoint": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": MAX_CHECKPOINT_NAME,
+                "description": "Id or name.",
+            },
+            "discard": {
+                "type": "boolean",
+                "description": "Give its present state up instead of storing it first.",
+            },
+        },
+        "discard",
+    ),
+    "Fork": schemas.record(
+        {
+            "checkpoint": {**_NAMED, "description": "Id or name; null: the newest."},
+            "name": schemas.nullable(schemas.NAME),
+        },
+        "checkpoint",
+        "name",
+    ),
+    "Server": schemas.record(
+        {
+            "server": {
+                **schemas.nullable({"type": "string", "maxLength": 255}),
+                "description": 'Name of the server ("" is the default one); null: all of them.',
+            }
+        },
+        "server",
     ),
 }
 
@@ -54,7 +107,7 @@ def _explain_signal(call: Endpoint, body: dict[str, Any]) -> None:
 )
 async def signal_session(call: Endpoint) -> Reply:
     view = await call.session()
-    await call.controller.signal(
+    await call.controller.desk.signal(
         view, call.body["signum"], call.caller.name, call.key, call.fingerprint
     )
     return Reply(call.controller.status(await call.session()))
@@ -71,7 +124,7 @@ def _verb(verb: str, summary: str, body: str = "Nothing", **more: Any) -> None:
 
     async def act(call: Endpoint) -> Reply:
         view = await call.session()
-        done = await call.controller.act(
+        done = await call.controller.desk.act(
             view, verb, call.body, call.caller.name, call.key, call.fingerprint
         )
         return Reply(call.controller.status(done))
@@ -89,12 +142,129 @@ _verb(
     "Take its devices, nothing is lost, and hold it back until resume or migrate; a queued run "
     "does not start meanwhile.",
 )
-_verb("suspend", "Free its node. Not in this version: 501.", errors=(Unsupported,))
-_verb("resume", "Take devices now instead of at the next device call; ends a preempt.")
-_verb("migrate", "Go on with other devices.", "Move")
+_verb(
+    "suspend",
+    "Put everything of it into the store and free its node; nothing is lost. Answered when that is "
+    "done or under way; `resume`, or a request of its notebook, brings it back.",
+    "Suspension",
+    errors=(Unsupported,),
+)
+_verb(
+    "resume",
+    "Take devices now instead of at the next device call; ends a preempt. A suspended session "
+    "comes back, from its newest checkpoint and where it was, or as asked; it waits when there is "
+    "no room.",
+    "Return",
+    errors=(Unsupported,),
+)
+_verb(
+    "migrate",
+    "Go on with other devices, or on another node.",
+    "Move",
+    errors=(Unsupported,),
+)
 _verb(
     "checkpoint",
-    "Store its device state; execution goes on.",
+    "Store it; execution goes on. Its process too where its node can do that, else its device "
+    "state.",
     "Checkpoint",
     explain=_explain_checkpoint,
+    errors=(Unsupported,),
 )
+_verb(
+    "restore",
+    "Go back to an older checkpoint of its own. Its present state is stored first.",
+    "Restoration",
+    errors=(Unsupported,),
+)
+
+
+@operation(
+    "POST",
+    "sessions/{session}/fork",
+    "Begin a second session, with an id of its own, where a checkpoint of this one is; answers the "
+    "new one.",
+    answer="SessionStatus",
+    body="Fork",
+    status=201,
+    errors=(Unsupported,),
+    headers={"Location": "Address of the new session."},
+    verb="fork",
+)
+async def fork_session(call: Endpoint) -> Reply:
+    view = await call.session()
+    made = await call.controller.desk.fork(
+        view, call.body, call.caller.name, call.key, call.fingerprint, call.caller.server
+    )
+    where = f"{call.request.path.rstrip('/').rsplit('/', 2)[0]}/{made.id}"
+    return Reply(call.controller.status(made), headers={"Location": where})
+
+
+@operation(
+    "GET",
+    "sessions/{session}/checkpoints",
+    "What the store has of it, newest first; of an ended session too.",
+    answer="CheckpointList",
+)
+async def list_checkpoints(call: Endpoint) -> Reply:
+    return Reply({"checkpoints": documents.checkpoints_document(await call.session())})
+
+
+@operation(
+    "DELETE",
+    "sessions/{session}/checkpoints/{checkpoint}",
+    "Delete one checkpoint, by its id or name; answers those that are left.",
+    answer="CheckpointList",
+    verb="drop",
+)
+async def delete_checkpoint(call: Endpoint) -> Reply:
+    view = await call.session()
+    await call.controller.desk.drop(view, call.path_values["checkpoint"], call.caller.name)
+    return Reply({"checkpoints": documents.checkpoints_document(await call.session())})
+
+
+# -- servers that stop and start ------------------------------------------------------------
+
+
+def _own(call: Endpoint) -> str:
+    user = call.path_values["user"]
+    if not call.caller.admin and not (call.caller.is_user and call.caller.name == user):
+        raise Forbidden("only the user and administrators may ask for this user's notebooks")
+    return user
+
+
+@operation(
+    "PUT",
+    "users/{user}/suspended",
+    "A notebook server is about to stop: suspend its notebooks instead of ending them. May be "
+    "repeated.",
+    answer="Hibernated",
+    who=Who.OWNER,
+    body="Server",
+)
+async def hibernate_user(call: Endpoint) -> Reply:
+    user = _own(call)
+    server = call.body.get("server")
+    return Reply(await call.controller.desk.hibernate(user, server, call.caller.name))
+
+
+@operation(
+    "GET",
+    "users/{user}/suspended",
+    "A user's notebooks that are in the store or on their way, with the kernel ids they had; to "
+    "the user, also how to reach their relays.",
+    answer="SuspendedNotebooks",
+    who=Who.OWNER,
+    query=(
+        Parameter(
+            "server",
+            {"type": "string", "maxLength": 255},
+            'Only those of this server ("" is the default one).',
+        ),
+    ),
+)
+async def list_suspended(call: Endpoint) -> Reply:
+    user = _own(call)
+    keys = call.caller.is_user and call.caller.name == user
+    found = await call.controller.desk.suspended(user, call.query["server"], keys)
+    return Reply({"notebooks": found})

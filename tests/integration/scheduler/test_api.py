@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from singularity_proxy.errors import BadRequest, Conflict, NotFound, TooLarge, Unsupported
+from singularity_proxy.errors import BadRequest, Conflict, NotFound, TooLarge
 from singularity_scheduler import logs
 from singularity_scheduler.client.schemas import SCHEMAS
 from singularity_scheduler.core.model import Kind, Tier
@@ -267,7 +267,7 @@ async def test_a_run_is_accepted_held_back_and_cancelled(tmp_path: Path) -> None
         assert "launch" not in run
         held = await client.preempt(run["id"])
         assert (held["held_back"], held["queue"]) == (True, None)
-        with pytest.raises(Unsupported, match="not suspended"):
+        with pytest.raises(Conflict, match="has not been started"):
             await client.suspend(run["id"])
         assert (await client.resume(run["id"]))["held_back"] is False
         assert (await client.end_session(run["id"]))["state"] == "cancelled"
@@ -431,7 +431,7 @@ async def test_what_nobody_foresaw_is_failed_and_not_done(
 
     async with platform(tmp_path, app={"event_log": str(path)}) as p:
         session = await p.kernel()
-        monkeypatch.setattr(p.controller, "act", broken)
+        monkeypatch.setattr(p.controller.desk, "act", broken)
         assert (await ask(p, "POST", f"api/v1/sessions/{session}/park", {})).code == 500
         assert (await ask(p, "POST", f"api/v1/sessions/{session}/park", {"x": 1})).code == 400
         events = [json.loads(line) for line in path.read_text().splitlines()]

@@ -119,6 +119,13 @@ async def test_verbs_by_rest_and_by_magic(tmp_path: Path) -> None:
             "at": "2026-01-02T03:04:05.000+00:00",
             "bytes": 77,
             "level": "device",
+            "name": "best",
+            "stored_bytes": 0,
+            "sent_bytes": 0,
+            "incarnation": 0,
+            "reason": "",
+            "damaged": None,
+            "restorable": False,
         }
         assert (await p.agent.command(session, "why"))["sentence"].startswith("alice/a is running")
         lines = await p.agent.command(session, "history", limit=2)
@@ -356,13 +363,15 @@ async def test_requests_with_the_same_key_at_the_same_time(tmp_path: Path) -> No
         session = made[0]["id"]
         parked = await asyncio.gather(
             *(
-                p.controller.act(p.controller.state.sessions[session], "resume", {}, "alice", "r")
+                p.controller.desk.act(
+                    p.controller.state.sessions[session], "resume", {}, "alice", "r"
+                )
                 for _ in range(3)
             )
         )
         assert {v.epoch for v in parked} == {1}
         with pytest.raises(Conflict, match="this key was used to resume session"):
-            await p.controller.act(parked[0], "park", {}, "alice", "r")
+            await p.controller.desk.act(parked[0], "park", {}, "alice", "r")
 
 
 @pytest.mark.asyncio

@@ -7,7 +7,7 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import CheckpointRef, Kind, SessionSpec, Tier
+from singularity_scheduler.core.model import Abilities, CheckpointRef, Kind, SessionSpec, Tier
 from singularity_scheduler.core.policy import decide
 from singularity_scheduler.core.states import DeviceState
 from support.scheduler_core import World, devices_of
@@ -477,7 +477,7 @@ def test_a_silent_proxy_and_a_long_operation_are_told_until_they_are_over() -> N
 
 
 def test_checkpoint_needs_device_state_and_is_remembered() -> None:
-    world = World(1)
+    world = World(1, abilities=Abilities(image_trouble="criu is missing"))
     world.create("a")
     with pytest.raises(Conflict, match="has no device state yet"):
         world.do(ev.CheckpointAsked("a", "alice"))

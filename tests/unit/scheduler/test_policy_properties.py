@@ -12,14 +12,18 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
+from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable, Unsupported
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import queue
+from singularity_scheduler.core import placement, queue
 from singularity_scheduler.core.cluster import Draft
 from singularity_scheduler.core.model import Kind, NotebookRun, SessionSpec, Tier
+from singularity_scheduler.core.states import ProcessState
 from support.scheduler_core import World, devices_of, facts, outcome
 
-VERBS = ["park", "preempt", "resume", "migrate", "end", "checkpoint"]
+VERBS = [
+    *("park", "preempt", "resume", "migrate", "end", "checkpoint"),
+    *("suspend", "suspend", "restore", "discard", "go", "fork", "drop"),
+]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -43,7 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What people ask may be refused, but then it changes nothing (checked in `World.do`)."""
         try:
             self.world.do(event)
-        except (Conflict, NotFound, Unavailable):
+        except (Conflict, NotFound, Unavailable, Unsupported):
             pass
 
     @rule(tier=st.sampled_from(Tier), kind=st.sampled_from(Kind), devices=st.integers(1, 3))
@@ -93,8 +97,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), what=st.sampled_from(VERBS))
     def person(self, data: st.DataObject, what: str) -> None:
         sid = self.pick(data)
-        if what in ("resume", "migrate"):
+        if what not in ("park", "end"):
             self.resumed.add(sid)
+        known = [c.id for c in self.world[sid].checkpoints] or ["none"]
+        checkpoint = data.draw(st.sampled_from(known), label="checkpoint")
+        node = data.draw(st.sampled_from(["n1", "n2"]), label="node")
+        self.number += what == "fork"
         self.asked(
             {
                 "park": ev.ParkAsked(sid, "alice"),
@@ -103,6 +111,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "migrate": ev.MigrateAsked(sid, "alice"),
                 "end": ev.EndAsked(sid, "alice"),
                 "checkpoint": ev.CheckpointAsked(sid, "alice"),
+                "suspend": ev.SuspendAsked(sid, "alice"),
+                "restore": ev.RestoreAsked(sid, "alice", checkpoint),
+                "discard": ev.RestoreAsked(sid, "alice", checkpoint, discard=True),
+                "go": ev.MigrateAsked(sid, "alice", node=node),
+                "fork": ev.ForkAsked(f"s{self.number:03}", self.world[sid], None, "alice"),
+                "drop": ev.DropAsked(sid, "alice", checkpoint),
             }[what]
         )
 
@@ -111,8 +125,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def agent_answers(self, data: st.DataObject, fails: bool) -> None:
         action = data.draw(st.sampled_from(self.world.pending), label="action")
         self.world.pending.remove(action)
-        if isinstance(action, ev.TakeCheckpoint):
-            return
         event = outcome(action)
         if fails and isinstance(action, ev.Attach):
             event = ev.AttachFailed(action.session, action.epoch, "broken")
@@ -120,6 +132,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             event = ev.ParkFailed(action.session, action.epoch, "disk full")
         elif fails and isinstance(action, ev.Start):
             event = ev.StartFailed(action.session, "no such program")
+        elif fails and isinstance(action, ev.Suspend):
+            event = ev.SuspendFailed(action.session, action.epoch, action.seq, "disk full")
+        elif fails and isinstance(action, ev.Resume):
+            damaged = data.draw(st.booleans(), label="damaged")
+            event = ev.ResumeFailed(
+                action.session, action.epoch, action.seq, "a chunk is wrong", damaged
+            )
+        elif fails and isinstance(action, ev.TakeCheckpoint):
+            return
         self.world.do(event)
 
     @precondition(have_sessions)
@@ -140,6 +161,32 @@ class SchedulerMachine(RuleBasedStateMachine):
     def time_goes_by(self, node: str, seconds: float) -> None:
         self.world.now += seconds
         self.world.do(ev.Tick(node))
+
+    @precondition(have_sessions)
+    @rule(data=st.data(), what=st.sampled_from(["wanted", "orphaned", "old answer"]))
+    def moves(self, data: st.DataObject, what: str) -> None:
+        sid = self.pick(data)
+        view = self.world[sid]
+        late = ev.Fenced(sid, max(0, view.epoch - 1), view.seq, view.node)
+        before = self.world.state.sessions[sid]
+        self.world.do(
+            {"wanted": ev.Wanted(sid), "orphaned": ev.Orphaned(sid), "old answer": late}[what]
+        )
+        if what == "old answer" and view.epoch:
+            assert self.world.state.sessions[sid] == before
+
+    @rule(node=st.sampled_from(["n1", "n2"]), hopeless=st.booleans())
+    def node_lost(self, node: str, hopeless: bool) -> None:
+        others = [n for n in self.world.state.nodes.values() if n.connected and n.id != node]
+        there = {sid: self.world[sid] for sid in self.world.state.nodes[node].sessions if others}
+        self.resumed |= set(there)
+        self.world.do(ev.NodeLost(node, 40.0, hopeless))
+        for sid, before in there.items():
+            after = self.world[sid]
+            if before.process_state is ProcessState.LIVE and hopeless:
+                assert not after.here, "it is still said to run on a node that is gone"
+            if before.process_state is ProcessState.LIVE and not before.checkpoints:
+                assert after.final is hopeless
 
     @rule(node=st.sampled_from(["n1", "n2"]))
     def node_away(self, node: str) -> None:
@@ -190,6 +237,19 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert not queue.choose_victims(draft, node.id, head, missing)
 
     @invariant()
+    def nobody_stays_away_who_could_come_back(self) -> None:
+        """A session that is called back waits only while no node has room for it, and what nobody
+        called stays where it is."""
+        if not hasattr(self, "world"):
+            return
+        draft = Draft(self.world.state, float("-inf"))
+        for view in draft.returning():
+            if view.held_back or view.wants:
+                continue
+            for node in placement.candidates(draft, view):
+                assert placement.no_room(draft, view, node), (view, node)
+
+    @invariant()
     def tiers_come_in_order(self) -> None:
         """Nobody is granted devices while somebody of a higher tier could have had them: the queue
         of each node is sorted by tier, and grants were only given from its front."""
@@ -221,7 +281,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
-        world.pending = [a for a in world.pending if not isinstance(a, ev.TakeCheckpoint)]
+        for node in world.state.nodes.values():
+            facts_of = tuple(facts(world[sid]) for sid in node.sessions if world[sid].here)
+            world.do(ev.NodeJoined(node.id, devices_of(node.id, self.sizes[node.id]), facts_of))
         world.answer()
         for sid in sorted(world.state.sessions):
             self.asked(ev.EndAsked(sid, "alice"))

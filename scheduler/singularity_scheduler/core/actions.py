@@ -1,0 +1,67 @@
+"""What is to be done: the commands for node agents that decisions consist of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Action:
+    """One command for a node's agent. `reason` is for people, `rule` names what decided it."""
+
+    session: str
+    node: str
+    reason: str
+    rule: str
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True)
+class Start(Action):
+    pass
+
+
+@dataclass(frozen=True)
+class Attach(Action):
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Park(Action):
+    force: bool = False
+    """Its device is broken: when the state cannot be saved, end the proxy; snapshot and journal
+    rebuild the state elsewhere."""
+    moving: bool = False
+    """It goes on on other devices."""
+
+
+@dataclass(frozen=True)
+class TakeCheckpoint(Action):
+    name: str | None = None
+    level: str | None = None
+
+
+@dataclass(frozen=True)
+class Suspend(Action):
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Resume(Action):
+    """`checkpoint` of session `source` (its own or, for a fork, another's) under `incarnation`."""
+
+    checkpoint: str = ""
+    source: str = ""
+    incarnation: int = 0
+
+
+@dataclass(frozen=True)
+class Fence(Action):
+    """End the processes of a session that goes on elsewhere or from another state; its stored
+    checkpoints and its kernel connection stay."""
+
+
+@dataclass(frozen=True)
+class End(Action):
+    grace_s: float = 5.0

@@ -1,0 +1,299 @@
+"""The checkpoints of sessions: which one a word means, which are kept, what was stored. Pure.
+
+Here is what the scheduler knows of the store. One that is to go is only marked (`dropped`): it is
+deleted by whoever has a node at hand, and forgotten after that.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NoReturn
+
+from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unsupported
+
+from . import events as ev
+from . import reasons
+from .cluster import Draft
+from .model import CheckpointRef, SessionView
+from .states import DeviceState, ProcessState
+
+SHORTEST = 4
+"""Characters that the beginning of a checkpoint's id needs at least."""
+
+
+def visible(view: SessionView) -> list[CheckpointRef]:
+    """Those that people see, oldest first."""
+    return [c for c in view.checkpoints if not c.dropped]
+
+
+def find(view: SessionView, word: str) -> CheckpointRef:
+    """The checkpoint of `view` with this id, name (the newest one of it) or beginning of an id;
+    `NotFound` with the nearest choice, `BadRequest` when the beginning fits several."""
+    known = visible(view)
+    for same in ("id", "name"):
+        if found := [c for c in known if word and getattr(c, same) == word]:
+            return found[-1]
+    begin = [c for c in known if len(word) >= SHORTEST and c.id.startswith(word)]
+    if len(begin) == 1:
+        return begin[0]
+    shown = word if len(word) <= 60 else f"{word[:57]}..."
+    if begin:
+        raise BadRequest(
+            f"'{shown}' may be {len(begin)} checkpoints of {view.label}: "
+            f"{', '.join(c.id for c in begin[:5])}; nothing was done: give more of the id",
+            checkpoints=[c.id for c in begin],
+        )
+    names = [c.name for c in known if c.name] + [c.id for c in known]
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if near:
+        hint = f"did you mean '{near[0]}'?"
+    elif known:
+        newest = known[-1]
+        hint = f"its newest is '{newest.name or newest.id}'"
+    else:
+        hint = "it has none yet"
+    raise NotFound(
+        f"there is no checkpoint '{shown}' of {view.label}: {hint}",
+        session=view.id,
+        checkpoint=word,
+    )
+
+
+def usable(view: SessionView, word: str | None, now: float) -> CheckpointRef:
+    """The checkpoint to come back from (None: the newest that is whole); refuses, with the nearest
+    choice, what nobody can come back from."""
+    if word is None:
+        newest = view.newest_whole
+        if newest is None:
+            raise Conflict(
+                f"{view.label} has no checkpoint with its process in it, so it cannot come back "
+                f"from one{kept(view)}",
+                session=view.id,
+            )
+        return newest
+    reference = find(view, word)
+    if reference.whole:
+        return reference
+    what = (
+        f"is damaged ({reference.damaged})"
+        if reference.damaged
+        else f"holds {reference.level} state alone, not the process"
+    )
+    raise Conflict(
+        f"checkpoint '{reference.name or reference.id}' {what}, so nothing was changed: "
+        f"{instead(view, reference, now)}",
+        session=view.id,
+        checkpoint=reference.id,
+    )
+
+
+def instead(view: SessionView, reference: CheckpointRef, now: float) -> str:
+    """What to take in place of one that cannot be used: the next older one, else the newest."""
+    others = [c for c in view.checkpoints if c.whole and c.id != reference.id]
+    older = [c for c in others if c.at <= reference.at]
+    choice = older[-1] if older else others[-1] if others else None
+    if choice is None:
+        return "there is no other one that it could come back from"
+    age = reasons.duration(max(0.0, now - choice.at))
+    return f"the next one that can be used is '{choice.name or choice.id}' ({age} old)"
+
+
+def kept(view: SessionView) -> str:
+    """What is there of a session that has no whole checkpoint, as the end of a sentence."""
+    last = view.last_checkpoint
+    if last is None:
+        return "; nothing of it was stored"
+    return f"; its {last.level} state of checkpoint '{last.name or last.id}' is kept"
+
+
+# -- what is kept ---------------------------------------------------------------------------
+
+
+def add(draft: Draft, view: SessionView, reference: CheckpointRef) -> SessionView:
+    """`view` with a new checkpoint; what retention lets go is marked. Not in the draft yet."""
+    known = [c for c in view.checkpoints if c.id != reference.id]
+    view = replace(view, checkpoints=tuple(sorted([*known, reference], key=lambda c: c.at)))
+    draft.store(view.id, reference)
+    return trim(draft, view)
+
+
+def trim(draft: Draft, view: SessionView) -> SessionView:
+    """`view` without the checkpoints that are beyond what is kept."""
+    keep = draft.state.retention
+    unnamed = [c for c in visible(view) if not c.name]
+    beyond = unnamed[: max(0, len(unnamed) - max(1, keep.newest))]
+    too_old = [c for c in visible(view) if keep.days and draft.now - c.at > keep.days * 86400]
+    gone = {c.id for c in (*beyond, *too_old)}
+    return drop(draft, view, gone - in_use(draft, view)) if gone else view
+
+
+def in_use(draft: Draft, view: SessionView, over: bool = False) -> set[str]:
+    """Ids that must stay: what it would come back from, unless it is `over`, and what others are
+    just coming from."""
+    used = set() if over else {view.restore_from}
+    if not over and not view.final and (newest := view.newest_whole):
+        used.add(newest.id)
+    others = (draft.get(sid) for sid in {*draft.state.sessions, *draft.changed})
+    used |= {
+        v.restore_from
+        for v in others
+        if v is not None and v.source == view.id and v.restore_from and not v.final
+    }
+    return used
+
+
+def drop(draft: Draft, view: SessionView, ids: Iterable[str]) -> SessionView:
+    """`view` with these marked as to be deleted; not in the draft yet."""
+    wanted = set(ids)
+    changed = {c.id: replace(c, dropped=True) for c in view.checkpoints if c.id in wanted}
+    for reference in changed.values():
+        draft.store(view.id, reference)
+    return replace(view, checkpoints=tuple(changed.get(c.id, c) for c in view.checkpoints))
+
+
+def ended(draft: Draft, view: SessionView) -> SessionView:
+    """A session ends: those with a name stay, for forks; the others have no use any more."""
+    unnamed = {c.id for c in visible(view) if not c.name}
+    return drop(draft, view, unnamed - in_use(draft, view, True)) if unnamed else view
+
+
+def mark_damaged(draft: Draft, session: str, checkpoint: str, sentence: str) -> None:
+    """Remember that a checkpoint is not what was stored."""
+    view = draft.get(session)
+    if view is None:
+        return
+    for reference in view.checkpoints:
+        if reference.id == checkpoint and not reference.damaged:
+            damaged = replace(reference, damaged=sentence)
+            draft.store(session, damaged)
+            changed = (damaged if c.id == checkpoint else c for c in view.checkpoints)
+            draft.put(replace(view, checkpoints=tuple(changed)))
+
+
+# -- events (see `policy`) ------------------------------------------------------------------
+
+
+def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
+    """Command a checkpoint of a session that goes on meanwhile."""
+    if view.process_state is ProcessState.SUSPENDED:
+        last = view.newest_whole
+        raise Conflict(
+            f"{view.label} is suspended, so all of it is in the store already"
+            f"{f' as checkpoint {last.name or last.id!r}' if last else ''}",
+            session=view.id,
+            state=view.word,
+        )
+    if view.in_flight:
+        raise Conflict(
+            f"{view.label} is on its way into or out of the store right now: try again in a moment",
+            session=view.id,
+            state=view.word,
+        )
+    if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
+        raise Conflict(
+            f"{view.label} is changing devices right now: try again in a moment",
+            session=view.id,
+            state=view.word,
+        )
+    trouble = draft.node(view.node).abilities.trouble
+    if event.level == "process" and trouble:
+        raise_unsupported(view, trouble)
+    if not view.saved and (trouble or event.level == "device"):
+        raise Conflict(
+            f"{view.label} has no device state yet, so there is nothing to store: call a device "
+            "first",
+            session=view.id,
+            state=view.word,
+        )
+    view = draft.put(replace(view, seq=view.seq + 1))
+    reason = f"checkpoint asked by {event.by}"
+    if event.periodic:
+        reason = f"checkpoint by itself: {event.periodic}"
+    draft.actions.append(
+        ev.TakeCheckpoint(
+            view.id,
+            view.node,
+            reason,
+            "checkpoint.periodic" if event.periodic else "user.checkpoint",
+            view.epoch,
+            view.seq,
+            name=event.name,
+            level=event.level,
+        )
+    )
+
+
+def raise_unsupported(view: SessionView, trouble: str) -> NoReturn:
+    """`Unsupported` (501): the node cannot put processes into the store."""
+    raise Unsupported(
+        f"{view.label} stays as it is: node {view.node} cannot store the image of a process "
+        f"({trouble}); park or preempt frees its devices",
+        session=view.id,
+        node=view.node,
+    )
+
+
+def taken(draft: Draft, event: ev.CheckpointTaken) -> None:
+    if view := draft.get(event.session):
+        draft.put(add(draft, view, event.checkpoint))
+
+
+def found(draft: Draft, event: ev.CheckpointsFound) -> None:
+    view = draft.get(event.session)
+    known = {c.id for c in view.checkpoints} if view else set()
+    for reference in sorted(event.checkpoints, key=lambda c: c.at):
+        if view is not None and reference.id not in known:
+            view = draft.put(add(draft, view, reference))
+
+
+def drop_asked(draft: Draft, event: ev.DropAsked) -> None:
+    view = draft.get(event.session)
+    if view is None:
+        raise NotFound(f"there is no session {event.session}", session=event.session)
+    reference = find(view, event.checkpoint)
+    if not view.here and not view.final and reference.id in in_use(draft, view):
+        raise Conflict(
+            f"checkpoint '{reference.name or reference.id}' is what {view.label} would come back "
+            "from, so it was kept: resume the session first, or end it",
+            session=view.id,
+            checkpoint=reference.id,
+        )
+    draft.put(drop(draft, view, {reference.id}))
+
+
+def gone(draft: Draft, event: ev.CheckpointGone) -> None:
+    draft.gone.append((event.session, event.checkpoint))
+    if view := draft.get(event.session):
+        left = tuple(c for c in view.checkpoints if c.id != event.checkpoint)
+        draft.put(replace(view, checkpoints=left))
+
+
+def due(
+    view: SessionView,
+    now: float,
+    every_s: float,
+    every_steps: int,
+    steps: int,
+) -> str | None:
+    """Why a checkpoint of a live session is to be made by itself now; None: it is not.
+
+    `every_s` and `every_steps`: what counts for sessions that have no wish of their own, 0: never;
+    `steps`: optimizer steps (or barriers) since its last checkpoint.
+    """
+    every_s = every_s if view.every_s is None else view.every_s
+    every_steps = every_steps if view.every_steps is None else view.every_steps
+    if view.process_state is not ProcessState.LIVE or view.leaving is not None:
+        return None
+    if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
+        return None
+    last = view.last_checkpoint
+    since = last.at if last else view.created_at
+    if view.idle and view.idle_since is not None and last and view.idle_since <= last.at:
+        return None  # nothing happened since
+    if every_steps and steps >= every_steps:
+        return f"{reasons.count(steps, 'step')} since the last one"
+    if every_s and now - since >= every_s:
+        return f"{reasons.duration(now - since)} since the last one"
+    return None

@@ -1,0 +1,143 @@
+"""A node that is gone: what it ran goes on elsewhere from its last checkpoint. Pure.
+
+A node whose leases have run out has fenced itself, so what the store has may be started elsewhere.
+If it comes back before that has happened, its sessions simply go on; if it comes back later, its
+agent is told to end what it still has of them (`nodes.joined`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from singularity_proxy.errors import SingularityError
+
+from . import checkpoints, placement, queue, reasons
+from . import events as ev
+from .cluster import ClusterState, Draft
+from .model import SessionView
+from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
+
+
+def node_lost(draft: Draft, event: ev.NodeLost) -> None:
+    """Where no other node is there to take its sessions, everything waits for it to come back:
+    then nothing is lost at all."""
+    known = draft.state.nodes.get(event.node)
+    if known is None:
+        return
+    if known.connected:
+        draft.set_node(event.node, connected=False)
+    others = [n for n in draft.state.nodes.values() if n.connected and n.id != event.node]
+    if not others:
+        return
+    for sid in sorted(known.sessions):
+        view = draft.state.sessions[sid]
+        if view.pending:
+            _queue_elsewhere(draft, view)
+        elif view.final or view.process_state in (ProcessState.STARTING, ProcessState.SUSPENDED):
+            continue
+        elif _whole(draft, view) and any(not placement.barred(draft, view, n.id) for n in others):
+            lose(draft, view, event.silent_s)
+        elif event.hopeless:
+            _fail(draft, view, event.silent_s)
+
+
+def _whole(draft: Draft, view: SessionView) -> bool:
+    """Whether there is something it can come back from (a fork under way: its source's)."""
+    return view.newest_whole is not None or bool(view.source and view.restore_from)
+
+
+def _queue_elsewhere(draft: Draft, view: SessionView) -> None:
+    """A run that was not started yet waits on another node."""
+    try:
+        node = placement.choose_node(_without(draft, view.node), view.virtual_devices)
+    except SingularityError:
+        return
+    reason = f"waits on node {node}, because node {view.node} is gone"
+    draft.note(replace(view, node=node), reason, "node.lost")
+
+
+def _without(draft: Draft, node_id: str) -> ClusterState:
+    """The state as placement sees it when this node is gone."""
+    seen = ClusterState()
+    seen.nodes = {n.id: n for n in draft.state.nodes.values() if n.id != node_id}
+    return seen
+
+
+def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
+    """It is to go on from its newest checkpoint on another node, by itself."""
+    wants = placement.waiting_for_device(view)
+    reference = view.newest_whole
+    own = next((c for c in view.checkpoints if c.id == view.restore_from and c.whole), None)
+    if view.process_state is ProcessState.RESUMING and own is not None:
+        reference = own  # it was coming back from this one
+    forked = reference is None
+    view = _off_devices(draft, view)
+    reason = reasons.lost_node(view, silent_s, reference, draft.now)
+    return draft.step(
+        view,
+        ProcessEvent.LOST,
+        reason,
+        "node.lost",
+        called=True,
+        lost=view.process_state is not ProcessState.RESUMING,
+        target="",
+        leaving=None,
+        moving=False,
+        unwind=False,
+        rollback=True,
+        restore_from=view.restore_from if forked else reference.id if reference else "",
+        came_from="",
+        wants=wants,
+        exit=None,
+        queue_order=draft.next_order(),
+    )
+
+
+def _off_devices(draft: Draft, view: SessionView) -> SessionView:
+    """`view` with nothing of a lease or a wait on its node; not in the draft yet."""
+    if view.leased:
+        return draft.quiet_step(queue.freed(view), DeviceEvent.LOST, saved=True)
+    if view.device_state is DeviceState.WAITING:
+        event = DeviceEvent.WITHDRAW_SAVED if view.saved else DeviceEvent.WITHDRAW
+        return draft.quiet_step(queue.freed(view), event)
+    return queue.freed(view)
+
+
+def _fail(draft: Draft, view: SessionView, silent_s: float) -> None:
+    from . import nodes
+
+    kept = checkpoints.kept(view)
+    nodes.finish(
+        draft,
+        view,
+        ProcessEvent.FAIL,
+        f"node {view.node} has been gone for {reasons.duration(silent_s)} with its process and "
+        f"variables{kept}: start it again",
+        "node.lost",
+    )
+
+
+def found(draft: Draft, view: SessionView) -> SessionView:
+    """Its node is back with it before it was started elsewhere: nothing is lost after all."""
+    reason = f"node {view.node} is back and had it all along: nothing is lost"
+    return draft.step(
+        replace(view, called=False, rollback=False, restore_from="", lost=False),
+        ProcessEvent.FOUND,
+        reason,
+        "node.found",
+    )
+
+
+def fence(draft: Draft, view: SessionView, node_id: str) -> None:
+    """Tell an agent to end what it still has of a session that is not its any more."""
+    where = f"on node {view.node}" if view.node != node_id else "in the store"
+    draft.actions.append(
+        ev.Fence(
+            view.id,
+            node_id,
+            f"this session has moved on and is {where} now",
+            "node.fenced",
+            view.epoch,
+            view.seq,
+        )
+    )

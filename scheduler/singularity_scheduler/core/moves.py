@@ -1,0 +1,421 @@
+"""Whole sessions into the store and out of it again: suspend, resume, migrate, restore, fork. Pure.
+
+Every way is the same: `live` → `suspending` (its agent writes everything to the store and frees
+the node) → `suspended` → `resuming` (some agent reads it back) → `live`. What was asked for decides
+only which checkpoint is read (`restore_from`), where (`target`), whether that happens by itself as
+soon as there is room (`called`), and whether what comes back is older than what was (`rollback`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from singularity_proxy.errors import Conflict, Unavailable, Unsupported
+
+from . import checkpoints, placement, queue, reasons
+from . import events as ev
+from .cluster import Draft
+from .model import Kind, SessionView
+from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
+
+UNSETTLED = (DeviceState.ATTACHING, DeviceState.PARKING)
+
+
+# -- into the store -------------------------------------------------------------------------
+
+
+def suspend_asked(draft: Draft, view: SessionView, event: ev.SuspendAsked) -> None:
+    by = f"{event.by}: {event.why}" if event.why else event.by
+    if view.returning:
+        draft.note(
+            replace(view, called=False, target="", moving=False, asked=False),
+            f"stays suspended, as {by} asked; everything of it is in the store",
+            "user.suspend",
+        )
+        return
+    if view.process_state is not ProcessState.LIVE:
+        raise Conflict(f"{view.label} {_why_not(view)}", session=view.id, state=view.word)
+    require_images(draft, view)
+    leave(draft, view, reasons.suspending(by), "user.suspend", event.name)
+
+
+def _why_not(view: SessionView) -> str:
+    return {
+        ProcessState.SUSPENDED: "is suspended already: resume brings it back",
+        ProcessState.SUSPENDING: "is being suspended already",
+        ProcessState.RESUMING: "is just coming back from the store: try again in a moment",
+    }.get(view.process_state, "is not running")
+
+
+def refuse_in_flight(view: SessionView) -> None:
+    """`Conflict` for a session that is on its way into or out of the store."""
+    if view.in_flight:
+        raise Conflict(f"{view.label} {_why_not(view)}", session=view.id, state=view.word)
+
+
+def refuse_away(view: SessionView) -> None:
+    """`Conflict` for one that is not on a node at all, or about to leave it."""
+    refuse_in_flight(view)
+    if view.process_state is ProcessState.SUSPENDED:
+        raise Conflict(
+            f"{view.label} is suspended and uses no node: resume brings it back",
+            session=view.id,
+            state=view.word,
+        )
+
+
+def require_images(draft: Draft, view: SessionView) -> None:
+    """`Unsupported` or `Unavailable` when its node cannot put it into the store."""
+    node = draft.node(view.node)
+    if not node.connected:
+        raise Unavailable(
+            f"node {view.node} of {view.label} does not answer at the moment; nothing was changed: "
+            "try again in a moment",
+            session=view.id,
+        )
+    if node.abilities.trouble:
+        checkpoints.raise_unsupported(view, node.abilities.trouble)
+
+
+def leave(draft: Draft, view: SessionView, reason: str, rule: str, name: str = "") -> SessionView:
+    """Command that everything of a live session goes to the store; as soon as its devices stand
+    still."""
+    if view.device_state in UNSETTLED or view.process_state is not ProcessState.LIVE:
+        return draft.note(replace(view, leaving=name), reason, rule)
+    wants = placement.waiting_for_device(view)
+    if view.device_state is DeviceState.WAITING:
+        event = DeviceEvent.WITHDRAW_SAVED if view.saved else DeviceEvent.WITHDRAW
+        view = draft.quiet_step(view, event, waiting_since=None)
+    view = draft.step(
+        view,
+        ProcessEvent.SUSPEND,
+        reason,
+        rule,
+        seq=view.seq + 1,
+        leaving=None,
+        wants=wants,
+        asked=False,
+        preferred=(),
+        exit=None,
+    )
+    draft.actions.append(leave_action(view, rule, name))
+    return view
+
+
+def leave_action(view: SessionView, rule: str, name: str = "") -> ev.Suspend | ev.Fence:
+    """The command that a session in `suspending` waits for."""
+    head = (view.id, view.node, view.reason, rule, view.epoch, view.seq)
+    return ev.Fence(*head) if _discards(view) else ev.Suspend(*head, name=name)
+
+
+def _discards(view: SessionView) -> bool:
+    """Whether its present state is given up instead of stored."""
+    return view.rollback and not view.unwind
+
+
+def settle(draft: Draft) -> None:
+    """Let those leave that only waited for their devices to stand still; with every decision."""
+    for view in [v for v in draft.changed.values() if v.leaving is not None]:
+        ready = view.process_state is ProcessState.LIVE and view.device_state not in UNSETTLED
+        if ready and not view.final:
+            leave(draft, view, view.reason, "user.suspend", view.leaving or "")
+
+
+def suspended(draft: Draft, event: ev.Suspended) -> None:
+    view = draft.get(event.session)
+    if view is None:
+        return
+    if view.process_state is not ProcessState.SUSPENDING or not _answers(view, event):
+        if view.final:  # it was ended meanwhile: nobody wants this checkpoint
+            draft.put(
+                checkpoints.drop(
+                    draft, checkpoints.add(draft, view, event.checkpoint), {event.checkpoint.id}
+                )
+            )
+        return
+    view = checkpoints.add(draft, view, event.checkpoint)
+    _gone_from_node(draft, view, reasons.suspended(event.checkpoint, event.ms))
+
+
+def fenced(draft: Draft, event: ev.Fenced) -> None:
+    """Its processes are ended, to go back to an older state."""
+    view = draft.get(event.session)
+    waits = view and view.process_state is ProcessState.SUSPENDING and _discards(view)
+    if view and waits and _answers(view, event):
+        _gone_from_node(draft, view, "its processes were ended to go back to a checkpoint")
+
+
+def _gone_from_node(draft: Draft, view: SessionView, reason: str) -> None:
+    saved = view.saved
+    if view.device_state is DeviceState.HELD:
+        view, saved = draft.quiet_step(view, DeviceEvent.STORED), True
+    called = view.called and not view.held_back
+    draft.step(
+        view,
+        ProcessEvent.SUSPENDED,
+        view.reason if called else reason,
+        "process.suspended",
+        devices=(),
+        saved=saved,
+        exit=None,
+        queue_order=draft.next_order() if view.called else view.queue_order,
+    )
+
+
+def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
+    view = draft.get(event.session)
+    if view is None or view.process_state is not ProcessState.SUSPENDING:
+        return
+    if not _answers(view, event):
+        return
+    wants, ended = view.wants, view.exit
+    view = draft.step(
+        stay(view),
+        ProcessEvent.SUSPEND_FAILED,
+        f"could not be suspended, so it goes on as it was ({event.sentence})",
+        "process.suspend_failed",
+        wants=False,
+        exit=None,
+    )
+    if ended is not None:
+        from . import nodes
+
+        nodes.exited(draft, ev.ProcessExited(view.id, *ended))
+    elif wants and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
+        queue.enqueue(draft, view, view.reason, "device.lazy")
+
+
+def stay(view: SessionView) -> SessionView:
+    """`view` without anything that was to happen with it in or behind the store."""
+    return replace(
+        view,
+        called=False,
+        target="",
+        moving=False,
+        restore_from="",
+        rollback=False,
+        unwind=False,
+        leaving=None,
+        lost=False,
+        came_from="",
+    )
+
+
+def _answers(view: SessionView, event: object) -> bool:
+    """Whether it is the answer to the command that the session waits for."""
+    return (view.epoch, view.seq) == (getattr(event, "epoch", 0), getattr(event, "seq", 0))
+
+
+# -- out of the store -----------------------------------------------------------------------
+
+
+def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None:
+    """Of a suspended session; `policy` has the others."""
+    reference = checkpoints.usable(view, event.checkpoint, draft.now)
+    newest = view.newest_whole
+    back = newest is not None and reference.id != newest.id
+    if event.node is not None:
+        require_node(draft, view, event.node)
+    elif not any(not n.abilities.trouble for n in draft.state.nodes.values()):
+        raise Unsupported(
+            f"{view.label} stays suspended: no node of this cluster can bring processes back",
+            session=view.id,
+        )
+    view = replace(
+        view,
+        held_by=None,
+        restore_from=reference.id,
+        rollback=view.rollback or back,
+        target=event.node or "",
+    )
+    call(draft, view, reasons.called(event.by, reference if back else None), "user.resume")
+
+
+def require_node(draft: Draft, view: SessionView, word: str) -> None:
+    """Refuse a node that does not exist or that could never take the session."""
+    node = placement.named(draft.state, word)
+    if why := placement.barred(draft, view, node.id):
+        kind = Unsupported if node.abilities.trouble and node.connected else Conflict
+        raise kind(
+            f"{view.label} cannot go to node {word}, and nothing was changed: {why}",
+            session=view.id,
+            node=word,
+        )
+
+
+def call(draft: Draft, view: SessionView, reason: str, rule: str) -> SessionView:
+    """Let a suspended session come back as soon as there is room."""
+    order = view.queue_order if view.called else draft.next_order()
+    return draft.note(replace(view, called=True, queue_order=order), reason, rule)
+
+
+def wanted(draft: Draft, event: ev.Wanted) -> None:
+    view = draft.get(event.session)
+    if view is None or view.final or view.called or view.held_back:
+        return
+    if view.process_state is ProcessState.SUSPENDED:
+        if view.newest_whole is not None:
+            call(draft, view, "a request reached it while it was suspended", "session.wanted")
+    elif view.process_state is ProcessState.SUSPENDING:
+        draft.put(replace(view, called=True))
+
+
+def resumed(draft: Draft, event: ev.Resumed) -> None:
+    view = draft.get(event.session)
+    if view is None or view.process_state is not ProcessState.RESUMING or not _answers(view, event):
+        return
+    wants, ended = view.wants, view.exit
+    view = draft.step(
+        stay(view),
+        ProcessEvent.LIVE,
+        reasons.came_back(view, event.loss),
+        "process.resumed",
+        loss=replace(event.loss, at=draft.now),
+        wants=False,
+        exit=None,
+    )
+    if ended is not None:
+        from . import nodes
+
+        nodes.exited(draft, ev.ProcessExited(view.id, *ended))
+    elif wants:
+        queue.enqueue(draft, view, reasons.waits(view), "device.lazy")
+
+
+def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
+    view = draft.get(event.session)
+    if view is None or view.process_state is not ProcessState.RESUMING or not _answers(view, event):
+        return
+    own = any(c.id == view.restore_from for c in view.checkpoints)
+    if event.damaged:
+        owner = view.id if own else view.source
+        checkpoints.mark_damaged(draft, owner, view.restore_from, event.sentence)
+        view = draft.get(view.id) or view
+    if view.source and not own:
+        from . import nodes
+
+        reason = f"could not be forked: {event.sentence}"
+        nodes.finish(draft, view, ProcessEvent.FAIL, reason, "process.resume_failed")
+        return
+    if view.unwind and view.newest_whole is not None:
+        _unwind(draft, view, event.sentence)
+        return
+    failed = next((c for c in view.checkpoints if c.id == view.restore_from), None)
+    hint = ""
+    if event.damaged and failed is not None:
+        hint = f"; {checkpoints.instead(view, failed, draft.now)}"
+    draft.step(
+        replace(stay(view), rollback=view.rollback, restore_from=""),
+        ProcessEvent.RESUME_FAILED,
+        f"could not come back, so it stays suspended and nothing more is lost ({event.sentence})"
+        f"{hint}",
+        "process.resume_failed",
+        node=view.came_from or view.node,
+        exit=None,
+    )
+
+
+def _unwind(draft: Draft, view: SessionView, sentence: str) -> None:
+    """Its state from before is in the store: it comes back with that, where it was."""
+    what = (
+        f"it could not go on at node {view.node}"
+        if view.came_from
+        else "it could not go back to that checkpoint"
+    )
+    before = view.came_from or view.node
+    view = draft.step(
+        replace(stay(view), queue_order=view.queue_order),
+        ProcessEvent.RESUME_FAILED,
+        f"{what} ({sentence}), so it comes back as it was",
+        "process.resume_failed",
+        node=before,
+        called=True,
+        exit=None,
+    )
+
+
+# -- to another node, to another state ------------------------------------------------------
+
+
+def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> None:
+    """To another node, through the store."""
+    refuse_in_flight(view)
+    if view.process_state is ProcessState.SUSPENDED:
+        resume_asked(draft, view, ev.ResumeAsked(view.id, by, node=node_id))
+        return
+    placement.named(draft.state, node_id)
+    if node_id == view.node:
+        raise Conflict(f"{view.label} is on node {node_id} already", session=view.id)
+    require_images(draft, view)
+    require_node(draft, view, node_id)
+    wants = placement.waiting_for_device(view)
+    if why := placement.no_room(draft, replace(view, wants=wants), node_id):
+        raise Conflict(
+            f"{view.label} was not moved and goes on where it is: {why}",
+            session=view.id,
+            node=node_id,
+        )
+    view = replace(
+        view, held_by=None, target=node_id, called=True, moving=True, unwind=True, restore_from=""
+    )
+    leave(draft, view, reasons.moving_node(by, node_id), "user.migrate")
+
+
+def restore_asked(draft: Draft, view: SessionView, event: ev.RestoreAsked) -> None:
+    """Undo: go on from an older checkpoint of its own."""
+    refuse_in_flight(view)
+    reference = checkpoints.usable(view, event.checkpoint, draft.now)
+    if view.process_state is ProcessState.SUSPENDED:
+        resume_asked(draft, view, ev.ResumeAsked(view.id, event.by, checkpoint=reference.id))
+        return
+    require_images(draft, view)
+    view = replace(
+        view,
+        held_by=None,
+        target=view.node,
+        called=True,
+        restore_from=reference.id,
+        rollback=True,
+        unwind=not event.discard,
+    )
+    leave(draft, view, reasons.going_back(event.by, reference, event.discard), "user.restore")
+
+
+def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
+    """A second session from a checkpoint of another one, with an id of its own."""
+    if draft.get(event.session):
+        raise Conflict(f"session {event.session} exists already", session=event.session)
+    source = draft.get(event.source.id) or event.source
+    reference = checkpoints.usable(source, event.checkpoint, draft.now)
+    if not any(not n.abilities.trouble for n in draft.state.nodes.values()):
+        raise Unsupported(
+            f"{source.label} was not forked: no node of this cluster can bring processes back",
+            session=source.id,
+        )
+    if source.run is not None:
+        raise Conflict(
+            f"{source.label} is the run of a notebook, and two runs would write the same output "
+            f"{source.run.output}: submit it again instead",
+            session=source.id,
+        )
+    view = SessionView(
+        id=event.session,
+        user=source.user,
+        kind=Kind.INTERACTIVE if source.kind is Kind.INTERACTIVE else source.kind,
+        name=event.name or source.name,
+        tier=source.tier,
+        virtual_devices=source.virtual_devices,
+        node=source.node,
+        created_at=draft.now,
+        updated_at=draft.now,
+        process_state=ProcessState.SUSPENDED,
+        device_state=DeviceState.PARKED if source.saved else DeviceState.NONE,
+        saved=source.saved,
+        server=event.server if event.server is not None else source.server,
+        source=source.id,
+        restore_from=reference.id,
+        rollback=True,
+        every_s=source.every_s,
+        every_steps=source.every_steps,
+    )
+    call(draft, view, reasons.forked(event.by, source, reference), "user.fork")

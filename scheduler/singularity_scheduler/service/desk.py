@@ -1,0 +1,271 @@
+"""What people ask of sessions, from the request to what became of it.
+
+Part of the controller; the REST handlers and the magics ask through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from singularity_proxy.errors import Conflict, SingularityError
+
+from singularity_scheduler.core import checkpoints
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.model import Kind, SessionSpec, SessionView
+from singularity_scheduler.core.policy import refuse_ended
+from singularity_scheduler.core.spec import parse_name, run_of
+from singularity_scheduler.core.states import DeviceState, ProcessState
+
+from . import documents, translate
+from .ledger import Command
+
+if TYPE_CHECKING:
+    from .controller import Controller
+
+Json = dict[str, Any]
+
+
+class Desk:
+    """One per controller."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._c = controller
+
+    async def create(
+        self,
+        user: str,
+        spec: SessionSpec,
+        launch: Json,
+        *,
+        server: str | None = None,
+        key: str | None = None,
+        fingerprint: str = "",
+    ) -> tuple[SessionView, Json | None]:
+        """Start a session; returns it and the agent's launch answer, None for a run of a notebook:
+        that one is only accepted, and starts when there is room. The same `key` again answers with
+        the same session. When its start fails, its error is raised and the session is there as
+        failed, with the reason."""
+        async with self._c.keys.once(user, key):
+            if before := await self._c.keys.before(user, key, fingerprint):
+                return await self._created_before(before, launch)
+            session = uuid4().hex[:12]
+            if spec.run:
+                self._refuse_too_many(user)
+                spec = replace(spec, run=run_of(spec.run, session))
+            else:
+                self._c.commander.prepare(session, launch)
+            try:
+                event = ev.SessionCreated(session, user, spec, server)
+                command = self._c.keys.command(user, key, "create", session, fingerprint)
+                done = await self._c.submit(event, command)
+            except BaseException:
+                self._c.commander.forget(session)
+                raise
+        if spec.run:
+            return await self._c.find(session), None
+        answer = await asyncio.shield(
+            next(task for action, task in done.tasks.items() if isinstance(action, ev.Start))
+        )
+        return await self._c.find(session), answer
+
+    def _refuse_too_many(self, user: str) -> None:
+        nodes = self._c.state.nodes
+        queued = sum(v.user == user for n in nodes for v in self._c.state.queued(n))
+        if self._c.max_queued_runs and queued >= self._c.max_queued_runs:
+            raise Conflict(
+                f"{user} has {queued} queued runs already, and more are not taken; nothing was "
+                "started: wait until some have started, or cancel some",
+                queued=queued,
+            )
+
+    async def _created_before(
+        self, before: Command, launch: Json
+    ) -> tuple[SessionView, Json | None]:
+        if before.verb != "create":
+            raise Conflict(f"this key was already used to {before.verb} session {before.session}")
+        view = await self._c.find(before.session)
+        if view.run is not None:
+            return view, None
+        if view.final:
+            raise Conflict(
+                f"session {view.label} that this key started has ended: {view.reason}",
+                session=view.id,
+                state=view.word,
+            )
+        answer = await self._c.commander.start_again(view, launch)
+        return await self._c.find(before.session), answer
+
+    async def act(
+        self,
+        view: SessionView,
+        verb: str,
+        args: Json,
+        by: str,
+        key: str | None = None,
+        fingerprint: str = "",
+    ) -> SessionView:
+        """One of `CHANGES`; returns the session as it is when that is done, was refused (raised) or
+        has taken `settle_s`."""
+        async with self._c.keys.once(by, key):
+            if before := await self._c.keys.before(by, key, fingerprint):
+                if (before.verb, before.session) != (verb, view.id):
+                    raise Conflict(f"this key was used to {before.verb} session {before.session}")
+                return await self._c.find(view.id)
+            refuse_ended(view)
+            node = self._c.state.nodes.get(view.node)
+            types = {d.id: d.type for d in node.devices.values()} if node else {}
+            event = translate.verb_event(view.id, verb, args, by, types)
+            self._c.commander.failures.pop(view.id, None)
+            command = self._c.keys.command(by, key, verb, view.id, fingerprint)
+            if verb == "checkpoint":
+                done = await self._c.submit(event)
+                await asyncio.shield(asyncio.gather(*done.tasks.values()))
+                await self._c.keys.happened(command)
+            else:
+                await self._c.submit(event, command)
+        await self._c.until(lambda: self._settled(view.id))
+        if error := self._c.commander.failures.pop(view.id, None):
+            await self._c.keys.failed(by, key)
+            raise error
+        return await self._c.find(view.id)
+
+    async def end(self, view: SessionView, by: str, reason: str, grace_s: float) -> SessionView:
+        """End a session and wait until its agent has confirmed it (at most `grace_s` + 10 s)."""
+        if not view.ended:
+            await self._c.submit(ev.EndAsked(view.id, by, reason, grace_s))
+            await self._c.until(lambda: view.id not in self._c.state.sessions, grace_s + 10.0)
+        return await self._c.find(view.id)
+
+    async def signal(
+        self,
+        view: SessionView,
+        signum: int,
+        by: str,
+        key: str | None = None,
+        fingerprint: str = "",
+    ) -> None:
+        """Send a signal to the session's main process; the same `key` again sends none."""
+        async with self._c.keys.once(by, key):
+            if await self._c.keys.before(by, key, fingerprint):
+                return
+            refuse_ended(view)
+            await self._c.submit(ev.SignalAsked(view.id, by, signum))
+            await self._c.fleet.call(view.node, "session.signal", session=view.id, signum=signum)
+            await self._c.keys.happened(
+                self._c.keys.command(by, key, "signal", view.id, fingerprint)
+            )
+
+    def _settled(self, session: str) -> bool:
+        view = self._c.state.sessions.get(session)
+        if view is None or view.final or session in self._c.commander.failures:
+            return True
+        if view.in_flight or view.leaving is not None:
+            return False
+        if view.process_state is ProcessState.SUSPENDED:
+            return True
+        if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
+            return False
+        if view.device_state is not DeviceState.WAITING:
+            return not view.wants
+        # Devices that are being freed for it, or for who is before it, come within moments.
+        holders = self._c.state.nodes[view.node].leases.values()
+        return not any(
+            self._c.state.sessions[sid].device_state is DeviceState.PARKING for sid in holders
+        )
+
+    # -- checkpoints ------------------------------------------------------------------------
+
+    async def fork(
+        self,
+        view: SessionView,
+        args: Json,
+        by: str,
+        key: str | None = None,
+        fingerprint: str = "",
+        server: str | None = None,
+    ) -> SessionView:
+        """Begin a second session from a checkpoint of `view`, which may have ended; returns the new
+        one as it is when it runs, waits for room, or `settle_s` are over."""
+        controller = self._c
+        word = translate.checkpoint_word(args.get("checkpoint"))
+        name = parse_name(args.get("name") or "")
+        async with controller.keys.once(by, key):
+            if before := await controller.keys.before(by, key, fingerprint):
+                return await controller.find(before.session)
+            session = uuid4().hex[:12]
+            command = controller.keys.command(by, key, "fork", session, fingerprint)
+            await controller.submit(ev.ForkAsked(session, view, word, by, name, server), command)
+        await controller.until(lambda: self._settled(session))
+        if error := controller.commander.failures.pop(session, None):
+            await controller.keys.failed(by, key)
+            raise error
+        return await controller.find(session)
+
+    async def drop(self, view: SessionView, word: str, by: str) -> None:
+        """Delete a checkpoint; it is gone from all lists at once and from the store soon."""
+        controller = self._c
+        if view.id in controller.state.sessions:
+            await controller.submit(ev.DropAsked(view.id, by, word))
+            return
+        reference = replace(checkpoints.find(view, word), dropped=True)
+        await controller.ledger.write(ev.Decision(stored=((view.id, reference),)))
+        controller.archive.forget(view.id)
+        controller.store.kick()
+
+    # -- servers that stop and start --------------------------------------------------------
+
+    async def hibernate(self, user: str, server: str | None, by: str) -> Json:
+        """Suspend the notebooks of a user's server (None: of all servers) instead of ending them;
+        says of each what became of it. Waits until they are in the store, at most `settle_s`."""
+        controller = self._c
+        views = [
+            v
+            for v in controller.state.sessions.values()
+            if v.user == user
+            and v.kind is Kind.INTERACTIVE
+            and v.process_state is ProcessState.LIVE
+            and (server is None or (v.server or "") == server)
+        ]
+        kept: list[Json] = []
+        asked: list[str] = []
+        for view in views:
+            try:
+                event = ev.SuspendAsked(view.id, by, why="its server was stopped")
+                await controller.submit(event)
+                asked.append(view.id)
+            except SingularityError as error:
+                kept.append({"session": view.id, "reason": error.message})
+        await controller.until(lambda: all(map(self._settled, asked)))
+        suspended, leaving = [], []
+        for sid in asked:
+            now = await controller.find(sid)
+            if now.process_state is ProcessState.SUSPENDED:
+                suspended.append(sid)
+            elif now.process_state is ProcessState.SUSPENDING or now.leaving is not None:
+                leaving.append(sid)
+            else:
+                kept.append({"session": sid, "reason": now.reason})
+        return {"suspended": suspended, "suspending": leaving, "kept": kept}
+
+    async def suspended(self, user: str, server: str | None, keys: bool) -> list[Json]:
+        """A user's notebooks that are away, or on their way, with what a restarted server needs to
+        show them under the kernel ids they had. `keys`: with the connection (it holds a key)."""
+        controller = self._c
+        away = (ProcessState.SUSPENDING, ProcessState.SUSPENDED, ProcessState.RESUMING)
+        found = []
+        for view in list(controller.state.sessions.values()):
+            mine = view.user == user and (server is None or (view.server or "") == server)
+            if not mine or view.process_state not in away or view.kind is not Kind.INTERACTIVE:
+                continue
+            connection = await controller.commander.transfers.connection(view) if keys else None
+            found.append(
+                {
+                    "session": documents.session_document(controller.state, view),
+                    "kernel_id": view.kernel_id or None,
+                    "connection": connection,
+                }
+            )
+        return found

@@ -1,0 +1,243 @@
+"""The commands that move whole sessions: between a node and the store, and what is stored.
+
+Part of the commander. Each is sent until it is answered as long as the session still waits for it,
+with the same epoch and sequence number, so an agent that has done it answers what it answered then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from singularity_proxy.errors import NotFound, SingularityError, Unavailable
+
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.model import CheckpointRef, LossReport, SessionView
+from singularity_scheduler.core.states import ProcessState
+
+from .documents import parse_iso
+from .ports import Fleet
+
+log = logging.getLogger("singularity.service")
+
+Json = Mapping[str, Any]
+
+STORE_LIMIT_S = 60.0
+"""How long a list or a delete of checkpoints may take; both only touch small objects."""
+
+
+class Send(Protocol):
+    """`Commander.call`: one command, until it is answered or not wanted any more."""
+
+    async def __call__(
+        self, action: ev.Action, method: str, wanted: Callable[[], bool], **params: Any
+    ) -> Any: ...
+
+
+class Transfers:
+    """`look` finds a session as it is now; `failed` takes the error for who asked."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        send: Send,
+        report: Callable[[ev.Event], Awaitable[None]],
+        look: Callable[[str], SessionView | None],
+        failed: Callable[[str, SingularityError], None],
+    ) -> None:
+        self._fleet = fleet
+        self._send = send
+        self._report = report
+        self._look = look
+        self._failed = failed
+
+    async def suspend(self, action: ev.Suspend) -> None:
+        try:
+            answer = await self._send(
+                action,
+                "session.suspend",
+                lambda: self._awaits(action, ProcessState.SUSPENDING),
+                epoch=action.epoch,
+                seq=action.seq,
+                name=action.name,
+                reason=action.reason,
+            )
+            reference = reference_of(answer["checkpoint"])
+            ms = float((answer.get("ms") or {}).get("total") or 0.0)
+        except SingularityError as error:
+            if self._awaits(action, ProcessState.SUSPENDING):
+                self._failed(action.session, error)
+                await self._report(
+                    ev.SuspendFailed(action.session, action.epoch, action.seq, error.message)
+                )
+            return
+        await self._report(ev.Suspended(action.session, action.epoch, action.seq, reference, ms))
+
+    async def resume(self, action: ev.Resume) -> None:
+        view = self._look(action.session)
+        if view is None:
+            return
+        forked = action.source != action.session  # it gets a connection of its own
+        try:
+            answer = await self._send(
+                action,
+                "session.resume",
+                lambda: self._awaits(action, ProcessState.RESUMING),
+                user=view.user,
+                kind=view.kind.value,
+                tier=view.tier.value,
+                name=view.name,
+                virtual_devices=view.virtual_devices,
+                epoch=action.epoch,
+                seq=action.seq,
+                checkpoint=action.checkpoint,
+                from_session=action.source,
+                incarnation=action.incarnation,
+                connection=None if forked else await self.connection(view),
+                reason=action.reason,
+            )
+            loss = loss_of(answer["loss"], action.checkpoint)
+        except SingularityError as error:
+            if self._awaits(action, ProcessState.RESUMING):
+                self._failed(action.session, error)
+                await self._report(
+                    ev.ResumeFailed(
+                        action.session, action.epoch, action.seq, error.message, is_damage(error)
+                    )
+                )
+            return
+        await self._report(ev.Resumed(action.session, action.epoch, action.seq, loss))
+
+    async def fence(self, action: ev.Fence) -> None:
+        """End what a node still has of a session that goes on from the store."""
+        try:
+            await self._send(
+                action,
+                "session.end",
+                lambda: not self._is_home(action),
+                epoch=action.epoch,
+                seq=action.seq,
+                reason=action.reason,
+                grace_s=0.0,
+                keep=True,
+            )
+        except NotFound:
+            pass
+        except SingularityError as error:
+            log.error("session %s: %s", action.session, error.message)
+            if self._awaits(action, ProcessState.SUSPENDING):
+                self._failed(action.session, error)
+                await self._report(
+                    ev.SuspendFailed(action.session, action.epoch, action.seq, error.message)
+                )
+            return
+        await self._report(ev.Fenced(action.session, action.epoch, action.seq, action.node))
+
+    async def checkpoint(self, action: ev.TakeCheckpoint, whole: bool) -> CheckpointRef:
+        """Raises what the agent refused. `whole`: the agent knows `session.checkpoint`; one that
+        does not stores device state, and is not asked twice, for a second one would be another."""
+        if whole:
+            answer = await self._send(
+                action,
+                "session.checkpoint",
+                lambda: self._look(action.session) is not None,
+                name=action.name or "",
+                level=action.level,
+                epoch=action.epoch,
+                seq=action.seq,
+            )
+        else:
+            answer = await self._fleet.call(
+                action.node,
+                "device.checkpoint",
+                timeout=None,
+                session=action.session,
+                name=action.name,
+                epoch=action.epoch,
+                seq=action.seq,
+            )
+        reference = reference_of({"name": action.name or "", **answer})
+        await self._report(ev.CheckpointTaken(action.session, reference))
+        return reference
+
+    async def connection(self, view: SessionView) -> Any:
+        """How Jupyter reaches its kernel, as the node of its relay knows it; None when nobody can
+        tell (a fork has none yet). It holds a key, so it is never stored."""
+        if not view.origin:
+            return None
+        try:
+            answer = await self._fleet.call(
+                view.origin, "session.connection", timeout=STORE_LIMIT_S, session=view.id
+            )
+        except SingularityError:
+            return None
+        return answer.get("connection") if isinstance(answer, dict) else None
+
+    async def listed(self, node: str, session: str, user: str) -> list[CheckpointRef]:
+        """What the store has of a session, asked through any node."""
+        answer = await self._fleet.call(
+            node, "checkpoints.list", timeout=STORE_LIMIT_S, session=session, user=user
+        )
+        return [reference_of(item) for item in answer]
+
+    async def delete(self, node: str, session: str, user: str, checkpoint: str) -> None:
+        """Delete one from the store; one that is not there is deleted already."""
+        try:
+            await self._fleet.call(
+                node,
+                "checkpoints.delete",
+                timeout=STORE_LIMIT_S,
+                session=session,
+                user=user,
+                id=checkpoint,
+            )
+        except NotFound as error:
+            if "method" in error.fields:
+                raise Unavailable(f"node {node} cannot delete checkpoints") from None
+
+    def _is_home(self, action: ev.Action) -> bool:
+        """Whether the session has come to this node again."""
+        view = self._look(action.session)
+        return view is not None and view.node == action.node and view.here
+
+    def _awaits(self, action: ev.Action, state: ProcessState) -> bool:
+        view = self._look(action.session)
+        return (
+            view is not None
+            and view.process_state is state
+            and (view.epoch, view.seq) == (action.epoch, action.seq)
+        )
+
+
+def reference_of(told: Json) -> CheckpointRef:
+    """A checkpoint as an agent tells it."""
+    size = int(told["bytes"])
+    return CheckpointRef(
+        id=str(told["id"]),
+        at=parse_iso(told["at"], 0.0),
+        bytes=size,
+        level=str(told.get("level") or "device"),
+        name=str(told.get("name") or ""),
+        stored_bytes=int(told.get("stored_bytes") or 0),
+        sent_bytes=int(told.get("sent_bytes") or 0),
+        incarnation=int(told.get("incarnation") or 0),
+        reason=str(told.get("reason") or ""),
+    )
+
+
+def loss_of(told: Json, checkpoint: str) -> LossReport:
+    """The report of a restore as an agent tells it."""
+    return LossReport(
+        level=str(told.get("level") or "process"),
+        back=tuple(map(str, told.get("back") or ())),
+        lost=tuple(map(str, told.get("lost") or ())),
+        rolled_back=bool(told.get("rolled_back")),
+        hashes_checked=int(told.get("hashes_checked") or 0),
+        checkpoint=str(told.get("checkpoint") or checkpoint),
+    )
+
+
+def is_damage(error: SingularityError) -> bool:
+    """Whether the checkpoint itself is not what was stored."""
+    return error.reason == "damaged" or bool(error.fields.get("damaged"))
