@@ -54,7 +54,7 @@ class PaperStore:
             "bytes": 1000 * number,
             "stored_bytes": 100 * number,
             "sent_bytes": 10 * number,
-            "incarnation": 0,
+            "incarnation": 1,
             "reason": "",
             **told,
         }
@@ -204,7 +204,7 @@ class PaperAgent:
             "saved": False,
             "waiting": False,
             "busy": None,
-            "life": 0,
+            "life": 1,
         }
         return {"pid": 4711, "connection": params["launch"]["connection"], "env": {}}
 

@@ -88,7 +88,7 @@ class CheckpointRef:
     """What it takes in the store, shared chunks included."""
     sent_bytes: int = 0
     """What had to be sent for it: chunks the store did not have yet."""
-    incarnation: int = 0
+    incarnation: int = 1
     reason: str = ""
     """Why its level is not higher."""
     damaged: str = ""
@@ -200,7 +200,7 @@ class SessionView:
     """Seconds its process gets after SIGTERM when it is ended."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Oldest first; those in the store that somebody may still come back to."""
-    incarnation: int = 0
+    incarnation: int = 1
     """+1 each time it goes on from something older than what it was."""
     loss: LossReport | None = None
     """Of its last return from the store."""
@@ -422,7 +422,7 @@ class AgentFacts:
     name: str = ""
     suspended: bool = False
     """The node has nothing of it but its kernel connection."""
-    incarnation: int = 0
+    incarnation: int = 1
 
 
 @dataclass(frozen=True)

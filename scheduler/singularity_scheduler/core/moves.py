@@ -414,6 +414,8 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
         server=event.server if event.server is not None else source.server,
         source=source.id,
         restore_from=reference.id,
+        # Its own begins behind that of the image, which says so when it comes back.
+        incarnation=max(source.incarnation, reference.incarnation),
         rollback=True,
         every_s=source.every_s,
         every_steps=source.every_steps,

@@ -71,7 +71,7 @@ sessions = Table(
     Column("rollback", Boolean, nullable=False, server_default=false()),
     Column("unwind", Boolean, nullable=False, server_default=false()),
     Column("lost", Boolean, nullable=False, server_default=false()),
-    Column("incarnation", BigInteger, nullable=False, server_default="0"),
+    Column("incarnation", BigInteger, nullable=False, server_default="1"),
     Column("leaving", String(255)),
     Column("loss", Text),
     Column("every_s", Float),

@@ -10,7 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from singularity_proxy.errors import NotFound, SingularityError, Unavailable
+from singularity_proxy.errors import (
+    DamagedCheckpoint,
+    NotFound,
+    SingularityError,
+    Unavailable,
+)
 
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.model import CheckpointRef, LossReport, SessionView
@@ -221,7 +226,7 @@ def reference_of(told: Json) -> CheckpointRef:
         name=str(told.get("name") or ""),
         stored_bytes=int(told.get("stored_bytes") or 0),
         sent_bytes=int(told.get("sent_bytes") or 0),
-        incarnation=int(told.get("incarnation") or 0),
+        incarnation=int(told.get("incarnation") or 1),
         reason=str(told.get("reason") or ""),
     )
 
@@ -240,4 +245,4 @@ def loss_of(told: Json, checkpoint: str) -> LossReport:
 
 def is_damage(error: SingularityError) -> bool:
     """Whether the checkpoint itself is not what was stored."""
-    return error.reason == "damaged" or bool(error.fields.get("damaged"))
+    return isinstance(error, DamagedCheckpoint)

@@ -125,7 +125,7 @@ def _facts(session: AgentSession) -> AgentFacts:
         virtual_devices=session["virtual_devices"],
         name=session.get("name", ""),
         suspended=bool(session.get("suspended", False)),
-        incarnation=int(session.get("incarnation") or 0),
+        incarnation=int(session.get("incarnation") or 1),
     )
 
 

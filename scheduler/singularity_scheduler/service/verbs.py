@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from singularity_proxy.errors import BadRequest, Forbidden, Unsupported
+from singularity_proxy.errors import (
+    BadRequest,
+    DamagedCheckpoint,
+    Forbidden,
+    StoreRefused,
+    Unsupported,
+)
 
 from . import documents, schemas
 from .endpoint import Endpoint
 from .operations import Parameter, Reply, Who, operation
 from .translate import MAX_CHECKPOINT_NAME
+
+_STORE = (Unsupported, StoreRefused, DamagedCheckpoint)
+"""What the way through the store may answer besides."""
 
 _NAMED = schemas.nullable(
     {"type": "string", "maxLength": MAX_CHECKPOINT_NAME, "format": "printable"}
@@ -147,7 +156,7 @@ _verb(
     "Put everything of it into the store and free its node; nothing is lost. Answered when that is "
     "done or under way; `resume`, or a request of its notebook, brings it back.",
     "Suspension",
-    errors=(Unsupported,),
+    errors=_STORE,
 )
 _verb(
     "resume",
@@ -155,13 +164,13 @@ _verb(
     "comes back, from its newest checkpoint and where it was, or as asked; it waits when there is "
     "no room.",
     "Return",
-    errors=(Unsupported,),
+    errors=_STORE,
 )
 _verb(
     "migrate",
     "Go on with other devices, or on another node.",
     "Move",
-    errors=(Unsupported,),
+    errors=_STORE,
 )
 _verb(
     "checkpoint",
@@ -169,13 +178,13 @@ _verb(
     "state.",
     "Checkpoint",
     explain=_explain_checkpoint,
-    errors=(Unsupported,),
+    errors=_STORE,
 )
 _verb(
     "restore",
     "Go back to an older checkpoint of its own. Its present state is stored first.",
     "Restoration",
-    errors=(Unsupported,),
+    errors=_STORE,
 )
 
 
@@ -187,7 +196,7 @@ _verb(
     answer="SessionStatus",
     body="Fork",
     status=201,
-    errors=(Unsupported,),
+    errors=_STORE,
     headers={"Location": "Address of the new session."},
     verb="fork",
 )

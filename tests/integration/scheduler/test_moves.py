@@ -56,7 +56,7 @@ async def test_suspend_and_resume(tmp_path: Path) -> None:
         with pytest.raises(Conflict, match="is suspended already: resume brings it back"):
             await client.suspend(session)
         back = await client.resume(session)
-        assert (back["state"], back["node"], back["incarnation"]) == ("running", "node-1", 0)
+        assert (back["state"], back["node"], back["incarnation"]) == ("running", "node-1", 1)
         assert back["loss"]["hashes_checked"] == 12
         assert back["loss"]["rolled_back"] is False
         history = [c["state"] for c in await client.history(session)]
@@ -95,7 +95,7 @@ async def test_migrate_to_a_node_and_what_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BadRequest, match="not both"):
             await client.migrate(session, "cpu:1", node=away)
         moved = await client.migrate(session, node=away)
-        assert (moved["node"], moved["state"], moved["incarnation"]) == (away, "running", 0)
+        assert (moved["node"], moved["state"], moved["incarnation"]) == (away, "running", 1)
         assert moved["reason"].startswith("came back on cpu:")
         reasons = [c["reason"] for c in await client.history(session)]
         assert any("moving to node" in r and "nothing is lost" in r for r in reasons)
@@ -125,7 +125,7 @@ async def test_checkpoints_restore_and_fork(tmp_path: Path) -> None:
         with pytest.raises(Conflict, match="holds device state alone"):
             await client.restore(session, "weights")
         undone = await client.restore(session, "before fine tuning")
-        assert (undone["state"], undone["incarnation"]) == ("running", 1)
+        assert (undone["state"], undone["incarnation"]) == ("running", 2)
         assert undone["loss"]["rolled_back"] is True
         assert undone["loss"]["checkpoint"] == good["id"]
         fork = await client.fork(session, "before fine tuning", "variant")
@@ -255,7 +255,7 @@ async def test_a_dead_node_costs_what_was_since_the_checkpoint(tmp_path: Path) -
             "started elsewhere",
         )
         document = await client.get_session(stored)
-        assert document["incarnation"] == 1
+        assert document["incarnation"] == 2
         assert document["loss"]["checkpoint"] == late["id"]
         reasons = [c["reason"] for c in await client.history(stored)]
         assert any("node node-1 has been gone for" in r and "'late'" in r for r in reasons)
@@ -378,7 +378,7 @@ async def test_magics_ask_for_themselves_alone(tmp_path: Path) -> None:
         fork = await p.agent.command(session, "fork", checkpoint="good", name="b")
         assert fork["forked_from"] == session
         undone = await p.agent.command(session, "restore", checkpoint="good")
-        assert undone["incarnation"] == 1
+        assert undone["incarnation"] == 2
 
 
 @pytest.mark.asyncio

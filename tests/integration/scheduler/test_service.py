@@ -122,7 +122,7 @@ async def test_verbs_by_rest_and_by_magic(tmp_path: Path) -> None:
             "name": "best",
             "stored_bytes": 0,
             "sent_bytes": 0,
-            "incarnation": 0,
+            "incarnation": 1,
             "reason": "",
             "damaged": None,
             "restorable": False,

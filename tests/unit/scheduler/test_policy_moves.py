@@ -97,7 +97,7 @@ def test_suspend_in_every_device_state_and_back(state: str) -> None:
     world.answer()
     assert world["a"].process_state is ProcessState.LIVE
     assert world["a"].epoch > epoch
-    assert world["a"].incarnation == 0, "nothing was undone"
+    assert world["a"].incarnation == 1, "nothing was undone"
     # Code that was blocked on a device gets it again by itself.
     assert world["a"].word == {"none": "ready", "parked": "parked"}.get(state, "running")
 
@@ -211,7 +211,7 @@ def test_on_a_node_that_is_named_and_on_no_other() -> None:
     world.do(ev.ResumeAsked("a", "alice", node="n2"))
     action = take(world, ev.Resume)
     assert isinstance(action, ev.Resume)
-    assert (action.node, action.incarnation) == ("n2", 0)
+    assert (action.node, action.incarnation) == ("n2", 1)
     assert action.epoch == 2, "an answer or command of the epoch before counts no more"
     world.do(ev.Suspended("a", 1, 99, whole("late")))
     assert [c.id for c in world["a"].checkpoints] == [action.checkpoint]
@@ -263,7 +263,7 @@ def test_migrate_to_a_node_is_one_move() -> None:
     world.answer(ev.Suspend)
     assert world["a"].word == "migrating"
     world.answer()
-    assert (world["a"].node, world["a"].word, world["a"].incarnation) == ("n2", "running", 0)
+    assert (world["a"].node, world["a"].word, world["a"].incarnation) == ("n2", "running", 1)
     assert {c.word for c in world.history if "moving" in c.reason} == {"migrating"}
     with pytest.raises(Conflict, match="is on node n2 already"):
         world.do(ev.MigrateAsked("a", "alice", node="n2"))
@@ -292,7 +292,7 @@ def test_a_move_that_fails_there_comes_back_here() -> None:
     world.do(ev.ResumeFailed("a", action.epoch, action.seq, "no space"))
     assert world["a"].node == "n1"
     world.answer()
-    assert (world["a"].node, world["a"].word, world["a"].incarnation) == ("n1", "running", 0)
+    assert (world["a"].node, world["a"].word, world["a"].incarnation) == ("n1", "running", 1)
     [line] = [c for c in world.history if c.rule == "process.resume_failed"]
     assert line.reason == "it could not go on at node n2 (no space), so it comes back as it was"
 
@@ -311,11 +311,11 @@ def test_restore_stores_the_present_first_and_starts_a_new_incarnation() -> None
     world.answer(ev.Suspend)
     action = take(world, ev.Resume)
     assert isinstance(action, ev.Resume)
-    assert (action.checkpoint, action.incarnation) == (good.id, 1)
+    assert (action.checkpoint, action.incarnation) == (good.id, 2)
     loss = LossReport("process", ("its process",), ("1 open socket",), True, 31, good.id)
     world.do(ev.Resumed("a", action.epoch, action.seq, loss))
     world.answer()
-    assert world["a"].incarnation == 1
+    assert world["a"].incarnation == 2
     assert world["a"].loss is not None
     assert world["a"].loss.lost == ("1 open socket",)
     [line] = [c for c in world.history if c.rule == "process.resumed"]
@@ -329,7 +329,7 @@ def test_restore_stores_the_present_first_and_starts_a_new_incarnation() -> None
     assert newest.id != good.id
     world.do(ev.RestoreAsked("a", "alice", newest.id))
     world.answer()
-    assert (world["a"].word, world["a"].incarnation) == ("running", 2)
+    assert (world["a"].word, world["a"].incarnation) == ("running", 3)
 
 
 def test_a_restore_that_fails_goes_on_with_the_present() -> None:
@@ -358,7 +358,7 @@ def test_restore_may_discard_the_present() -> None:
     assert not [a for a in world.pending if isinstance(a, ev.Suspend)]
     world.do(ev.ProcessExited("a", -9))
     world.answer()
-    assert (world["a"].word, world["a"].incarnation) == ("running", 1)
+    assert (world["a"].word, world["a"].incarnation) == ("running", 2)
     assert len(world["a"].checkpoints) == 1
 
 
@@ -370,7 +370,7 @@ def test_fork_is_a_second_session_with_an_id_of_its_own() -> None:
     world.do(ev.ForkAsked("f", world["a"], "good", "alice", "variant"))
     action = take(world, ev.Resume)
     assert isinstance(action, ev.Resume)
-    assert (action.session, action.source, action.incarnation) == ("f", "a", 1)
+    assert (action.session, action.source, action.incarnation) == ("f", "a", 2)
     assert world["a"].word == "running", "the first one does not notice"
     with pytest.raises(Conflict, match="exists already"):
         world.do(ev.ForkAsked("f", world["a"], "good", "alice"))
@@ -481,7 +481,7 @@ def test_what_has_a_checkpoint_goes_on_elsewhere_by_itself() -> None:
     action = take(world, ev.Resume)
     assert isinstance(action, ev.Resume)
     assert stored is not None
-    assert (action.node, action.checkpoint, action.incarnation) == ("n2", stored.id, 1)
+    assert (action.node, action.checkpoint, action.incarnation) == ("n2", stored.id, 2)
     assert action.epoch == epoch + 1
     assert "node n1 has been gone for 40 s: it goes on from checkpoint 'good'" in (
         world["a"].reason
@@ -542,7 +542,7 @@ def test_a_node_that_is_back_in_time_brings_its_sessions_back_unharmed() -> None
     assert [c.reason for c in world.history if c.rule == "node.found"] == [
         "node n1 is back and had it all along: nothing is lost"
     ]
-    assert (world["a"].process_state, world["a"].incarnation) == (ProcessState.LIVE, 0)
+    assert (world["a"].process_state, world["a"].incarnation) == (ProcessState.LIVE, 1)
 
 
 def test_a_loss_on_the_way_back_starts_from_the_same_checkpoint() -> None:
@@ -555,7 +555,7 @@ def test_a_loss_on_the_way_back_starts_from_the_same_checkpoint() -> None:
     assert isinstance(first, ev.Resume)
     assert isinstance(again, ev.Resume)
     assert (again.node, again.checkpoint) == ("n2", first.checkpoint)
-    assert again.incarnation == 1, "it may have run for a moment before its node died"
+    assert again.incarnation == 2, "it may have run for a moment before its node died"
     world.do(
         ev.Resumed("a", first.epoch, first.seq, LossReport("process", (), (), False, 1, "late"))
     )
@@ -580,7 +580,7 @@ def test_an_agent_that_forgot_a_session_costs_what_was_since_the_checkpoint() ->
     world.answer()
     world.do(ev.NodeJoined("local", devices_of("local", 1)))
     world.answer()
-    assert (world["a"].word, world["a"].incarnation) == ("running", 1)
+    assert (world["a"].word, world["a"].incarnation) == ("running", 2)
 
 
 def test_a_restarted_service_goes_on_with_every_move() -> None:

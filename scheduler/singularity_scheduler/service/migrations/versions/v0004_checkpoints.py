@@ -34,7 +34,7 @@ def upgrade() -> None:
         "INSERT INTO checkpoints (session, id, name, at, level, bytes, stored_bytes, sent_bytes, "
         "incarnation, reason, damaged, dropped) SELECT id, checkpoint_id, '', "
         "COALESCE(checkpoint_at, 0), COALESCE(checkpoint_level, 'device'), "
-        "COALESCE(checkpoint_bytes, 0), 0, 0, 0, '', '', false FROM sessions "
+        "COALESCE(checkpoint_bytes, 0), 0, 0, 1, '', '', false FROM sessions "
         "WHERE checkpoint_id IS NOT NULL AND NOT ended"
     )
     for name in _OLD:
@@ -49,7 +49,7 @@ def upgrade() -> None:
             "sessions", sa.Column(name, sa.Boolean, nullable=False, server_default=sa.false())
         )
     op.add_column(
-        "sessions", sa.Column("incarnation", sa.BigInteger, nullable=False, server_default="0")
+        "sessions", sa.Column("incarnation", sa.BigInteger, nullable=False, server_default="1")
     )
     op.add_column("sessions", sa.Column("leaving", sa.String(255)))
     op.add_column("sessions", sa.Column("loss", sa.Text))
