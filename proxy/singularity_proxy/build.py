@@ -182,6 +182,45 @@ def build(*, force: bool = False, verbose: bool = False, announce: bool = False)
         return _build(torch, folder, force=force, verbose=verbose)
 
 
+def build_program(source: Path) -> Path:
+    """Compile the one C++ file `source` to a program of its own, and return its path.
+
+    Called by the node agent for the small programs it starts (`capsule.holder`). Needs a compiler
+    and the C library, nothing else; cached like the native module. Linked statically where that is
+    possible, because it starts faster and then asks nothing of a folder it may not see. Raises
+    Unsupported with one sentence when it cannot be compiled here.
+    """
+    flags = ["-std=c++20", "-O2", "-g0", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"]
+    key = f"{platform.machine()} {' '.join(flags)}\n".encode() + source.read_bytes()
+    name = f"{source.stem}-{hashlib.blake2b(key, digest_size=10).hexdigest()}"
+
+    def existing() -> Path | None:
+        for folder in cache_folders():
+            with contextlib.suppress(PermissionError):
+                if (folder / name).is_file():
+                    return folder / name
+        return None
+
+    if found := existing():
+        return found
+    command = [*_compiler(), *flags]
+    folder = _writable_folder()
+    with _lock(folder):
+        if found := existing():
+            return found
+        temporary = folder / f"{name}.{os.getpid()}.tmp"
+        last = [os.fspath(source), "-o", os.fspath(temporary)]
+        try:
+            try:
+                _run([*command, "-static", *last], source.name)
+            except Unsupported:  # no static C library
+                _run([*command, *last], source.name)
+            temporary.replace(folder / name)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return folder / name
+
+
 def load() -> ModuleType:
     """The native module, built first if needed. Imports torch when `torch._C` is not loaded yet.
 

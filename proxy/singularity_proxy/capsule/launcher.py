@@ -71,6 +71,10 @@ class CapsuleSpec:
     umask: int = 0o022
     pass_fds: tuple[int, ...] = ()
     """Descriptors of the relay's readiness pipe; empty for everything a user's code runs in."""
+    tmp: str | None = None
+    """A folder of the session's user that is /tmp inside, where the launcher can do that."""
+    keep: tuple[str, ...] = ()
+    """Folders of the session below /tmp or /dev/shm that stay at their place inside."""
 
 
 class Capsule:
@@ -250,7 +254,7 @@ def spawn(spec: CapsuleSpec) -> ProcessIdentity:
                 umask=spec.umask,
             )
     except OSError as error:
-        raise _start_error(spec, error) from None
+        raise start_error(spec, error) from None
     except ValueError as error:  # an embedded null byte
         raise BadRequest(f"'{spec.argv[0]}' cannot be started: {error}") from None
     finally:
@@ -260,7 +264,7 @@ def spawn(spec: CapsuleSpec) -> ProcessIdentity:
     return identity
 
 
-def _start_error(spec: CapsuleSpec, error: OSError) -> SingularityError:
+def start_error(spec: CapsuleSpec, error: OSError) -> SingularityError:
     program = spec.argv[0]
     if error.errno == errno.ENOSPC:
         return NoSpace(f"'{program}' could not be started: the disk is full")
