@@ -299,7 +299,7 @@ async def test_a_worker_that_is_killed_takes_its_ring_along() -> None:
         await box.event("device.need", session)
         await box.attach(session, 1)
         await box.logged(session, "done")
-        [child] = [p for p in box.processes(session) if p.pid != box.started["pid"]]
+        [child] = box.below(session)
         os.kill(child.pid, signal.SIGKILL)
         await box.logged(session, "the child ended")
         await until(lambda: list((box.shm / session).iterdir()) == [])

@@ -219,9 +219,18 @@ class AgentBox:
         self.events.clear()
 
     def processes(self, session: str) -> list[ProcessIdentity]:
-        """The session's own processes: capsule and everything below."""
+        """The session's own processes: the main process and everything below, no holder."""
+        return [p for p in self.everything_of(session) if not _is_holder(p.pid)]
+
+    def everything_of(self, session: str) -> list[ProcessIdentity]:
+        """All that runs with the session's environment, the holder of its capsule included."""
         marker = f"SINGULARITY_SOCKET={self.folder(session)}/agent.sock".encode()
         return list(processes_with(marker, in_environment=True))
+
+    def below(self, session: str) -> list[ProcessIdentity]:
+        """The session's processes without the first one."""
+        first = min(self.processes(session), key=lambda p: (p.start, p.pid))
+        return [p for p in self.processes(session) if p != first]
 
     def proxies(self) -> list[int]:
         """Pids of the device proxies of this agent and of the ones before it."""
@@ -243,6 +252,12 @@ def _has_open(pid: int, start: str) -> bool:
         )
     except OSError:
         return False
+
+
+def _is_holder(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().startswith("capsule-")
+    return False
 
 
 def _with_words(wanted: Callable[[str], bool]) -> list[int]:

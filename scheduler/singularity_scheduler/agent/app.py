@@ -19,24 +19,26 @@ import sys
 import uuid
 from typing import Any
 
-from singularity_proxy.capsule.launcher import ProcessLauncher, trim_log
+from singularity_proxy.capsule.launcher import trim_log
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.checkpoint import park_policy
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire import rpc
-from traitlets import Enum, Float, Integer, Unicode, default
+from traitlets import Enum, Float, Integer, List, Unicode, default
 from traitlets.config import Application
 
 from singularity_scheduler import logs
 
+from .capsules import WAYS, choose_launcher
 from .devices import DeviceKeeper
-from .folders import end_strays, lock, new_folder, own_folder
+from .folders import end_strays, lock
 from .health import DeviceHealth
 from .identity import Identities, parse_uid_range
 from .leases import LeaseTable, boot_clock
 from .ledger import Ledger
 from .lifecycle import Lifecycle
 from .node import Node, Settings
+from .place import take_place
 from .probe import CPU_DEVICES, probe_devices, torch_version
 from .processes import adopt_orphans
 from .proxies import ProxyPool
@@ -158,6 +160,21 @@ class NodeAgent(Application):  # type: ignore[misc]
         memory and ends the device proxy; "driver" lets the CUDA driver (570 and newer) move the
         memory into the proxy's own process, which stays, wherever that can lose nothing; "auto"
         measures both and takes the faster one. cpu devices are parked by a copy.""",
+    )
+    capsule = Enum(
+        WAYS,
+        default_value="auto",
+        config=True,
+        help="""How sessions are started: "namespace" gives each a pid and mount namespace of its
+        own, with its own /tmp and /dev/shm, which a process image (suspend, resume, migrate) needs;
+        "process" starts ordinary processes; "auto" takes namespaces where this machine permits
+        them.""",
+    )
+    capsule_shared = List(
+        Unicode(),
+        config=True,
+        help="""Folders below /tmp or /dev/shm that sessions share with the machine, besides those
+        that their command names. What lies there does not travel with a session.""",
     )
     uid_range = Unicode(
         "1900000000-1900009999",
@@ -299,6 +316,7 @@ class AgentProcess:
             for proxy in body["proxies"].values()
         }
         await end_strays(private, owned)
+        launcher, process_image = await choose_launcher(app.capsule, app.capsule_shared)
         self.node = node = Node(
             settings=settings,
             instance=uuid.uuid4().hex[:12],
@@ -310,7 +328,8 @@ class AgentProcess:
             leases=LeaseTable.from_json(ledger.get("node", "leases") or {}),
             identities=Identities(ledger, uids, private),
             pool=ProxyPool(private, app.warm_proxies),
-            launcher=ProcessLauncher(),
+            launcher=launcher,
+            process_image=process_image,
         )
         self._devices = devices = DeviceKeeper(node)
         self._lifecycle = lifecycle = Lifecycle(node, devices)
@@ -360,39 +379,7 @@ class AgentProcess:
 
     def _settings(self, state_dir: str, ledger: Ledger) -> Settings:
         app = self._app
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        before = ledger.get("node", "place") or {}
-        if before.get("boot") != boot:
-            # The machine was restarted: no process and no shared memory of before exists.
-            for name, _ in list(ledger.all("session")):
-                ledger.forget_session(name)
-                shutil.rmtree(os.path.join(state_dir, "checkpoints", name), ignore_errors=True)
-            ledger.drop("node", "leases")
-            ledger.drop("node", "parks")  # another driver may be loaded
-            if before:
-                shutil.rmtree(before["runtime_dir"], ignore_errors=True)
-            before = {}
-        if before and list(ledger.all("session")):
-            # Living sessions know their sockets by name: new settings have to wait.
-            runtime_dir, shm_dir = before["runtime_dir"], before["shm_dir"]
-        else:
-            if app.runtime_dir and len(os.path.abspath(app.runtime_dir)) >= 60:
-                raise SingularityError(
-                    f"runtime_dir {app.runtime_dir} is too long for unix sockets "
-                    "(59 characters at most)"
-                )
-            runtime_dir = app.runtime_dir or before.get("runtime_dir") or new_folder("/tmp")
-            shm_dir = app.shm_dir or before.get("shm_dir") or new_folder("/dev/shm")
-        runtime_dir, shm_dir = os.path.abspath(runtime_dir), os.path.abspath(shm_dir)
-        ledger.put("node", "place", {"boot": boot, "runtime_dir": runtime_dir, "shm_dir": shm_dir})
-        for folder, mode in (
-            (runtime_dir, 0o711),
-            (os.path.join(runtime_dir, "s"), 0o711),
-            (os.path.join(runtime_dir, "p"), 0o700),
-            (shm_dir, 0o711),
-        ):
-            own_folder(folder, mode)
+        runtime_dir, shm_dir = take_place(state_dir, ledger, app.runtime_dir, app.shm_dir)
         share = (os.cpu_count() or 1) // (app.device_count or CPU_DEVICES)
         threads = app.proxy_threads or max(1, share)
         return Settings(

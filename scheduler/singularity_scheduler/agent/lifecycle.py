@@ -170,9 +170,14 @@ class Lifecycle:
 
     async def _open(self, live: LiveSession) -> None:
         record, settings = live.record, self._node.settings
-        folders = (settings.session_dir(record.session), settings.session_shm(record.session))
+        folders = (
+            settings.session_dir(record.session),
+            settings.session_shm(record.session),
+            settings.session_tmp(record.session),
+        )
         for folder in folders:
             os.mkdir(folder, 0o700)
+        os.chmod(folders[-1], 0o1777)  # as programs expect of /tmp; the folder around it is 0700
         await live.socket.start()
         if os.geteuid() == 0:
             for folder in folders:
@@ -208,6 +213,8 @@ class Lifecycle:
             log_path=os.path.join(folder, CAPSULE_LOG),
             uid=record.uid,
             gid=record.gid,
+            tmp=node.settings.session_tmp(record.session),
+            keep=(folder, node.settings.session_shm(record.session)),
         )
         live.capsule = await node.launcher.start(spec, lambda _: self._process_exited(live))
         record.process = live.capsule.identity

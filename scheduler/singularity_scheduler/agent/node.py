@@ -56,6 +56,10 @@ class Settings:
     def checkpoint_dir(self, session: str) -> str:
         return os.path.join(self.state_dir, "checkpoints", session)
 
+    def session_tmp(self, session: str) -> str:
+        """What is /tmp inside a capsule with namespaces."""
+        return os.path.join(self.session_dir(session), "tmp")
+
     @property
     def private_dir(self) -> str:
         """0700: sockets of proxies, sockets before they are handed to a user, probe output."""
@@ -75,6 +79,8 @@ class Node:
     identities: Identities
     pool: ProxyPool
     launcher: CapsuleLauncher
+    process_image: dict[str, Any]
+    """{"available", "reason"}: whether process images can be taken and restored here."""
     sessions: dict[str, LiveSession] = field(default_factory=dict)
     service: Peer | None = None
     """The connection of the scheduler service; None while it is away."""

@@ -170,7 +170,7 @@ async def test_a_ring_ends_with_its_worker() -> None:
         await until(lambda: len(list((box.shm / session).glob("*.ring"))) == 2)
         await box.attach(session, 1)
         await until(lambda: box.log(session).count("attached") == 2)
-        child = next(p for p in box.processes(session) if p.pid != box.started["pid"])
+        child = box.below(session)[0]
         os.kill(child.pid, 9)
         await until(lambda: len(list((box.shm / session).glob("*.ring"))) == 1)
         await box.park(session, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from jupyter_client.asynchronous import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
+from singularity_proxy.capsule.tree import inner_pid
 from support.agent import AgentBox, alive, until
 
 
@@ -51,7 +52,8 @@ async def test_a_kernel_lives_behind_its_relay_and_through_an_agent_restart() ->
         try:
             said = await run(client, "x = 21; import os; print(os.getpid(), os.getuid())")
             identity = await box.call("identity", user="alice")
-            assert said.split() == [str(box.started["pid"]), str(identity["uid"])]
+            [kernel] = box.processes(session)
+            assert said.split() == [str(inner_pid(kernel.pid)), str(identity["uid"])]
             await box.kill_agent()
             assert await run(client, "print(2 * x)") == "42\n"
             sleep = client.execute("import time; print('asleep'); time.sleep(600)")

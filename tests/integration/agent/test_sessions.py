@@ -147,7 +147,7 @@ async def test_a_session_without_its_owner_ends_after_the_grace_time() -> None:
         stop(owner)
         data = await box.event("process.exited", session)
         assert f"its Jupyter server (process {owner.pid}) is gone" in data["reason"]
-        assert box.processes(session) == []
+        assert box.everything_of(session) == []
 
 
 @pytest.mark.asyncio
@@ -250,7 +250,7 @@ async def test_sigterm_ends_everything_within_four_seconds() -> None:
         pid = box.agent_pid
         os.kill(pid, signal.SIGTERM)
         await until(lambda: not alive(pid), timeout=4)
-        assert [p for s in sessions for p in box.processes(s)] == []
+        assert [p for s in sessions for p in box.everything_of(s)] == []
         assert not box.shm.exists()
         await box.fleet.stop()
         await box.fleet.start()
