@@ -62,6 +62,18 @@ class StaleEpoch(Conflict):
     reason = "stale_epoch"
 
 
+class FilesChanged(Conflict):
+    """Files that the processes of a checkpoint have open are gone or not as they were then."""
+
+    reason = "files_changed"
+
+
+class ImageFailed(SingularityError):
+    """A process image could not be taken or restored; `fields["log"]` has CRIU's own words."""
+
+    reason = "image_failed"
+
+
 class NoSpace(SingularityError):
     """A state file could not be written; whatever was there before is still there."""
 

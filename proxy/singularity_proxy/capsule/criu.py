@@ -41,6 +41,17 @@ class Criu:
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 
+    def command(self) -> list[str]:
+        """The words that start it. The private one is started by its own loader, without a shell:
+        inside a capsule, nothing of the user's is trusted. Empty when there is none."""
+        if self.path is None:
+            return []
+        found = _program(Path(self.path).parent) if Path(self.path) == private_path() else None
+        if found is None:
+            return [self.path]
+        program, loader = found
+        return [str(loader), "--library-path", str(loader.parent), str(program)]
+
 
 class _Failed(Exception):
     """A step of `obtain` did not succeed; the text is the rest of the sentence."""
@@ -187,20 +198,27 @@ def _unpack(archives: list[Path], target: Path, deadline: float) -> None:
         )
         if status != 0:
             raise _Failed(f"{archive.name} cannot be unpacked: {_last_line(output)}")
-    programs = [p for p in (root / "usr/sbin/criu", root / "usr/bin/criu") if p.exists()]
-    loaders = sorted(root.glob("usr/lib/*/ld-linux*.so*"))
-    if not programs or not loaders:
+    found = _program(target)
+    if found is None:
         raise _Failed("the packages hold no CRIU or no dynamic loader")
-    libraries = f"$here/{loaders[0].parent.relative_to(root)}"
+    program, loader = found
     command = target / "criu"
     command.write_text(
         _WRAPPER.format(
-            loader=loaders[0].relative_to(root),
-            libraries=libraries,
-            program=programs[0].relative_to(root),
+            loader=loader.relative_to(root),
+            libraries=f"$here/{loader.parent.relative_to(root)}",
+            program=program.relative_to(root),
         )
     )
     command.chmod(0o755)
+
+
+def _program(target: Path) -> tuple[Path, Path] | None:
+    """CRIU and its dynamic loader among the packages unpacked below `target`/root."""
+    root = target / "root"
+    programs = [p for p in (root / "usr/sbin/criu", root / "usr/bin/criu") if p.exists()]
+    loaders = sorted(root.glob("usr/lib/*/ld-linux*.so*"))
+    return (programs[0], loaders[0]) if programs and loaders else None
 
 
 def obtain(limit_s: float = 55.0) -> Criu:

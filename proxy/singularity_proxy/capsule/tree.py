@@ -19,16 +19,17 @@ class Member:
     identity: ProcessIdentity
 
 
-def descendants(init: ProcessIdentity) -> list[Member]:
-    """Everything below pid 1 of a capsule, parents first; nothing when it has ended. Programs that
-    were sent inside (CRIU) are nobody's children there."""
+def descendants(first: ProcessIdentity) -> list[Member]:
+    """Everything below a process, parents first; nothing when it has ended. Below pid 1 of a
+    capsule that is the capsule: programs that were sent inside (CRIU) are nobody's children there.
+    """
     found: list[Member] = []
     try:
-        if ProcessIdentity.of(init.pid) != init:
+        if ProcessIdentity.of(first.pid) != first:
             return []
     except ProcessLookupError:
         return []
-    waiting = list(children(init.pid))
+    waiting = list(children(first.pid))
     while waiting:
         pid = waiting.pop(0)
         with contextlib.suppress(OSError):

@@ -1,0 +1,168 @@
+"""Which sockets the processes of a capsule have open, and who is at the other end.
+
+What becomes of them: a unix connection whose both ends are inside travels in the process image; one
+to a process outside makes a dump impossible (`outside_peers`); a TCP connection is closed by the
+dump and its program sees a reset; a listening TCP port is taken again at the restore. Read from
+/proc and, for the peers of unix sockets, from sock_diag(7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_DUMP_REQUEST = 0x301
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_UNIX_DIAG_NAME, _UNIX_DIAG_PEER = 0, 2
+_SHOW_NAME_AND_PEER = 0x1 | 0x4
+_TCP_ESTABLISHED, _TCP_LISTEN = 1, 10
+
+
+@dataclass(frozen=True)
+class UnixPeer:
+    """A connected unix socket of the tree whose other end is outside."""
+
+    pid: int
+    path: str
+    """The name of the other end, "" when it has none."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TcpSocket:
+    """A TCP socket of the tree; `remote` is "" when it listens."""
+
+    local: str
+    remote: str
+    port: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def socket_inodes(pids: Iterable[int]) -> dict[int, int]:
+    """Inode -> pid, of all sockets that the processes have open."""
+    found: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    link = os.readlink(f"/proc/{pid}/fd/{fd}")
+                    if link.startswith("socket:["):
+                        found.setdefault(int(link[8:-1]), pid)
+    return found
+
+
+def outside_peers(pids: Iterable[int]) -> list[UnixPeer]:
+    """Connections from inside to outside; nothing where the kernel has no sock_diag for unix."""
+    inside = socket_inodes(pids)
+    if not inside:
+        return []
+    try:
+        known = _unix_sockets()
+    except OSError:
+        return []
+    found = []
+    for inode, pid in inside.items():
+        _, peer = known.get(inode, ("", 0))
+        if peer and peer not in inside and peer in known and not _waits(known, inside, peer):
+            found.append(UnixPeer(pid, known[peer][0]))
+    return found
+
+
+def _waits(known: dict[int, tuple[str, int]], inside: dict[int, int], peer: int) -> bool:
+    """Whether `peer` is nobody's descriptor because a listener inside has not accepted it yet."""
+    name = known[peer][0]
+    return bool(name) and any(known.get(i, ("", 0)) == (name, 0) for i in inside)
+
+
+def tcp_sockets(pids: Iterable[int]) -> list[TcpSocket]:
+    """The connected and the listening TCP sockets of the processes, which share a network."""
+    pids = list(pids)
+    inside = socket_inodes(pids)
+    found = []
+    for name in ("tcp", "tcp6") if inside else ():
+        for pid in pids:
+            try:
+                with open(f"/proc/{pid}/net/{name}", encoding="ascii") as file:
+                    rows = [line.split() for line in file][1:]
+            except OSError:
+                continue
+            for row in rows:
+                if int(row[9]) in inside and int(row[3], 16) in (_TCP_ESTABLISHED, _TCP_LISTEN):
+                    local, port = _address(row[1])
+                    remote, _ = ("", 0) if int(row[3], 16) == _TCP_LISTEN else _address(row[2])
+                    found.append(TcpSocket(local, remote, port))
+            break
+    return sorted(set(found), key=lambda s: (s.local, s.remote))
+
+
+def busy_ports(listening: Iterable[TcpSocket]) -> list[str]:
+    """Those of the addresses that somebody else listens on now: a restore could not take them."""
+    busy = []
+    for one in listening:
+        host = one.local.rpartition(":")[0].strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, one.port))
+                probe.listen(1)
+            except OSError:
+                busy.append(one.local)
+    return busy
+
+
+def _address(text: str) -> tuple[str, int]:
+    """("127.0.0.1:80", 80) of /proc/net's "0100007F:0050"; each 32-bit word is in host order."""
+    host, _, port = text.partition(":")
+    words = [int(host[i : i + 8], 16) for i in range(0, len(host), 8)]
+    address = ipaddress.ip_address(b"".join(struct.pack("=I", word) for word in words))
+    number = int(port, 16)
+    return (f"[{address}]:{number}" if address.version == 6 else f"{address}:{number}"), number
+
+
+def _unix_sockets() -> dict[int, tuple[str, int]]:
+    """Inode -> (name, inode of the peer or 0), of all unix sockets of this network namespace."""
+    found: dict[int, tuple[str, int]] = {}
+    body = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_NAME_AND_PEER, 0, 0)
+    header = struct.pack("=IHHII", 16 + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_DUMP_REQUEST, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as netlink:
+        netlink.settimeout(5)
+        netlink.send(header + body)
+        while True:
+            data = netlink.recv(1 << 17)
+            at = 0
+            while at + 16 <= len(data):
+                length, kind = struct.unpack_from("=IH", data, at)
+                if kind in (_NLMSG_DONE, _NLMSG_ERROR):
+                    if kind == _NLMSG_ERROR:
+                        raise OSError("sock_diag does not answer")
+                    return found
+                inode = struct.unpack_from("=I", data, at + 20)[0]
+                found[inode] = _attributes(data[at + 32 : at + length])
+                at += (length + 3) & ~3
+
+
+def _attributes(data: bytes) -> tuple[str, int]:
+    name, peer, at = "", 0, 0
+    while at + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        if length < 4:
+            break
+        value = data[at + 4 : at + length]
+        if kind == _UNIX_DIAG_NAME:
+            name = value.rstrip(b"\0").replace(b"\0", b"@").decode("utf-8", "replace")
+        elif kind == _UNIX_DIAG_PEER:
+            peer = struct.unpack("=I", value[:4])[0]
+        at += (length + 3) & ~3
+    return name, peer
