@@ -205,7 +205,7 @@ async def test_many_processes_use_a_device_and_give_it_back(tmp_path: Path) -> N
         found = {int(n): (int(pid), x, y) for n, pid, x, y in children.findall(box.log(session))}
         assert {n: (x, y) for n, (_, x, y) in found.items()} == await native_children()
         (box.work / "end").touch()
-        os.kill(found[2][0], signal.SIGKILL)
+        os.kill(box.host_pid(session, found[2][0]), signal.SIGKILL)
         await box.logged(session, "parent still has 28.0")
         await until(lambda: ring.read().memory_current <= before + 4096)
         await until(lambda: [p.name for p in (box.shm / session).glob("*.ring")] == ["r1.ring"])

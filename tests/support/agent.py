@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from singularity_proxy.capsule.process import ProcessIdentity, processes_with
+from singularity_proxy.capsule.tree import inner_pid
 from singularity_scheduler.fleet import LocalFleet
 
 SUPPORT = Path(__file__).parent
@@ -226,6 +227,10 @@ class AgentBox:
         """All that runs with the session's environment, the holder of its capsule included."""
         marker = f"SINGULARITY_SOCKET={self.folder(session)}/agent.sock".encode()
         return list(processes_with(marker, in_environment=True))
+
+    def host_pid(self, session: str, pid: int) -> int:
+        """The pid here of the session's process that calls itself `pid`."""
+        return next(p.pid for p in self.processes(session) if inner_pid(p.pid) == pid)
 
     def below(self, session: str) -> list[ProcessIdentity]:
         """The session's processes without the first one."""

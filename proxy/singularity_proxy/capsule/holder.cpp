@@ -50,6 +50,7 @@ struct Options {
   int kept = 0;
   bool user = false, shm = false, idle = false, root = false;
   char** argv = nullptr;
+  char* first = nullptr;  // where the words of our own command line begin
 };
 
 int report_fd = -1;
@@ -116,6 +117,15 @@ bool set_last_pid(long pid) {
   char text[32];
   snprintf(text, sizeof text, "%ld", pid);
   return write_file("/proc/sys/kernel/ns_last_pid", text);
+}
+
+// What a list of processes shows for this one; the user's command stands in the main process's line.
+void retitle(const Options& o, const char* title) {
+  char* last = o.argv[0] ? o.argv[0] : o.first;
+  for (char** word = o.argv; *word; word++) last = *word;
+  const size_t space = static_cast<size_t>(last + strlen(last) - o.first);
+  memset(o.first, 0, space);
+  strncpy(o.first, title, space);
 }
 
 // ---- privileges
@@ -286,6 +296,7 @@ void die_with_parent(int alive) {
     if (child < 0) fail("fork");
     if (child == 0) become_command(o);
   }
+  retitle(o, "singularity capsule: pid 1");
   close(report_fd);
   for (int fd = 0; fd < 3; fd++) close(fd);
   if (open("/dev/null", O_RDWR) == 0 && dup(0) == 1) dup(0);
@@ -348,6 +359,7 @@ void map_user(pid_t child) {
   o.user = false;  // this process is not in it
   drop_privileges(o);
   prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);  // the session's user may look at it as at any process of theirs
+  retitle(o, "singularity capsule: holder");
   close(report_fd);
   report_fd = -1;
   for (;;) {
@@ -395,6 +407,7 @@ void map_user(pid_t child) {
 int main(int count, char** words) {
   if (count < 3) fail("options", EINVAL);
   Options o = parse(words + 2);
+  o.first = words[0];
   report_fd = o.report;
   if (report_fd >= 0) fcntl(report_fd, F_SETFD, FD_CLOEXEC);
   if (!strcmp(words[1], "run") && o.report >= 0 && (o.idle || (o.argv[0] && o.log))) run(o);

@@ -316,7 +316,7 @@ class AgentProcess:
             for proxy in body["proxies"].values()
         }
         await end_strays(private, owned)
-        launcher, process_image = await choose_launcher(app.capsule, app.capsule_shared)
+        launcher, images = await choose_launcher(app.capsule, app.capsule_shared)
         self.node = node = Node(
             settings=settings,
             instance=uuid.uuid4().hex[:12],
@@ -329,7 +329,7 @@ class AgentProcess:
             identities=Identities(ledger, uids, private),
             pool=ProxyPool(private, app.warm_proxies),
             launcher=launcher,
-            process_image=process_image,
+            images=images,
         )
         self._devices = devices = DeviceKeeper(node)
         self._lifecycle = lifecycle = Lifecycle(node, devices)

@@ -17,24 +17,38 @@ WAYS = ("auto", "process", "namespace")
 """What `NodeAgent.capsule` can be."""
 
 
+class ProcessImages:
+    """Whether process images can be taken and restored here. CRIU is asked in the background: an
+    agent that starts again has sessions to look after first."""
+
+    def __init__(self, refused: str | None = None) -> None:
+        self._refused = refused
+        self._found = None if refused else asyncio.ensure_future(asyncio.to_thread(criu.probe))
+
+    async def capability(self) -> dict[str, Any]:
+        """`process_image` of `hello`: {"available", "reason"}."""
+        if self._found is None:
+            return {"available": False, "reason": self._refused}
+        found = await asyncio.shield(self._found)
+        return {"available": found.ok, "reason": found.reason}
+
+
 async def choose_launcher(
     way: str, shared: Sequence[str] = ()
-) -> tuple[CapsuleLauncher, dict[str, Any]]:
-    """(launcher, capability `process_image` of `hello`). Called once at the agent's start; `shared`
-    are folders below /tmp or /dev/shm that stay the machine's. Raises `Unsupported` where
-    namespaces were asked for in vain."""
+) -> tuple[CapsuleLauncher, ProcessImages]:
+    """The launcher and what it makes possible. Called once at the agent's start; `shared` are
+    folders below /tmp or /dev/shm that stay the machine's. Raises `Unsupported` where namespaces
+    were asked for in vain."""
     if way == "process":
         reason = "sessions are ordinary processes here: NodeAgent.capsule is 'process'."
-        return ProcessLauncher(), {"available": False, "reason": reason}
-    (launcher, why), found = await asyncio.gather(
-        asyncio.to_thread(namespace.probe, shared), asyncio.to_thread(criu.probe)
-    )
-    if launcher is None:
-        if way == "namespace":
-            raise Unsupported(
-                f"NodeAgent.capsule is 'namespace', but {why.rstrip('.')}; set it to 'auto' or "
-                "permit namespaces on this machine"
-            )
-        log.warning("sessions are ordinary processes: %s", why)
-        return ProcessLauncher(), {"available": False, "reason": why}
-    return launcher, {"available": found.ok, "reason": found.reason}
+        return ProcessLauncher(), ProcessImages(reason)
+    launcher, why = await asyncio.to_thread(namespace.probe, shared)
+    if launcher is not None:
+        return launcher, ProcessImages()
+    if way == "namespace":
+        raise Unsupported(
+            f"NodeAgent.capsule is 'namespace', but {why.rstrip('.')}; set it to 'auto' or permit "
+            "namespaces on this machine"
+        )
+    log.warning("sessions are ordinary processes: %s", why)
+    return ProcessLauncher(), ProcessImages(why)

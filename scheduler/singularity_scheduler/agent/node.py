@@ -15,6 +15,7 @@ from singularity_proxy.checkpoint import park_policy
 from singularity_proxy.errors import NotFound, SingularityError
 from singularity_proxy.wire.rpc import Peer
 
+from .capsules import ProcessImages
 from .identity import Identities
 from .leases import LeaseTable
 from .ledger import Ledger
@@ -79,8 +80,7 @@ class Node:
     identities: Identities
     pool: ProxyPool
     launcher: CapsuleLauncher
-    process_image: dict[str, Any]
-    """{"available", "reason"}: whether process images can be taken and restored here."""
+    images: ProcessImages
     sessions: dict[str, LiveSession] = field(default_factory=dict)
     service: Peer | None = None
     """The connection of the scheduler service; None while it is away."""

@@ -126,7 +126,7 @@ class CommandServer:
                     else "switched off by journal_bytes = 0",
                 },
                 "park_by_driver": self._devices.parks(),
-                "process_image": node.process_image,
+                "process_image": await node.images.capability(),
                 "torch": {
                     "available": node.torch is not None,
                     "reason": node.torch.version if node.torch else "torch is not installed here",

@@ -84,8 +84,9 @@ async def test_a_kernel_of_the_agent_works_through_its_relay(short_dir: Path) ->
 
 
 async def test_reports_and_magic_survive_an_agent_that_is_killed(short_dir: Path) -> None:
-    channels, flag = Channels(short_dir), short_dir / "go"
+    channels = Channels(short_dir)
     async with AgentBox(double=True) as box, notebook(box, channels) as (sid, client):
+        flag = box.work / "go"
         code = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\nx = 42"
         cell = asyncio.ensure_future(run(client, code))
         await _busy(box, sid, True)
