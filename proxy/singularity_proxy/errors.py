@@ -62,10 +62,10 @@ class StaleEpoch(Conflict):
     reason = "stale_epoch"
 
 
-class FilesChanged(Conflict):
+class OpenFilesChanged(Conflict):
     """Files that the processes of a checkpoint have open are gone or not as they were then."""
 
-    reason = "files_changed"
+    reason = "open_files_changed"
 
 
 class ImageFailed(SingularityError):
