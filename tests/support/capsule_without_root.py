@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from singularity_proxy.capsule import namespace
+from singularity_proxy.capsule import criu, image, namespace
 from singularity_proxy.capsule.launcher import CapsuleSpec
 
 CODE = """
@@ -44,6 +44,14 @@ async def main() -> dict[str, Any]:
         user_namespace = capsule.user_namespace
         await asyncio.to_thread(capsule.freeze)
         frozen = capsule.frozen
+        image_reason = ""
+        if criu.probe().ok:
+            await asyncio.to_thread(image.dump, capsule, str(root / "image"))
+            await capsule.end(0)
+            capsule = await launcher.prepare(spec)
+            await asyncio.to_thread(image.restore, capsule, str(root / "image"))
+        else:
+            image_reason = criu.probe().reason
         await asyncio.to_thread(capsule.thaw)
         (root / "tmp" / "stop").touch()
         await capsule.wait(30)
@@ -51,6 +59,7 @@ async def main() -> dict[str, Any]:
             "why": why,
             "user_namespace": user_namespace,
             "frozen": frozen,
+            "no_image": image_reason,
             "log": log.read_text(),
             "exit_code": capsule.watch.exit_code,
         }

@@ -1,7 +1,7 @@
 // The holder of a capsule: makes the namespaces, starts the command inside, tells how it ended.
 //
 //   holder run --report FD --uid N --gid N --umask N --cwd DIR --log FILE [--user] [--tmp DIR]
-//              [--shm] [--keep DIR]... [--idle] -- PROGRAM ARGUMENT...
+//              [--shm] [--keep DIR [--at DIR]]... [--idle] -- PROGRAM ARGUMENT...
 //   holder enter --pidfd FD [--user] [--uid N --gid N [--root]] [--last-pid N] -- PROGRAM ARGUMENT...
 //
 // `run` is two processes. The inner one is pid 1 of a new pid and mount namespace: it reaps for ever
@@ -46,7 +46,7 @@ struct Options {
   int report = -1, pidfd = -1;
   long uid = -1, gid = -1, umask = 022, last_pid = 0;
   const char *cwd = "/", *log = nullptr, *tmp = nullptr;
-  const char* keep[kMaxKept];
+  const char *keep[kMaxKept], *at[kMaxKept];
   int kept = 0;
   bool user = false, shm = false, idle = false, root = false;
   char** argv = nullptr;
@@ -95,7 +95,8 @@ Options parse(char** words) {
       else if (!strcmp(name, "--cwd")) o.cwd = value;
       else if (!strcmp(name, "--log")) o.log = value;
       else if (!strcmp(name, "--tmp")) o.tmp = value;
-      else if (!strcmp(name, "--keep") && o.kept < kMaxKept) o.keep[o.kept++] = value;
+      else if (!strcmp(name, "--keep") && o.kept < kMaxKept) o.keep[o.kept] = o.at[o.kept] = value, o.kept++;
+      else if (!strcmp(name, "--at") && o.kept) o.at[o.kept - 1] = value;
       else fail("options", EINVAL);
     }
   }
@@ -220,11 +221,11 @@ void make_mounts(const Options& o) {
   if (tmp >= 0) bind_mount(tmp, "/tmp", 0);
   if (o.shm && mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")) fail("shm");
   for (int i = 0; i < o.kept; i++) {
-    const char* base = tmp >= 0 && below(o.keep[i], "/tmp")      ? "/tmp"
-                       : o.shm && below(o.keep[i], "/dev/shm") ? "/dev/shm"
-                                                                : nullptr;
+    const char* base = tmp >= 0 && below(o.at[i], "/tmp")      ? "/tmp"
+                       : o.shm && below(o.at[i], "/dev/shm") ? "/dev/shm"
+                                                              : nullptr;
     if (base) {
-      const int target = open_below(base, o.keep[i]);
+      const int target = open_below(base, o.at[i]);
       char to[40];
       snprintf(to, sizeof to, "/proc/self/fd/%d", target);
       bind_mount(kept[i], to, MS_REC);

@@ -47,8 +47,9 @@ LIMIT_S = 120.0
 
 _LOGS = ("dump.log", "restore.log")
 _BOTH = ("--tcp-close", "--file-locks", "--link-remap", "--manage-cgroups=ignore", "-v2")
-_GHOSTS = ("--ghost-limit", "16G")
-"""Open files that were deleted are stored in the image up to this size."""
+_DUMP = ("--leave-running", "--skip-in-flight", "--ghost-limit", "16G")
+"""Connections that nobody accepted yet are closed like the others; open files that were deleted are
+stored in the image up to this size."""
 _STAMP = re.compile(r"^\([0-9.]+\)\s*(?:pie: \d+: )?")
 _HARMLESS = ("Can't setup RLIMIT_NOFILE", "net: Unexpected error", "XDG_RUNTIME_DIR")
 
@@ -87,7 +88,7 @@ def dump(
             raise Unavailable("the session's processes have ended, so there is nothing to save")
         _refuse_half_connections(capsule)
         began = time.monotonic()
-        arguments = ["dump", "-t", str(MAIN_PID), "--leave-running", *_GHOSTS, "-o", _LOGS[0]]
+        arguments = ["dump", "-t", str(MAIN_PID), *_DUMP, "-o", _LOGS[0]]
         try:
             status, output = _run(capsule, words, arguments, folder, limit_s)
         except subprocess.TimeoutExpired:

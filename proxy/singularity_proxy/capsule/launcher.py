@@ -75,6 +75,9 @@ class CapsuleSpec:
     """A folder of the session's user that is /tmp inside, where the launcher can do that."""
     keep: tuple[str, ...] = ()
     """Folders of the session below /tmp or /dev/shm that stay at their place inside."""
+    moved: Mapping[str, str] = field(default_factory=dict)
+    """Path inside, below /tmp or /dev/shm -> the folder here that is shown there: the processes of
+    a checkpoint find the folders of their session where they were on another node."""
 
 
 class Capsule:

@@ -285,6 +285,14 @@ class NamespaceLauncher(CapsuleLauncher):
             words += ["--tmp", spec.tmp]
         for folder in keep or [f for f in spec.keep if _private_base(f) == "/dev/shm"]:
             words += ["--keep", folder]
+        for path, folder in sorted(spec.moved.items()):
+            if not _private_base(path):
+                raise Unsupported(
+                    f"the session was started in {path}, which is neither below /tmp nor below "
+                    "/dev/shm, so its processes cannot be restored in another place",
+                    path=path,
+                )
+            words += ["--keep", folder, "--at", path]
         words += ["--idle", "--"] if argv is None else ["--", *argv]
         read, write = os.pipe()
         try:

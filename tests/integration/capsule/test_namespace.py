@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import namespace
+from singularity_proxy.capsule import criu, namespace
 from singularity_proxy.capsule.launcher import Capsule, CapsuleSpec, spawn
 from singularity_proxy.capsule.namespace import MAIN_PID, NamespaceCapsule, adopt
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
@@ -331,5 +331,6 @@ async def test_an_agent_that_is_not_root_makes_a_user_namespace(short_dir: Path)
     assert found["why"] == "capsules have pid, mount and user namespaces of their own."
     assert found["user_namespace"]
     assert found["frozen"]
+    assert found["no_image"] == "" or not criu.probe().ok
     assert found["log"].splitlines() == [f"5001 {OWN_UID} []"]
     assert found["exit_code"] == 7

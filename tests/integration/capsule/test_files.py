@@ -1,0 +1,217 @@
+"""Files of a session: what travels, what is set back, what stops a restore."""
+
+from __future__ import annotations
+
+import _ctypes
+import asyncio
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from singularity_proxy.capsule import files, image, scratch
+from singularity_proxy.capsule.files import Record
+from singularity_proxy.capsule.namespace import NamespaceCapsule
+from singularity_proxy.errors import ImageFailed, OpenFilesChanged, Unsupported
+from support.capsules import LAUNCHER, Place, Places, needs_criu
+
+pytestmark = [needs_criu, pytest.mark.asyncio]
+
+CSV = """
+import time
+with open("results.csv", "a") as out:
+    for n in range(10**6):
+        out.write(f"{n},{n * n}\\n"); out.flush()
+        time.sleep(0.005)
+"""
+
+
+async def saved(place: Place, capsule: NamespaceCapsule, folder: Path) -> Record:
+    """The whole checkpoint of a frozen capsule in `folder`."""
+    os.mkdir(folder)
+    await asyncio.to_thread(capsule.freeze)
+    record = await asyncio.to_thread(
+        files.describe,
+        capsule,
+        session_folder=str(place.folder),
+        ring_folder=str(place.shm),
+    )
+    await asyncio.to_thread(
+        scratch.pack, capsule, str(folder / "scratch"), [str(place.folder), "/dev/shm"]
+    )
+    await asyncio.to_thread(image.dump, capsule, str(folder / "image"))
+    return Record.from_json(json.loads(json.dumps(record.to_json())))
+
+
+def owner(place: Place) -> dict[str, int]:
+    return {"uid": place.uid, "gid": place.uid}
+
+
+async def test_a_growing_file_in_home_is_set_back(tmp_path: Path) -> None:
+    async with Places() as place:
+        csv = place.home / "results.csv"
+        capsule = await place.python(CSV)
+        await place.until(lambda: csv.exists() and csv.stat().st_size > 200)
+        record = await saved(place, capsule, tmp_path / "c")
+        [known] = [one for one in record.files if one.use == "write" and one.place == "outside"]
+        assert (known.path, known.size) == (str(csv), csv.stat().st_size)
+        assert known.digest is not None
+        at_checkpoint = csv.read_text()
+        await asyncio.to_thread(capsule.thaw)
+        await place.until(lambda: csv.stat().st_size > known.size + 200)
+        await capsule.end(0)  # the node is gone
+        later = csv.read_text()
+        done = await asyncio.to_thread(
+            files.reconcile, record, **owner(place), label="after-1", cut=True
+        )
+        [kept] = done.kept
+        assert kept.copy == str(place.home / "results.csv.after-1")
+        copy = place.home / "results.csv.after-1"
+        assert copy.read_text() == later
+        assert copy.stat().st_uid == place.uid
+        assert csv.read_text() == at_checkpoint
+        assert f"had grown by {len(later) - len(at_checkpoint)} bytes" in kept.sentence()
+        capsule = await place.prepare()
+        await asyncio.to_thread(scratch.unpack, capsule, str(tmp_path / "c/scratch"), [str(place.folder), "/dev/shm"])  # fmt: skip # noqa: E501
+        await asyncio.to_thread(image.restore, capsule, str(tmp_path / "c/image"))
+        await asyncio.to_thread(capsule.thaw)
+        await place.until(lambda: csv.stat().st_size > len(later))
+        await capsule.end(0)
+        lines = csv.read_text().splitlines()
+        assert [int(line.split(",")[0]) for line in lines[:-1]] == list(range(len(lines) - 1))
+
+
+async def test_what_is_gone_or_shorter_is_named_and_nothing_changes(tmp_path: Path) -> None:
+    async with Places() as place:
+        code = """
+import time
+read = open("data.txt"); log = open("log.txt", "a"); log.write("1234"); log.flush()
+gone = open("gone.txt", "w")
+grown = open("grown.txt", "a"); grown.write("12"); grown.flush()
+print("on", flush=True)
+time.sleep(600)
+"""
+        (place.home / "data.txt").write_text("abc")
+        capsule = await place.python(code)
+        await place.logged("on")
+        record = await saved(place, capsule, tmp_path / "c")
+        await capsule.end(0)
+        (place.home / "gone.txt").unlink()
+        (place.home / "log.txt").write_text("12")
+        (place.home / "grown.txt").write_text("12345")
+        (place.home / "data.txt").write_text("abcdef")  # a reader's file is nobody's to cut
+        with pytest.raises(OpenFilesChanged, match="not as they were") as caught:
+            await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
+        assert caught.value.fields["files"] == {
+            str(place.home / "gone.txt"): "missing",
+            str(place.home / "log.txt"): "shorter",
+            str(place.home / "data.txt"): "longer",
+        }
+        assert (place.home / "grown.txt").read_text() == "12345"
+        for name, text in (("gone.txt", ""), ("log.txt", "1234"), ("data.txt", "abc")):
+            (place.home / name).write_text(text)
+        with pytest.raises(OpenFilesChanged, match=r"grown.txt \(longer\)"):  # a fork
+            await asyncio.to_thread(files.reconcile, record, **owner(place), label="x", cut=False)
+        (place.home / "grown.txt").write_text("ab34")
+        done = await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
+        assert done.kept[0].rewritten
+        assert (place.home / "grown.txt").read_text() == "ab"
+        (place.home / "log.txt").write_text("wxyz")
+        done = await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
+        assert done.changed == [str(place.home / name) for name in ("grown.txt", "log.txt")]
+        assert "was changed after the checkpoint" in done.sentences()[0]
+
+
+async def test_a_missing_library_and_a_busy_port_are_named(tmp_path: Path) -> None:
+    async with Places() as place:
+        library = place.home / "libown.so"
+        shutil.copy(_ctypes.__file__, library)
+        code = f"""
+import ctypes, socket, time
+ctypes.CDLL({str(library)!r})
+server = socket.socket(); server.bind(("127.0.0.1", 0)); server.listen()
+client = socket.create_connection(server.getsockname())
+print(server.getsockname()[1], flush=True)
+time.sleep(600)
+"""
+        capsule = await place.python(code)
+        await place.logged("\n")
+        port = int(place.log())
+        record = await saved(place, capsule, tmp_path / "c")
+        await capsule.end(0)
+        assert (
+            record.lost() == [f"the network connection to 127.0.0.1:{port} was closed"]
+            or len(record.lost()) == 2
+        )
+        away = library.rename(place.home / "away")
+        with pytest.raises(OpenFilesChanged, match=r"libown.so \(missing\)"):
+            await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
+        away.rename(library)
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", port))
+            other.listen()
+            with pytest.raises(ImageFailed, match=f"listens on 127.0.0.1:{port}"):
+                await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
+        await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
+        capsule = await place.prepare()
+        await asyncio.to_thread(image.restore, capsule, str(tmp_path / "c/image"))
+
+
+async def test_scratch_files_travel_to_another_place(tmp_path: Path) -> None:
+    """Another node: other folders there, which the processes find where theirs were."""
+    code = """
+import os, time
+os.makedirs("/tmp/deep/er"); os.symlink("nowhere", "/tmp/deep/link"); os.mkfifo("/tmp/pipe")
+open("/tmp/deep/er/x", "w").write("deep"); os.chmod("/tmp/deep/er/x", 0o640)
+os.utime("/tmp/deep/er/x", ns=(10**18, 10**18 + 123456789))
+os.utime("/tmp/deep", ns=(5, 10**18 + 1))
+os.link("/tmp/deep/er/x", "/tmp/hard")
+shared = open("/dev/shm/shared", "w+"); shared.write("memory"); shared.flush()
+note = open("/tmp/note", "a+"); note.write("before "); note.flush()
+print("on", flush=True)
+while not os.path.exists("/tmp/go"): time.sleep(0.01)
+note.write("after"); note.flush(); note.seek(0); shared.seek(0)
+info = os.stat("/tmp/deep/er/x")
+print(note.read(), shared.read(), os.readlink("/tmp/deep/link"), info.st_mtime_ns,
+      oct(info.st_mode), info.st_nlink, os.stat("/tmp/deep").st_mtime_ns,
+      sorted(os.listdir("/tmp/deep")), flush=True)
+"""
+    async with Places() as here, Places() as there:
+        there.uid = here.uid
+        capsule = await here.python(code)
+        await here.logged("on")
+        record = await saved(here, capsule, tmp_path / "c")
+        assert {one.path for one in record.files if one.place == "scratch"} >= {
+            "/tmp/note",
+            "/dev/shm/shared",
+            str(here.folder / "capsule.log"),
+        }
+        await capsule.end(0)
+        for folder in (here.folder, here.shm):
+            shutil.rmtree(folder)
+        assert LAUNCHER is not None
+        spec = there.spec(
+            "unused",
+            cwd=str(here.home),
+            keep=(),
+            moved={str(here.folder): str(there.folder), str(here.shm): str(there.shm)},
+        )
+        capsule = await LAUNCHER.prepare(spec)
+        here.capsules.append(capsule)
+        roots = [str(here.folder), "/dev/shm"]
+        await asyncio.to_thread(scratch.unpack, capsule, str(tmp_path / "c/scratch"), roots)
+        await asyncio.to_thread(image.restore, capsule, str(tmp_path / "c/image"))
+        await asyncio.to_thread(capsule.thaw)
+        (there.tmp / "go").touch()
+        assert await capsule.wait(30)
+        assert there.log().splitlines() == [
+            "on",
+            "before after memory nowhere 1000000000123456789 0o100640 2 1000000000000000001 "
+            "['er', 'link']",
+        ]
+        assert (there.tmp / "note").read_text() == "before after"
+        with pytest.raises(Unsupported, match="neither below /tmp"):
+            await LAUNCHER.prepare(there.spec("unused", moved={"/run/x": str(there.folder)}))
