@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+AFTER_A_MOVE = frozenset({"park", "suspend", "migrate", "checkpoint"})
+"""Verbs that cannot be done while devices are being attached or parked."""
+
+MOVE_WAIT_S = 5.0
+"""So long they wait for the end of that. A cell's code goes on a moment before the service hears
+that its devices are there, so a verb of the next line would be refused for no reason one sees."""
+
 
 class Desk:
     """One per controller."""
@@ -115,6 +122,8 @@ class Desk:
                     raise Conflict(f"this key was used to {before.verb} session {before.session}")
                 return await self._c.find(view.id)
             refuse_ended(view)
+            if verb in AFTER_A_MOVE:
+                await self._c.until(lambda: not self._moving(view.id), MOVE_WAIT_S)
             node = self._c.state.nodes.get(view.node)
             types = {d.id: d.type for d in node.devices.values()} if node else {}
             event = translate.verb_event(view.id, verb, args, by, types)
@@ -157,6 +166,12 @@ class Desk:
             await self._c.keys.happened(
                 self._c.keys.command(by, key, "signal", view.id, fingerprint)
             )
+
+    def _moving(self, session: str) -> bool:
+        """Whether its devices are just being attached or parked."""
+        view = self._c.state.sessions.get(session)
+        changing = (DeviceState.ATTACHING, DeviceState.PARKING)
+        return view is not None and not view.final and view.device_state in changing
 
     def _settled(self, session: str) -> bool:
         view = self._c.state.sessions.get(session)

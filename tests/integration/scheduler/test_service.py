@@ -99,6 +99,24 @@ async def test_preemption_tells_both_sides(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_verb_of_the_line_after_a_device_call_waits_for_the_answer_of_the_attach(
+    tmp_path: Path,
+) -> None:
+    """The code goes on when its device serves, a moment before the service is told."""
+    async with platform(tmp_path) as p:
+        session = await p.kernel(name="a")
+        p.agent.busy(session, True)
+        gate = p.agent.hold["device.attach"] = asyncio.Event()
+        p.agent.need(session)
+        await p.state(session, "attaching")
+        stored = asyncio.ensure_future(p.agent.command(session, "checkpoint", name="best"))
+        await asyncio.sleep(0.1)
+        assert not stored.done()
+        gate.set()
+        assert (await stored)["last_checkpoint"]["name"] == "best"
+
+
+@pytest.mark.asyncio
 async def test_verbs_by_rest_and_by_magic(tmp_path: Path) -> None:
     async with platform(tmp_path) as p:
         client = p.client()
