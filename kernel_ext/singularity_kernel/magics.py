@@ -1,7 +1,9 @@
 """`%singularity`: what a notebook says about its session and asks for it.
 
 The verbs go over the per-session agent socket, which has rights on this session only; no token is
-involved. They run inside a cell, so the session is busy meanwhile.
+involved. They run inside a cell, so the session is busy meanwhile. Some of them move this very
+cell: it is frozen in the middle of its question, and the answer comes when it is back, maybe on
+another node and hours later (see `asking`).
 """
 
 from __future__ import annotations
@@ -16,22 +18,25 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 from singularity_proxy.errors import SingularityError
-from singularity_proxy.wire.rpc import SyncPeer
 from singularity_scheduler.client.verbs import VERBS
 
+from .asking import CameBack, ask
 from .memory import device_memory
-from .status import Sentence, Table, history_rows, status_rows
-
-QUICK_S = 15.0
-"""How long `status`, `why` and `history` wait for the answer."""
-
-MOVE_S = 600.0
-"""How long the verbs that move state wait; the stop button ends the wait, not the move."""
+from .status import Sentence, Table, checkpoint_rows, history_rows, loss_words, status_rows
 
 OUTSIDE = (
     "This kernel is not a Singularity session, so there is nothing to {verb}: start it from a "
     'server of the platform, with the kernel "Python 3 (Singularity)" or any other.'
 )
+
+NAMES = {
+    "checkpoint": "name",
+    "suspend": "name",
+    "resume": "checkpoint",
+    "restore": "checkpoint",
+    "fork": "checkpoint",
+}
+"""Verbs that take a name, and what it is the name of."""
 
 
 @magics_class
@@ -46,16 +51,26 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         help="""status: state and reason, tier, devices, memory, last checkpoint, who waits.
         park: free the devices; variables and tensors stay, the next device call goes on.
         preempt: the same, but device calls wait until somebody resumes the session.
-        suspend: free the whole node; not available in this version.
         resume: take devices now instead of at the next device call, and end a preempt.
-        migrate: go on with another device. checkpoint: store the device state.
+        migrate: go on with another device, or with --node on another node.
+        suspend: put everything into the store, in the middle of this cell, and free the node; the
+        next request or `resume` brings it back, and only then the cell goes on.
+        checkpoint: store everything; execution goes on. checkpoints: what is stored.
+        restore: go back to a checkpoint, this cell is then undone too; the present is stored first.
+        fork: begin a second session where a checkpoint (default: the newest) is.
         why: why it is in its state. history: what happened so far.""",
     )  # type: ignore[untyped-decorator]
-    @argument("name", nargs="?", help="checkpoint: a name for it.")  # type: ignore[untyped-decorator]
+    @argument(
+        "name",
+        nargs="?",
+        help="""checkpoint, suspend: a name for the checkpoint; restore, resume, fork: the name or
+        id of one. With spaces: in quotes.""",
+    )  # type: ignore[untyped-decorator]
     @argument(
         "--device",
         help='migrate: the device to go to, its number or its name ("cpu:1"). Default: any other.',
     )  # type: ignore[untyped-decorator]
+    @argument("--node", help="migrate: the node to go to.")  # type: ignore[untyped-decorator]
     @argument(
         "--limit", type=int, default=20, help="history: how many changes, newest kept (default 20)."
     )  # type: ignore[untyped-decorator]
@@ -72,12 +87,13 @@ class SingularityMagics(Magics):  # type: ignore[misc]
             display(Sentence(OUTSIDE.format(verb="show" if verb == "status" else verb)))
             return
         try:
-            timeout = QUICK_S if verb in ("status", "why", "history") else MOVE_S
-            with SyncPeer(path, timeout=timeout) as peer:
-                answer = peer.call(verb, **arguments)
+            answer = ask(path, verb, arguments)
         except SingularityError as error:
             # A UsageError is shown as its sentence, without a traceback.
             raise UsageError(error.message) from None
+        if isinstance(answer, CameBack):
+            display(Sentence(returned(verb, answer, datetime.now(timezone.utc))))
+            return
         if verb == "status":
             # A cell runs, this one: the report of its start may still be under way.
             answer = {**answer, "busy": True, "idle_since": None}
@@ -93,23 +109,38 @@ def _unknown_verb(verb: str) -> str:
 
 def _arguments(verb: str, options: Any) -> dict[str, Any]:
     """The call's arguments; an option that the verb does not know is the user's fault."""
-    if options.name is not None and verb != "checkpoint":
-        hint = " (a device is given with --device)" if verb == "migrate" else ""
-        raise UsageError(f"'{verb}' takes no name{hint}; only 'checkpoint' does.")
-    if options.device is not None and verb != "migrate":
-        raise UsageError(f"'{verb}' takes no --device; only 'migrate' does.")
+    name = unquoted(options.name)
+    if name is not None and verb not in NAMES:
+        hint = " (a device is given with --device, a node with --node)" if verb == "migrate" else ""
+        raise UsageError(f"'{verb}' takes no name{hint}; {', '.join(NAMES)} do.")
+    for option in ("device", "node"):
+        if getattr(options, option) is not None and verb != "migrate":
+            raise UsageError(f"'{verb}' takes no --{option}; only 'migrate' does.")
+    if verb == "restore" and not name:
+        raise UsageError("'restore' needs the name or id of a checkpoint: %singularity checkpoints")
     if verb == "migrate":
         device = options.device
+        if options.node is not None:
+            if device is not None:
+                raise UsageError("give either --device or --node, not both.")
+            return {"node": options.node}
         if device is None:
             return {}
         return {"device": int(device) if device.isdigit() else device}
-    if verb == "checkpoint":
-        return {"name": options.name} if options.name else {}
+    if verb in NAMES:
+        return {NAMES[verb]: name} if name else {}
     if verb == "history":
         if options.limit < 1:
             raise UsageError("--limit must be 1 or more.")
         return {"limit": options.limit}
     return {}
+
+
+def unquoted(text: str | None) -> str | None:
+    """A word of a magic's line without the quotes that held it together."""
+    if text and len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    return text
 
 
 def present(verb: str, answer: Any, now: datetime) -> Table | Sentence:
@@ -122,6 +153,8 @@ def present(verb: str, answer: Any, now: datetime) -> Table | Sentence:
     if verb == "status":
         title = " ".join(str(answer[k]) for k in ("id", "name") if answer.get(k))
         return Table(f"Session {title}", status_rows(answer, now))
+    if verb == "checkpoints":
+        return Table("Checkpoints", checkpoint_rows(answer, now), empty="nothing is stored yet")
     return Sentence(_done(verb, answer, now))
 
 
@@ -130,6 +163,21 @@ def _done(verb: str, answer: Any, now: datetime) -> str:
     rows = dict(status_rows(answer, now))
     if verb == "checkpoint":
         return f"Checkpoint stored: {rows['Last checkpoint']}."
+    if verb == "fork":
+        label = " ".join(str(answer[k]) for k in ("id", "name") if answer.get(k))
+        return f"A second session, {label}, begins there; it is {answer.get('state')} now."
     reason = str(answer.get("reason") or answer.get("state") or "done")
     where = f" ({rows['Devices']})" if answer.get("devices") else ""
     return f"{reason[:1].upper()}{reason[1:]}{where}."
+
+
+def returned(verb: str, came: CameBack, now: datetime) -> str:
+    """What a cell says that was frozen while it asked: it has been away, or was copied."""
+    status = came.status
+    if came.loss is None:
+        if verb == "checkpoint" and came.stored:
+            return _done(verb, status, now)
+        what = f"The connection was cut, and '{verb}' was not confirmed"
+        return f"{what}; the session goes on: {status.get('reason') or status.get('state')}."
+    where = f", now on node {status['node']}" if status.get("node") else ""
+    return f"This cell was away for {came.away} and goes on{where}: {loss_words(came.loss)}."

@@ -237,6 +237,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
                     tier=self.tier or None,
                     devices=self.devices or None,
                     launch=launch,
+                    kernel_id=self.kernel_id or None,
                     key=key,  # asking twice gives one session
                 )
             except Unavailable:

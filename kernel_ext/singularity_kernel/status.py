@@ -45,10 +45,14 @@ def _checkpoint(status: Json, now: datetime) -> str:
     if not last:
         return "none yet"
     parts = [str(last.get("id", "")), ago(last.get("at"), now)]
+    if last.get("name"):
+        parts.insert(0, f"'{last['name']}'")
     if last.get("bytes") is not None:
         parts.append(size(last["bytes"]))
     if last.get("level"):
         parts.append(f"{last['level']} state")
+    if last.get("reason"):
+        parts.append(f"no more because {last['reason']}")
     return ", ".join(part for part in parts if part)
 
 
@@ -90,6 +94,8 @@ def status_rows(status: Json, now: datetime) -> list[tuple[str, str]]:
         ("Devices", _devices(status)),
         ("Device memory", _memory(status)),
         ("Last checkpoint", _checkpoint(status, now)),
+        ("Checkpoints", _several(status.get("checkpoints"))),
+        ("Last return", loss_words(status["loss"]) if status.get("loss") else ""),
         ("Queue", _queue(status, now)),
         ("Held back", "until it is resumed" if status.get("held_back") else ""),
         ("Output", str((status.get("run") or {}).get("output") or "")),
@@ -100,6 +106,41 @@ def status_rows(status: Json, now: datetime) -> list[tuple[str, str]]:
             ("Scheduler", "away; this is what the node agent knows, the session goes on unchanged")
         )
     return [(label, text) for label, text in rows if text]
+
+
+def _several(count: Any) -> str:
+    stored = count if isinstance(count, int) else 0
+    return f"{stored} stored: %singularity checkpoints lists them" if stored > 1 else ""
+
+
+def loss_words(loss: Json) -> str:
+    """What came back from the store and what could not, in one sentence without its full stop."""
+    lost = ", ".join(map(str, loss.get("lost") or ()))
+    parts = [
+        f"it came back from checkpoint {loss.get('checkpoint')}, {loss.get('level')} state",
+        "what it did after that is undone" if loss.get("rolled_back") else "",
+        f"not brought back: {lost}" if lost else "nothing is lost",
+    ]
+    if loss.get("rolled_back") and not lost:
+        parts.pop()
+    return "; ".join(part for part in parts if part)
+
+
+def checkpoint_rows(stored: Sequence[Json], now: datetime) -> list[tuple[str, str]]:
+    """Name or id, and what it is, newest first."""
+    rows = []
+    for one in stored:
+        parts = [
+            str(one.get("id")) if one.get("name") else "",
+            f"{one.get('level')} state",
+            size(one.get("bytes") or 0),
+            f"{size(one.get('stored_bytes') or 0)} stored",
+            ago(one.get("at"), now),
+            f"damaged: {one['damaged']}" if one.get("damaged") else "",
+        ]
+        word = str(one.get("name") or one.get("id"))
+        rows.append((word, ", ".join(part for part in parts if part)))
+    return rows
 
 
 def history_rows(entries: Sequence[Json], now: datetime) -> list[tuple[str, str]]:

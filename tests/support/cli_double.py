@@ -8,6 +8,8 @@ from singularity_proxy.errors import NotFound, SingularityError
 
 Json = dict[str, Any]
 
+VERBS = (*("park", "resume", "preempt", "suspend", "migrate", "checkpoint", "restore", "fork"),)
+
 
 def session(number: int, **changes: Any) -> Json:
     """A session document; its id begins with `number` in four digits."""
@@ -71,6 +73,10 @@ class Double:
         self.sessions = {s["id"]: s for s in sessions}
         self.calls: list[tuple[Any, ...]] = []
         self.refusals: dict[str, SingularityError] = {}
+        self.becomes: list[Json] = []
+        """What the session is after each verb."""
+        self.stored: dict[str, list[Json]] = {}
+        """session -> its checkpoints"""
         self.log_parts: list[str] = []
         self.printed_later: list[str] = []
         """What a log that is followed has besides."""
@@ -106,6 +112,13 @@ class Double:
         found |= {"state": "cancelled", "process_state": "cancelled", "reason": "ended by ada"}
         return found
 
+    async def checkpoints(self, session: str) -> list[Json]:
+        return self.stored.get(session, [])
+
+    async def delete_checkpoint(self, session: str, checkpoint: str) -> list[Json]:
+        self.calls.append(("delete_checkpoint", session, checkpoint))
+        return [c for c in self.stored[session] if checkpoint not in (c["id"], c["name"])]
+
     async def cluster(self) -> Json:
         return self.cluster_document
 
@@ -122,10 +135,13 @@ class Double:
         return Log(self.log_parts if not follow else [*self.log_parts, *self.printed_later], offset)
 
     def __getattr__(self, verb: str) -> Any:
-        async def call(session: str, *words: Any) -> Json:
-            self.calls.append((verb, session, *words))
-            return await self.get_session(session)
+        async def call(session: str, *words: Any, **named: Any) -> Json:
+            self.calls.append((verb, session, *words, *((named,) if named else ())))
+            if session in self.refusals:
+                raise self.refusals[session]
+            found = await self.get_session(session)
+            return found | self.becomes.pop(0) if self.becomes else found
 
-        if verb in ("park", "resume", "preempt", "suspend", "migrate", "checkpoint"):
+        if verb in VERBS:
             return call
         raise AttributeError(verb)

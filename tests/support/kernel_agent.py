@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,17 @@ from typing import Any
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire import rpc
 
-VERBS = ("activity", "status", "park", "resume", "migrate", "checkpoint", "why", "history")
+VERBS = (
+    *("activity", "status", "park", "resume", "migrate", "checkpoint", "why", "history"),
+    *("suspend", "checkpoints", "restore", "fork"),
+)
+
+
+class Cut:
+    """An answer that never comes: the connection is closed instead, and `then` is called."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self.then = then
 
 
 class Agent:
@@ -52,9 +62,12 @@ class Agent:
         peers: set[rpc.Peer] = set()
 
         def answering(method: str) -> rpc.Handler:
-            async def answer(_: rpc.Peer, params: dict[str, Any]) -> Any:
+            async def answer(peer: rpc.Peer, params: dict[str, Any]) -> Any:
                 self.calls.append((method, params))
                 found = self.answers.get(method, {})
+                if isinstance(found, Cut):
+                    found.then()
+                    await asyncio.get_running_loop().create_task(peer.close())
                 if isinstance(found, SingularityError):
                     raise found
                 return found

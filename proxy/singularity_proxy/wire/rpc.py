@@ -217,6 +217,10 @@ async def serve(
     return await asyncio.start_unix_server(accept, sock=sock, limit=MAX_LINE_BYTES)
 
 
+class ConnectionCut(Unavailable):
+    """The connection ended after the question was sent: whether it was done is not known."""
+
+
 class SyncPeer:
     """A blocking client for code without an event loop: magics, the worker's import hook.
 
@@ -237,7 +241,8 @@ class SyncPeer:
         self._next_id = 0
 
     def call(self, method: str, **params: Any) -> Any:
-        """Call and wait for the answer; raises the callee's typed error or `Unavailable`."""
+        """Call and wait for the answer; raises the callee's typed error or `Unavailable`, a
+        `ConnectionCut` when the connection ended in between."""
         self._next_id += 1
         request = {"id": self._next_id, "method": method, "params": params}
         try:
@@ -249,9 +254,11 @@ class SyncPeer:
                     if "error" in answer:
                         raise from_wire(answer["error"])
                     return answer.get("result")
-        except (TimeoutError, ConnectionError) as error:
+        except TimeoutError as error:
             raise Unavailable(f"'{method}' was not answered ({error})") from None
-        raise Unavailable(f"the other process closed the connection during '{method}'")
+        except ConnectionError as error:
+            raise ConnectionCut(f"'{method}' was not answered ({error})") from None
+        raise ConnectionCut(f"the other process closed the connection during '{method}'")
 
     def close(self) -> None:
         self._file.close()

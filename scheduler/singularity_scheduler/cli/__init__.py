@@ -46,13 +46,28 @@ COMMANDS = {
     ),
     "resume": (
         "singularity_scheduler.cli.resume",
-        "Ask for a session's devices now; hold it back no longer.",
+        "Bring a suspended session back; let one have its devices now.",
     ),
     "migrate": (
         "singularity_scheduler.cli.migrate",
-        "Let a session go on with another device.",
+        "Let a session go on with another device or on another node.",
     ),
-    "checkpoint": ("singularity_scheduler.cli.checkpoint", "Store a session's device state."),
+    "checkpoint": (
+        "singularity_scheduler.cli.checkpoint",
+        "Store a session as it is now, under a name or without one.",
+    ),
+    "checkpoints": (
+        "singularity_scheduler.cli.checkpoints",
+        "List what the store has of sessions; delete one of them.",
+    ),
+    "restore": (
+        "singularity_scheduler.cli.restore",
+        "Undo: let a session go back to an older checkpoint.",
+    ),
+    "fork": (
+        "singularity_scheduler.cli.fork",
+        "Begin a second session where a checkpoint of one is.",
+    ),
     "cancel": ("singularity_scheduler.cli.cancel", "End sessions."),
     "nodes": (
         "singularity_scheduler.cli.nodes",

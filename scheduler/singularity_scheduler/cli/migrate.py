@@ -1,19 +1,29 @@
-"""`jupyter singularity migrate`: let a session go on with another device."""
+"""`jupyter singularity migrate`: let a session go on with another device, or on another node."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
+
+from singularity_proxy.errors import BadRequest
 from traitlets import Unicode
 
-from .verbs import WHICH, VerbApp
+from .moving import MovingApp
+from .verbs import WHICH
+
+if TYPE_CHECKING:
+    from singularity_scheduler.client import ServiceClient
 
 
-class MigrateApp(VerbApp):
+class MigrateApp(MovingApp):
     name = "jupyter-singularity-migrate"
-    description = f"""Let a session go on with another device; running code waits meanwhile and
-    loses nothing. {WHICH}"""
+    description = f"""Let a session go on with another device, or with --node on another node:
+    then all of it travels through the store. Running code waits meanwhile and loses nothing.
+    {WHICH}"""
     examples = """
         jupyter singularity migrate train.ipynb --device cpu:1
         jupyter singularity migrate 3f9c --device cpu:2,cpu:3
+        jupyter singularity migrate 3f9c --node node-2
     """
 
     device = Unicode(
@@ -21,10 +31,24 @@ class MigrateApp(VerbApp):
         help="""Where to: a device's number or name ("cpu:1", see `nodes`), with several virtual
         devices one name for each, separated by commas. Empty: any other device.""",
     )
-    aliases = {"device": "MigrateApp.device", **VerbApp.aliases}
+    node = Unicode(
+        config=True,
+        help="Name of the node to go to, see `nodes`; not together with --device.",
+    )
+    aliases = {"device": "MigrateApp.device", "node": "MigrateApp.node", **MovingApp.aliases}
 
-    def details(self) -> tuple[str | int | list[str] | None]:
-        return (target(self.device),)
+    def call(self, client: ServiceClient, session: str) -> Awaitable[dict[str, Any]]:
+        if self.node and self.device:
+            raise BadRequest("--device and --node cannot be given together; nothing was moved")
+        if self.node:
+            self.asks_for_loss = True
+            return client.migrate(session, node=self.node)
+        return client.migrate(session, target(self.device))
+
+    def reached(self, session: dict[str, Any]) -> bool:
+        if not self.node or session.get("called_back"):
+            return True
+        return session.get("node") == self.node and session.get("process_state") == "live"
 
 
 def target(text: str) -> str | int | list[str] | None:

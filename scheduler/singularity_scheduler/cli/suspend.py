@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from .verbs import WHICH, VerbApp
+from typing import Any, ClassVar
+
+from .moving import MovingApp
+from .verbs import WHICH
 
 
-class SuspendApp(VerbApp):
+class SuspendApp(MovingApp):
     name = "jupyter-singularity-suspend"
-    description = f"""Put a session with its processes into the store and free its node. The
-    service says when it cannot do that; `park` and `preempt` free the devices. {WHICH}"""
+    synopsis = "SESSION [NAME]"
+    most: ClassVar[int | None] = 2
+    description = f"""Put a session with its processes, in the middle of whatever it does, into the
+    store, and free its node; the checkpoint is called NAME if one is given. `resume`, or the next
+    request of its notebook, brings it back, here or on another node, and nothing is lost. A node
+    that cannot do that says why; `park` and `preempt` free the devices. {WHICH}"""
     examples = """
         jupyter singularity suspend 3f9c
+        jupyter singularity suspend train.ipynb "before the weekend"
     """
+
+    def details(self) -> tuple[Any, ...]:
+        return tuple(self.words[1:])
+
+    def reached(self, session: dict[str, Any]) -> bool:
+        return str(session.get("process_state")) in ("suspended", "suspending")
 
 
 main = SuspendApp.launch

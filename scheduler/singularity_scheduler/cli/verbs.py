@@ -25,10 +25,11 @@ class VerbApp(SessionApp):
         """The sentence about it."""
         return f"{texts.label(session)} is {texts.outcome(session)}"
 
-    async def work(self, client: ServiceClient) -> None:
+    async def work(self, client: ServiceClient) -> int | None:
         verb = getattr(client, self.name.rpartition("-")[2])
         answer: Json = await verb(await self.session(client), *self.details())
         self.show(answer, lambda: self.done(answer))
+        return None
 
     def interrupted(self) -> str:
         return "what was asked for may still be done: jupyter singularity why says"

@@ -77,6 +77,9 @@ def session_card(session: Json, now: datetime) -> Card:
         ("Queue", _queue(session, now)),
         ("Others wait", _others(session)),
         ("Checkpoint", checkpoint_text(session, now)),
+        ("Checkpoints", _checkpoints(session)),
+        ("Last return", _loss(session, now)),
+        ("Forked from", str(session.get("forked_from") or "")),
         ("Created", _ago(session.get("created_at"), now)),
         ("Changed", _ago(session.get("updated_at"), now)),
         ("Exit code", "" if session.get("exit_code") is None else str(session["exit_code"])),
@@ -114,6 +117,26 @@ def _queue(session: Json, now: datetime) -> str:
     )
 
 
+def _checkpoints(session: Json) -> str:
+    count = int(session.get("checkpoints") or 0)
+    return texts.plural(count, "checkpoint") if count > 1 else ""
+
+
+def _loss(session: Json, now: datetime) -> str:
+    """What its last return from the store brought back, in a line."""
+    loss = session.get("loss")
+    if not loss:
+        return ""
+    lost = ", ".join(map(texts.clean, loss.get("lost") or ()))
+    parts = [
+        _ago(loss.get("at"), now),
+        f"from {texts.clean(loss.get('checkpoint'))} ({loss.get('level')} state)",
+        "what it did after that is undone" if loss.get("rolled_back") else "",
+        f"not brought back: {lost}" if lost else "nothing lost",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
 def _others(session: Json) -> str:
     return ", ".join(
         f"{texts.clean(other.get('user'))}/{texts.clean(other.get('name'))} ({other.get('tier')}, "
@@ -128,11 +151,45 @@ def checkpoint_text(session: Json, now: datetime) -> str:
     if not last:
         return ""
     parts = [texts.clean(last.get("id")), _ago(last.get("at"), now)]
+    if last.get("name"):
+        parts.insert(0, f"'{texts.clean(last['name'])}'")
     if last.get("bytes") is not None:
         parts.append(texts.size(last["bytes"]))
     if last.get("level"):
         parts.append(f"{last['level']} state")
+    if last.get("reason"):
+        parts.append(f"no more because {texts.clean(last['reason'])}")
     return ", ".join(part for part in parts if part)
+
+
+def checkpoint_table(stored: Sequence[Json], now: datetime, one: bool, empty: str) -> Table:
+    """Newest first, as they come; of `one` session, or with the session of each."""
+    columns = [
+        *([] if one else [Column("session", style="bold")]),
+        Column("name", least=12),
+        Column("id", drop=1),
+        Column("level"),
+        Column("size", right=True),
+        Column("stored", right=True, drop=2),
+        Column("age", right=True),
+        Column("note", least=12, drop=3),
+    ]
+    rows = [
+        [
+            *([] if one else [str(c.get("session") or "")]),
+            texts.clean(c.get("name")),
+            texts.clean(c.get("id")),
+            str(c.get("level") or ""),
+            texts.size(int(c.get("bytes") or 0)),
+            texts.size(int(c.get("stored_bytes") or 0)),
+            texts.age(c.get("at"), now),
+            f"damaged: {texts.clean(c['damaged'])}"
+            if c.get("damaged")
+            else texts.clean(c.get("reason")),
+        ]
+        for c in stored
+    ]
+    return Table(columns, rows, empty, ["red" if c.get("damaged") else "" for c in stored])
 
 
 def _run(run: Json) -> list[tuple[str, str]]:

@@ -151,11 +151,11 @@ async def test_the_verbs(tmp_path: Path) -> None:
         assert (await cli("migrate", session, "--json")).json["devices"] == here
 
         done = await cli("checkpoint", session, "before")
-        assert "checkpoint stored: c-before" in done.out
+        assert "checkpoint stored: 'before', c-before" in done.out
         assert (await client.get_session(session))["last_checkpoint"]["id"] == "c-before"
 
         before = await client.history(session)
-        one_sentence(await cli("suspend", session), "suspend", 70, "was not suspended")
+        one_sentence(await cli("suspend", session), "suspend", 70, "stays as it is")
         one_sentence(await cli("migrate", session, "--device", "cpu:9"), "migrate", 64, "cpu:9")
         assert await client.history(session) == before
 

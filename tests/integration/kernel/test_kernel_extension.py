@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jupyter_client.blocking import BlockingKernelClient
 from singularity_proxy.errors import BadRequest, Conflict
-from support.kernel_agent import Agent, agent
+from support.kernel_agent import Agent, Cut, agent
 from support.kernel_relay import Channels, client, ipykernel, relay, wait_until
 
 STATUS = {
@@ -180,6 +180,12 @@ def test_status_is_one_screen_as_text_and_html(notebook: Notebook) -> None:
         ("migrate", "migrate", {}),
         ("checkpoint", "checkpoint", {}),
         ("checkpoint before-lunch", "checkpoint", {"name": "before-lunch"}),
+        ("checkpoint 'before lunch'", "checkpoint", {"name": "before lunch"}),
+        ('resume "best one"', "resume", {"checkpoint": "best one"}),
+        ("migrate --node node-2", "migrate", {"node": "node-2"}),
+        ("suspend", "suspend", {}),
+        ("restore best", "restore", {"checkpoint": "best"}),
+        ("fork best", "fork", {"checkpoint": "best"}),
     ],
 )
 def test_verbs_act_on_the_session(
@@ -189,8 +195,62 @@ def test_verbs_act_on_the_session(
     notebook.agent.calls.clear()
     said = notebook.text(f"%singularity {line}")
     assert said.endswith(".")
-    assert ("cuda:0 -> cpu:1" in said) == (method != "checkpoint")
+    assert ("cuda:0 -> cpu:1" in said) == (method not in ("checkpoint", "fork"))
     assert (method, params) in notebook.agent.calls
+
+
+def test_a_cell_that_was_frozen_while_it_asked_says_where_it_is(notebook: Notebook) -> None:
+    loss = {
+        "level": "process",
+        "back": ["its process"],
+        "lost": ["1 open socket"],
+        "rolled_back": False,
+        "hashes_checked": 12,
+        "checkpoint": "k1",
+        "at": "2026-11-21T10:00:00+00:00",
+    }
+    live = {**STATUS, "process_state": "live", "node": "node-2", "loss": loss}
+
+    def move() -> None:
+        notebook.agent.answers["status"] = live
+
+    notebook.agent.answers["status"] = {**live, "loss": None}
+    notebook.agent.answers["suspend"] = Cut(move)
+    said = notebook.text("%singularity suspend")
+    assert said.startswith("This cell was away for ")
+    assert said.endswith(
+        "and goes on, now on node node-2: it came back from checkpoint k1, process state; not brought "
+        "back: 1 open socket."
+    )
+    # A checkpoint cuts the connection too, and this process has never been away.
+    stored = {"id": "k2", "name": "good", "at": None, "level": "process", "bytes": 1024}
+    notebook.agent.answers["checkpoint"] = Cut(
+        lambda: notebook.agent.answers.update(status={**live, "last_checkpoint": stored})
+    )
+    assert notebook.text("%singularity checkpoint good") == (
+        "Checkpoint stored: 'good', k2, 1 KiB, process state."
+    )
+    # It could not be frozen: the session goes on, and the scheduler has said why.
+    refused = {**live, "reason": "could not be suspended, so it goes on as it was (disk full)"}
+    notebook.agent.answers["suspend"] = Cut(lambda: notebook.agent.answers.update(status=refused))
+    assert "'suspend' was not confirmed; the session goes on: could not be suspended" in (
+        notebook.text("%singularity suspend")
+    )
+    notebook.agent.answers["why"] = Cut(lambda: None)
+    assert "closed the connection during 'why'" in notebook.text("%singularity why")
+
+
+def test_what_is_stored_is_a_table(notebook: Notebook) -> None:
+    notebook.agent.answers["checkpoints"] = [
+        {"id": "k2", "name": "before lunch", "level": "process", "bytes": 2048, "at": None},
+        {"id": "k1", "name": "", "level": "device", "bytes": 0, "damaged": "chunk ab is wrong"},
+    ]
+    lines = notebook.text("%singularity checkpoints").splitlines()
+    assert lines[0] == "Checkpoints"
+    assert lines[1].split("  ")[1:] == ["before lunch", "k2, process state, 2 KiB, 0 B stored"]
+    assert lines[2].endswith("device state, 0 B, 0 B stored, damaged: chunk ab is wrong")
+    notebook.agent.answers["checkpoints"] = []
+    assert "nothing is stored yet" in notebook.text("%singularity checkpoints")
 
 
 def test_history_and_why(notebook: Notebook) -> None:
@@ -211,6 +271,9 @@ def test_history_and_why(notebook: Notebook) -> None:
         ("prak", "did you mean 'park'?"),
         ("xyzzy", "It knows status, park"),
         ("status lunch", "'status' takes no name"),
+        ("restore", "'restore' needs the name or id of a checkpoint"),
+        ("migrate --node n --device 1", "give either --device or --node"),
+        ("park --node n", "'park' takes no --node"),
         ("migrate 1", "given with --device"),
         ("park --device 1", "'park' takes no --device"),
         ("history --limit 0", "--limit must be 1 or more"),

@@ -21,7 +21,6 @@ from singularity_scheduler.cli import (
     preempt,
     resume,
     show,
-    suspend,
     why,
 )
 from singularity_scheduler.cli.base import ServiceApp
@@ -126,7 +125,6 @@ def test_show_why_history(double: Double, capsys: Captured) -> None:
     [
         (park.main, [], ("park", FIRST)),
         (preempt.main, [], ("preempt", FIRST)),
-        (suspend.main, [], ("suspend", FIRST)),
         (resume.main, [], ("resume", FIRST)),
         (migrate.main, [], ("migrate", FIRST, None)),
         (migrate.main, ["--device", "1"], ("migrate", FIRST, 1)),
