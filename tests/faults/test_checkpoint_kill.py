@@ -67,7 +67,8 @@ def check(tmp_path: Path, listed: int, newest: dict[str, bytes]) -> Checkpoints:
     box.restore("s", into=tmp_path / "restored")
     assert contents(tmp_path / "restored") == newest
     needed = {c.id for x in box.list("s") for c in box.manifest("s", x.id).chunks}
-    expected = {f"alice/chunks/{id[:2]}/{id}" for id in needed} | {"alice/sessions/s/head"}
+    expected = {f"alice/chunks/{id[:2]}/{id}" for id in needed}
+    expected |= {"alice/clock", "alice/sessions/s/head"}
     expected |= {f"alice/sessions/s/checkpoints/{c.id}" for c in box.list("s")}
     assert {e.key for e in box.store.list("alice/")} == expected
     assert box.head("s").writing == ()

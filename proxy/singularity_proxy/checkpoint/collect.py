@@ -28,7 +28,7 @@ from .heads import Heads
 from .layout import SessionKeys, UserKeys
 from .loading import MissingManifest, read_manifest
 from .manifest import Summary
-from .pins import pack, read_pins, remove_pins, unpack
+from .pins import list_pins, pack, pinned_by, read_pins, remove_pins, unpack
 from .steps import OnStep, nothing
 from .store import Entry, ObjectMissing, ObjectStore
 
@@ -84,7 +84,7 @@ class _Collector:
         self._result = Collected()
 
     def run(self) -> Collected:
-        now = self._begin()
+        now = self._now()
         self._withdraw_dead(now)
         listed = self._chunks(now - self._spare_s)
         self._step("collect.listed")
@@ -97,26 +97,26 @@ class _Collector:
             self._step("collect.judged_again")
             self._remove([listed[id] for id in sorted(unneeded)])
             self._step("collect.swept")
-        self._store.delete(self._list)
-        self._step("collect.pardoned")
+            self._store.delete(self._list)
+            self._step("collect.pardoned")
         self._leftovers(now)
         self._step("collect.leftovers")
         return self._result
 
     # ---- the parts -------------------------------------------------------------------------------
 
-    def _begin(self) -> float:
-        """The time, by the store's clock: that of a list that condemns nothing yet."""
-        self._store.put(self._list, [b""])
-        entry = self._store.stat(self._list)
-        if entry is None:
-            raise ObjectMissing(f"{self._list} vanished; nothing was removed", key=self._list)
-        return entry.modified
+    def _now(self) -> float:
+        """The time by the store's clock: when an object was written that nobody removes."""
+        while True:
+            self._store.put(self._keys.clock, [b""])
+            entry = self._store.stat(self._keys.clock)
+            if entry is not None:
+                return entry.modified
 
     def _withdraw_dead(self, now: float) -> None:
         for session in self._heads.sessions():
             for intent in self._heads.read(session).writing:
-                pins = [e.modified for e in self._store.list(session.pins_of(intent.id))]
+                pins = [e.modified for e in list_pins(self._store, session, intent.id)]
                 last = max(pins, default=datetime.fromisoformat(intent.at).timestamp())
                 if now - last > self._dead_after_s and self._heads.withdraw(session, intent.id):
                     self._result.writers += 1
@@ -175,7 +175,7 @@ class _Collector:
     def _leftovers(self, now: float) -> None:
         for session in self._heads.sessions():
             manifests = {e.key.rpartition("/")[2] for e in self._store.list(session.checkpoints)}
-            pinned = set(self._store.names(session.pins))
+            pinned = {pinned_by(e.key) for e in self._store.list(session.pins)}
             head = self._heads.read(session)  # after the listings: who is not in it never will be
             known = {c.id for c in head.complete} | {w.id for w in head.writing}
             for id in manifests - known:
@@ -190,14 +190,14 @@ class _Collector:
             id = entry.key.removeprefix(self._keys.damaged)
             if self._store.stat(self._keys.chunk(id)) is None:
                 self._store.delete(entry.key)
-        self._store.sweep(self._spare_s)
+        self._store.sweep(max(self._dead_after_s, SPARE_S))
 
     def _pardon(self, key: str) -> None:
-        """Remove the list of a collector that is dead, or only stopped."""
+        """Remove the list of a collector that is dead, or only held up."""
         try:
-            ids = unpack(self._store.get(key))
+            data, etag = self._store.read(key)
         except ObjectMissing:
             return
-        for id in ids:
+        for id in unpack(data):
             self._store.touch(self._keys.chunk(id))
-        self._store.delete(key)
+        self._store.delete(key, etag)

@@ -17,7 +17,7 @@ from singularity_proxy.errors import NoSpace, SingularityError, StoreUnavailable
 
 from .store import Data, Entry, Moved, ObjectMissing, ObjectStore, check_key
 
-_LOCKS, _TRIES = 64, 20
+_LOCKS = 64
 _TMP, _LOCK = ".tmp", ".lock"
 
 
@@ -51,7 +51,7 @@ class FolderStore(ObjectStore):
             self._folder(os.path.dirname(path))
             self._replace(path, data)
             if durable:
-                self._sync_path(path)
+                self._sync_folder(os.path.dirname(path))
                 return
         with self._guard:
             self._dirty.add(os.path.dirname(path))
@@ -62,7 +62,7 @@ class FolderStore(ObjectStore):
             with self._guard:
                 dirty, self._dirty = self._dirty, set()
             for folder in dirty:
-                self._sync_path(os.path.join(folder, "."))
+                self._sync_folder(folder)
 
     def read(self, key: str) -> tuple[bytes, str]:
         path = self._path(check_key(key))
@@ -117,8 +117,6 @@ class FolderStore(ObjectStore):
                 os.unlink(path)
             except FileNotFoundError:
                 return False
-            with contextlib.suppress(OSError):  # not empty: the folder stays
-                os.rmdir(os.path.dirname(path))
             return True
 
     def swap(self, key: str, data: bytes, etag: str | None) -> str:
@@ -133,7 +131,7 @@ class FolderStore(ObjectStore):
                 raise Moved(key)
             self.on_step("folder.swap")
             self._replace(path, [data])
-            self._sync_path(path)
+            self._sync_folder(os.path.dirname(path))
             return _etag(os.stat(path))
 
     def close(self) -> None:
@@ -183,25 +181,12 @@ class FolderStore(ObjectStore):
             finally:
                 os.close(fd)
             self.on_step("folder.synced")
-            self._rename(temporary, path)
+            os.rename(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
         self.on_step("folder.renamed")
-
-    def _rename(self, temporary: str, path: str) -> None:
-        for _ in range(_TRIES):
-            try:
-                return os.rename(temporary, path)
-            except FileNotFoundError:  # somebody removed the folder when it was empty
-                self._known.discard(os.path.dirname(path))
-                self._folder(os.path.dirname(path))
-        os.rename(temporary, path)
-
-    def _sync_path(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # the object was removed again meanwhile
-            self._sync_folder(os.path.dirname(path))
 
     def _sync_folder(self, folder: str) -> None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

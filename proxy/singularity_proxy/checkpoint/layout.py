@@ -3,8 +3,9 @@
     USER/chunks/AB/ABCD...                  a chunk
     USER/sessions/SESSION/head              what the session's checkpoints are, and who writes one
     USER/sessions/SESSION/checkpoints/ID    a manifest
-    USER/sessions/SESSION/pins/ID/N         chunks that a writer relies on
+    USER/sessions/SESSION/pins/ID.N         chunks that a writer relies on
     USER/condemned/ID                       chunks that a collector is about to remove
+    USER/clock                              empty; written to learn the store's time
     USER/damaged/CHUNK                      a chunk that was found damaged: to be sent again
 
 Chunks are shared by the sessions of one user and never by two users.
@@ -36,6 +37,7 @@ class UserKeys:
         self.chunks = f"{self.root}/chunks/"
         self.sessions = f"{self.root}/sessions/"
         self.condemned = f"{self.root}/condemned/"
+        self.clock = f"{self.root}/clock"
         self.damaged = f"{self.root}/damaged/"
 
     def chunk(self, id: str) -> str:
@@ -57,8 +59,5 @@ class SessionKeys:
     def manifest(self, checkpoint: str) -> str:
         return self.checkpoints + checkpoint
 
-    def pins_of(self, checkpoint: str) -> str:
-        return f"{self.pins}{checkpoint}/"
-
     def pin(self, checkpoint: str, number: int) -> str:
-        return f"{self.pins}{checkpoint}/{number:06d}"
+        return f"{self.pins}{checkpoint}.{number:06d}"

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from .chunks import ID_BYTES
 from .layout import SessionKeys, UserKeys
-from .store import ObjectMissing, ObjectStore
+from .store import Entry, ObjectMissing, ObjectStore
 
 
 def pack(ids: Iterable[str]) -> bytes:
@@ -62,16 +62,26 @@ class Pins:
         return set().union(*found.values())
 
 
+def list_pins(store: ObjectStore, session: SessionKeys, checkpoint: str) -> list[Entry]:
+    """The objects that hold the pins of a checkpoint."""
+    return [e for e in store.list(session.pins) if pinned_by(e.key) == checkpoint]
+
+
+def pinned_by(key: str) -> str:
+    """The checkpoint that an object with pins is of."""
+    return key.rpartition("/")[2].partition(".")[0]
+
+
 def remove_pins(store: ObjectStore, session: SessionKeys, checkpoint: str) -> None:
     """Remove the pins of a checkpoint that is published, given up or withdrawn."""
-    for entry in store.list(session.pins_of(checkpoint)):
+    for entry in list_pins(store, session, checkpoint):
         store.delete(entry.key)
 
 
 def read_pins(store: ObjectStore, session: SessionKeys, checkpoint: str) -> set[str]:
     """What a writer relies on; for the collector."""
     ids: set[str] = set()
-    for entry in store.list(session.pins_of(checkpoint)):
+    for entry in list_pins(store, session, checkpoint):
         try:
             ids |= unpack(store.get(entry.key))
         except ObjectMissing:
