@@ -30,13 +30,13 @@ def command() -> list[str] | None:
 class Azurite:
     """`with Azurite() as server:` runs one; it ends with the block."""
 
-    def __init__(self, *, memory: bool = True) -> None:
+    def __init__(self, *args: str, memory: bool = True) -> None:
         """`memory`: what is stored is held in memory, else in a temporary folder."""
         self._process: subprocess.Popen[bytes] | None = None
-        self._where = ["--inMemoryPersistence"]
+        self._where = ["--inMemoryPersistence", *args]
         self.folder = Path(tempfile.mkdtemp(prefix="azurite-"))
         if not memory:
-            self._where = ["--location", str(self.folder)]
+            self._where = ["--location", str(self.folder), *args]
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -36,8 +37,9 @@ class AzureStore(ObjectStore):
     AZURE_STORAGE_SAS_TOKEN, AZURE_STORAGE_KEY and AZURE_STORAGE_CONNECTION_STRING; then
     azure-identity's DefaultAzureCredential (managed identity, workload identity, `az login`).
 
-    A request is tried `retries` more times when the service is busy or cannot be reached, waiting
-    0.4, 0.8, 1.6 ... seconds in between; `connect_timeout_s` and `read_timeout_s` are for one try.
+    A request is tried `retries` more times when the service is busy or cannot be reached, after
+    0.4, 0.8, 1.6 ... seconds (`backoff_s`); `connect_timeout_s` and `read_timeout_s` are for one
+    try. `transfers` run at once.
     """
 
     def __init__(
@@ -50,10 +52,10 @@ class AzureStore(ObjectStore):
         credential: Any = None,
         create_container: bool = False,
         transfers: int = 8,
-        retries: int = 4,
+        retries: int = 3,
         backoff_s: float = 0.4,
         connect_timeout_s: float = 10.0,
-        read_timeout_s: float = 60.0,
+        read_timeout_s: float = 20.0,
         **client_options: Any,
     ) -> None:
         try:
@@ -63,6 +65,14 @@ class AzureStore(ObjectStore):
         except ImportError:
             raise missing_library("azure-storage-blob") from None
         self._errors, self._match = errors, MatchConditions
+
+        class Retry(ExponentialRetry):  # type: ignore[misc]
+            """The library's own waits for seconds before the second try, and up to six."""
+
+            def get_backoff_time(self, settings: dict[str, Any]) -> float:
+                wait: float = backoff_s * 2 ** int(settings["count"])
+                return wait * random.uniform(0.75, 1.0)
+
         account_url, container, prefix, sas_in_url = parse_url(url)
         self.url = f"{account_url}/{container}/{prefix}".rstrip("/")
         self.transfers = transfers
@@ -75,18 +85,20 @@ class AzureStore(ObjectStore):
                 credential=_credential(
                     sas_in_url or sas_token, account_key, connection_string, credential
                 ),
-                retry_policy=ExponentialRetry(
-                    initial_backoff=backoff_s, increment_base=2, retry_total=retries
-                ),
+                retry_policy=Retry(retry_total=retries),
                 connection_timeout=connect_timeout_s,
                 read_timeout=read_timeout_s,
                 max_single_put_size=256 << 20,
                 max_single_get_size=64 << 20,
                 **client_options,
             )
-            if create_container:
-                with contextlib.suppress(errors.ResourceExistsError):
+        if create_container:
+            try:
+                with self._typed("opened"), contextlib.suppress(errors.ResourceExistsError):
                     self._container.create_container()
+            except BaseException:
+                self.close()
+                raise
 
     # ---- the interface ---------------------------------------------------------------------------
 
@@ -141,7 +153,6 @@ class AzureStore(ObjectStore):
 
     def swap(self, key: str, data: bytes, etag: str | None) -> str:
         condition = self._if(etag) if etag else {"match_condition": self._match.IfMissing}
-        # Without this argument the library adds a condition of its own to what may not exist.
         try:
             with self._typed("written", key):
                 answer = self._blob(key).upload_blob(
@@ -203,7 +214,8 @@ class AzureStore(ObjectStore):
 
     def _answered(self, error: Any, verb: str, key: str) -> Exception:
         status = error.status_code
-        code = str(getattr(error, "error_code", None) or error.reason or "")
+        code = getattr(error, "error_code", None) or error.reason or ""
+        code = str(getattr(code, "value", code))
         if status == _MISSING and code != "ContainerNotFound" and key:
             return ObjectMissing(f"the checkpoint store {self.url} has no {key}", key=key)
         if status in _MOVED and key:

@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from singularity_proxy.errors import BadRequest, CheckpointCancelled, SingularityError
+from singularity_proxy.errors import (
+    BadRequest,
+    CheckpointCancelled,
+    SingularityError,
+    StoreRefused,
+    StoreUnavailable,
+)
 
 from .batches import Sender
 from .chunks import PAGE, Codec, Damaged, is_zero
@@ -166,8 +172,11 @@ class _Save:
                 self._add(part, info)
             self._finish_contents()
             return self._publish()
-        except BaseException:
-            self._give_up()
+        except BaseException as error:
+            # When the store does not answer, asking it more would only take the session's time.
+            self._cancel_all()
+            if not isinstance(error, (StoreUnavailable, StoreRefused)):
+                self._give_up()
             raise
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)
@@ -444,7 +453,6 @@ class _Save:
 
     def _give_up(self) -> None:
         """Leave nothing behind, as far as the store can be reached; the collector does the rest."""
-        self._cancel_all()
         with contextlib.suppress(SingularityError):
             if self._heads.withdraw(self._session, self.id):
                 self._store.delete(self._session.manifest(self.id))
