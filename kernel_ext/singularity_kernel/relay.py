@@ -1,216 +1,147 @@
 """The relay: the client-facing ports of one kernel, kept by a small process of their own.
 
-    python -m singularity_kernel.relay --connection CLIENT.json --kernel KERNEL.json [--ready-fd N]
+    python -m singularity_kernel.relay --session ID --connection CLIENT.json --state DIR
+        [--tunnel-ip IP] [--ready-fd N]
 
-The node agent starts one per session and stops it with SIGTERM. It listens on the five channels of
-CLIENT.json (the connection file that Jupyter's clients read, tcp as a rule) and passes every
-connection on to the same channel of KERNEL.json (the file that the kernel got, ipc as a rule).
-ZMTP is the same stream of bytes over both, so nothing is parsed: identities, signatures and curve
-encryption stay between the client and the kernel.
+The node agent of the Jupyter server's node starts one per session and stops it with SIGTERM. It
+never moves: Jupyter's clients talk to its ports for as long as the session exists, the kernel may
+be anywhere, frozen, or away. What clients send is on disk before it goes to the shim
+(`tunnel`), what the kernel says is on disk before the shim is told that it arrived, so neither a
+kill of the relay nor a move of the kernel loses, doubles or reorders a message between the two.
 
-* A client may come before the kernel has bound its sockets: it is held, unread, while the relay
-  tries again, and let go after `--connect-s` seconds (ZeroMQ clients come back by themselves).
-* A side that reads slowly slows the other side down: at most one chunk waits in each direction.
-* Clients come and go; the relay stays until SIGTERM, which first lets what the kernel already
-  said reach the clients (at most `DRAIN_S` seconds).
+* Heartbeats are answered here. While the session is away, requests wait, `kernel_info_request` is
+  answered from the last reply, and the agent hears of a request that wants the kernel back.
+* Too many waiting requests: that channel of the clients is not read any more (`tunnel.QUEUE_*`).
+* DIR (0700, this relay's alone) holds the state (`relay_store`) and the agent's control socket.
 
-Only the standard library, and no asyncio: one runs per kernel, so it starts in well under 100 ms
-and stays small. Exit codes: 0 stopped by SIGTERM or SIGINT, 2 wrong arguments or files, 3 a
-client-facing address is taken.
+Exit codes: 0 stopped by SIGTERM or SIGINT, 2 wrong arguments or files, 3 a client-facing address
+is taken.
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
-import json
+import contextlib
 import os
-import select
 import signal
-import socket
+import sqlite3
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+import zmq
+from singularity_proxy.errors import Conflict, NoSpace
+
+from . import jupyter_wire, tunnel
+from .incarnations import Positions
+from .relay_clients import EXIT_USAGE, ROUTED, Clients, RelayError, read_connection
+from .relay_control import Control
+from .relay_store import Full, Output, Store
+from .relay_tunnel import DOMAIN, FILE_VERSION, Gate, Listener, new_client_keys, new_keys
+from .tunnel import Answerer, Frame, Inbox, Kind, Outbox, TunnelError
 
 EXIT_STOPPED = 0
-EXIT_USAGE = 2
-EXIT_BUSY = 3
-
-CHUNK_BYTES = 256 << 10
-"""How much one direction reads at a time, and the most that it holds."""
 
 DRAIN_S = 0.3
-"""How long SIGTERM waits for the last words of the kernel to reach the clients."""
+"""How long SIGTERM waits for what the kernel's side still sends."""
 
-RETRY_S = 0.01
-RETRY_MAX_S = 0.25
-"""Between two tries to reach the kernel: starts at the first, doubles to the second."""
+TICK_S = 0.2
+"""Between two looks at what waits for time to pass; there is none when nothing does."""
 
-ACCEPT_PAUSE_S = 0.2
-"""How long no client is accepted after the process ran out of descriptors."""
+MARK_S = 0.02
+"""After outputs went to the clients' sockets: when they are noted as sent. A relay that is killed
+in between sends them again."""
 
-BACKLOG = 128
+PRUNE_S = 5.0
 
-Address: TypeAlias = "tuple[str, int] | str"
-"""Where a channel is: (ip, port) for tcp, a path for ipc."""
+FRAMES = 256
+REQUESTS = 64
+"""How much one turn of the loop takes in before it writes to disk and passes on."""
 
-
-class RelayError(Exception):
-    """Ends the process with `code`; the message is the one sentence on stderr."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-def read_addresses(path: str) -> dict[str, Address]:
-    """The addresses of the five channels in the connection file at `path`."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            info = json.load(file)
-        return {channel: _address(info, channel) for channel in CHANNELS}
-    except OSError as error:
-        raise RelayError(
-            f"the connection file {path} cannot be read ({error.strerror})", EXIT_USAGE
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RelayError(
-            f"the connection file {path} is not one of Jupyter's ({type(error).__name__}: {error})",
-            EXIT_USAGE,
-        ) from None
-
-
-def _address(info: dict[str, Any], channel: str) -> Address:
-    ip, port, transport = str(info["ip"]), int(info[f"{channel}_port"]), info["transport"]
-    if transport == "ipc":
-        return f"{ip}-{port}"
-    if transport != "tcp":
-        raise ValueError(f"transport is {transport!r}, it must be 'tcp' or 'ipc'")
-    if not 0 < port < 65536:
-        raise ValueError(f"{channel}_port is {port}")
-    return ("" if ip == "*" else ip, port)
-
-
-def _family(address: Address) -> socket.AddressFamily:
-    if isinstance(address, str):
-        return socket.AF_UNIX
-    return socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-
-
-def listen(channel: str, address: Address, bind_s: float) -> socket.socket:
-    """A socket listening at `address`. A taken address is tried again for `bind_s` seconds,
-    because after a kernel restart the relay before this one may still be closing it."""
-    deadline = time.monotonic() + bind_s
-    while True:
-        sock = socket.socket(_family(address), socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            if isinstance(address, str):
-                os.chmod(address, 0o600)
-            sock.listen(BACKLOG)
-            sock.setblocking(False)
-            return sock
-        except OSError as error:
-            sock.close()
-            where = address if isinstance(address, str) else f"{address[0] or '*'}:{address[1]}"
-            if error.errno != errno.EADDRINUSE:
-                raise RelayError(
-                    f"the {channel} channel cannot listen at {where} ({error.strerror})", EXIT_USAGE
-                ) from None
-            if time.monotonic() >= deadline:
-                raise RelayError(
-                    f"the {channel} channel's address {where} is taken by another process: "
-                    "the kernel was not connected, start it again to get other ports",
-                    EXIT_BUSY,
-                ) from None
-        time.sleep(0.05)
-
-
-@dataclass
-class Direction:
-    """One way of a link: what was read from `source` and not yet written to `target`."""
-
-    source: socket.socket
-    target: socket.socket
-    waiting: memoryview = field(default_factory=lambda: memoryview(b""))
-    deaf: bool = False
-    """`target` takes nothing any more; `source` is still read to its end, because closing a
-    socket with unread bytes resets it and destroys what its owner has not read yet."""
-    ended: bool = False
-    """`source` has said all it will say."""
-    done: bool = False
-    """Ended and delivered; `target` has been told."""
-
-    def move(self) -> None:
-        """Write what waits; when nothing waits, read the next chunk and write that."""
-        if not self.waiting and not self.ended:
-            self._read()
-        if self.waiting:
-            self._write()
-        if self.ended and not self.waiting and not self.done:
-            self.done = True
-            try:
-                self.target.shutdown(socket.SHUT_WR)
-            except OSError:
-                pass  # the target is gone already
-
-    def _read(self) -> None:
-        try:
-            data = self.source.recv(CHUNK_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:  # reset by the other end
-            data = b""
-        self.ended = not data
-        self.waiting = memoryview(b"" if self.deaf else data)
-
-    def _write(self) -> None:
-        try:
-            sent = self.target.send(self.waiting)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self.deaf = True
-            sent = len(self.waiting)
-        self.waiting = self.waiting[sent:]
-
-
-@dataclass
-class Link:
-    """One client connection and, once it is there, its connection to the kernel."""
-
-    client: socket.socket
-    target: Address
-    give_up_at: float
-    retry_at: float = 0.0
-    retry_s: float = RETRY_S
-    kernel: socket.socket | None = None
-    ways: tuple[Direction, ...] = ()
-    """(client to kernel, kernel to client), once connected."""
+WAKING = frozenset(
+    {
+        "execute_request",
+        "complete_request",
+        "inspect_request",
+        "comm_msg",
+        "input_reply",
+        "debug_request",
+    }
+)
+"""Requests that bring a session back; the others come from pages that are merely open."""
 
 
 class Relay:
-    """The event loop: listeners, links and the two signals. `run` returns when it was stopped."""
+    """One relay: sockets, state and loop."""
 
     def __init__(
-        self, listeners: dict[socket.socket, Address], connect_s: float, log: Any = sys.stderr
+        self,
+        session: str,
+        info: dict[str, Any],
+        state: str,
+        tunnel_ip: str,
+        bind_s: float,
+        agent_uid: int,
     ) -> None:
-        self._listeners = listeners
-        self._connect_s = connect_s
-        self._log = log
-        self._poll = select.epoll()
-        self._asked: dict[int, int] = {}  # events asked for, by descriptor of a link's end
-        self._links: dict[int, Link] = {}  # by the descriptor of either end
-        self._accepting: dict[int, socket.socket] = {}
-        self._accept_again_at: float | None = None
+        self.session = session
+        self._store = Store(os.path.join(state, "relay.db"))
+        self._signer = jupyter_wire.Signer(info)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._gate = Gate(self._context)
+        keys = self._store.fact("keys")
+        if keys is None:
+            keys = new_keys()
+            self._store.set_fact("keys", keys)
+        self._clients = Clients(self._context, info, bind_s)
+        port = int(self._store.fact("port", 0))
+        self._listener = Listener(self._context, keys, tunnel_ip, port, bind_s)
+        self._gate.allowed = {DOMAIN: {keys["public"]}}
+        if info.get("curve_publickey"):
+            self._gate.allowed[b""] = {str(info["curve_publickey"])}
+        self._store.set_fact("port", self._listener.port)
+        self._clients.expected = int(self._store.fact("subscriptions", 0))
+        self._away = bool(self._store.fact("away", False))
+        self._store.flush()
+        self._control = Control(
+            os.path.join(state, "control.sock"),
+            {0, os.geteuid(), agent_uid},
+            {
+                "status": lambda _: self._status(),
+                "positions": self._positions,
+                "begin_incarnation": self._begin,
+                "away": self._set_away,
+                "forget": self._forget,
+                "rolled_back": lambda p: self._store.rolled_back(int(p["incarnation"])),
+            },
+        )
+        self._tunnel = Answerer(session, 0)
+        self._load_lanes()
+        self._outputs: list[Output] = self._store.unpublished()
+        self._arrived: list[tuple[str, list[bytes]]] = []
+        """Requests that are noted and not on disk yet."""
+        self._done: dict[str, int] = {}
+        """Newest output of each lane that is noted and not on disk yet."""
+        self._sent: dict[str, list[int]] = {}
+        """Outputs that went to the clients and are not noted yet: lane -> [id, bytes, count]."""
+        self._peer: bytes | None = None
+        self._stuck = ""
+        self._mark_at = self._prune_at = self._waked = 0.0
         self._stop_at: float | None = None
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._poll.register(self._wake_r, select.EPOLLIN)
-        self._set_accepting(True)
+
+    def _load_lanes(self) -> None:
+        """The tunnel's lanes as the store has them; also at every begin of an incarnation."""
+        now = self._store.history.now
+        self._tunnel.incarnation = now.number
+        self._tunnel.open = False
+        for lane in tunnel.LANES:
+            box = Outbox(self._store.taken[lane] + now.shift[lane])
+            for parts in self._store.waiting(lane):
+                box.add(parts)
+            self._tunnel.out[lane] = box
+            self._tunnel.into[lane] = Inbox(now.received[lane])
+
+    # -- the loop ---------------------------------------------------------------------------------
 
     def stop_on_signals(self) -> None:
         """Make SIGTERM and SIGINT end `run`. Main thread only."""
@@ -219,199 +150,352 @@ class Relay:
             signal.signal(signum, lambda *_: None)
 
     def run(self) -> None:
-        """Pass bytes on until a signal comes, then let the kernel's last words through."""
+        """Serve until a signal comes, then pass on what the kernel's side still sends."""
         while True:
-            ready = [fd for fd, _ in self._poll.poll(self._timeout())]
-            for fd in ready:
-                if fd in self._links:
-                    self._serve(self._links[fd])
-            for fd in ready:  # after the links: a new client may get a descriptor just given back
-                if fd in self._accepting:
-                    self._accept(self._accepting[fd])
+            ready = self._wait()
             if self._wake_r in ready:
                 self._begin_stop()
-            now = time.monotonic()
-            if self._accept_again_at is not None and now >= self._accept_again_at:
-                self._accept_again_at = None
-                self._set_accepting(True)
-            for link in self._pending():
-                self._connect(link, now)
-            if self._stop_at is not None and (not self._links or now >= self._stop_at):
+            if self._gate.socket in ready:
+                self._gate.answer()
+            self._clients.beat()
+            for source in ready:
+                if isinstance(source, int) and source != self._wake_r:
+                    self._control.serve(source)
+            if not self._stuck:
+                self._take_in()
+            self._pass_on()
+            if self._stop_at is not None and time.monotonic() >= self._stop_at:
                 return
 
-    def close(self) -> None:
-        """Give every descriptor and ipc file back."""
-        for link in {id(link): link for link in self._links.values()}.values():
-            self._drop(link)
-        self._set_accepting(False)
-        for sock, address in self._listeners.items():
-            sock.close()
-            if isinstance(address, str):
-                _remove(address)
-        self._poll.close()
-        os.close(self._wake_r)
-        os.close(self._wake_w)
+    def _wait(self) -> set[Any]:
+        poller = zmq.Poller()
+        poller.register(self._wake_r, zmq.POLLIN)
+        poller.register(self._gate.socket, zmq.POLLIN)
+        poller.register(self._clients.sockets["hb"], zmq.POLLIN)
+        if not self._stuck:
+            poller.register(self._clients.sockets["iopub"], zmq.POLLIN)
+            poller.register(self._listener.socket, zmq.POLLIN)
+            for lane in ROUTED:
+                if self._tunnel.out[lane].room:
+                    poller.register(self._clients.sockets[lane], zmq.POLLIN)
+        for fd, write in self._control.descriptors().items():
+            poller.register(fd, zmq.POLLIN | (zmq.POLLOUT if write else 0))
+        return {source for source, _ in poller.poll(self._timeout())}
 
-    def _pending(self) -> list[Link]:
-        return [link for link in self._links.values() if link.kernel is None]
+    def _timeout(self) -> int | None:
+        times = []
+        now = time.monotonic()
+        if self._sent:
+            times.append(self._mark_at - now)
+        if self._stop_at is not None:
+            times.append(self._stop_at - now)
+        if self._stuck or self._clients.owed or self._outputs:
+            times.append(TICK_S)
+        return max(0, round(min(times) * 1000) + 1) if times else None
 
-    def _timeout(self) -> float | None:
-        times = [link.retry_at for link in self._pending()]
-        times += [at for at in (self._accept_again_at, self._stop_at) if at is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+    def _take_in(self) -> None:
+        """Read what came and note it; nothing of it counts before it is on disk."""
+        for peer, parts in self._listener.frames(FRAMES):
+            self._frame(peer, parts)
+        for lane in ROUTED:
+            if self._tunnel.out[lane].room and self._stop_at is None:
+                for parts in self._clients.requests(lane, REQUESTS):
+                    self._request(lane, parts)
+        for topic in self._clients.subscribers():
+            self._welcome(topic)
+        if self._clients.listening:
+            self._store.set_fact("subscriptions", sum(self._clients.subscriptions.values()))
 
-    def _set_accepting(self, on: bool) -> None:
-        if on == bool(self._accepting) or (on and self._stop_at is not None):
+    def _pass_on(self) -> None:
+        """Write to disk; then acknowledge, and pass on what came."""
+        now = time.monotonic()
+        if now >= self._mark_at:
+            self._mark()
+        if now >= self._prune_at:
+            self._prune_at = now + PRUNE_S
+            self._store.prune_requests()
+        if not self._flush():
             return
-        if on:
-            self._accepting = {sock.fileno(): sock for sock in self._listeners}
-            for fd in self._accepting:
-                self._poll.register(fd, select.EPOLLIN)
-        else:
-            for fd in self._accepting:
-                self._poll.unregister(fd)
-            self._accepting = {}
+        self._settle()
+        if self._outputs and self._clients.listening:
+            for output in self._outputs:
+                self._clients.send(output.lane, output.parts)
+                sent = self._sent.setdefault(output.lane, [0, 0, 0])
+                sent[0] = output.id
+                sent[1] += output.size
+                sent[2] += 1
+            self._outputs.clear()
+            self._mark_at = now + MARK_S
+        if self._clients.owed:
+            self._clients.pay()
+        if self._peer is not None:
+            for frame in self._tunnel.take():
+                if not self._listener.send(self._peer, frame.encode(), self._left):
+                    break
+
+    def _mark(self) -> None:
+        """Note what the clients were sent."""
+        for lane, (last, size, count) in self._sent.items():
+            self._store.published(last, lane, size, count)
+        self._sent.clear()
+
+    def _flush(self) -> bool:
+        try:
+            self._store.flush()
+        except Full as error:
+            if not self._stuck:
+                self._stuck = str(error)
+                print(
+                    f"relay: its state cannot be written ({error}); the kernel's messages wait, "
+                    "nothing is lost: free disk space",
+                    file=sys.stderr,
+                )
+            return False
+        self._stuck = ""
+        return True
+
+    def _settle(self) -> None:
+        """What was noted is on disk: from now on it counts."""
+        for lane, parts in self._arrived:
+            self._tunnel.out[lane].add(parts)
+        self._arrived.clear()
+        for lane, number in self._done.items():
+            self._tunnel.into[lane].done(number)
+        self._done.clear()
 
     def _begin_stop(self) -> None:
         os.read(self._wake_r, 64)
         if self._stop_at is None:
             for signum in (signal.SIGTERM, signal.SIGINT):  # the end is near and has its own limit
                 signal.signal(signum, signal.SIG_IGN)
-            self._stop_at = time.monotonic() + DRAIN_S
-            self._accept_again_at = None
-            self._set_accepting(False)
-            for link in self._pending():
-                self._drop(link)
+            connected = self._peer is not None and self._tunnel.open
+            self._stop_at = time.monotonic() + (DRAIN_S if connected else 0.0)
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            client, _ = listener.accept()
-        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
-            return
-        except OSError as error:
-            # Out of descriptors: without a pause the listener would stay ready and spin.
-            print(
-                f"relay: no client can be accepted now ({error.strerror}); trying again",
-                file=self._log,
-            )
-            self._set_accepting(False)
-            self._accept_again_at = time.monotonic() + ACCEPT_PAUSE_S
-            return
-        client.setblocking(False)
-        if client.family != socket.AF_UNIX:
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        now = time.monotonic()
-        link = Link(client, self._listeners[listener], give_up_at=now + self._connect_s)
-        self._links[client.fileno()] = link
-        # Unread until the kernel is there; a client that leaves earlier is still noticed.
-        self._ask(client.fileno(), select.EPOLLRDHUP)
-        self._connect(link, now)
+    def close(self) -> None:
+        """Give everything back; the clients are sent what is on its way to them."""
+        with contextlib.suppress(Full):
+            self._mark()
+            self._store.flush()
+        self._control.close()
+        self._clients.close()
+        self._listener.socket.close(linger=0)
+        self._gate.socket.close()
+        self._context.term()
+        self._store.close()
+        os.close(self._wake_r)
+        os.close(self._wake_w)
 
-    def _connect(self, link: Link, now: float) -> None:
-        """Try to reach the kernel for a link that has no connection to it yet."""
-        if now < link.retry_at:
-            return
-        kernel: socket.socket | None = None
-        try:
-            kernel = socket.socket(_family(link.target), socket.SOCK_STREAM)
-            if isinstance(link.target, str):
-                kernel.setblocking(False)
-            else:  # an address of this machine answers or refuses at once
-                kernel.settimeout(1.0)
-            kernel.connect(link.target)
-            kernel.setblocking(False)
-        except OSError:
-            if kernel:
-                kernel.close()
-            if now >= link.give_up_at:
-                self._drop(link)
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _request(self, lane: str, parts: list[bytes]) -> None:
+        head = jupyter_wire.header(parts)
+        kind = str(head.get("msg_type", ""))
+        if self._away:
+            if kind == "kernel_info_request" and self._answer_info(lane, parts, head):
                 return
-            link.retry_at = now + link.retry_s
-            link.retry_s = min(link.retry_s * 2, RETRY_MAX_S)
+            if kind in WAKING:
+                self._wake(kind)
+        self._store.add_request(lane, kind, parts)
+        self._arrived.append((lane, parts))
+
+    def _wake(self, kind: str) -> None:
+        now = time.monotonic()
+        if now - self._waked >= 1.0:
+            self._waked = now
+            self._control.notify("wanted", request=kind)
+
+    def _answer_info(self, lane: str, parts: list[bytes], head: dict[str, Any]) -> bool:
+        """Say what the kernel is in its place, so that pages can be opened while it is away."""
+        known = self._store.fact("kernel_info")
+        if known is None:
+            return False
+        found = jupyter_wire.split(parts)
+        prefix = found[0] if found else []
+        like, content = known["header"], known["content"].encode()
+        idle = {"execution_state": "idle"}
+        for part in (
+            ("iopub", self._signer.message([b"status"], "status", idle, head, like)),
+            (lane, self._signer.message(prefix, "kernel_info_reply", content, head, like)),
+        ):
+            self._clients.send(*part)
+        return True
+
+    def _welcome(self, topic: bytes) -> None:
+        """What a kernel that knows JEP 65 says to a first subscriber; others say nothing."""
+        like = self._store.fact("welcome")
+        if like is not None:
+            content = {"subscription": topic.decode("utf-8", "replace")}
+            prefix = [topic] if topic else []
+            message = self._signer.message(prefix, "iopub_welcome", content, {}, like)
+            self._clients.send("iopub", message)
+
+    # -- the tunnel -------------------------------------------------------------------------------
+
+    def _frame(self, peer: bytes, parts: list[bytes]) -> None:
+        try:
+            frame = Frame.decode(parts)
+            if frame.kind is Kind.HELLO:
+                self._hello(peer, frame)
+                return
+            if peer != self._peer:
+                raise TunnelError("this connection was not greeted, or replaced by another one")
+            data = self._tunnel.receive(frame)
+        except TunnelError as error:
+            if peer == self._peer:
+                self._left()
+            refusal = tunnel.refuse_frame(self._store.history.now.number, str(error))
+            self._listener.send(peer, refusal.encode(), lambda: None)
             return
-        link.kernel = kernel
-        link.ways = (Direction(link.client, kernel), Direction(kernel, link.client))
-        self._links[kernel.fileno()] = link
-        self._watch(link)
+        if data is not None:
+            self._output(data)
+        elif frame.kind is Kind.ACK:
+            self._store.take_requests(frame.lane, self._tunnel.out[frame.lane].acked)
 
-    def _serve(self, link: Link) -> None:
-        for way in link.ways:
-            way.move()
-        # ZeroMQ never half-closes: when one side ends the other one follows at once.
-        if not link.ways or all(way.done for way in link.ways):
-            self._drop(link)  # no ways yet: the client left before the kernel was there
-        else:
-            self._watch(link)
+    def _output(self, frame: Frame) -> None:
+        parts, lane = list(frame.parts), frame.lane
+        head = jupyter_wire.header(parts)
+        kind = str(head.get("msg_type", ""))
+        if kind == "iopub_welcome":
+            # It was meant for the shim; it says what the relay's own subscribers may expect.
+            self._store.set_fact("welcome", {k: v for k, v in head.items() if k != "msg_id"})
+        elif kind == "kernel_info_reply":
+            found = jupyter_wire.split(parts)
+            known = self._store.fact("kernel_info")
+            content = found[1][4].decode("utf-8", "replace") if found else ""
+            if known is None or known["content"] != content:
+                self._store.set_fact("kernel_info", {"header": head, "content": content})
+        parent = str(jupyter_wire.parent(parts).get("msg_id", ""))
+        row, size = self._store.add_output(lane, frame.number, kind, parent, parts)
+        self._outputs.append(Output(row, lane, parts, size))
+        self._done[lane] = frame.number
 
-    def _watch(self, link: Link) -> None:
-        """Ask for exactly the events that let one of the two directions move."""
-        wanted = {way.source: 0 for way in link.ways}
-        for way in link.ways:
-            if way.waiting:
-                wanted[way.target] |= select.EPOLLOUT
-            elif not way.ended:
-                wanted[way.source] |= select.EPOLLIN
-        for sock, events in wanted.items():
-            self._ask(sock.fileno(), events)
+    def _hello(self, peer: bytes, frame: Frame) -> None:
+        hello = tunnel.read_hello(frame)
+        if hello.session != self.session:
+            raise TunnelError(f"this is the relay of session {self.session}")
+        self._mark()
+        if not self._flush():
+            raise TunnelError("the relay's disk is full; nothing was lost")
+        history = self._store.history
+        begins = history.check(hello)
+        self._peer = None
+        self._settle()
+        lost = 0
+        if begins:
+            lost = self._store.join(history.join(hello))
+            self._outputs = self._store.unpublished()
+            self._load_lanes()
+        answer = self._tunnel.answer(hello)
+        for lane in tunnel.LANES:
+            self._store.take_requests(lane, self._tunnel.out[lane].acked)
+        if self._listener.send(peer, answer.encode(), lambda: None):
+            self._peer = peer
+            if begins:
+                self._control.notify("joined", **self._begun(), requests_lost=lost)
 
-    def _ask(self, fd: int, events: int) -> None:
-        """Watch `fd` for `events`. For none it leaves the poll object, which would otherwise
-        report a hang-up over and over."""
-        before = self._asked.get(fd, 0)
-        if events == before:
-            return
-        if not events:
-            self._poll.unregister(fd)
-            del self._asked[fd]
-            return
-        if before:
-            self._poll.modify(fd, events)
-        else:
-            self._poll.register(fd, events)
-        self._asked[fd] = events
+    def _left(self) -> None:
+        """The connection of the shim is gone; it makes another one."""
+        self._peer = None
+        self._tunnel.open = False
 
-    def _drop(self, link: Link) -> None:
-        for sock in (link.client, link.kernel):
-            if sock is not None:
-                self._ask(sock.fileno(), 0)
-                self._links.pop(sock.fileno(), None)
-                sock.close()
+    # -- the agent's questions --------------------------------------------------------------------
 
+    def _begun(self) -> dict[str, Any]:
+        now = self._store.history.now
+        return {
+            "incarnation": now.number,
+            "requests_again": now.again,
+            "outputs_rolled_back": now.rolled_back,
+        }
 
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+    def _status(self) -> dict[str, Any]:
+        keys = self._store.fact("keys")
+        now = self._store.history.now
+        return {
+            **self._begun(),
+            "connected": self._peer is not None and self._tunnel.open,
+            "joined": now.joined,
+            "away": self._away,
+            "waiting": sum(len(box) for box in self._tunnel.out.values()),
+            "stuck": self._stuck,
+            "positions": self._store.positions().to_json(),
+            "tunnel": {
+                "version": FILE_VERSION,
+                "session": self.session,
+                "incarnation": now.number,
+                "address": self._listener.address,
+                "server": keys["server_public"],
+                "public": keys["public"],
+                "secret": keys["secret"],
+                "start": self._store.fact("start"),
+            },
+        }
+
+    def _positions(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Where the connection stands; with `keep`, what comes from here on is kept."""
+        positions = self._store.positions()
+        if params.get("keep") and self._store.floor is None:
+            self._store.keep_from(positions)
+        return positions.to_json()
+
+    def _forget(self, params: dict[str, Any]) -> dict[str, Any]:
+        """`before`: positions of the oldest checkpoint that is kept, null when there is none."""
+        before = params["before"]
+        self._store.keep_from(None if before is None else Positions.from_json(before))
+        return {}
+
+    def _set_away(self, params: dict[str, Any]) -> dict[str, Any]:
+        self._away = bool(params["away"])
+        self._store.set_fact("away", self._away)
+        return {}
+
+    def _begin(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Begin incarnation `number`: whoever is connected is shut out, the capsule that joins next
+        says how far its image came. `fresh`: no image, a kernel is started anew and goes on where
+        the numbers stand. Idempotent until a capsule has joined."""
+        number, fresh = int(params["number"]), bool(params.get("fresh"))
+        history = self._store.history
+        if number == history.now.number and not history.now.joined:
+            return self._status()
+        if not self._flush():
+            raise NoSpace(f"the relay's disk is full ({self._stuck}); nothing was changed")
+        self._settle()
+        start = self._store.positions() if fresh else None
+        try:
+            history.begin(number, start)
+        except ValueError as error:
+            raise Conflict(f"{error}; nothing was changed") from None
+        if start is not None:
+            start = Positions(number, start.requests, start.outputs)
+        self._store.set_fact("start", start.to_json() if start else None)
+        keys = {**self._store.fact("keys"), **new_client_keys()}
+        self._store.set_fact("keys", keys)
+        self._store.begun()
+        self._gate.allowed[DOMAIN] = {keys["public"]}
+        self._left()
+        self._load_lanes()
+        return self._status()
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one relay; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m singularity_kernel.relay",
-        description="Pass the client-facing channels of one kernel on to the kernel.",
+        description="Keep the client-facing channels of one kernel, wherever the kernel is.",
     )
+    parser.add_argument("--session", required=True, help="id of the session")
     parser.add_argument("--connection", required=True, help="connection file of the clients")
-    parser.add_argument("--kernel", required=True, help="connection file of the kernel")
+    parser.add_argument("--state", required=True, help="folder of this relay's alone")
+    parser.add_argument("--tunnel-ip", default="127.0.0.1", help="address for the kernel's side")
     parser.add_argument("--ready-fd", type=int, help="'ready' is written here once it listens")
+    parser.add_argument("--agent-uid", type=int, default=0, help="who may use the control socket")
     parser.add_argument(
         "--bind-s", type=float, default=2.0, help="seconds to wait for a taken address (default 2)"
     )
-    parser.add_argument(
-        "--connect-s",
-        type=float,
-        default=60.0,
-        help="seconds that a client is held until the kernel has bound (default 60)",
-    )
     options = parser.parse_args(argv)
-    listeners: dict[socket.socket, Address] = {}
     relay: Relay | None = None
     try:
-        client, kernel = read_addresses(options.connection), read_addresses(options.kernel)
-        for channel in CHANNELS:
-            sock = listen(channel, client[channel], options.bind_s)
-            listeners[sock] = kernel[channel]
-        relay = Relay(listeners, options.connect_s)
+        relay = _make(options)
         relay.stop_on_signals()
         if options.ready_fd is not None:
             try:
@@ -430,9 +514,28 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         if relay:
             relay.close()
-        else:
-            for sock in listeners:
-                sock.close()
+
+
+def _make(options: argparse.Namespace) -> Relay:
+    info = read_connection(options.connection)
+    try:
+        return Relay(
+            options.session,
+            info,
+            options.state,
+            options.tunnel_ip,
+            options.bind_s,
+            options.agent_uid,
+        )
+    except (OSError, sqlite3.Error, Full) as error:
+        raise RelayError(
+            f"the state in {options.state} cannot be used ({error})", EXIT_USAGE
+        ) from None
+    except ValueError as error:
+        raise RelayError(
+            f"the connection file {options.connection} is not one of Jupyter's ({error})",
+            EXIT_USAGE,
+        ) from None
 
 
 if __name__ == "__main__":

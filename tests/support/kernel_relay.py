@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_client.blocking import BlockingKernelClient
+from singularity_proxy.wire.rpc import SyncPeer
 from zmq.utils import garbage
 
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
@@ -44,6 +45,7 @@ class Channels:
 
     folder: Path
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    session: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def __post_init__(self) -> None:
         self.ports = dict(zip(CHANNELS, free_ports(5), strict=True))
@@ -62,6 +64,10 @@ class Channels:
         return self.folder / "client.json"
 
     @property
+    def tunnel(self) -> Path:
+        return self.folder / "tunnel.json"
+
+    @property
     def kernel(self) -> Path:
         return self.folder / "kernel.json"
 
@@ -78,6 +84,7 @@ class RelayProcess:
     """`python -m singularity_kernel.relay`, ready (its ready descriptor has spoken)."""
 
     def __init__(self, channels: Channels, *options: str) -> None:
+        self.channels = channels
         read, write = os.pipe()
         self.process = subprocess.Popen(
             relay_command(channels, "--ready-fd", str(write), *options),
@@ -105,6 +112,22 @@ class RelayProcess:
         text = Path(f"/proc/{self.pid}/status").read_text()
         return int(text.split("RssAnon:")[1].split()[0])
 
+    def ask(self, method: str, **params: Any) -> Any:
+        """Call the relay over its control socket."""
+        with SyncPeer(self.channels.folder / "relay" / "control.sock") as peer:
+            return peer.call(method, **params)
+
+    def point_shim_here(self) -> None:
+        """Write the tunnel file, as the node agent does."""
+        target = self.channels.tunnel
+        target.with_suffix(".new").write_text(json.dumps(self.ask("status")["tunnel"]))
+        target.with_suffix(".new").replace(target)
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+        self.process.kill()
+        self.process.wait()
+
     def stop(self) -> str:
         """SIGTERM it; returns what it said on stderr. It must have ended by itself with 0."""
         self.process.terminate()
@@ -114,7 +137,10 @@ class RelayProcess:
 
 
 def relay_command(channels: Channels, *options: str) -> list[str]:
-    files = ["--connection", str(channels.client), "--kernel", str(channels.kernel)]
+    state = channels.folder / "relay"
+    state.mkdir(mode=0o700, exist_ok=True)
+    files = ["--connection", str(channels.client), "--state", str(state)]
+    files += ["--session", channels.session]
     return [sys.executable, "-m", "singularity_kernel.relay", *files, *options]
 
 
@@ -123,6 +149,7 @@ def relay(channels: Channels, *options: str) -> Iterator[RelayProcess]:
     """A running relay, stopped and checked at the end."""
     process = RelayProcess(channels, *options)
     try:
+        process.point_shim_here()
         yield process
         assert process.stop() == ""
     finally:
@@ -132,20 +159,33 @@ def relay(channels: Channels, *options: str) -> Iterator[RelayProcess]:
         process.process.stderr.close()
 
 
+def shim_command(channels: Channels, *command: str) -> list[str]:
+    files = ["--kernel", str(channels.kernel), "--tunnel", str(channels.tunnel)]
+    return [sys.executable, "-m", "singularity_kernel.shim", *files, "--", *command]
+
+
 @contextlib.contextmanager
-def ipykernel(channels: Channels, *options: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A real kernel that listens on the ipc sockets; killed at the end when it still lives."""
-    kernel = subprocess.Popen(
-        [sys.executable, "-m", "ipykernel_launcher", "-f", str(channels.kernel), *options],
+def shim(channels: Channels, *command: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A shim that runs `command` as its kernel; both are killed at the end."""
+    process = subprocess.Popen(
+        shim_command(channels, *command),
         stdin=subprocess.DEVNULL,
         env={**os.environ, **env},
         start_new_session=True,
     )
     try:
-        yield kernel
+        yield process
     finally:
-        kernel.kill()
-        kernel.wait()
+        process.kill()
+        process.wait()
+
+
+def ipykernel(
+    channels: Channels, *options: str, **env: str
+) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """A real kernel below its shim."""
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", str(channels.kernel), *options]
+    return shim(channels, *command, **env)
 
 
 @contextlib.contextmanager
