@@ -18,9 +18,11 @@ def load_ipython_extension(ip: Any) -> None:
     """Add `%singularity` and report busy and idle times to the node agent. Called by IPython for
     ``--ext singularity_kernel`` (our kernels) and ``%load_ext singularity_kernel``."""
     from .activity import Activity
+    from .backpressure import wait_for_subscribers
     from .magics import SingularityMagics
 
     unload_ipython_extension(ip)
+    wait_for_subscribers(getattr(ip, "kernel", None))
     ip.register_magics(SingularityMagics(ip))
     activity = Activity.from_environment(ip)
     if activity is not None:

@@ -159,9 +159,9 @@ class History:
         for lane in LANES:
             state = hello.lanes[lane]
             if fresh:
-                received[lane] = state.sent
+                received[lane] = state.acked
                 after[lane] = state.received - now.shift[lane]
-                common = state.sent
+                common = state.acked
             elif parent is None:
                 received[lane] = state.acked
                 after[lane] = 0

@@ -21,7 +21,6 @@ is taken.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import signal
 import sqlite3
@@ -36,9 +35,10 @@ from . import jupyter_wire, tunnel
 from .incarnations import Positions
 from .relay_clients import EXIT_USAGE, ROUTED, Clients, RelayError, read_connection
 from .relay_control import Control
-from .relay_store import Full, Output, Store
+from .relay_core import Core
+from .relay_store import Full, Store
 from .relay_tunnel import DOMAIN, FILE_VERSION, Gate, Listener, new_client_keys, new_keys
-from .tunnel import Answerer, Frame, Inbox, Kind, Outbox, TunnelError
+from .tunnel import Frame, Kind, TunnelError
 
 EXIT_STOPPED = 0
 
@@ -47,12 +47,6 @@ DRAIN_S = 0.3
 
 TICK_S = 0.2
 """Between two looks at what waits for time to pass; there is none when nothing does."""
-
-MARK_S = 0.02
-"""After outputs went to the clients' sockets: when they are noted as sent. A relay that is killed
-in between sends them again."""
-
-PRUNE_S = 5.0
 
 FRAMES = 256
 REQUESTS = 64
@@ -85,6 +79,7 @@ class Relay:
     ) -> None:
         self.session = session
         self._store = Store(os.path.join(state, "relay.db"))
+        self._core = Core(session, self._store)
         self._signer = jupyter_wire.Signer(info)
         self._context: zmq.Context[Any] = zmq.Context()
         self._gate = Gate(self._context)
@@ -114,32 +109,11 @@ class Relay:
                 "rolled_back": lambda p: self._store.rolled_back(int(p["incarnation"])),
             },
         )
-        self._tunnel = Answerer(session, 0)
-        self._load_lanes()
-        self._outputs: list[Output] = self._store.unpublished()
-        self._arrived: list[tuple[str, list[bytes]]] = []
-        """Requests that are noted and not on disk yet."""
-        self._done: dict[str, int] = {}
-        """Newest output of each lane that is noted and not on disk yet."""
-        self._sent: dict[str, list[int]] = {}
-        """Outputs that went to the clients and are not noted yet: lane -> [id, bytes, count]."""
         self._peer: bytes | None = None
-        self._stuck = ""
-        self._mark_at = self._prune_at = self._waked = 0.0
+        self._told_stuck = False
+        self._waked = 0.0
         self._stop_at: float | None = None
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def _load_lanes(self) -> None:
-        """The tunnel's lanes as the store has them; also at every begin of an incarnation."""
-        now = self._store.history.now
-        self._tunnel.incarnation = now.number
-        self._tunnel.open = False
-        for lane in tunnel.LANES:
-            box = Outbox(self._store.taken[lane] + now.shift[lane])
-            for parts in self._store.waiting(lane):
-                box.add(parts)
-            self._tunnel.out[lane] = box
-            self._tunnel.into[lane] = Inbox(now.received[lane])
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -161,7 +135,7 @@ class Relay:
             for source in ready:
                 if isinstance(source, int) and source != self._wake_r:
                     self._control.serve(source)
-            if not self._stuck:
+            if not self._core.stuck:
                 self._take_in()
             self._pass_on()
             if self._stop_at is not None and time.monotonic() >= self._stop_at:
@@ -172,11 +146,11 @@ class Relay:
         poller.register(self._wake_r, zmq.POLLIN)
         poller.register(self._gate.socket, zmq.POLLIN)
         poller.register(self._clients.sockets["hb"], zmq.POLLIN)
-        if not self._stuck:
+        if not self._core.stuck:
             poller.register(self._clients.sockets["iopub"], zmq.POLLIN)
             poller.register(self._listener.socket, zmq.POLLIN)
             for lane in ROUTED:
-                if self._tunnel.out[lane].room:
+                if self._core.tunnel.out[lane].room:
                     poller.register(self._clients.sockets[lane], zmq.POLLIN)
         for fd, write in self._control.descriptors().items():
             poller.register(fd, zmq.POLLIN | (zmq.POLLOUT if write else 0))
@@ -185,11 +159,11 @@ class Relay:
     def _timeout(self) -> int | None:
         times = []
         now = time.monotonic()
-        if self._sent:
-            times.append(self._mark_at - now)
+        if (due := self._core.mark_due()) is not None:
+            times.append(due - now)
         if self._stop_at is not None:
             times.append(self._stop_at - now)
-        if self._stuck or self._clients.owed or self._outputs:
+        if self._core.stuck or self._clients.owed or self._core.outputs:
             times.append(TICK_S)
         return max(0, round(min(times) * 1000) + 1) if times else None
 
@@ -198,7 +172,7 @@ class Relay:
         for peer, parts in self._listener.frames(FRAMES):
             self._frame(peer, parts)
         for lane in ROUTED:
-            if self._tunnel.out[lane].room and self._stop_at is None:
+            if self._core.tunnel.out[lane].room and self._stop_at is None:
                 for parts in self._clients.requests(lane, REQUESTS):
                     self._request(lane, parts)
         for topic in self._clients.subscribers():
@@ -208,80 +182,42 @@ class Relay:
 
     def _pass_on(self) -> None:
         """Write to disk; then acknowledge, and pass on what came."""
-        now = time.monotonic()
-        if now >= self._mark_at:
-            self._mark()
-        if now >= self._prune_at:
-            self._prune_at = now + PRUNE_S
-            self._store.prune_requests()
-        if not self._flush():
+        if not self._core.commit():
+            if not self._told_stuck:
+                self._told_stuck = True
+                print(
+                    f"relay: its state cannot be written ({self._core.stuck}); the kernel's "
+                    "messages wait, nothing is lost: free disk space",
+                    file=sys.stderr,
+                )
             return
-        self._settle()
-        if self._outputs and self._clients.listening:
-            for output in self._outputs:
+        self._told_stuck = False
+        if self._core.outputs and self._clients.listening:
+            for output in self._core.take_outputs():
                 self._clients.send(output.lane, output.parts)
-                sent = self._sent.setdefault(output.lane, [0, 0, 0])
-                sent[0] = output.id
-                sent[1] += output.size
-                sent[2] += 1
-            self._outputs.clear()
-            self._mark_at = now + MARK_S
         if self._clients.owed:
             self._clients.pay()
         if self._peer is not None:
-            for frame in self._tunnel.take():
+            for frame in self._core.tunnel.take():
                 if not self._listener.send(self._peer, frame.encode(), self._left):
                     break
-
-    def _mark(self) -> None:
-        """Note what the clients were sent."""
-        for lane, (last, size, count) in self._sent.items():
-            self._store.published(last, lane, size, count)
-        self._sent.clear()
-
-    def _flush(self) -> bool:
-        try:
-            self._store.flush()
-        except Full as error:
-            if not self._stuck:
-                self._stuck = str(error)
-                print(
-                    f"relay: its state cannot be written ({error}); the kernel's messages wait, "
-                    "nothing is lost: free disk space",
-                    file=sys.stderr,
-                )
-            return False
-        self._stuck = ""
-        return True
-
-    def _settle(self) -> None:
-        """What was noted is on disk: from now on it counts."""
-        for lane, parts in self._arrived:
-            self._tunnel.out[lane].add(parts)
-        self._arrived.clear()
-        for lane, number in self._done.items():
-            self._tunnel.into[lane].done(number)
-        self._done.clear()
 
     def _begin_stop(self) -> None:
         os.read(self._wake_r, 64)
         if self._stop_at is None:
             for signum in (signal.SIGTERM, signal.SIGINT):  # the end is near and has its own limit
                 signal.signal(signum, signal.SIG_IGN)
-            connected = self._peer is not None and self._tunnel.open
+            connected = self._peer is not None and self._core.tunnel.open
             self._stop_at = time.monotonic() + (DRAIN_S if connected else 0.0)
 
     def close(self) -> None:
         """Give everything back; the clients are sent what is on its way to them."""
-        with contextlib.suppress(Full):
-            self._mark()
-            self._store.flush()
+        self._core.close()
         self._control.close()
         self._clients.close()
         self._listener.socket.close(linger=0)
         self._gate.socket.close()
         self._context.term()
-        self._store.close()
         os.close(self._wake_r)
         os.close(self._wake_w)
 
@@ -295,8 +231,7 @@ class Relay:
                 return
             if kind in WAKING:
                 self._wake(kind)
-        self._store.add_request(lane, kind, parts)
-        self._arrived.append((lane, parts))
+        self._core.request(lane, kind, parts)
 
     def _wake(self, kind: str) -> None:
         now = time.monotonic()
@@ -339,85 +274,41 @@ class Relay:
                 return
             if peer != self._peer:
                 raise TunnelError("this connection was not greeted, or replaced by another one")
-            data = self._tunnel.receive(frame)
+            self._core.receive(frame)
         except TunnelError as error:
             if peer == self._peer:
                 self._left()
             refusal = tunnel.refuse_frame(self._store.history.now.number, str(error))
             self._listener.send(peer, refusal.encode(), lambda: None)
             return
-        if data is not None:
-            self._output(data)
-        elif frame.kind is Kind.ACK:
-            self._store.take_requests(frame.lane, self._tunnel.out[frame.lane].acked)
-
-    def _output(self, frame: Frame) -> None:
-        parts, lane = list(frame.parts), frame.lane
-        head = jupyter_wire.header(parts)
-        kind = str(head.get("msg_type", ""))
-        if kind == "iopub_welcome":
-            # It was meant for the shim; it says what the relay's own subscribers may expect.
-            self._store.set_fact("welcome", {k: v for k, v in head.items() if k != "msg_id"})
-        elif kind == "kernel_info_reply":
-            found = jupyter_wire.split(parts)
-            known = self._store.fact("kernel_info")
-            content = found[1][4].decode("utf-8", "replace") if found else ""
-            if known is None or known["content"] != content:
-                self._store.set_fact("kernel_info", {"header": head, "content": content})
-        parent = str(jupyter_wire.parent(parts).get("msg_id", ""))
-        row, size = self._store.add_output(lane, frame.number, kind, parent, parts)
-        self._outputs.append(Output(row, lane, parts, size))
-        self._done[lane] = frame.number
 
     def _hello(self, peer: bytes, frame: Frame) -> None:
-        hello = tunnel.read_hello(frame)
-        if hello.session != self.session:
-            raise TunnelError(f"this is the relay of session {self.session}")
-        self._mark()
-        if not self._flush():
-            raise TunnelError("the relay's disk is full; nothing was lost")
-        history = self._store.history
-        begins = history.check(hello)
+        answer, began = self._core.greet(tunnel.read_hello(frame))
         self._peer = None
-        self._settle()
-        lost = 0
-        if begins:
-            lost = self._store.join(history.join(hello))
-            self._outputs = self._store.unpublished()
-            self._load_lanes()
-        answer = self._tunnel.answer(hello)
-        for lane in tunnel.LANES:
-            self._store.take_requests(lane, self._tunnel.out[lane].acked)
         if self._listener.send(peer, answer.encode(), lambda: None):
             self._peer = peer
-            if begins:
-                self._control.notify("joined", **self._begun(), requests_lost=lost)
+        else:
+            self._core.lost()
+        if began is not None:
+            self._control.notify("joined", **began)
 
     def _left(self) -> None:
         """The connection of the shim is gone; it makes another one."""
         self._peer = None
-        self._tunnel.open = False
+        self._core.lost()
 
     # -- the agent's questions --------------------------------------------------------------------
-
-    def _begun(self) -> dict[str, Any]:
-        now = self._store.history.now
-        return {
-            "incarnation": now.number,
-            "requests_again": now.again,
-            "outputs_rolled_back": now.rolled_back,
-        }
 
     def _status(self) -> dict[str, Any]:
         keys = self._store.fact("keys")
         now = self._store.history.now
         return {
-            **self._begun(),
-            "connected": self._peer is not None and self._tunnel.open,
+            **self._core.begun(),
+            "connected": self._peer is not None and self._core.tunnel.open,
             "joined": now.joined,
             "away": self._away,
-            "waiting": sum(len(box) for box in self._tunnel.out.values()),
-            "stuck": self._stuck,
+            "waiting": sum(len(box) for box in self._core.tunnel.out.values()),
+            "stuck": self._core.stuck,
             "positions": self._store.positions().to_json(),
             "tunnel": {
                 "version": FILE_VERSION,
@@ -450,30 +341,23 @@ class Relay:
         return {}
 
     def _begin(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Begin incarnation `number`: whoever is connected is shut out, the capsule that joins next
-        says how far its image came. `fresh`: no image, a kernel is started anew and goes on where
-        the numbers stand. Idempotent until a capsule has joined."""
-        number, fresh = int(params["number"]), bool(params.get("fresh"))
-        history = self._store.history
-        if number == history.now.number and not history.now.joined:
-            return self._status()
-        if not self._flush():
-            raise NoSpace(f"the relay's disk is full ({self._stuck}); nothing was changed")
-        self._settle()
-        start = self._store.positions() if fresh else None
+        """Begin incarnation `number`; whoever is connected is shut out. See `Core.begin`."""
+        old = self._store.fact("keys")
+        new = {**old, **new_client_keys()}
+        self._store.set_fact("keys", new)  # written together with the incarnation
+        begun = False
         try:
-            history.begin(number, start)
+            begun = self._core.begin(int(params["number"]), bool(params.get("fresh")))
         except ValueError as error:
             raise Conflict(f"{error}; nothing was changed") from None
-        if start is not None:
-            start = Positions(number, start.requests, start.outputs)
-        self._store.set_fact("start", start.to_json() if start else None)
-        keys = {**self._store.fact("keys"), **new_client_keys()}
-        self._store.set_fact("keys", keys)
-        self._store.begun()
-        self._gate.allowed[DOMAIN] = {keys["public"]}
-        self._left()
-        self._load_lanes()
+        except Full as error:
+            raise NoSpace(f"the relay's disk is full ({error}); nothing was changed") from None
+        finally:
+            if not begun:
+                self._store.set_fact("keys", old)
+        if begun:
+            self._gate.allowed[DOMAIN] = {new["public"]}
+            self._left()
         return self._status()
 
 

@@ -246,7 +246,7 @@ class AgentBox:
         return [pid for pid in self.proxies() if _has_open(pid, f"{self.shm}/{session}/")]
 
     def relays(self, session: str) -> list[int]:
-        return _with_words(lambda words: f"{self.folder(session)}/client.json" in words)
+        return _with_words(lambda words: f"/r/{session}/client.json" in words)
 
 
 def _has_open(pid: int, start: str) -> bool:

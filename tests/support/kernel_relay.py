@@ -64,6 +64,11 @@ class Channels:
         return self.folder / "client.json"
 
     @property
+    def control(self) -> Path:
+        """The relay's control socket."""
+        return self.folder / "relay" / "control.sock"
+
+    @property
     def tunnel(self) -> Path:
         return self.folder / "tunnel.json"
 
@@ -104,9 +109,7 @@ class RelayProcess:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def cpu_ticks(self) -> int:
-        """User and system time so far, in ticks of 10 ms."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])
+        return cpu_ticks(self.pid)
 
     def memory_kib(self) -> int:
         text = Path(f"/proc/{self.pid}/status").read_text()
@@ -114,14 +117,12 @@ class RelayProcess:
 
     def ask(self, method: str, **params: Any) -> Any:
         """Call the relay over its control socket."""
-        with SyncPeer(self.channels.folder / "relay" / "control.sock") as peer:
+        with SyncPeer(self.channels.control) as peer:
             return peer.call(method, **params)
 
     def point_shim_here(self) -> None:
         """Write the tunnel file, as the node agent does."""
-        target = self.channels.tunnel
-        target.with_suffix(".new").write_text(json.dumps(self.ask("status")["tunnel"]))
-        target.with_suffix(".new").replace(target)
+        replace(self.channels.tunnel, self.ask("status")["tunnel"])
 
     def kill(self) -> None:
         """SIGKILL it."""
@@ -142,6 +143,31 @@ def relay_command(channels: Channels, *options: str) -> list[str]:
     files = ["--connection", str(channels.client), "--state", str(state)]
     files += ["--session", channels.session]
     return [sys.executable, "-m", "singularity_kernel.relay", *files, *options]
+
+
+def cpu_ticks(pid: int) -> int:
+    """User and system time of a process so far, in ticks of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def children(pid: int) -> list[int]:
+    """The pids of the children of a process's first thread."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """A process that is neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def replace(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file in one step."""
+    path.with_suffix(".new").write_text(json.dumps(content))
+    path.with_suffix(".new").replace(path)
 
 
 @contextlib.contextmanager
@@ -189,19 +215,34 @@ def ipykernel(
 
 
 @contextlib.contextmanager
-def client(channels: Channels, timeout: float = 60) -> Iterator[BlockingKernelClient]:
-    """A real client of the client-facing ports that has seen the kernel answer."""
+def raw_client(channels: Channels) -> Iterator[BlockingKernelClient]:
+    """A real client of the client-facing ports that has not asked anything yet."""
     found = BlockingKernelClient()
     found.load_connection_file(str(channels.client))
     # On a busy machine a heartbeat that comes late would count as a dead kernel.
     found.start_channels(hb=False)
     try:
-        found.wait_for_ready(timeout=timeout)
         yield found
     finally:
         found.stop_channels()
         found.context.destroy(linger=0)
         garbage.gc.stop()  # pyzmq's own thread and context, started by the first large message
+
+
+@contextlib.contextmanager
+def client(channels: Channels, timeout: float = 60) -> Iterator[BlockingKernelClient]:
+    """A real client of the client-facing ports that has seen the kernel answer."""
+    with raw_client(channels) as found:
+        found.wait_for_ready(timeout=timeout)
+        yield found
+
+
+def iopub(found: BlockingKernelClient, kind: str) -> dict[str, Any]:
+    """The next message of that type on iopub."""
+    while True:
+        message: dict[str, Any] = found.get_iopub_msg(timeout=30)
+        if message["msg_type"] == kind:
+            return message
 
 
 def run(found: BlockingKernelClient, code: str, **options: Any) -> tuple[dict[str, Any], str]:

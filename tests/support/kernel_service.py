@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from singularity_proxy.errors import Conflict, Forbidden, NotFound, SingularityError, to_wire
+from singularity_proxy.wire.rpc import SyncPeer
 from tornado import web
 from tornado.iostream import StreamClosedError
 
@@ -47,7 +48,8 @@ class Session:
         kernel.write_text(json.dumps(ipc))
         read, write = os.pipe()
         command = [sys.executable, "-m", "singularity_kernel.relay", "--ready-fd", str(write)]
-        command += ["--connection", str(client), "--kernel", str(kernel), "--bind-s", "0.2"]
+        command += ["--connection", str(client), "--state", str(self.folder), "--bind-s", "0.2"]
+        command += ["--session", self.json["id"]]
         self.relay = subprocess.Popen(command, pass_fds=[write], stderr=subprocess.PIPE)
         os.close(write)
         with os.fdopen(read) as ready:
@@ -57,8 +59,14 @@ class Session:
                     why = self.relay.stderr.read().decode().strip()
                 code, self.relay = self.relay.wait(), None
                 raise Conflict(why, port=True) if code == 3 else SingularityError(why)
+        tunnel = self.folder / "tunnel.json"
+        with SyncPeer(self.folder / "control.sock") as peer:
+            tunnel.write_text(json.dumps(peer.call("status")["tunnel"]))
+        shim = [sys.executable, "-m", "singularity_kernel.shim"]
+        shim += ["--kernel", str(kernel), "--tunnel", str(tunnel), "--"]
+        argv = [word.replace("{connection_file}", str(kernel)) for word in self.launch["argv"]]
         self.kernel = subprocess.Popen(
-            [word.replace("{connection_file}", str(kernel)) for word in self.launch["argv"]],
+            [*shim, *argv],
             env={**self.launch["env"], **self.variables()},
             cwd=self.launch["cwd"],
             stdin=subprocess.DEVNULL,

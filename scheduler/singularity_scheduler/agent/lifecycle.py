@@ -15,7 +15,6 @@ import shutil
 from typing import Any
 
 from singularity_proxy.capsule.launcher import (
-    Capsule,
     CapsuleSpec,
     last_words,
     stripped_environment,
@@ -32,7 +31,15 @@ from .launch import LaunchRequest
 from .live import LiveSession
 from .node import Node
 from .processes import end_marked, end_process
-from .relays import kernel_connection, start_relay, write_private
+from .relays import (
+    Relay,
+    kernel_connection,
+    make_relay_folder,
+    remove_relay_folder,
+    shim_command,
+    start_relay,
+    write_private,
+)
 from .rings import RingSet, ring_number
 from .session_api import SessionApi
 from .session_logs import CAPSULE_LOG, SessionLogs
@@ -201,9 +208,10 @@ class Lifecycle:
         if request.connection is not None:
             owner = (record.uid, record.gid)
             kernel_file = os.path.join(folder, "kernel.json")
-            write_private(os.path.join(folder, "client.json"), request.connection, owner)
+            make_relay_folder(node.settings, record, request.connection)
             write_private(kernel_file, kernel_connection(request.connection, folder), owner)
             argv = [word.replace("{connection_file}", kernel_file) for word in argv]
+            argv = shim_command(node.settings, folder, argv)
         # A mapped uid has no entry in the password file; who asks for a name looks here first.
         name = {"USER": record.user, "LOGNAME": record.user}
         spec = CapsuleSpec(
@@ -223,12 +231,24 @@ class Lifecycle:
             await self._run_relay(live)
 
     async def _run_relay(self, live: LiveSession) -> None:
-        record = live.record
+        record, settings = live.record, self._node.settings
         live.relay = await start_relay(
-            self._node.settings, record, lambda _: self._relay_exited(live)
+            settings,
+            record,
+            lambda _: self._relay_exited(live),
+            lambda name, data: self._relay_event(live, name, data),
         )
         record.relay = live.relay.identity
         self._node.save(live)
+        path = os.path.join(settings.session_dir(record.session), "tunnel.json")
+        write_private(path, await live.relay.tunnel(), (record.uid, record.gid))
+
+    def _relay_event(self, live: LiveSession, name: str, data: dict[str, Any]) -> None:
+        """The relay said something by itself."""
+        if name == "wanted":
+            self._node.emit(live.record.session, "session.wanted", **data)
+        elif data["requests_again"] or data["outputs_rolled_back"] or data["requests_lost"]:
+            log.warning("session %s: %s", live.record.session, data)
 
     # -- what happens to the processes ------------------------------------------------------------
 
@@ -336,6 +356,7 @@ class Lifecycle:
             settings.checkpoint_dir(record.session),
         ):
             await asyncio.to_thread(shutil.rmtree, folder, True)
+        await asyncio.to_thread(remove_relay_folder, settings, record.session)
 
     def forget(self, live: LiveSession) -> None:
         """The service knows how the session ended: drop the tombstone."""
@@ -381,6 +402,9 @@ class Lifecycle:
             log.error("session %s cannot be taken over: %s", record.session, error)
             await self.end(live, f"the node agent could not take it over ({error})", 0.0)
             return
+        if live.relay is not None:
+            with contextlib.suppress(Unavailable):  # it is gone: then another one is started
+                await live.relay.call("status")
         watch = live.capsule.watch if live.capsule else live.joined
         if watch is None:
             await self.end(live, "the node agent was restarted while it started", 0.0)
@@ -398,15 +422,21 @@ class Lifecycle:
                 record.process, lambda _: self._process_exited(live)
             )
         if record.relay is not None:
-            live.relay = Capsule(record.relay, lambda _: self._relay_exited(live))
+            live.relay = Relay(
+                self._node.settings,
+                record,
+                record.relay,
+                lambda _: self._relay_exited(live),
+                lambda name, data: self._relay_event(live, name, data),
+            )
         if record.owner is not None and record.life is Life.LIVE:
             live.owner = ProcessWatch(record.owner, lambda _: self._owner_gone(live))
 
     def trim_logs(self, live: LiveSession) -> None:
         """Keep the session's log files bounded; called every few seconds."""
-        folder = self._node.settings.session_dir(live.record.session)
         self.logs.trim(live)
-        trim_log(os.path.join(folder, "relay.log"), self._node.settings.log_bytes)
+        relay_folder = self._node.settings.relay_dir(live.record.session)
+        trim_log(os.path.join(relay_folder, "relay.log"), self._node.settings.log_bytes)
         for proxy in (*live.proxies.values(), *live.off_device.values()):
             trim_log(proxy.log_path, self._node.settings.log_bytes)
 

@@ -10,6 +10,7 @@ from singularity_proxy.capsule.launcher import Capsule
 from singularity_proxy.capsule.process import ProcessWatch
 
 from .proxies import Proxy
+from .relays import Relay
 from .rings import RingSet
 from .session_socket import SessionSocket
 from .sessions import SessionRecord
@@ -26,7 +27,7 @@ class LiveSession:
         """The kernel or run; None in a joined session."""
         self.joined: ProcessWatch | None = None
         """The first process of a joined session."""
-        self.relay: Capsule | None = None
+        self.relay: Relay | None = None
         self.owner: ProcessWatch | None = None
         self.proxies: dict[str, Proxy] = {}
         """By physical device, while attaching, held or parking."""

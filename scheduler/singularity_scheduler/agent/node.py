@@ -46,6 +46,8 @@ class Settings:
     log_bytes: int
     keep_logs: int
     park_by: str = park_policy.AUTO
+    tunnel_ip: str = "127.0.0.1"
+    """Where relays listen for the kernels' side."""
     python: str = sys.executable
 
     def session_dir(self, session: str) -> str:
@@ -53,6 +55,10 @@ class Settings:
 
     def session_shm(self, session: str) -> str:
         return os.path.join(self.shm_dir, session)
+
+    def relay_dir(self, session: str) -> str:
+        """State of the session's relay, which stays when the session leaves this node."""
+        return os.path.join(self.runtime_dir, "r", session)
 
     def checkpoint_dir(self, session: str) -> str:
         return os.path.join(self.state_dir, "checkpoints", session)

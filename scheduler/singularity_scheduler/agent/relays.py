@@ -1,16 +1,20 @@
-"""The relay of a session: its connection files, and its process.
+"""The relay of a session: its files, its process, and the agent's line to it.
 
-Clients connect to the relay's tcp ports (client.json); the kernel listens on unix sockets in the
-session's folder (kernel.json), with the same key, so that messages pass unchanged.
+Clients connect to the relay's tcp ports (client.json). The capsule runs the shim, which starts the
+kernel, talks to it over unix sockets in the session's folder (kernel.json, the same key, so that
+messages pass unchanged) and dials out to the relay (tunnel.json). The relay keeps its state in a
+folder of its own: a session may leave this node, its relay stays.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from singularity_proxy.capsule.launcher import (
@@ -20,22 +24,57 @@ from singularity_proxy.capsule.launcher import (
     spawn,
     stripped_environment,
 )
-from singularity_proxy.capsule.process import ProcessWatch
-from singularity_proxy.errors import Conflict, SingularityError
+from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
+from singularity_proxy.errors import Conflict, SingularityError, Unavailable
+from singularity_proxy.wire import rpc
 
+from .folders import own_folder
 from .launch import PORTS
 from .node import Settings
 from .sessions import SessionRecord
 
 READY_LIMIT_S = 30.0
 EXIT_PORT_TAKEN = 3
+CALL_LIMIT_S = 20.0
+
+_START_SHIM = (
+    "import sys; sys.path += sys.argv.pop(1).split(':'); "
+    "from singularity_kernel.shim import main; sys.exit(main())"
+)
+
+_CURVE = ("curve_publickey", "curve_secretkey")
 
 
 def kernel_connection(client: dict[str, Any], folder: str) -> dict[str, Any]:
     """The connection of the kernel behind the relay that listens at `client`: same key and
-    scheme, unix sockets `<folder>/k-1` to `k-5`."""
+    scheme, unix sockets `<folder>/k-1` to `k-5`. Encryption ends at the relay's ports: the tunnel
+    has its own, and the unix sockets are in the session's private folder."""
     ports = {name: place for place, name in enumerate(PORTS, start=1)}
-    return {**client, "transport": "ipc", "ip": os.path.join(folder, "k"), **ports}
+    kept = {name: value for name, value in client.items() if name not in _CURVE}
+    return {**kept, "transport": "ipc", "ip": os.path.join(folder, "k"), **ports}
+
+
+def shim_command(settings: Settings, folder: str, argv: Sequence[str]) -> list[str]:
+    """The command of the capsule: the shim, which starts `argv` as its kernel. With the agent's
+    Python, which has what it needs; isolated from the session's environment (-I), and without
+    the start files of an environment (-S), which would load our own hooks into it."""
+    roots = dict.fromkeys(_root_of(name) for name in ("singularity_kernel", "zmq"))
+    return [
+        *(settings.python, "-I", "-S", "-c", _START_SHIM, ":".join(roots)),
+        *("--kernel", os.path.join(folder, "kernel.json")),
+        *("--tunnel", os.path.join(folder, "tunnel.json")),
+        *("--", *argv),
+    ]
+
+
+def _root_of(package: str) -> str:
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise Unavailable(
+            f"this node has no package {package}; nothing was started: install "
+            "jupyter-singularity with its extra 'kernel' here"
+        )
+    return os.path.dirname(os.path.dirname(os.path.abspath(found.origin)))
 
 
 def write_private(path: str, content: dict[str, Any], owner: tuple[int, int]) -> None:
@@ -50,12 +89,83 @@ def write_private(path: str, content: dict[str, Any], owner: tuple[int, int]) ->
         json.dump(content, file)
 
 
+class Relay:
+    """A relay process and the line to it. Made by `start_relay`, or by `adopt` after a restart of
+    the agent; the calls raise `Unavailable` while it is being replaced."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        record: SessionRecord,
+        identity: ProcessIdentity,
+        on_exit: Callable[[ProcessWatch], None],
+        on_event: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        self.capsule = Capsule(identity, on_exit)
+        self._folder = settings.relay_dir(record.session)
+        self._on_event = on_event
+        self._peer: rpc.Peer | None = None
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        return self.capsule.identity
+
+    async def call(self, method: str, **params: Any) -> Any:
+        """Ask the relay; see `singularity_kernel.relay` for what it answers."""
+        if self._peer is None or self._peer.closed.is_set():
+            self._peer = await rpc.connect(
+                os.path.join(self._folder, "control.sock"),
+                {name: self._handler(name) for name in ("wanted", "joined")},
+            )
+        return await self._peer.call(method, CALL_LIMIT_S, **params)
+
+    def _handler(self, name: str) -> rpc.Handler:
+        async def handle(_: rpc.Peer, params: dict[str, Any]) -> None:
+            self._on_event(name, params)
+
+        return handle
+
+    async def tunnel(self) -> dict[str, Any]:
+        """What a shim needs to reach it: the content of the tunnel file. Holds keys."""
+        found: dict[str, Any] = (await self.call("status"))["tunnel"]
+        return found
+
+    async def hang_up(self) -> None:
+        """Close the line; the relay goes on."""
+        if self._peer is not None:
+            await self._peer.close()
+            self._peer = None
+
+    async def end(self, grace_s: float) -> None:
+        """End the process; its state stays."""
+        await self.hang_up()
+        await self.capsule.end(grace_s)
+
+
+def make_relay_folder(settings: Settings, record: SessionRecord, client: dict[str, Any]) -> None:
+    """The relay's own folder with the clients' connection file."""
+    folder = settings.relay_dir(record.session)
+    own_folder(os.path.dirname(folder), 0o711)
+    os.mkdir(folder, 0o700)
+    if os.geteuid() == 0:
+        os.chown(folder, record.uid, record.gid)
+    write_private(os.path.join(folder, "client.json"), client, (record.uid, record.gid))
+
+
+def remove_relay_folder(settings: Settings, session: str) -> None:
+    """Forget the relay's state; after its process has ended."""
+    shutil.rmtree(settings.relay_dir(session), ignore_errors=True)
+
+
 async def start_relay(
-    settings: Settings, record: SessionRecord, on_exit: Callable[[ProcessWatch], None]
-) -> Capsule:
+    settings: Settings,
+    record: SessionRecord,
+    on_exit: Callable[[ProcessWatch], None],
+    on_event: Callable[[str, dict[str, Any]], None],
+) -> Relay:
     """Start the relay as the session's user and wait until its ports listen. Raises `Conflict`
     with the field `port` when another process has one of them, `SingularityError` otherwise."""
-    folder = settings.session_dir(record.session)
+    folder = settings.relay_dir(record.session)
     log_path = os.path.join(folder, "relay.log")
     env = stripped_environment(os.environ)
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -64,8 +174,11 @@ async def start_relay(
             CapsuleSpec(
                 argv=[
                     *(settings.python, "-m", "singularity_kernel.relay"),
+                    *("--session", record.session),
                     *("--connection", os.path.join(folder, "client.json")),
-                    *("--kernel", os.path.join(folder, "kernel.json")),
+                    *("--state", folder),
+                    *("--tunnel-ip", settings.tunnel_ip),
+                    *("--agent-uid", str(os.geteuid())),
                     *("--ready-fd", str(ready_w)),
                 ],
                 env=env,
@@ -87,9 +200,13 @@ async def start_relay(
         if started:
             on_exit(watch)
 
-    relay = Capsule(identity, ended)
+    relay = Relay(settings, record, identity, ended, on_event)
     try:
-        started = await _is_ready(ready_r)
+        if await _is_ready(ready_r):
+            await relay.call("status")
+            started = True
+    except Unavailable:
+        pass  # it ended right after it was ready
     finally:
         os.close(ready_r)
         if not started:
@@ -97,7 +214,7 @@ async def start_relay(
     if started:
         return relay
     why = last_words(log_path, record.uid) or "it said nothing"
-    if relay.watch.exit_code == EXIT_PORT_TAKEN:
+    if relay.capsule.watch.exit_code == EXIT_PORT_TAKEN:
         raise Conflict(
             f"the kernel's ports could not be opened ({why}); nothing was started", port=True
         )

@@ -1,0 +1,194 @@
+"""A relay without its sockets: what is kept, numbered, acknowledged and given to the clients.
+
+`relay` hands over what came from the clients and from the shim; `commit` writes it to disk, and
+only then does it count: requests go to the shim, outputs to the clients, acknowledgements out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from . import jupyter_wire, tunnel
+from .incarnations import Positions
+from .relay_store import Full, Output, Store
+from .tunnel import Answerer, Frame, Hello, Inbox, Kind, Outbox, TunnelError
+
+MARK_S = 0.02
+"""After outputs went to the clients' sockets: when they are noted as sent. A relay that is killed
+in between sends them again."""
+
+PRUNE_S = 5.0
+
+
+class Core:
+    """The relay's state, in memory and on disk. One per relay process."""
+
+    def __init__(self, session: str, store: Store) -> None:
+        self.session = session
+        self.store = store
+        self.tunnel = Answerer(session, 0)
+        self.outputs: list[Output] = store.unpublished()
+        """What the clients are to be sent, oldest first."""
+        self.stuck = ""
+        """Why nothing can be written to disk; then nothing may be taken in."""
+        self._arrived: list[tuple[str, Sequence[bytes]]] = []
+        self._done: dict[str, int] = {}  # newest output of each lane that is not on disk yet
+        self._sent: dict[str, list[int]] = {}  # lane -> [newest id, bytes, count]
+        self._mark_at = self._prune_at = 0.0
+        self._load()
+
+    def _load(self) -> None:
+        """The lanes as the store has them."""
+        now = self.store.history.now
+        self.tunnel.incarnation = now.number
+        self.tunnel.open = False
+        for lane in tunnel.LANES:
+            box = Outbox(self.store.taken[lane] + now.shift[lane])
+            for parts in self.store.waiting(lane):
+                box.add(parts)
+            self.tunnel.out[lane] = box
+            self.tunnel.into[lane] = Inbox(now.received[lane])
+
+    # -- what came --------------------------------------------------------------------------------
+
+    def request(self, lane: str, kind: str, parts: Sequence[bytes]) -> None:
+        """A client's request, for the kernel."""
+        self.store.add_request(lane, kind, parts)
+        self._arrived.append((lane, parts))
+
+    def receive(self, frame: Frame) -> None:
+        """A frame of the connection that was greeted; raises `TunnelError`."""
+        data = self.tunnel.receive(frame)
+        if data is not None:
+            self._output(data)
+        elif frame.kind is Kind.ACK:
+            self.store.take_requests(frame.lane, self.tunnel.out[frame.lane].acked)
+
+    def _output(self, frame: Frame) -> None:
+        parts, lane = list(frame.parts), frame.lane
+        head = jupyter_wire.header(parts)
+        kind = str(head.get("msg_type", ""))
+        if kind == "iopub_welcome":
+            # It was meant for the shim; it says what the relay's own subscribers may expect.
+            self.store.set_fact("welcome", {k: v for k, v in head.items() if k != "msg_id"})
+        elif kind == "kernel_info_reply":
+            found = jupyter_wire.split(parts)
+            known = self.store.fact("kernel_info")
+            content = found[1][4].decode("utf-8", "replace") if found else ""
+            if known is None or known["content"] != content:
+                self.store.set_fact("kernel_info", {"header": head, "content": content})
+        parent = str(jupyter_wire.parent(parts).get("msg_id", ""))
+        row, size = self.store.add_output(lane, frame.number, kind, parent, parts)
+        self.outputs.append(Output(row, lane, parts, size))
+        self._done[lane] = frame.number
+
+    def greet(self, hello: Hello) -> tuple[Frame, dict[str, Any] | None]:
+        """Answer a capsule that says hello: (WELCOME, what its joining changed, if it began an
+        incarnation). Raises `TunnelError` when it may not join."""
+        if hello.session != self.session:
+            raise TunnelError(f"this is the relay of session {self.session}")
+        self._mark()
+        if not self.commit():
+            raise TunnelError("the relay's disk is full; nothing was lost")
+        history = self.store.history
+        begins = history.check(hello)
+        if begins:
+            lost = self.store.join(history.join(hello))
+            self.outputs = self.store.unpublished()
+            self._load()
+        answer = self.tunnel.answer(hello)
+        for lane in tunnel.LANES:
+            self.store.take_requests(lane, self.tunnel.out[lane].acked)
+        return answer, {**self.begun(), "requests_lost": lost} if begins else None
+
+    def lost(self) -> None:
+        """The connection of the shim is gone."""
+        # The lanes are rewound by the next greeting, after what came was written.
+        self.tunnel.open = False
+
+    # -- what goes on -----------------------------------------------------------------------------
+
+    def commit(self) -> bool:
+        """Write what came to disk; True: from now on it counts. False: see `stuck`."""
+        now = time.monotonic()
+        if now >= self._mark_at:
+            self._mark()
+        try:
+            if now >= self._prune_at:
+                self._prune_at = now + PRUNE_S
+                self.store.prune_requests()
+            self.store.flush()
+        except Full as error:
+            self.stuck = str(error)
+            return False
+        self.stuck = ""
+        for lane, parts in self._arrived:
+            self.tunnel.out[lane].add(parts)
+        self._arrived.clear()
+        for lane, number in self._done.items():
+            self.tunnel.into[lane].done(number)
+        self._done.clear()
+        return True
+
+    def take_outputs(self) -> list[Output]:
+        """The outputs that are on disk, to be sent to the clients now; after `commit`."""
+        taken, self.outputs = self.outputs, []
+        for output in taken:
+            sent = self._sent.setdefault(output.lane, [0, 0, 0])
+            sent[0] = output.id
+            sent[1] += output.size
+            sent[2] += 1
+        if taken:
+            self._mark_at = time.monotonic() + MARK_S
+        return taken
+
+    def mark_due(self) -> float | None:
+        """When `commit` has to be called again at the latest (CLOCK_MONOTONIC), None: not."""
+        return self._mark_at if self._sent else None
+
+    def _mark(self) -> None:
+        for lane, (last, size, count) in self._sent.items():
+            self.store.published(last, lane, size, count)
+        self._sent.clear()
+
+    def close(self) -> None:
+        """Note what the clients were sent, and close the file."""
+        self._mark_at = 0.0
+        self.commit()
+        self.store.close()
+
+    # -- incarnations -----------------------------------------------------------------------------
+
+    def begin(self, number: int, fresh: bool) -> bool:
+        """Begin incarnation `number`: the capsule that joins next says how far its image came.
+        `fresh`: no image, a kernel is started anew and goes on where the numbers stand. False when
+        it was begun before and nobody has joined. Raises `ValueError` or `Full`."""
+        history = self.store.history
+        if number == history.now.number and not history.now.joined:
+            return False
+        if number <= history.now.number:
+            raise ValueError(
+                f"incarnation {number} is not new: the session is in incarnation "
+                f"{history.now.number}"
+            )
+        if not self.commit():
+            raise Full(self.stuck)
+        start = self.store.positions() if fresh else None
+        history.begin(number, start)
+        if start is not None:
+            start = Positions(number, start.requests, start.outputs)
+        self.store.set_fact("start", start.to_json() if start else None)
+        self.store.begun()
+        self._load()
+        return True
+
+    def begun(self) -> dict[str, Any]:
+        """What the begin of the present incarnation changed."""
+        now = self.store.history.now
+        return {
+            "incarnation": now.number,
+            "requests_again": now.again,
+            "outputs_rolled_back": now.rolled_back,
+        }
