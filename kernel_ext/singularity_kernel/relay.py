@@ -159,8 +159,6 @@ class Relay:
     def _timeout(self) -> int | None:
         times = []
         now = time.monotonic()
-        if (due := self._core.mark_due()) is not None:
-            times.append(due - now)
         if self._stop_at is not None:
             times.append(self._stop_at - now)
         if self._core.stuck or self._clients.owed or self._core.outputs:
@@ -193,8 +191,10 @@ class Relay:
             return
         self._told_stuck = False
         if self._core.outputs and self._clients.listening:
-            for output in self._core.take_outputs():
+            outputs = self._core.take_outputs()
+            for output in outputs:
                 self._clients.send(output.lane, output.parts)
+            self._core.sent(outputs)
         if self._clients.owed:
             self._clients.pay()
         if self._peer is not None:

@@ -15,10 +15,6 @@ from .incarnations import Positions
 from .relay_store import Full, Output, Store
 from .tunnel import Answerer, Frame, Hello, Inbox, Kind, Outbox, TunnelError
 
-MARK_S = 0.02
-"""After outputs went to the clients' sockets: when they are noted as sent. A relay that is killed
-in between sends them again."""
-
 PRUNE_S = 5.0
 
 
@@ -35,8 +31,7 @@ class Core:
         """Why nothing can be written to disk; then nothing may be taken in."""
         self._arrived: list[tuple[str, Sequence[bytes]]] = []
         self._done: dict[str, int] = {}  # newest output of each lane that is not on disk yet
-        self._sent: dict[str, list[int]] = {}  # lane -> [newest id, bytes, count]
-        self._mark_at = self._prune_at = 0.0
+        self._prune_at = 0.0
         self._load()
 
     def _load(self) -> None:
@@ -89,7 +84,6 @@ class Core:
         incarnation). Raises `TunnelError` when it may not join."""
         if hello.session != self.session:
             raise TunnelError(f"this is the relay of session {self.session}")
-        self._mark()
         if not self.commit():
             raise TunnelError("the relay's disk is full; nothing was lost")
         history = self.store.history
@@ -113,8 +107,6 @@ class Core:
     def commit(self) -> bool:
         """Write what came to disk; True: from now on it counts. False: see `stuck`."""
         now = time.monotonic()
-        if now >= self._mark_at:
-            self._mark()
         try:
             if now >= self._prune_at:
                 self._prune_at = now + PRUNE_S
@@ -133,29 +125,24 @@ class Core:
         return True
 
     def take_outputs(self) -> list[Output]:
-        """The outputs that are on disk, to be sent to the clients now; after `commit`."""
+        """The outputs that are on disk, to be sent to the clients now; after `commit`. The caller
+        tells with `sent`."""
         taken, self.outputs = self.outputs, []
-        for output in taken:
-            sent = self._sent.setdefault(output.lane, [0, 0, 0])
-            sent[0] = output.id
-            sent[1] += output.size
-            sent[2] += 1
-        if taken:
-            self._mark_at = time.monotonic() + MARK_S
         return taken
 
-    def mark_due(self) -> float | None:
-        """When `commit` has to be called again at the latest (CLOCK_MONOTONIC), None: not."""
-        return self._mark_at if self._sent else None
-
-    def _mark(self) -> None:
-        for lane, (last, size, count) in self._sent.items():
+    def sent(self, outputs: Sequence[Output]) -> None:
+        """The clients were sent `outputs`. A relay that is killed right before this sends them
+        again: clients drop a message whose signature they have seen."""
+        newest: dict[str, tuple[int, int, int]] = {}
+        for output in outputs:
+            _, size, count = newest.get(output.lane, (0, 0, 0))
+            newest[output.lane] = (output.id, size + output.size, count + 1)
+        for lane, (last, size, count) in newest.items():
             self.store.published(last, lane, size, count)
-        self._sent.clear()
+        self.commit()
 
     def close(self) -> None:
-        """Note what the clients were sent, and close the file."""
-        self._mark_at = 0.0
+        """Write what is noted, and close the file."""
         self.commit()
         self.store.close()
 

@@ -32,7 +32,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from .tunnel import Dialer, Frame, Kind, TunnelError, refusal
 
@@ -115,9 +114,20 @@ class Kernel:
         if code >= 0:
             return int(code)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(-code, signal.SIG_DFL)
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
         return 128 - code  # a signal that does not end a process cannot have ended the kernel
+
+
+def _monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """A socket that tells those events of `socket`; pyzmq's own way would load asyncio."""
+    address = f"inproc://events-{id(socket):x}-{os.urandom(4).hex()}"
+    socket.monitor(address, events)
+    monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
+    monitor.linger = 0
+    monitor.connect(address)
+    return monitor
 
 
 class Connection:
@@ -163,7 +173,7 @@ class Connection:
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
         socket.ipv6 = "[" in address
         socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = keys
-        self.monitor = socket.get_monitor_socket(_GONE)
+        self.monitor = _monitor(socket, _GONE)
         self.socket = socket
         try:
             socket.connect(address)
@@ -177,7 +187,7 @@ class Connection:
         gone = False
         while self.monitor is not None:
             try:
-                parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))
+                self.monitor.recv_multipart(zmq.NOBLOCK)
                 gone = True
             except zmq.Again:
                 break
@@ -193,7 +203,9 @@ class Connection:
         if self.socket is not None:
             self.socket.disable_monitor()
             self.socket.close(linger=0)
-            self.socket = self.monitor = None
+        if self.monitor is not None:
+            self.monitor.close(linger=0)
+        self.socket = self.monitor = None
 
 
 class Shim:
@@ -203,9 +215,7 @@ class Shim:
         self._kernel, self._wake = kernel, wake
         self._context: zmq.Context[Any] = zmq.Context()
         self._kernel_end = {name: self._connect(info, name) for name in (*ROUTED, "iopub")}
-        self._iopub_monitor = self._kernel_end["iopub"].get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED
-        )
+        self._iopub_monitor = _monitor(self._kernel_end["iopub"], zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._gate_at: float | None = None
         self._gate_open = False
         self._requests: dict[str, deque[tuple[int, tuple[bytes, ...]]]] = {
@@ -249,6 +259,7 @@ class Shim:
         self._kernel_end["iopub"].disable_monitor()
         for socket in self._kernel_end.values():
             socket.close()
+        self._iopub_monitor.close()
         self._context.term()
 
     # -- the loop ---------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class RelayProcess:
     def kill(self) -> None:
         """SIGKILL it."""
         self.process.kill()
-        self.process.wait()
+        self.process.communicate(timeout=20)
 
     def stop(self) -> str:
         """SIGTERM it; returns what it said on stderr. It must have ended by itself with 0."""

@@ -175,7 +175,12 @@ def numbers(found: BlockingKernelClient, count: int) -> list[int]:
     """The numbers that `COUNT` prints, in the order they come, until the last one."""
     seen: list[int] = []
     while not seen or seen[-1] != count - 1:
-        message = found.get_iopub_msg(timeout=60)
+        try:
+            message = found.get_iopub_msg(timeout=60)
+        except ValueError as error:
+            if "Duplicate Signature" not in str(error):
+                raise
+            continue  # sent again: the relay was killed before it noted that it had been sent
         if message["msg_type"] == "stream":
             seen += [int(word) for word in message["content"]["text"].split()]
     return seen
@@ -212,9 +217,7 @@ def test_a_killed_relay_loses_no_output_and_no_request(channels: Channels) -> No
             first.kill()
             with relay(channels):
                 seen = numbers(found, 400)
-                # What went to the clients in the last moments may come a second time.
-                assert list(dict.fromkeys(seen)) == list(range(400))
-                assert len(seen) < 420
+                assert seen == list(range(400))
                 while found.get_shell_msg(timeout=30)["parent_header"]["msg_id"] != later:
                     pass
 
