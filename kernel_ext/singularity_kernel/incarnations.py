@@ -59,9 +59,11 @@ class Incarnation:
     parent: int
     """The incarnation of the image it began with; its own number for a kernel started anew."""
     began: Counts = field(default_factory=zeros)
-    """Outputs that belong to the past it began with."""
+    """Outputs up to this number are of the past it began with, whenever they reach the relay."""
     received: Counts = field(default_factory=zeros)
     """Outputs that reached the relay, up to this number."""
+    joined_with: Counts = field(default_factory=zeros)
+    """`received` when its capsule joined."""
     shift: Counts = field(default_factory=zeros)
     """Number of a request minus its arrival."""
     joined: bool = False
@@ -139,7 +141,7 @@ class History:
             return False
         # The same image again, because its first start failed before anything came of it.
         same = now.parent == hello.incarnation and all(
-            now.received[lane] == now.began[lane] for lane in LANES
+            now.received[lane] == now.joined_with[lane] for lane in LANES
         )
         if same:
             return True
@@ -175,10 +177,23 @@ class History:
             if before is not None:
                 rolled[lane] = max(0, before.received[lane] - common)
         now.parent = hello.incarnation
-        now.began, now.received = dict(received), dict(received)
+        now.received, now.joined_with = dict(received), dict(received)
+        now.began = {
+            lane: hello.lanes[lane].acked if fresh else hello.lanes[lane].sent for lane in LANES
+        }
         now.joined = True
         now.rolled_back = sum(rolled.values())
         return Join(after, received, kept, rolled)
+
+    def receive(self, lane: str, number: int) -> None:
+        """Output `number` of the present incarnation reached the relay. One that its image had said
+        already is an output of that image's incarnation too: another start of the same image must
+        not give it to the clients again."""
+        one: Incarnation | None = self.now
+        while one is not None:
+            one.received[lane] = max(one.received[lane], number)
+            of_its_past = number <= one.began[lane] and one.parent != one.number
+            one = self.of(one.parent) if of_its_past else None
 
     def _before(self) -> Incarnation | None:
         """The incarnation whose outputs the clients saw last."""

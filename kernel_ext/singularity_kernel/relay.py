@@ -35,7 +35,7 @@ from . import jupyter_wire, tunnel
 from .incarnations import Positions
 from .relay_clients import EXIT_USAGE, ROUTED, Clients, RelayError, read_connection
 from .relay_control import Control
-from .relay_core import Core
+from .relay_core import MARK_S, Core
 from .relay_store import Full, Store
 from .relay_tunnel import DOMAIN, FILE_VERSION, Gate, Listener, new_client_keys, new_keys
 from .tunnel import Frame, Kind, TunnelError
@@ -159,6 +159,8 @@ class Relay:
     def _timeout(self) -> int | None:
         times = []
         now = time.monotonic()
+        if self._core.owing:
+            times.append(MARK_S)
         if self._stop_at is not None:
             times.append(self._stop_at - now)
         if self._core.stuck or self._clients.owed or self._core.outputs:

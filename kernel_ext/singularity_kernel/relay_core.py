@@ -15,6 +15,11 @@ from .incarnations import Positions
 from .relay_store import Full, Output, Store
 from .tunnel import Answerer, Frame, Hello, Inbox, Kind, Outbox, TunnelError
 
+MARK_S = 0.005
+"""How long ZeroMQ has to write an output to its clients' connections, at least, before it is noted
+as sent. Those of a relay that is killed within are sent again, and the clients drop a message
+whose signature they have seen; without this they would be lost."""
+
 PRUNE_S = 5.0
 
 
@@ -31,7 +36,9 @@ class Core:
         """Why nothing can be written to disk; then nothing may be taken in."""
         self._arrived: list[tuple[str, Sequence[bytes]]] = []
         self._done: dict[str, int] = {}  # newest output of each lane that is not on disk yet
-        self._prune_at = 0.0
+        self._sent: dict[str, tuple[int, int, int]] = {}  # lane -> (newest id, bytes, count)
+        self._settling: dict[str, tuple[int, int, int]] = {}  # those before, not noted yet either
+        self._mark_at = self._prune_at = 0.0
         self._load()
 
     def _load(self) -> None:
@@ -89,6 +96,9 @@ class Core:
         history = self.store.history
         begins = history.check(hello)
         if begins:
+            self._mark()
+            self._mark()
+            self.commit()
             lost = self.store.join(history.join(hello))
             self.outputs = self.store.unpublished()
             self._load()
@@ -107,6 +117,8 @@ class Core:
     def commit(self) -> bool:
         """Write what came to disk; True: from now on it counts. False: see `stuck`."""
         now = time.monotonic()
+        if now >= self._mark_at and self.owing:
+            self._mark()
         try:
             if now >= self._prune_at:
                 self._prune_at = now + PRUNE_S
@@ -131,18 +143,26 @@ class Core:
         return taken
 
     def sent(self, outputs: Sequence[Output]) -> None:
-        """The clients were sent `outputs`. A relay that is killed right before this sends them
-        again: clients drop a message whose signature they have seen."""
-        newest: dict[str, tuple[int, int, int]] = {}
+        """The clients were sent `outputs`; noted on disk a moment later (`MARK_S`)."""
         for output in outputs:
-            _, size, count = newest.get(output.lane, (0, 0, 0))
-            newest[output.lane] = (output.id, size + output.size, count + 1)
-        for lane, (last, size, count) in newest.items():
+            _, size, count = self._sent.get(output.lane, (0, 0, 0))
+            self._sent[output.lane] = (output.id, size + output.size, count + 1)
+
+    @property
+    def owing(self) -> bool:
+        """`commit` has to be called again within `MARK_S`."""
+        return bool(self._sent or self._settling)
+
+    def _mark(self) -> None:
+        for lane, (last, size, count) in self._settling.items():
             self.store.published(last, lane, size, count)
-        self.commit()
+        self._settling, self._sent = self._sent, {}
+        self._mark_at = time.monotonic() + MARK_S
 
     def close(self) -> None:
         """Write what is noted, and close the file."""
+        self._mark()
+        self._mark()
         self.commit()
         self.store.close()
 

@@ -191,7 +191,7 @@ class Store:
     ) -> tuple[int, int]:
         """Note an output of the present incarnation; returns its id and size for `published`."""
         now = self.history.now
-        now.received[lane] = number
+        self.history.receive(lane, number)
         self._last_id += 1
         packed = pack(parts)
         self._notes.append(

@@ -78,6 +78,9 @@ _NOT_FORWARDED = {
     signal.SIGSYS,
 }
 
+_STOPPING = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGTERM}
+"""After one of these a SIGCONT is meant for the kernel."""
+
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
@@ -225,6 +228,7 @@ class Shim:
         self._dialer = Dialer("", 0)
         self._greeted_at = 0.0
         self._said = ""
+        self._continue = False
 
     def _connect(self, info: dict[str, Any], channel: str) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = self._context.socket(
@@ -303,12 +307,16 @@ class Shim:
 
     def _signals(self) -> None:
         try:
-            numbers = os.read(self._wake, 256)
+            numbers = os.read(self._wake, 256).replace(bytes([signal.SIGCHLD]), b"")
         except BlockingIOError:
             return
         for signum in numbers:
-            if signum != signal.SIGCHLD:
+            # SIGCONT comes with every thaw of the capsule too, and then it is not for the kernel:
+            # what its user had stopped must stay so.
+            if signum != signal.SIGCONT or self._continue:
                 self._kernel.signal(signum)
+            if signum in _STOPPING:
+                self._continue = True
 
     # -- the kernel -------------------------------------------------------------------------------
 

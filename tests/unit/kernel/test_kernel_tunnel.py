@@ -193,7 +193,7 @@ class World:
         for lane in LANES:
             mine = [text for text in self.clients[lane] if text in set(self.said[lane])]
             assert list(dict.fromkeys(mine)) == self.said[lane]
-            if self.diligent and not self.kills:
+            if not self.kills and self.diligent:
                 assert len(mine) == len(set(mine))
 
     def run(self, ops: list[tuple[str, str]]) -> None:
