@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -320,6 +321,20 @@ def test_a_wrong_key_and_a_wrong_session_stay_outside(channels: Channels) -> Non
             running.point_shim_here()
             found.kernel_info()
             found.get_shell_msg(timeout=60)
+
+
+def test_ports_are_encrypted_when_the_connection_file_has_keys(channels: Channels) -> None:
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    info = json.loads(channels.client.read_text())
+    replace(channels.client, {**info, "curve_publickey": public, "curve_secretkey": secret})
+    with relay(channels), ipykernel(channels):
+        with client(channels) as found:
+            assert run(found, "print(1)")[1] == "1\n"
+        replace(channels.client, info)
+        with raw_client(channels) as found:
+            found.kernel_info()
+            with pytest.raises(queue.Empty):
+                found.get_shell_msg(timeout=0.5)
 
 
 def test_nothing_spins_while_nothing_happens(channels: Channels) -> None:
