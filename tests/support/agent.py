@@ -285,8 +285,8 @@ class ScriptFleet(LocalFleet):
         super().__init__(**traits)
         self._script = str(script)
 
-    def command(self) -> list[str]:
-        command: list[str] = super().command()
+    def command(self, node: str = "") -> list[str]:
+        command: list[str] = super().command(node)
         place = command.index("-m")
         command[place : place + 2] = [self._script]
         return command

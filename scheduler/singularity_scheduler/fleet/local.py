@@ -1,33 +1,19 @@
-"""`LocalFleet`: one node, this machine. The embedded default.
-
-The agent is a process of its own that outlives the service: a restarted service finds it by the
-file that the agent leaves in its state folder, and its sessions never notice. An agent that dies
-is started again and takes its sessions over.
-"""
+"""`LocalFleet`: the nodes of this machine, one unless more are named. The embedded default."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from singularity_proxy.capsule.launcher import (
-    CapsuleSpec,
-    last_words,
-    spawn,
-    stripped_environment,
-    trim_log,
-)
-from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.errors import BadRequest, NotFound, SingularityError, Unavailable
-from traitlets import Enum, Integer, List, Unicode, default
+from traitlets import Dict, Enum, Integer, List, TraitError, Unicode, default, validate
 from traitlets.config import LoggingConfigurable
 
-from .base import AgentLink, Callbacks, retry_pause
+from .base import Callbacks
+from .local_agent import LocalAgent
 
 if TYPE_CHECKING:
     from singularity_scheduler.service.ports import (
@@ -37,16 +23,10 @@ if TYPE_CHECKING:
         Hello,
     )
 
-ANNOUNCEMENT = "agent.json"
-"""The agent's file in its state folder: where it listens, and which process it is."""
+NAMESPACES = "/run/netns"
+"""Where `ip netns` keeps the network namespaces that have a name."""
 
-START_LIMIT_S = 60.0
-"""How long an agent may take from its start to its first answer (it may probe GPUs)."""
-
-ANSWER_LIMIT_S = 5.0
-"""How long an agent that lives may leave a connection unanswered."""
-
-LOG_BYTES = 1 << 20
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -61,7 +41,7 @@ def parse_bytes(text: str) -> int:
 
 
 class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
-    """The agent of this machine: found or started, watched, restarted (a `service.ports.Fleet`)."""
+    """The agents of this machine: found or started, watched, restarted (`service.ports.Fleet`)."""
 
     state_dir = Unicode(
         config=True,
@@ -77,6 +57,20 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
         help="Folder of rings and parked device state. Empty: a new one in /dev/shm.",
     )
     node = Unicode("local", config=True, help="Name of the node in the cluster.")
+    nodes = List(
+        Unicode(),
+        config=True,
+        help="""Names of several nodes on this machine, each with an agent, folders and devices of
+        its own: ["node-1", "node-2"]. Their folders are named after those above and the node.
+        Sessions move between them through the checkpoint store. Empty: one node, called `node`.""",
+    )
+    netns = Dict(
+        value_trait=Unicode(),
+        key_trait=Unicode(),
+        config=True,
+        help="""Node -> network namespace (of `ip netns`) in which its agent and sessions run, with
+        addresses of their own. It must be there, and the service must be root.""",
+    )
     device_type = Enum(
         ("auto", "cpu", "cuda"),
         default_value="auto",
@@ -104,13 +98,22 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
         base = getattr(self.parent, "state_dir", "") or os.getcwd()
         return os.path.join(base, "agent")
 
+    @validate("nodes")  # type: ignore[untyped-decorator]
+    def _check_nodes(self, proposal: Any) -> list[str]:
+        names: list[str] = proposal["value"]
+        for name in names:
+            if not _NODE.fullmatch(name):
+                raise TraitError(
+                    f"{name!r} cannot be the name of a node: letters, digits, dots and dashes can"
+                )
+        if len(set(names)) != len(names):
+            raise TraitError("two nodes have the same name")
+        return names
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._callbacks = Callbacks()
-        self._link = AgentLink(self._callbacks)
-        self._agent: ProcessWatch | None = None
-        self._supervisor: asyncio.Task[None] | None = None
-        self._ended = False
+        self._agents: list[LocalAgent] = []
 
     # -- Fleet ------------------------------------------------------------------------------------
 
@@ -124,163 +127,119 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
         self._callbacks.connection = callback
 
     async def start(self) -> None:
-        """Find or start the agent, connect, and keep it so. Raises `Unavailable` with the agent's
-        last words when it does not start."""
-        self._ended = False
-        hello = await self._connect()
-        self._warn_about_devices(hello)
-        self._supervisor = asyncio.ensure_future(self._supervise())
+        """Find or start the agents, connect, and keep it so. Raises `Unavailable` with an agent's
+        last words when none starts; of several, those that do not are tried again and again."""
+        if not self._agents:
+            self._agents = [self._make(node) for node in self.nodes] or [self._make("")]
+        found = await asyncio.gather(*(a.start() for a in self._agents), return_exceptions=True)
+        for answer in found:
+            if isinstance(answer, BaseException) and not isinstance(answer, SingularityError):
+                raise answer
+        failed = [error for error in found if isinstance(error, SingularityError)]
+        if len(failed) == len(found):
+            raise failed[0]
+        for agent, answer in zip(self._agents, found, strict=True):
+            if isinstance(answer, SingularityError):
+                self.log.error("%s", answer.message)
+                agent.supervise()
+            elif not isinstance(answer, BaseException):
+                self._warn_about_devices(answer)
+
+    def _make(self, node: str) -> LocalAgent:
+        def command() -> list[str]:
+            return self.command(node) if node else self.command()
+
+        return LocalAgent(_below(self.state_dir, node), command, self._callbacks, self.log)
 
     async def stop(self) -> None:
-        """Close the connection; the agent and its sessions go on. Idempotent."""
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervisor
-            self._supervisor = None
-        await self._link.close()
-        if self._agent is not None:
-            self._agent.close()
-            self._agent = None
+        """Close the connections; the agents and their sessions go on. Idempotent."""
+        await asyncio.gather(*(agent.stop() for agent in self._agents))
 
     async def stop_agent(self) -> None:
-        """End all sessions and the agent, then close; the orderly stop of a whole platform."""
-        with contextlib.suppress(Unavailable):
-            await self.call(self._link.node, "shutdown", 6.0)
-        if self._agent is not None:
-            await self._agent.wait(2.0)
-        await self.stop()
+        """End all sessions and the agents, then close; the orderly stop of a whole platform."""
+        await asyncio.gather(*(agent.shut_down() for agent in self._agents))
 
     async def hello(self) -> list[Hello]:
-        """The agent's `hello`; empty while it is not connected."""
-        try:
-            return [await self._link.call("hello", 10.0, {})]
-        except Unavailable:
-            return []
+        """`hello` of every agent that is connected."""
+
+        async def ask(agent: LocalAgent) -> Hello | None:
+            try:
+                answer: Hello = await agent.call("hello", 10.0, {})
+            except Unavailable:
+                return None
+            return answer
+
+        told = await asyncio.gather(*map(ask, self._agents))
+        return [hello for hello in told if hello is not None]
 
     async def call(
         self, node: str, method: str, timeout: float | None = 60.0, **params: Any
     ) -> Any:
         """Call the agent of `node`; after "shutdown" it is not started again."""
-        if self._link.node and node != self._link.node:
-            raise NotFound(f"there is no node '{node}' in this fleet", node=node)
-        if method == "shutdown":
-            self._ended = True
-        return await self._link.call(method, timeout, params)
+        return await self._agent(node).call(method, timeout, params)
 
-    # -- the agent process ------------------------------------------------------------------------
-
-    async def _supervise(self) -> None:
-        failures = 0
-        while True:
-            await self._link.wait_closed()
-            if self._ended:
-                return
-            if not failures:
-                self.log.warning("the node agent is gone; its sessions go on, it is started again")
-            await retry_pause(failures)
-            try:
-                await self._connect()
-                failures = 0
-                self.log.info("the node agent of '%s' answers again", self._link.node)
-            except SingularityError as error:
-                failures += 1
-                self.log.error("%s", error.message)
-
-    async def _connect(self) -> Hello:
-        """Connect to the agent that runs, or start one."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + ANSWER_LIMIT_S
-        while (announced := self._read_announcement()) is not None:
-            try:
-                hello = await self._link.connect(announced["socket"])
-                self._watch(announced)
-                return hello
-            except Unavailable:
-                if not self._is_alive(announced):
-                    break
-                if loop.time() >= deadline:
-                    raise
-            await asyncio.sleep(0.05)
-        return await self._start_agent()
-
-    async def _start_agent(self) -> Hello:
-        _make_folder(self.state_dir)
-        log_path = os.path.join(self.state_dir, "agent.log")
-        trim_log(log_path, LOG_BYTES)
-        watch = ProcessWatch(
-            spawn(
-                CapsuleSpec(
-                    argv=self.command(),
-                    env=stripped_environment(os.environ),
-                    cwd="/",
-                    log_path=log_path,
-                )
+    def _agent(self, node: str) -> LocalAgent:
+        for agent in self._agents:
+            if agent.link.node == node:
+                return agent
+        unknown = [agent for agent in self._agents if not agent.link.node]
+        if unknown and (node in self.nodes or not self.nodes):
+            return unknown[0] if not self.nodes else self._agents[self.nodes.index(node)]
+        if not self._agents:
+            raise Unavailable(
+                "no node agent was started; its sessions go on, try again in a moment"
             )
-        )
-        self._agent = watch
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + START_LIMIT_S
-        while loop.time() < deadline:
-            announced = self._read_announcement()
-            if announced is not None:
-                # Ours, or one that somebody else started meanwhile: then ours has ended.
-                with contextlib.suppress(Unavailable):
-                    return await self._link.connect(announced["socket"])
-            if not watch.alive:
-                break
-            await asyncio.sleep(0.02)
-        words = last_words(log_path) or "it said nothing"
-        raise Unavailable(f"the node agent did not start ({words}); the log is {log_path}")
+        raise NotFound(f"there is no node '{node}' in this fleet", node=node)
 
-    def command(self) -> list[str]:
-        """The agent's command line."""
+    # -- the agents' command lines ----------------------------------------------------------------
+
+    def command(self, node: str = "") -> list[str]:
+        """The command line of the agent of `node` ("": the one that there is)."""
         command = [
+            *self._inside(node or self.node),
             *(sys.executable, "-m", "singularity_scheduler.agent"),
-            f"--NodeAgent.state_dir={os.path.abspath(self.state_dir)}",
-            f"--NodeAgent.node={self.node}",
+            f"--NodeAgent.state_dir={os.path.abspath(_below(self.state_dir, node))}",
+            f"--NodeAgent.node={node or self.node}",
             f"--NodeAgent.device_type={self.device_type}",
             f"--NodeAgent.device_count={self.cpu_devices}",
             f"--NodeAgent.device_capacity_bytes={parse_bytes(self.cpu_capacity)}",
         ]
         if self.runtime_dir:
-            command.append(f"--NodeAgent.runtime_dir={self.runtime_dir}")
+            command.append(f"--NodeAgent.runtime_dir={_beside(self.runtime_dir, node)}")
         if self.shm_dir:
-            command.append(f"--NodeAgent.shm_dir={self.shm_dir}")
+            command.append(f"--NodeAgent.shm_dir={_beside(self.shm_dir, node)}")
         return [*command, *self.agent_args]
 
-    def _read_announcement(self) -> dict[str, Any] | None:
-        try:
-            with open(os.path.join(self.state_dir, ANNOUNCEMENT), encoding="utf-8") as file:
-                body: dict[str, Any] = json.load(file)
-        except (FileNotFoundError, ValueError):
-            return None
-        return body if isinstance(body.get("socket"), str) else None
-
-    def _is_alive(self, announced: dict[str, Any]) -> bool:
-        identity = ProcessIdentity.from_json(announced.get("process"))
-        try:
-            return identity is not None and ProcessIdentity.of(identity.pid) == identity
-        except ProcessLookupError:
-            return False
-
-    def _watch(self, announced: dict[str, Any]) -> None:
-        identity = ProcessIdentity.from_json(announced.get("process"))
-        if identity is not None and (self._agent is None or self._agent.identity != identity):
-            if self._agent is not None:
-                self._agent.close()
-            self._agent = ProcessWatch(identity)
+    def _inside(self, node: str) -> list[str]:
+        """What runs a command in the network namespace of the node."""
+        name = self.netns.get(node)
+        if not name:
+            return []
+        if not os.path.exists(os.path.join(NAMESPACES, name)):
+            raise Unavailable(
+                f"there is no network namespace '{name}' for node {node}, so it was not started: "
+                f"ip netns add {name}, or leave it out of LocalFleet.netns",
+                node=node,
+            )
+        return ["ip", "netns", "exec", name]
 
     def _warn_about_devices(self, hello: Hello) -> None:
         found = len(hello["devices"])
         if self.cpu_devices and found != self.cpu_devices:
             self.log.warning(
-                "the running node agent has %d devices, not the %d configured; they change when "
-                "the platform is stopped and started",
+                "the running node agent of %s has %d devices, not the %d configured; they change "
+                "when the platform is stopped and started",
+                hello["node"],
                 found,
                 self.cpu_devices,
             )
 
 
-def _make_folder(path: str) -> None:
-    os.makedirs(path, 0o700, exist_ok=True)
+def _below(folder: str, node: str) -> str:
+    """The folder of one of several nodes; of the only one it is `folder` itself."""
+    return os.path.join(folder, node) if node else folder
+
+
+def _beside(folder: str, node: str) -> str:
+    """The same for folders that agents make and remove; no folder around them is left over."""
+    return f"{folder.rstrip('/')}-{node}" if node else folder

@@ -23,8 +23,8 @@ ONE, TWO = (f"GPU-0000000{i}-1111-2222-3333-444444444444" for i in (0, 1))
 class GpuFleet(LocalFleet):
     """The real agent on a machine with two GPUs whose NVML is replayed."""
 
-    def command(self) -> list[str]:
-        command: list[str] = super().command()
+    def command(self, node: str = "") -> list[str]:
+        command: list[str] = super().command(node)
         place = command.index("-m")
         command[place : place + 2] = [str(SUPPORT / "agent_with_nvml.py")]
         settings = ["--NodeAgent.health_every_s=0.2", "--NodeAgent.warm_proxies=0"]
