@@ -51,6 +51,10 @@ class Board:
             return True
         if kind == "queue":
             return self._move_up(data.get("places") or {})
+        if kind == "progress" and data.get("session") in self.sessions:
+            known = self.sessions[data["session"]]
+            self.sessions[data["session"]] = {**known, "progress": data.get("progress")}
+            return True
         return False
 
     def _move_up(self, places: Mapping[str, int]) -> bool:

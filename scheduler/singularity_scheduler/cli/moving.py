@@ -18,6 +18,7 @@ from .completing_words import earlier_words
 from .exits import OK, REFUSED
 from .sessions import QUICK_S, find
 from .verbs import VerbApp
+from .views import speed
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -148,15 +149,6 @@ def draw(drawn: Progress | None, session: Mapping[str, Any]) -> None:
         completed=int(told["bytes_done"]),
         speed=speed(told),
     )
-
-
-def speed(told: Mapping[str, Any]) -> str:
-    """ "120 MiB/s, 3 s left": the rate and the time left as far as they are known."""
-    rate, eta = float(told.get("rate") or 0.0), told.get("eta_s")
-    parts = [f"{texts.size(rate)}/s"] if rate else []
-    if eta is not None:
-        parts.append(f"{float(eta):.0f} s left" if float(eta) < 120 else f"{eta / 60:.0f} min left")
-    return ", ".join(parts)
 
 
 class CheckpointWordApp(MovingApp):

@@ -48,12 +48,31 @@ def session_table(sessions: Sequence[Json], now: datetime, empty: str = "") -> T
             state_word(session),
             texts.devices(session),
             texts.age(session.get("created_at"), now),
-            texts.clean(session.get("reason")),
+            progress_text(session) or texts.clean(session.get("reason")),
         ]
         for session in sessions
     ]
     styles = [STYLES.get(str(session.get("state")), "") for session in sessions]
     return Table(columns, rows, empty, styles)
+
+
+def progress_text(session: Json) -> str:
+    """How far the transfer to or from the store is: "45 % of 1.2 GiB, 120 MiB/s, 3 s left"."""
+    told = session.get("progress")
+    if not told:
+        return ""
+    total, done = int(told.get("bytes_total") or 0), int(told.get("bytes_done") or 0)
+    share = f"{100 * done // total} % of {texts.size(total)}" if total else ""
+    return ", ".join(part for part in (share, speed(told)) if part)
+
+
+def speed(told: Json) -> str:
+    """ "120 MiB/s, 3 s left": the rate and the time left as far as they are known."""
+    rate, eta = float(told.get("rate") or 0.0), told.get("eta_s")
+    parts = [f"{texts.size(rate)}/s"] if rate else []
+    if eta is not None:
+        parts.append(f"{float(eta):.0f} s left" if float(eta) < 120 else f"{eta / 60:.0f} min left")
+    return ", ".join(parts)
 
 
 def state_word(session: Json) -> str:
@@ -71,6 +90,7 @@ def session_card(session: Json, now: datetime) -> Card:
         ("Kind", str(session.get("kind") or "")),
         ("Tier", str(session.get("tier") or "")),
         ("State", texts.outcome({**session, "state": state_word(session)})),
+        ("Transfer", progress_text(session)),
         ("Activity", _activity(session, now)),
         ("Devices", _devices(session)),
         ("Node", texts.clean(session.get("node"))),
@@ -290,6 +310,16 @@ def device_sentence(device: Json) -> str:
     holder = device.get("session")
     rest = f"; session {holder} is leaving it" if holder else ""
     return f"{where} is {device_state(device)}{rest}"
+
+
+def cannot_store(cluster: Json) -> list[str]:
+    """A line for each node that cannot store whole sessions, and why."""
+    return [
+        f"node {texts.clean(node.get('id'))} cannot store whole sessions: "
+        f"{texts.clean(images.get('reason'))}"
+        for node in cluster.get("nodes") or ()
+        if node.get("connected") and (images := node.get("images")) and not images.get("available")
+    ]
 
 
 def summary(cluster: Json) -> str:

@@ -38,7 +38,8 @@ LOG_POLL_S = 0.25
     "GET",
     "events",
     "Server-sent events: `snapshot` with all sessions one may see, then `session` for each that "
-    "changed and `queue` with the places (`{places: {session: place}}`) that changed. With "
+    "changed, `queue` with the places (`{places: {session: place}}`) that changed, and `progress` "
+    "(`{session, progress}`, null when it is over) of transfers to and from the store. With "
     "`Last-Event-ID` exactly what was missed comes instead of the snapshot, while it is still "
     "known. Sessions are as in `GET sessions`: what is long in their runs is null. The stream ends "
     "when the token does not count any more.",

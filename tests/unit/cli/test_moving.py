@@ -17,8 +17,10 @@ from singularity_scheduler.cli import (
     suspend,
 )
 from singularity_scheduler.cli.base import ServiceApp
+from singularity_scheduler.cli.board import Board
 from singularity_scheduler.cli.completing_words import earlier_words
-from singularity_scheduler.cli.moving import checkpoint_choices, loss_text, speed, under_way
+from singularity_scheduler.cli.moving import checkpoint_choices, loss_text, under_way
+from singularity_scheduler.cli.views import cannot_store, progress_text, speed
 from support.cli_double import Double, session
 
 Captured = pytest.CaptureFixture[str]
@@ -206,3 +208,28 @@ def test_completion_of_checkpoints() -> None:
 def test_which_words_come_first(line: str, words: list[str]) -> None:
     environ = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
     assert earlier_words("", environ) == words
+
+
+def test_progress_in_the_live_table() -> None:
+    board = Board()
+    board.apply({"event": "snapshot", "data": {"sessions": [session(1)]}}, 0.0)
+    told = {"bytes_done": 450, "bytes_total": 1000, "rate": 100.0, "eta_s": 5.5}
+    event = {"event": "progress", "data": {"session": FIRST, "progress": told}}
+    assert board.apply(event, 1.0)
+    assert progress_text(board.sessions[FIRST]) == "45 % of 1000 B, 100 B/s, 6 s left"
+    event["data"]["progress"] = None  # type: ignore[index]
+    assert board.apply(event, 2.0)
+    assert progress_text(board.sessions[FIRST]) == ""
+    event["data"]["session"] = SECOND  # type: ignore[index]
+    assert not board.apply(event, 3.0)
+
+
+def test_nodes_that_cannot_store_say_why() -> None:
+    able = {"available": True, "reason": ""}
+    not_able = {"available": False, "reason": "criu is missing"}
+    nodes = [
+        {"id": "a", "connected": True, "images": able},
+        {"id": "b", "connected": True, "images": not_able},
+        {"id": "c", "connected": False, "images": not_able},
+    ]
+    assert cannot_store({"nodes": nodes}) == ["node b cannot store whole sessions: criu is missing"]
