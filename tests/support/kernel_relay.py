@@ -245,6 +245,30 @@ def iopub(found: BlockingKernelClient, kind: str) -> dict[str, Any]:
             return message
 
 
+COUNT = (
+    "import sys, time\n"
+    "for i in range({n}):\n"
+    "    sys.stdout.write(str(i) + chr(10))\n"  # one message each
+    "    sys.stdout.flush()\n"
+    "    time.sleep({pause})"
+)
+
+
+def numbers(found: BlockingKernelClient, count: int) -> list[int]:
+    """The numbers that `COUNT` prints, in the order they come, until the last one."""
+    seen: list[int] = []
+    while not seen or seen[-1] != count - 1:
+        try:
+            message = found.get_iopub_msg(timeout=60)
+        except ValueError as error:
+            if "Duplicate Signature" not in str(error):
+                raise
+            continue  # sent again: the relay was killed before it noted that it had been sent
+        if message["msg_type"] == "stream":
+            seen += [int(word) for word in message["content"]["text"].split()]
+    return seen
+
+
 def run(found: BlockingKernelClient, code: str, **options: Any) -> tuple[dict[str, Any], str]:
     """Execute `code`; returns the reply's content and all stream text."""
     streams = []

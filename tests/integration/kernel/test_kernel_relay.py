@@ -21,6 +21,7 @@ import zmq
 from jupyter_client.blocking import BlockingKernelClient
 from singularity_proxy.wire.rpc import SyncPeer
 from support.kernel_relay import (
+    COUNT,
     Channels,
     RelayProcess,
     alive,
@@ -29,6 +30,7 @@ from support.kernel_relay import (
     cpu_ticks,
     iopub,
     ipykernel,
+    numbers,
     raw_client,
     relay,
     relay_command,
@@ -146,14 +148,15 @@ def test_a_subshell_answers_while_a_cell_runs(kernel: tuple[Channels, int]) -> N
     with client(kernel[0]) as found:
         found.control_channel.send(found.session.msg("create_subshell_request", {}))
         subshell = found.get_control_msg(timeout=30)["content"]["subshell_id"]
-        busy = found.execute("import time; go = False\nwhile not go: time.sleep(0.01)")
+        run(found, "import time; go = False")
+        busy = found.execute("while not go: time.sleep(0.01)")
         message = found.session.msg(
             "execute_request", {"code": "go = True", "silent": False, "store_history": False}
         )
         message["header"]["subshell_id"] = subshell
         found.shell_channel.send(message)
-        replies = [found.get_shell_msg(timeout=30)["parent_header"]["msg_id"] for _ in range(2)]
-        assert replies == [message["header"]["msg_id"], busy]
+        replies = {found.get_shell_msg(timeout=30)["parent_header"]["msg_id"] for _ in range(2)}
+        assert replies == {message["header"]["msg_id"], busy}
         found.control_channel.send(
             found.session.msg("delete_subshell_request", {"subshell_id": subshell})
         )
@@ -168,23 +171,6 @@ def test_the_first_subscriber_is_welcomed(kernel: tuple[Channels, int]) -> None:
 
 
 # ---- what dies, and what is frozen ---------------------------------------------------------------
-
-COUNT = "import time\nfor i in range({n}):\n    print(i, flush=True)\n    time.sleep({pause})"
-
-
-def numbers(found: BlockingKernelClient, count: int) -> list[int]:
-    """The numbers that `COUNT` prints, in the order they come, until the last one."""
-    seen: list[int] = []
-    while not seen or seen[-1] != count - 1:
-        try:
-            message = found.get_iopub_msg(timeout=60)
-        except ValueError as error:
-            if "Duplicate Signature" not in str(error):
-                raise
-            continue  # sent again: the relay was killed before it noted that it had been sent
-        if message["msg_type"] == "stream":
-            seen += [int(word) for word in message["content"]["text"].split()]
-    return seen
 
 
 @contextlib.contextmanager
