@@ -26,6 +26,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +67,8 @@ FREEZE_S = 5.0
 """A process that does not stop within this many seconds hangs in the system (a dead NFS server)."""
 
 _PRIVATE = ("/tmp", "/dev/shm")
+_OWN_FOLDERS = (sys.prefix, str(Path(__file__).resolve().parents[2]))
+"""The environment and the checkout of this product: a worker and a shim load parts of it."""
 _PGROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
 
 
@@ -407,13 +410,17 @@ def kept_folders(spec: CapsuleSpec, more: Sequence[str] = ()) -> list[str] | Non
     """The folders that keep their place in the private /tmp and /dev/shm, outer ones first; None
     when the command works in /tmp itself, which then cannot be private.
 
-    Those are the session's own, and what the command names: its working folder, its home, Python's
-    path, and the folder of every file or folder that is an argument.
+    Those are the session's own, and where the things are that the command names: its working
+    folder, its home, Python's path, this product, every file or folder that is an argument. Of
+    these the whole folder of /tmp counts, `/tmp/work` for `/tmp/work/.venv/bin/python`: who names a
+    part needs the rest. Only what holds the session's own folders is no such whole.
     """
-    named = [spec.cwd, *more, *_folders_of(spec.argv), *_folders_in(spec.env)]
-    wanted = {os.path.normpath(p) for p in (*spec.keep, *named) if os.path.isabs(p)}
-    if wanted & set(_PRIVATE):
+    named = [spec.cwd, *more, *_folders_of(spec.argv), *_folders_in(spec.env), *_OWN_FOLDERS]
+    named = [os.path.normpath(p) for p in named if os.path.isabs(p)]
+    own = [os.path.normpath(p) for p in spec.keep]
+    if set(_PRIVATE) & {*own, *named}:
         return None
+    wanted = {*own, *(_whole(p, own) for p in named if os.path.isdir(p))}
     inside = sorted(p for p in wanted if _private_base(p) and os.path.isdir(p))
     kept: list[str] = []
     for path in inside:
@@ -424,6 +431,16 @@ def kept_folders(spec: CapsuleSpec, more: Sequence[str] = ()) -> list[str] | Non
 
 def _private_base(path: str) -> str | None:
     return next((base for base in _PRIVATE if path.startswith(f"{base}/")), None)
+
+
+def _whole(path: str, own: Sequence[str]) -> str:
+    """The highest folder above `path`, below /tmp or /dev/shm, that holds none of `own`."""
+    base = _private_base(path)
+    while base and (above := os.path.dirname(path)) != base:
+        if any(folder == above or folder.startswith(f"{above}/") for folder in own):
+            break
+        path = above
+    return path
 
 
 def _folders_of(argv: Sequence[str]) -> Iterator[str]:

@@ -219,8 +219,8 @@ def test_a_cell_that_was_frozen_while_it_asked_says_where_it_is(notebook: Notebo
     said = notebook.text("%singularity suspend")
     assert said.startswith("This cell was away for ")
     assert said.endswith(
-        "and goes on, now on node node-2: it came back from checkpoint k1, process state; not brought "
-        "back: 1 open socket."
+        "and goes on, now on node node-2: it came back from checkpoint k1, process state; "
+        "not brought back: 1 open socket."
     )
     # A checkpoint cuts the connection too, and this process has never been away.
     stored = {"id": "k2", "name": "good", "at": None, "level": "process", "bytes": 1024}
