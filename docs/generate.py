@@ -22,6 +22,7 @@ from typing import Any
 from generate_api import events_page, metrics_page, openapi_document, rest_page
 from generate_support import support_page
 from generate_text import cell, first_paragraph, table
+from generate_tunnel import tunnel_page
 
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 
@@ -315,6 +316,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "events.md": events_page,
     "ring.md": ring_page,
     "support.md": support_page,
+    "tunnel.md": tunnel_page,
 }
 
 

@@ -176,6 +176,12 @@ class NodeAgent(Application):  # type: ignore[misc]
         help="""Folders below /tmp or /dev/shm that sessions share with the machine, besides those
         that their command names. What lies there does not travel with a session.""",
     )
+    tunnel_ip = Unicode(
+        "127.0.0.1",
+        config=True,
+        help="""Address of this node at which its relays listen for kernels that run on other nodes;
+        the connection is encrypted, and only the session's own capsule is let in.""",
+    )
     uid_range = Unicode(
         "1900000000-1900009999",
         config=True,
@@ -397,6 +403,7 @@ class AgentProcess:
             log_bytes=app.log_bytes,
             keep_logs=app.keep_logs,
             park_by=app.park_by,
+            tunnel_ip=app.tunnel_ip,
         )
 
     def _announce(self, state_dir: str, path: str) -> None:

@@ -39,6 +39,7 @@ from .relays import (
     shim_command,
     start_relay,
     write_private,
+    write_tunnel,
 )
 from .rings import RingSet, ring_number
 from .session_api import SessionApi
@@ -240,8 +241,7 @@ class Lifecycle:
         )
         record.relay = live.relay.identity
         self._node.save(live)
-        path = os.path.join(settings.session_dir(record.session), "tunnel.json")
-        write_private(path, await live.relay.tunnel(), (record.uid, record.gid))
+        write_tunnel(settings, record, await live.relay.tunnel())
 
     def _relay_event(self, live: LiveSession, name: str, data: dict[str, Any]) -> None:
         """The relay said something by itself."""
@@ -404,7 +404,7 @@ class Lifecycle:
             return
         if live.relay is not None:
             with contextlib.suppress(Unavailable):  # it is gone: then another one is started
-                await live.relay.call("status")
+                await live.relay.status()
         watch = live.capsule.watch if live.capsule else live.joined
         if watch is None:
             await self.end(live, "the node agent was restarted while it started", 0.0)

@@ -125,9 +125,49 @@ class Relay:
 
         return handle
 
+    async def status(self) -> dict[str, Any]:
+        """`connected`, `joined` (a capsule has joined the present incarnation), `waiting` (requests
+        that the capsule does not have), `positions`, `tunnel`, and what the begin of the present
+        `incarnation` changed: `requests_again`, `outputs_rolled_back`."""
+        found: dict[str, Any] = await self.call("status")
+        return found
+
     async def tunnel(self) -> dict[str, Any]:
-        """What a shim needs to reach it: the content of the tunnel file. Holds keys."""
-        found: dict[str, Any] = (await self.call("status"))["tunnel"]
+        """What a shim needs to reach it: the content of the tunnel file (`write_tunnel`, on the
+        node of the capsule). Holds keys."""
+        found: dict[str, Any] = (await self.status())["tunnel"]
+        return found
+
+    async def positions(self) -> dict[str, Any]:
+        """Where the connection stands, for a checkpoint's manifest: asked for while the capsule is
+        frozen. From here on the relay keeps what a rollback to it needs, until `forget`."""
+        found: dict[str, Any] = await self.call("positions", keep=True)
+        return found
+
+    async def forget(self, before: dict[str, Any] | None) -> None:
+        """Keep only what rollbacks to the checkpoint with the positions `before` and to later ones
+        need; None: there is no checkpoint any more."""
+        await self.call("forget", before=before)
+
+    async def set_away(self, away: bool) -> None:
+        """While the session is away the relay answers for it, and says when it is wanted."""
+        await self.call("away", away=away)
+
+    async def begin(self, incarnation: int, *, fresh: bool = False) -> dict[str, Any]:
+        """Begin an incarnation before an older image is restored (`fresh`: before a kernel is
+        started anew): returns the new `status`, whose `tunnel` the capsule needs. Whoever was
+        connected is shut out. What it changed is exact once a capsule has `joined`. A fork has a
+        relay of its own and begins with one more than its image's incarnation. Idempotent until a
+        capsule has joined; raises `Conflict` for a number that is not new."""
+        found: dict[str, Any] = await self.call(
+            "begin_incarnation", number=incarnation, fresh=fresh
+        )
+        return found
+
+    async def rolled_back(self, incarnation: int) -> list[dict[str, Any]]:
+        """The newest outputs that the begin of `incarnation` rolled back, oldest first: `at` (unix
+        time), `channel`, `type`, `request` (its message id). For the loss report."""
+        found: list[dict[str, Any]] = await self.call("rolled_back", incarnation=incarnation)
         return found
 
     async def hang_up(self) -> None:
@@ -140,6 +180,13 @@ class Relay:
         """End the process; its state stays."""
         await self.hang_up()
         await self.capsule.end(grace_s)
+
+
+def write_tunnel(settings: Settings, record: SessionRecord, tunnel: dict[str, Any]) -> None:
+    """Tell the session's shim where its relay is: before the start of a kernel, and before a
+    restored capsule is thawed. The relay may be on another node."""
+    path = os.path.join(settings.session_dir(record.session), "tunnel.json")
+    write_private(path, tunnel, (record.uid, record.gid))
 
 
 def make_relay_folder(settings: Settings, record: SessionRecord, client: dict[str, Any]) -> None:
@@ -203,7 +250,7 @@ async def start_relay(
     relay = Relay(settings, record, identity, ended, on_event)
     try:
         if await _is_ready(ready_r):
-            await relay.call("status")
+            await relay.status()
             started = True
     except Unavailable:
         pass  # it ended right after it was ready

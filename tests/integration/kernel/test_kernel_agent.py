@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from jupyter_client.asynchronous import AsyncKernelClient
+from singularity_proxy.errors import Conflict
+from singularity_proxy.wire.rpc import SyncPeer
 from support.agent import AgentBox, until
 from support.kernel_relay import Channels
 
@@ -107,3 +109,23 @@ async def _busy(box: AgentBox, sid: str, expected: bool) -> None:
             return
         await asyncio.sleep(0.02)
     raise AssertionError(f"the agent did not learn that busy is {expected}")
+
+
+async def test_the_agents_line_to_the_relay(short_dir: Path) -> None:
+    """What a checkpoint and a way back will ask for, over the relay's own control socket."""
+    channels = Channels(short_dir)
+    async with AgentBox(double=True) as box, notebook(box, channels) as (sid, client):
+        with SyncPeer(box.runtime / "r" / sid / "control.sock") as peer:
+            before = peer.call("positions", keep=True)
+            assert before["incarnation"] == 1
+            await run(client, "1")
+            assert peer.call("positions")["requests"]["shell"] == before["requests"]["shell"] + 1
+            await box.kill_agent()
+            peer.call("away", away=True)
+            client.execute("2")
+            await box.event("session.wanted", sid)
+            peer.call("away", away=False)
+            status = peer.call("begin_incarnation", number=2)
+            assert (status["joined"], status["connected"]) == (False, False)
+            with pytest.raises(Conflict, match="incarnation 1 is not new"):
+                peer.call("begin_incarnation", number=1)
