@@ -135,13 +135,9 @@ def in_use(draft: Draft, view: SessionView, over: bool = False) -> set[str]:
     used = set() if over else {view.restore_from}
     if not over and not view.final and (newest := view.newest_whole):
         used.add(newest.id)
-    others = (draft.get(sid) for sid in {*draft.state.sessions, *draft.changed})
-    used |= {
-        v.restore_from
-        for v in others
-        if v is not None and v.source == view.id and v.restore_from and not v.final
-    }
-    return used
+    forks = [draft.get(sid) for sid in draft.state.forks.get(view.id, ())]
+    forks += [v for v in draft.changed.values() if v.source == view.id]
+    return used | {v.restore_from for v in forks if v is not None and not v.final} - {""}
 
 
 def drop(draft: Draft, view: SessionView, ids: Iterable[str]) -> SessionView:

@@ -87,6 +87,8 @@ class ClusterState:
         self.nodes: dict[str, Node] = {}
         self.returning: list[QueueKey] = []
         """Sorted keys of the suspended sessions that wait for a node to come back to."""
+        self.forks: dict[str, set[str]] = {}
+        """session -> those that were forked from it"""
         self.retention = Retention()
         self.progress: dict[str, dict[str, Any]] = {}
         """session -> how far its transfer is; only shown, nothing is decided on it."""
@@ -150,6 +152,8 @@ class ClusterState:
             node.retry.add(view.id)
         if view.returning:
             insort(self.returning, view.queue_key)
+        if view.source:
+            self.forks.setdefault(view.source, set()).add(view.id)
 
     def _remove(self, old: SessionView) -> None:
         """Out of every index; it may come back on another node."""
@@ -167,6 +171,10 @@ class ClusterState:
         if old.returning:
             del self.returning[bisect_left(self.returning, old.queue_key)]
         node.retry.discard(old.id)
+        if old.source and (forks := self.forks.get(old.source)):
+            forks.discard(old.id)
+            if not forks:
+                del self.forks[old.source]
 
     def waiting(self, node_id: str) -> Iterator[SessionView]:
         """The queue of one node in the order in which it is served."""

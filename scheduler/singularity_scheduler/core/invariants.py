@@ -41,6 +41,11 @@ def check(state: ClusterState) -> None:
             and v.device_state in (DeviceState.NONE, DeviceState.PARKED)
         }
         _hold(node.retry == retry, f"retries of {node.id}: {node.retry} is not {retry}")
+    forks: dict[str, set[str]] = {}
+    for view in state.sessions.values():
+        if view.source:
+            forks.setdefault(view.source, set()).add(view.id)
+    _hold(state.forks == forks, f"forks: {state.forks} is not {forks}")
     returning = sorted(v.queue_key for v in state.sessions.values() if v.returning)
     _hold(state.returning == returning, f"returning: {state.returning} is not {returning}")
 

@@ -372,7 +372,6 @@ def restore_asked(draft: Draft, view: SessionView, event: ev.RestoreAsked) -> No
     view = replace(
         view,
         held_by=None,
-        target=view.node,
         called=True,
         restore_from=reference.id,
         rollback=True,

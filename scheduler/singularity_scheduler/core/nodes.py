@@ -121,17 +121,21 @@ def joined(draft: Draft, event: ev.NodeJoined) -> None:
             _reissue(draft, view)
         elif view.process_state is ProcessState.SUSPENDED:
             _suspended(draft, view, facts.get(sid))
-        elif sid not in facts:
-            _missing(draft, view)
-        elif view.final:
+        elif view.final and sid in facts:
             command_end(draft, view, view.reason, "recover")
+        elif sid not in facts or facts[sid].suspended:
+            _missing(draft, view)
         else:
             _compare(draft, view, facts[sid])
     for sid, fact in sorted(facts.items()):
         other = draft.get(sid)
         if other is None:
             _unknown(draft, event.node, fact)
-        elif other.node != event.node and not other.final and not fact.suspended:
+        elif other.node == event.node:
+            continue
+        elif other.final:  # what it has of it, if only the kernel connection, has no use any more
+            command_end(draft, replace(other, node=event.node), other.reason, "recover")
+        elif not fact.suspended:
             losses.fence(draft, other, event.node)
 
 

@@ -382,6 +382,11 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             ]
             over = await self.ledger.ended_among(unknown) if unknown else set()
             self.leases.heard(node)
+            there = {s["session"] for s in hello["sessions"]}
+            known = self.state.node(node).sessions
+            gone = [s for s in sorted(known - there) if self.state.sessions[s].here]
+            for event in await self.store.found(gone):
+                await self._submit(event)
             await self._submit(translate.node_joined(hello, self.commander.starting(), over))
             self._observe(node, hello.get("health"))
             await self._submit(ev.DevicesLooked(node))
@@ -405,22 +410,17 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             return await self.archive.history(view, translate.limit(args.get("limit"), 20))
         if verb == "checkpoints":
             return documents.checkpoints_document(view)
-        if verb == "fork":
+        if verb in CHANGES or verb == "fork":
             try:
-                fork = await self.desk.fork(view, args, view.user)
+                if verb == "fork":
+                    view = await self.desk.fork(view, args, view.user)
+                else:
+                    await self.desk.act(view, verb, args, view.user)
             except Exception as error:
                 self.on_magic(verb, view, error)
                 raise
             self.on_magic(verb, view, None)
-            return self.status(fork)
-        if verb in CHANGES:
-            try:
-                await self.desk.act(view, verb, args, view.user)
-            except Exception as error:
-                self.on_magic(verb, view, error)
-                raise
-            self.on_magic(verb, view, None)
-            return self.status(await self.find(session))
+            return self.status(await self.find(view.id))
         raise NotFound(f"there is no command '{verb}' for a session", verb=verb)
 
     # -- what people ask --------------------------------------------------------------------

@@ -270,17 +270,21 @@ class Desk:
         show them under the kernel ids they had. `keys`: with the connection (it holds a key)."""
         controller = self._c
         away = (ProcessState.SUSPENDING, ProcessState.SUSPENDED, ProcessState.RESUMING)
-        found = []
-        for view in list(controller.state.sessions.values()):
-            mine = view.user == user and (server is None or (view.server or "") == server)
-            if not mine or view.process_state not in away or view.kind is not Kind.INTERACTIVE:
-                continue
-            connection = await controller.commander.transfers.connection(view) if keys else None
-            found.append(
-                {
-                    "session": documents.session_document(controller.state, view),
-                    "kernel_id": view.kernel_id or None,
-                    "connection": connection,
-                }
-            )
-        return found
+        views = [
+            view
+            for view in controller.state.sessions.values()
+            if view.user == user
+            and (server is None or (view.server or "") == server)
+            and view.process_state in away
+            and view.kind is Kind.INTERACTIVE
+        ]
+        asked = controller.commander.transfers.connection
+        connections = await asyncio.gather(*map(asked, views)) if keys else [None] * len(views)
+        return [
+            {
+                "session": documents.session_document(controller.state, view),
+                "kernel_id": view.kernel_id or None,
+                "connection": connection,
+            }
+            for view, connection in zip(views, connections, strict=True)
+        ]

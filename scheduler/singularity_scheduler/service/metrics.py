@@ -14,7 +14,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.model import DeviceHealth, Kind, Tier
 from singularity_scheduler.core.rules import RULES
-from singularity_scheduler.core.states import WORDS, DeviceState
+from singularity_scheduler.core.states import WORDS, DeviceState, ProcessState
 
 from .operations import TABLE, Operation
 from .problems import OUTCOMES
@@ -58,6 +58,10 @@ MOVE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 WRITE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 20, 60)
 
+_TRANSFERS = {
+    ProcessState.SUSPENDING: (ProcessState.SUSPENDED, "suspend"),
+    ProcessState.RESUMING: (ProcessState.LIVE, "resume"),
+}
 _MOVES = {
     DeviceState.ATTACHING: (DeviceState.HELD, "attach"),
     DeviceState.PARKING: (DeviceState.PARKED, "park"),
@@ -72,6 +76,7 @@ class Metrics:
         self._state = state
         self._feed = feed
         self._since: dict[str, tuple[DeviceState, float]] = {}
+        self._transfer_since: dict[str, tuple[ProcessState, float]] = {}
         words, kinds, tiers = list(WORDS), [k.value for k in Kind], [t.value for t in Tier]
 
         self.sessions = Gauge(
@@ -155,6 +160,8 @@ class Metrics:
             for name, text in (
                 ("attach", "Seconds from the decision to give devices until the session has them."),
                 ("park", "Seconds from the decision to park until the devices are free."),
+                ("suspend", "Seconds from the decision to suspend until all is in the store."),
+                ("resume", "Seconds from the decision to bring back until the process runs."),
             )
         }
         self.ledger = Histogram(
@@ -193,12 +200,14 @@ class Metrics:
             if change.rule in RULES:
                 self.decisions.labels(change.rule).inc()
             self._moved(change.session, change.device_state, change.at)
+            self._transferred(change.session, change.process_state, change.at)
         for action in decision.actions:
             if action.rule in RULES:
                 self.actions.labels(ACTIONS[type(action)], action.rule).inc()
         for view in decision.sessions:
             if view.ended:
                 self._since.pop(view.id, None)
+                self._transfer_since.pop(view.id, None)
 
     def _moved(self, session: str, state: DeviceState, at: float) -> None:
         before = self._since.get(session)
@@ -207,6 +216,16 @@ class Metrics:
         if before is not None and (move := _MOVES.get(before[0])) and move[0] is state:
             self.moves[move[1]].observe(max(0.0, at - before[1]))
         self._since[session] = state, at
+
+    def _transferred(self, session: str, state: ProcessState, at: float) -> None:
+        before = self._transfer_since.pop(session, None)
+        if before is not None and before[0] is state:
+            self._transfer_since[session] = before
+            return
+        if before is not None and _TRANSFERS[before[0]][0] is state:
+            self.moves[_TRANSFERS[before[0]][1]].observe(max(0.0, at - before[1]))
+        if state in _TRANSFERS:
+            self._transfer_since[session] = state, at
 
     def ledger_write(self, seconds: float) -> None:
         self.ledger.observe(seconds)

@@ -173,13 +173,18 @@ class StoreKeeper:
     # -- a node that died -------------------------------------------------------------------
 
     async def look(self, lost: str) -> None:
-        """Ask the store what it has of the sessions of a lost node: it may have died after the last
-        checkpoint was complete and before it could tell."""
-        node = self._node(besides=lost)
+        """Take over what the store has of the sessions of a lost node."""
         entry = self._c.state.nodes.get(lost)
-        if node is None or entry is None:
-            return
-        for sid in sorted(entry.sessions):
+        for event in await self.found(sorted(entry.sessions) if entry else [], besides=lost):
+            await self._c.report_now(event)
+
+    async def found(self, sessions: list[str], besides: str = "") -> list[ev.CheckpointsFound]:
+        """Ask the store what it has of these sessions: their node may have died after a checkpoint
+        was complete and before it could tell. Through any node but `besides`."""
+        node, events = self._node(besides), []
+        if node is None:
+            return []
+        for sid in sessions:
             view = self._c.state.sessions.get(sid)
             if view is None or view.process_state in FINAL or view.pending:
                 continue
@@ -187,5 +192,6 @@ class StoreKeeper:
                 refs = await self._c.commander.transfers.listed(node.id, sid, view.user)
             except SingularityError as error:
                 log.warning("the store was not asked for session %s: %s", sid, error.message)
-                return
-            await self._c.report_now(ev.CheckpointsFound(sid, tuple(refs)))
+                break
+            events.append(ev.CheckpointsFound(sid, tuple(refs)))
+        return events

@@ -32,6 +32,10 @@ STORE_LIMIT_S = 60.0
 """How long a list or a delete of checkpoints may take; both only touch small objects."""
 
 
+ASK_LIMIT_S = 5.0
+"""How long an agent may take to say how a kernel is reached."""
+
+
 class Send(Protocol):
     """`Commander.call`: one command, until it is answered or not wanted any more."""
 
@@ -71,6 +75,13 @@ class Transfers:
             reference = reference_of(answer["checkpoint"])
             ms = float((answer.get("ms") or {}).get("total") or 0.0)
         except SingularityError as error:
+            # An agent that was killed after it had published no longer knows the session.
+            found = await self._published(action) if isinstance(error, NotFound) else None
+            if found is not None:
+                await self._report(
+                    ev.Suspended(action.session, action.epoch, action.seq, found, 0.0)
+                )
+                return
             if self._awaits(action, ProcessState.SUSPENDING):
                 self._failed(action.session, error)
                 await self._report(
@@ -78,6 +89,19 @@ class Transfers:
                 )
             return
         await self._report(ev.Suspended(action.session, action.epoch, action.seq, reference, ms))
+
+    async def _published(self, action: ev.Suspend) -> CheckpointRef | None:
+        """The checkpoint of a suspend whose answer was lost, if the store has it."""
+        view = self._look(action.session)
+        if view is None:
+            return None
+        try:
+            stored = await self.listed(action.node, action.session, view.user)
+        except SingularityError:
+            return None
+        known = {c.id for c in view.checkpoints}
+        new = [c for c in stored if c.id not in known and c.level == "process"]
+        return max(new, key=lambda c: c.at, default=None)
 
     async def resume(self, action: ev.Resume) -> None:
         view = self._look(action.session)
@@ -173,7 +197,7 @@ class Transfers:
             return None
         try:
             answer = await self._fleet.call(
-                view.origin, "session.connection", timeout=STORE_LIMIT_S, session=view.id
+                view.origin, "session.connection", timeout=ASK_LIMIT_S, session=view.id
             )
         except SingularityError:
             return None

@@ -167,3 +167,19 @@ async def test_bash_completes(options: list[str], line: str, offered: list[str])
     done = await Commands("", "")("--norc", "-c", script, program=("bash",), env=env)
     assert [word.rstrip() for word in done.out.splitlines()] == offered
     assert done.err == ""
+
+
+async def test_checkpoints_are_completed_behind_their_session(tmp_path: Path) -> None:
+    async with platform(tmp_path, nodes=("node-1",)) as running:
+        session = await running.holder(name="train.ipynb")
+        await running.client().checkpoint(session, "best-one")
+        await running.client().checkpoint(session, "before")
+        env = Commands(running.url, "alice-token").environment
+        asked = [
+            *("jupyter-singularity restore train.ipynb ", "jupyter-singularity restore tra"),
+            f"jupyter-singularity fork {session} bes",
+        ]
+        first, second, third = [await complete(line, env) for line in asked]
+        assert sorted(first) == ["before", "best-one"]
+        assert second == ["train.ipynb"]
+        assert third == ["best-one"]

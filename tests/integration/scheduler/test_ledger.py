@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import sqlite3
 import stat
@@ -9,16 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import alembic.command
+import alembic.config
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from singularity_proxy.errors import Unavailable
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import CheckpointRef, Kind, SessionSpec, Tier
+from singularity_scheduler.core.model import CheckpointRef, Kind, LossReport, SessionSpec, Tier
 from singularity_scheduler.service import ledger as ledger_module
 from singularity_scheduler.service.ledger import Command, Ledger
 from singularity_scheduler.service.tables import metadata
-from support.scheduler_core import World
+from sqlalchemy import create_engine
+from support.scheduler_core import World, whole
 
 
 def url(tmp_path: Path) -> str:
@@ -42,6 +47,93 @@ async def test_migrations_make_exactly_the_tables_we_use(tmp_path: Path) -> None
 
     try:
         assert await ledger._run(differences) == []
+    finally:
+        await ledger.close()
+
+
+@pytest.mark.asyncio
+async def test_a_ledger_of_the_version_before_keeps_its_checkpoints(tmp_path: Path) -> None:
+    engine = create_engine(url(tmp_path))
+    config = alembic.config.Config()
+    folder = Path(ledger_module.__file__).with_name("migrations")
+    config.set_main_option("script_location", str(folder))
+    config.set_main_option("path_separator", "os")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, "0003")
+        for number, ended in ((1, 0), (2, 1)):
+            connection.exec_driver_sql(
+                "INSERT INTO sessions (id, user, kind, name, tier, virtual_devices, node, "
+                "process_state, device_state, reason, epoch, seq, queue_order, attach_order, "
+                "saved, wants, asked, moving, preferred, ended, grace_s, checkpoint_id, "
+                "checkpoint_at, checkpoint_bytes, checkpoint_level, created_at, updated_at) "
+                f"VALUES ('s{number}', 'ada', 'interactive', '', 'basic', 1, 'local', 'live', "
+                "'none', 'its process runs', 1, 2, 0, 0, 1, 0, 0, 0, '[]', "
+                f"{ended}, 5.0, 'c{number}', 77.0, 1024, 'device', 1.0, 2.0)"
+            )
+    engine.dispose()
+    ledger = await Ledger.open(url(tmp_path))
+    try:
+        [view] = await ledger.active()
+        assert view.last_checkpoint == CheckpointRef("c1", 77.0, 1024, "device")
+        assert (view.origin, view.incarnation, view.kernel_id) == ("local", 1, "")
+        [over] = await ledger.sessions_of(["s2"])
+        assert over.checkpoints == ()  # it was deleted with its session
+    finally:
+        await ledger.close()
+
+    def down() -> None:
+        engine = create_engine(url(tmp_path))
+        with engine.begin() as connection:
+            config.attributes["connection"] = connection
+            alembic.command.downgrade(config, "0003")
+        engine.dispose()
+
+    await asyncio.to_thread(down)
+
+
+@pytest.mark.asyncio
+async def test_checkpoints_and_reports_come_back_as_they_were(tmp_path: Path) -> None:
+    ledger = await Ledger.open(url(tmp_path))
+    world = World(1)
+    write = functools.partial(written, ledger, world)
+    spec = SessionSpec(Kind.INTERACTIVE, Tier.BASIC, 1, "a", None, "kernel-1", 60.0, 500)
+    loss = LossReport("process", ("its process",), ("1 socket",), True, 12, "k1", 9.0)
+    try:
+        await write(
+            ev.SessionCreated("a", "ada", spec),
+            ev.Started("a"),
+            ev.CheckpointTaken("a", whole("k1", 5.0, "one", damaged="", reason="ö")),
+            ev.CheckpointTaken("a", whole("k2", 6.0, "two")),
+            ev.DropAsked("a", "ada", "two"),
+            ev.RestoreAsked("a", "ada", "k1"),
+        )
+        suspend = world.pending[-1]
+        await write(ev.Suspended("a", suspend.epoch, suspend.seq, whole("k3", 7.0)))
+        resume = world.pending[-1]
+        await write(ev.Resumed("a", resume.epoch, resume.seq, loss))
+        await ledger.close()
+        ledger = await Ledger.open(url(tmp_path))
+        [view] = await ledger.active()
+        assert view == world["a"]
+        assert [c.id for c in view.checkpoints] == ["k1", "k2", "k3"]
+        assert view.loss is not None
+        assert (view.loss.lost, view.kernel_id, view.every_steps) == (
+            ("1 socket",),
+            "kernel-1",
+            500,
+        )
+        assert [(s, u, c.id) for s, u, c in await ledger.dropped()] == [("a", "ada", "k2")]
+        write = functools.partial(written, ledger, world)
+        await write(ev.CheckpointGone("a", "k2"), ev.EndAsked("a", "ada"), ev.Ended("a"))
+        # What is still in the store is not forgotten with its session.
+        assert await ledger.trim(world.now + 1) == 0
+        assert [c.id for _, _, c in await ledger.dropped()] == ["k3"]
+        await ledger.forget_checkpoint("a", "k3")
+        assert await ledger.trim(world.now + 1) == 0
+        assert await ledger.drop_old(6.0) == 1
+        await ledger.forget_checkpoint("a", "k1")
+        assert await ledger.trim(world.now + 1) == 1
     finally:
         await ledger.close()
 

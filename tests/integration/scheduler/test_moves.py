@@ -398,3 +398,54 @@ async def test_fork_may_be_repeated_with_its_key(tmp_path: Path) -> None:
             answers.append(json.loads(answer.body)["id"])
             assert answer.headers["Location"].endswith(f"/sessions/{answers[-1]}")
         assert answers[0] == answers[1]
+
+
+@pytest.mark.asyncio
+async def test_a_suspend_whose_answer_was_lost_is_found_in_the_store(tmp_path: Path) -> None:
+    async with two(tmp_path) as p:
+        session = await p.holder(name="a")
+        gate = p.agent.hold["session.suspend"] = asyncio.Event()
+        leaving = asyncio.ensure_future(p.client().suspend(session))
+        await p.state(session, "suspending")
+        # The agent publishes, is killed before it can answer, and its successor knows nothing.
+        view = await p.controller.find(session)
+        published = p.store.save(session, view.epoch)
+        del p.agent.sessions[session]
+        await p.agent.stop()
+        gate.set()
+        del p.agent.hold["session.suspend"]
+        await p.agent.start()
+        done = await leaving
+        assert done["state"] == "suspended"
+        assert done["last_checkpoint"]["id"] == published["id"]
+
+
+@pytest.mark.asyncio
+async def test_what_an_agent_forgot_goes_on_from_what_the_store_has(tmp_path: Path) -> None:
+    async with two(tmp_path) as p:
+        session = await p.holder(name="a")
+        late = p.store.save(session, (await p.controller.find(session)).epoch)
+        await p.agent.stop()
+        p.agent.sessions.clear()
+        await p.agent.start()
+        await until(
+            lambda: (
+                p.controller.state.sessions[session].incarnation == 2
+                and p.controller.state.sessions[session].here
+            ),
+            "it goes on",
+        )
+        document = await p.client().get_session(session)
+        assert document["loss"]["checkpoint"] == late["id"]
+
+
+@pytest.mark.asyncio
+async def test_moves_are_measured(tmp_path: Path) -> None:
+    async with two(tmp_path) as p:
+        session = await p.holder(name="a")
+        await p.client().suspend(session)
+        await p.client().resume(session)
+        text = p.services.metrics.text().decode()
+        for name in ("suspend", "resume"):
+            assert f"singularity_{name}_duration_seconds_count 1.0" in text
+            assert f'action="{name}"' in text
