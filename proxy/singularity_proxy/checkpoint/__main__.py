@@ -1,11 +1,14 @@
-"""`python -m singularity_proxy.checkpoint FILE...`: what is in a ring's state files, for people."""
+"""For people: `python -m singularity_proxy.checkpoint FILE...` says what is in a ring's state
+files, `python -m singularity_proxy.checkpoint new-key [ID]` makes a line for a key file."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from datetime import date
 
 from singularity_proxy.checkpoint.device_state import JOURNAL_MAGIC, Journal, Snapshot
+from singularity_proxy.checkpoint.keys import new_key
 from singularity_proxy.errors import SingularityError
 
 
@@ -35,7 +38,10 @@ def describe(path: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Describe every file named; 1 when one could not be read."""
+    """Describe every file named, or make a key; 1 when a file could not be read."""
+    if arguments[:1] == ["new-key"]:
+        print(new_key(arguments[1] if len(arguments) > 1 else f"{date.today():%Y-%m-%d}"))
+        return 0
     status = 0
     for path in arguments:
         try:

@@ -125,11 +125,11 @@ class Codec:
             raise Damaged("it cannot be decrypted") from None
 
     def _decompress(self, body: Data, size: int) -> bytes:
-        if self._zstandard.frame_content_size(body) != size:  # before any memory is taken
-            raise Damaged("its size is wrong")
         if not hasattr(self._local, "decompressor"):
             self._local.decompressor = self._zstandard.ZstdDecompressor()
         try:
+            if self._zstandard.frame_content_size(body) != size:  # before any memory is taken
+                raise Damaged("its size is wrong")
             plain: bytes = self._local.decompressor.decompress(body)
             return plain
         except self._zstandard.ZstdError:

@@ -9,11 +9,14 @@ and the collector removes only what still has the etag that it listed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from .chunks import ID_BYTES
 from .layout import SessionKeys, UserKeys
 from .store import Entry, ObjectMissing, ObjectStore
+
+_SIGN_EVERY_S = 600.0
 
 
 def pack(ids: Iterable[str]) -> bytes:
@@ -33,6 +36,7 @@ class Pins:
         self._store, self._keys = store, keys
         self._session, self._checkpoint = session, checkpoint
         self._number = 0
+        self._last = time.monotonic()
         self._lists: dict[str, set[str]] = {}
 
     def add(self, ids: Iterable[str]) -> set[str]:
@@ -40,13 +44,23 @@ class Pins:
         there stays there until the pins are removed; the others have to be touched first."""
         data = pack(ids)
         if data:
-            self._store.put(self._session.pin(self._checkpoint, self._number), [data])
-            self._number += 1
+            self._put(data)
         return self._condemned()
+
+    def sign_of_life(self) -> None:
+        """Called all the time; now and then it tells collectors that this writer is not dead, for
+        one that finds nothing new to send pins nothing."""
+        if time.monotonic() - self._last > _SIGN_EVERY_S:
+            self._put(b"")
 
     def remove(self) -> None:
         """The manifest is published or given up."""
         remove_pins(self._store, self._session, self._checkpoint)
+
+    def _put(self, data: bytes) -> None:
+        self._store.put(self._session.pin(self._checkpoint, self._number), [data])
+        self._number += 1
+        self._last = time.monotonic()
 
     def _condemned(self) -> set[str]:
         found: dict[str, set[str]] = {}

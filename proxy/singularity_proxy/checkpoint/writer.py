@@ -352,6 +352,7 @@ class _Save:
     def _next(self) -> None:
         if self._cancel.is_set():
             raise CheckpointCancelled("it was cancelled")
+        self._pins.sign_of_life()
         future, handle, size = self._pending.popleft()
         self._pending_bytes -= size
         handle(None if future is None else future.result())
