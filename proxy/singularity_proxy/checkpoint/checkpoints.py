@@ -167,20 +167,28 @@ class Checkpoints:
         checkpoint: str,
         *,
         epoch: int | None = None,
+        head_too: bool = False,
         on_step: OnStep = nothing,
     ) -> Summary:
         """Take one checkpoint off the list. Its space is freed by `collect`. Raises NotFound,
-        Conflict (it is the head's), StaleEpoch."""
+        Conflict (it is the head's: what the session would come back from), StaleEpoch. With
+        `head_too` the head's may be deleted, and the newest of the others is the head's then."""
         summary = self.find(session, checkpoint)
-        self._remove(session, {summary.id}, epoch, on_step)
+        self._remove(session, {summary.id}, epoch, on_step, head_too=head_too)
         return summary
 
     def forget(
-        self, session: str, *, epoch: int | None = None, on_step: OnStep = nothing
+        self,
+        session: str,
+        *,
+        epoch: int | None = None,
+        keep_named: bool = False,
+        on_step: OnStep = nothing,
     ) -> builtins.list[str]:
-        """The session has ended: take all of its checkpoints off the list. Raises StaleEpoch."""
+        """The session has ended: take its checkpoints off the list, all or those without a name; the
+        ids. Raises StaleEpoch."""
         keys = self._keys.session(session)
-        removed = self._heads.forget(keys, epoch)
+        removed = self._heads.forget(keys, epoch, keep_named=keep_named)
         on_step("delete.unlisted")
         for id in removed:
             self.store.delete(keys.manifest(id))
@@ -270,10 +278,15 @@ class Checkpoints:
         return None
 
     def _remove(
-        self, session: str, ids: set[str], epoch: int | None, on_step: OnStep
+        self,
+        session: str,
+        ids: set[str],
+        epoch: int | None,
+        on_step: OnStep,
+        head_too: bool = False,
     ) -> builtins.list[str]:
         keys = self._keys.session(session)
-        removed = self._heads.remove(keys, ids, epoch)
+        removed = self._heads.remove(keys, ids, epoch, head_too=head_too)
         on_step("delete.unlisted")
         for id in removed:
             self.store.delete(keys.manifest(id))

@@ -106,39 +106,47 @@ class Heads:
         return found
 
     def remove(
-        self, session: SessionKeys, checkpoints: set[str], epoch: int | None = None
+        self,
+        session: SessionKeys,
+        checkpoints: set[str],
+        epoch: int | None = None,
+        *,
+        head_too: bool = False,
     ) -> list[str]:
-        """Take checkpoints off the list; those that were on it. Raises Conflict for the head's own,
-        StaleEpoch."""
+        """Take checkpoints off the list; those that were on it. Raises Conflict for the head's own
+        (with `head_too` the newest of the others becomes the head's), StaleEpoch."""
         found: list[str] = []
 
         def change(head: Head) -> Head:
             nonlocal found
             if epoch is not None:
                 _check_epoch(head, epoch)
-            if head.checkpoint in checkpoints:
+            if head.checkpoint in checkpoints and not head_too:
                 raise Conflict(
-                    f"checkpoint {head.checkpoint} is the newest of its session and was kept; "
-                    "forget the session to remove it",
+                    f"checkpoint {head.checkpoint} is what its session would come back from and "
+                    "was kept",
                     checkpoint=head.checkpoint,
                 )
             found = [c.id for c in head.complete if c.id in checkpoints]
-            kept = tuple(c for c in head.complete if c.id not in checkpoints)
-            return dataclasses.replace(head, complete=kept)
+            return _without(head, found)
 
         self._change(session, change)
         return found
 
-    def forget(self, session: SessionKeys, epoch: int | None = None) -> list[str]:
-        """Take all checkpoints off the list, and writers; the epoch stays. Raises StaleEpoch."""
+    def forget(
+        self, session: SessionKeys, epoch: int | None = None, *, keep_named: bool = False
+    ) -> list[str]:
+        """Take all checkpoints off the list (or those without a name), and writers; the epoch stays.
+        Raises StaleEpoch."""
         found: list[str] = []
 
         def change(head: Head) -> Head:
             nonlocal found
             if epoch is not None:
                 _check_epoch(head, epoch)
-            found = [c.id for c in head.complete]
-            return Head(epoch=max(head.epoch, epoch or 0))
+            found = [c.id for c in head.complete if not (keep_named and c.name)]
+            left = _without(head, found)
+            return dataclasses.replace(left, epoch=max(head.epoch, epoch or 0), writing=())
 
         self._change(session, change)
         return found
@@ -192,6 +200,14 @@ def checkpoint_of(head: Head, session: str, checkpoint: str | None) -> Summary:
             checkpoint=checkpoint,
         )
     return found
+
+
+def _without(head: Head, checkpoints: list[str]) -> Head:
+    kept = tuple(c for c in head.complete if c.id not in checkpoints)
+    newest = head.checkpoint
+    if newest in checkpoints:
+        newest = kept[-1].id if kept else None
+    return dataclasses.replace(head, checkpoint=newest, complete=kept)
 
 
 def _check_epoch(head: Head, epoch: int) -> None:

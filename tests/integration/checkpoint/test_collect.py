@@ -149,7 +149,7 @@ def test_what_nobody_needs_goes(stores: StoreBox, pool: list[Path]) -> None:
     second = box.save(Request("a", 1, "files"), parts[2:])
     other = box.save(Request("b", 1, "files"), parts[:1])
     assert box.collect(spare_s=0).chunks == 0
-    with pytest.raises(Conflict, match="newest"):
+    with pytest.raises(Conflict, match="come back from"):
         box.delete("a", second.id)
     box.delete("a", first.id)
     assert box.list("a") == [second]
@@ -185,6 +185,28 @@ def test_retention(stores: StoreBox, pool: list[Path]) -> None:
     gone = box.retain("s", Policy(max_age_s=60), time.time() + 3600)
     assert gone == [saved[3].id]
     assert [c.id for c in box.list("s")] == [saved[1].id, saved[4].id]
+
+
+def test_an_ended_session_and_the_newest_checkpoint(
+    folder_store: StoreBox, pool: list[Path]
+) -> None:
+    box = folder_store.user()
+    names = ["", "kept", "", ""]
+    saved = [
+        box.save(Request("s", 2, "files", name=name), some_parts(pool, random.Random(n)))
+        for n, name in enumerate(names)
+    ]
+    box.delete("s", saved[3].id, head_too=True)
+    assert box.head("s").checkpoint == saved[2].id
+    assert box.forget("s", keep_named=True) == [saved[0].id, saved[2].id]
+    assert box.head("s").checkpoint == saved[1].id
+    box.collect(spare_s=0)
+    assert box.verify("s") > 0
+    assert box.forget("s") == [saved[1].id]
+    assert box.head("s").checkpoint is None
+    assert box.head("s").epoch == 2
+    with pytest.raises(NotFound):
+        box.find("s")
 
 
 def test_writers_and_collectors_on_a_real_store(stores: StoreBox, pool: list[Path]) -> None:
