@@ -185,8 +185,8 @@ class Checkpoints:
         keep_named: bool = False,
         on_step: OnStep = nothing,
     ) -> builtins.list[str]:
-        """The session has ended: take its checkpoints off the list, all or those without a name; the
-        ids. Raises StaleEpoch."""
+        """The session has ended: take its checkpoints off the list, all or those without a name;
+        the ids. Raises StaleEpoch."""
         keys = self._keys.session(session)
         removed = self._heads.forget(keys, epoch, keep_named=keep_named)
         on_step("delete.unlisted")

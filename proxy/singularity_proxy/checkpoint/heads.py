@@ -136,8 +136,8 @@ class Heads:
     def forget(
         self, session: SessionKeys, epoch: int | None = None, *, keep_named: bool = False
     ) -> list[str]:
-        """Take all checkpoints off the list (or those without a name), and writers; the epoch stays.
-        Raises StaleEpoch."""
+        """Take all checkpoints off the list (or those without a name), and writers; the epoch
+        stays. Raises StaleEpoch."""
         found: list[str] = []
 
         def change(head: Head) -> Head:

@@ -35,7 +35,7 @@ def test_by_count_age_and_name() -> None:
     assert kept(Policy()) == "abcdef"
     assert kept(Policy(last=2)) == "bdef"
     assert kept(Policy(last=0)) == "bdf"
-    assert kept(Policy(last=0), head="a") == "abd"
+    assert kept(Policy(last=0), head="c") == "bcd"
     assert kept(Policy(max_age_s=2.5 * hour)) == "bdef"
     assert kept(Policy(last=1, max_age_s=5 * hour)) == "bdf"
     assert kept(Policy(last=0, named_last=1)) == "df"
