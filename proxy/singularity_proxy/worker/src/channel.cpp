@@ -138,8 +138,10 @@ void Channel::say_why(uint32_t state) {
   if (said_why_.load(std::memory_order_relaxed) || now - wait_since_ns_.load(std::memory_order_relaxed) < kSayWhyNs) return;
   const char* why = nullptr;
   if (state == static_cast<uint32_t>(RingState::attached)) {
+    // Not compared with our clock: a process that was restored from its image has a clock of its own.
     const uint64_t beat = header()->heartbeat_ns.load(std::memory_order_relaxed);
-    if (!beat || now - std::min(now, beat) < kSilentNs) return;  // it works
+    if (last_beat_.exchange(beat, std::memory_order_relaxed) != beat) beat_changed_ns_.store(now, std::memory_order_relaxed);
+    if (!beat || now - beat_changed_ns_.load(std::memory_order_relaxed) < kSilentNs) return;  // it works
     why = "its device proxy does not answer; nothing is lost, it is replaced by the node agent";
   } else if (agent_hears_) {
     return;  // it knows, and tells in status and events

@@ -123,6 +123,7 @@ class Channel {
   // of the present wait; the thread that waits for a device and the one that waits for a reply may be
   // two, and then either one's line will do
   std::atomic<uint64_t> wait_since_ns_{0}, last_poll_ns_{0};
+  std::atomic<uint64_t> last_beat_{0}, beat_changed_ns_{0};  // the proxy's heartbeat, and when we saw it change
   std::atomic<bool> said_why_{false};
 };
 
