@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 import re
@@ -31,7 +32,7 @@ from support.capsules import LAUNCHER, needs_criu
 pytestmark = [needs_criu, pytest.mark.asyncio, pytest.mark.timeout(300)]
 
 TRAINING = Path(__file__).parents[2] / "support" / "agent_training.py"
-STEPS = 60
+STEPS = 40
 GENERATIONS = 8 if matrix.is_full() else 3
 _LOSS = re.compile(r"^step (\d+) (\S+)$", re.MULTILINE)
 
@@ -42,6 +43,7 @@ def session() -> Iterator[Standalone]:
         yield made
 
 
+@functools.cache
 def native() -> list[tuple[str, str]]:
     done = subprocess.run(
         [sys.executable, "-c", _UNTIL_DONE, str(TRAINING), "cpu", str(STEPS)],
