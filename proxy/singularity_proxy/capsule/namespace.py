@@ -417,10 +417,10 @@ def kept_folders(spec: CapsuleSpec, more: Sequence[str] = ()) -> list[str] | Non
     """
     named = [spec.cwd, *more, *_folders_of(spec.argv), *_folders_in(spec.env), *_OWN_FOLDERS]
     named = [os.path.normpath(p) for p in named if os.path.isabs(p)]
-    own = [os.path.normpath(p) for p in spec.keep]
+    own = [os.path.normpath(p) for p in (*spec.keep, *spec.moved)]
     if set(_PRIVATE) & {*own, *named}:
         return None
-    wanted = {*own, *(_whole(p, own) for p in named if os.path.isdir(p))}
+    wanted = {*own[: len(spec.keep)], *(_whole(p, own) for p in named if os.path.isdir(p))}
     inside = sorted(p for p in wanted if _private_base(p) and os.path.isdir(p))
     kept: list[str] = []
     for path in inside:

@@ -134,7 +134,8 @@ def _unpack(roots: list[str], source: IO[bytes]) -> None:
         for item in archive:
             path = _place(roots, item.name)
             if item.isdir():
-                with contextlib.suppress(FileExistsError):
+                # Places of mounts are the holder's, and those of an older capsule are empty.
+                with contextlib.suppress(FileExistsError, PermissionError):
                     os.mkdir(path, 0o700)
                 folders.append((path, item))
                 continue
@@ -157,7 +158,7 @@ def _unpack(roots: list[str], source: IO[bytes]) -> None:
             os.chmod(path, item.mode)
             _set_time(path, item)
     for path, item in reversed(folders):
-        with contextlib.suppress(PermissionError):  # a mount point's place, made by the holder
+        with contextlib.suppress(PermissionError, FileNotFoundError):
             os.chmod(path, item.mode)
             _set_time(path, item)
 
