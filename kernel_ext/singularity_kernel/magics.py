@@ -62,9 +62,9 @@ class SingularityMagics(Magics):  # type: ignore[misc]
     )  # type: ignore[untyped-decorator]
     @argument(
         "name",
-        nargs="?",
+        nargs="*",
         help="""checkpoint, suspend: a name for the checkpoint; restore, resume, fork: the name or
-        id of one. With spaces: in quotes.""",
+        id of one. It may have spaces.""",
     )  # type: ignore[untyped-decorator]
     @argument(
         "--device",
@@ -109,7 +109,7 @@ def _unknown_verb(verb: str) -> str:
 
 def _arguments(verb: str, options: Any) -> dict[str, Any]:
     """The call's arguments; an option that the verb does not know is the user's fault."""
-    name = unquoted(options.name)
+    name = unquoted(" ".join(options.name)) if options.name else None
     if name is not None and verb not in NAMES:
         hint = " (a device is given with --device, a node with --node)" if verb == "migrate" else ""
         raise UsageError(f"'{verb}' takes no name{hint}; {', '.join(NAMES)} do.")

@@ -181,6 +181,7 @@ def test_status_is_one_screen_as_text_and_html(notebook: Notebook) -> None:
         ("checkpoint", "checkpoint", {}),
         ("checkpoint before-lunch", "checkpoint", {"name": "before-lunch"}),
         ("checkpoint 'before lunch'", "checkpoint", {"name": "before lunch"}),
+        ("checkpoint before lunch", "checkpoint", {"name": "before lunch"}),
         ('resume "best one"', "resume", {"checkpoint": "best one"}),
         ("migrate --node node-2", "migrate", {"node": "node-2"}),
         ("suspend", "suspend", {}),
@@ -278,7 +279,7 @@ def test_history_and_why(notebook: Notebook) -> None:
         ("park --device 1", "'park' takes no --device"),
         ("history --limit 0", "--limit must be 1 or more"),
         ("history --limit x", "invalid int value"),
-        ("park now then", "unrecognized arguments: then"),
+        ("park now then", "takes no name"),
     ],
 )
 def test_a_fault_of_the_user_is_one_sentence(notebook: Notebook, line: str, sentence: str) -> None:
