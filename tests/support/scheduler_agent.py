@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from datetime import datetime, timezone
 from typing import Any
 
 from singularity_proxy.errors import (
@@ -46,10 +47,9 @@ class PaperStore:
             raise StaleEpoch(f"session {session} has moved on to epoch {self.heads[session]}")
         self.heads[session] = epoch
         number = len(self.checkpoints) + 1
-        seconds = f"{number // 60:02}:{number % 60:02}"
         reference = {
             "id": f"k{number:04}",
-            "at": f"2026-01-02T03:{seconds}.000+00:00",
+            "at": datetime.now(timezone.utc).isoformat(),
             "level": "process",
             "bytes": 1000 * number,
             "stored_bytes": 100 * number,

@@ -2,7 +2,8 @@
 
 A node whose leases have run out has fenced itself, so what the store has may be started elsewhere.
 If it comes back before that has happened, its sessions simply go on; if it comes back later, its
-agent is told to end what it still has of them (`nodes.joined`).
+agent is told to end what it still has of them (`nodes.joined`). So a session waits for its node as
+long as it would lose by going on elsewhere, within limits.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def node_lost(draft: Draft, event: ev.NodeLost) -> None:
         elif view.final or view.process_state in (ProcessState.STARTING, ProcessState.SUSPENDED):
             continue
         elif _whole(draft, view) and any(not placement.barred(draft, view, n.id) for n in others):
-            lose(draft, view, event.silent_s)
+            if event.hopeless or _would_lose_s(draft, view, event.silent_s) <= event.silent_s:
+                lose(draft, view, event.silent_s)
         elif event.hopeless:
             _fail(draft, view, event.silent_s)
 
@@ -44,6 +46,15 @@ def node_lost(draft: Draft, event: ev.NodeLost) -> None:
 def _whole(draft: Draft, view: SessionView) -> bool:
     """Whether there is something it can come back from (a fork under way: its source's)."""
     return view.newest_whole is not None or bool(view.source and view.restore_from)
+
+
+def _would_lose_s(draft: Draft, view: SessionView, silent_s: float) -> float:
+    """Seconds of work between its newest checkpoint and the end of its node. While they are more
+    than it has waited, its node may come back and cost less."""
+    newest = view.newest_whole
+    if newest is None or view.process_state is ProcessState.RESUMING:  # it did nothing since
+        return 0.0
+    return draft.now - silent_s - newest.at
 
 
 def _queue_elsewhere(draft: Draft, view: SessionView) -> None:

@@ -124,9 +124,9 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         300.0,
         min=0.0,
         config=True,
-        help="""Seconds that sessions without a checkpoint of their process wait, after their node
-        was given up, for it to come back before they count as failed. With such a checkpoint they
-        go on elsewhere at once.""",
+        help="""Longest time in seconds that sessions wait, after their node was given up, for it to
+        come back. Those with a checkpoint of their process go on elsewhere as soon as they have
+        waited for as long as they lose by that; those without one have failed then.""",
     )
 
     @default("batch_python")  # type: ignore[untyped-decorator]

@@ -499,6 +499,19 @@ def test_what_has_a_checkpoint_goes_on_elsewhere_by_itself() -> None:
     assert (world["a"].node, world["a"].word) == ("n2", "running")
 
 
+def test_it_waits_for_its_node_as_long_as_it_would_lose() -> None:
+    world = two_nodes()
+    world.holding("a")
+    world.do(ev.CheckpointTaken("a", whole("old", world.now - 3600)))
+    world.now += 100.0
+    lost(world)
+    assert world["a"].word == "running", "an hour would be lost, and 40 s were waited"
+    world.now += 3700.0
+    world.do(ev.NodeLost("n1", 3740.0, False))
+    assert world["a"].word == "resuming"
+    assert world["a"].incarnation == 2
+
+
 def test_what_has_none_waits_a_while_and_then_fails_with_what_was_kept() -> None:
     world = two_nodes()
     world.holding("a")

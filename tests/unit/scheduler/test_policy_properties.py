@@ -36,6 +36,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.do(ev.NodeJoined("n2", devices_of("n2", self.sizes["n2"])))
         self.number = 0
         self.resumed: set[str] = set()
+        self.left: dict[str, tuple[int, str]] = {}
+        """session -> incarnation and checkpoint with which it was suspended last"""
 
     def pick(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.world.state.sessions)), label="session")
@@ -126,6 +128,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         action = data.draw(st.sampled_from(self.world.pending), label="action")
         self.world.pending.remove(action)
         event = outcome(action)
+        if isinstance(action, ev.Resume) and action.session in self.left:
+            incarnation, checkpoint = self.left[action.session]
+            if action.incarnation == incarnation:  # then nothing may be undone
+                assert action.checkpoint == checkpoint
         if fails and isinstance(action, ev.Attach):
             event = ev.AttachFailed(action.session, action.epoch, "broken")
         elif fails and isinstance(action, ev.Park):
@@ -141,6 +147,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
         elif fails and isinstance(action, ev.TakeCheckpoint):
             return
+        if isinstance(event, ev.Suspended):
+            before = self.world.state.sessions.get(event.session)
+            if before is not None and (before.epoch, before.seq) == (event.epoch, event.seq):
+                self.left[event.session] = before.incarnation, event.checkpoint.id
         self.world.do(event)
 
     @precondition(have_sessions)
