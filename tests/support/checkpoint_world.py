@@ -144,7 +144,7 @@ class World:
 
     def _needed(self, checkpoint: str, stored: bytes) -> set[str]:
         if stored not in self._needs:
-            data = self._codec.decode(manifest_name(checkpoint), stored, check=False)
+            data = bytes(self._codec.decode(manifest_name(checkpoint), stored, check=False))
             self._needs[stored] = {chunk.id for chunk in Manifest.from_bytes(data).chunks}
         return self._needs[stored]
 

@@ -89,7 +89,7 @@ class Codec:
         nonce = os.urandom(_NONCE)
         return [header, nonce, self._cipher.encrypt(nonce, body, header + id.encode())]
 
-    def decode(self, id: str, stored: bytes, *, check: bool = True) -> bytes:
+    def decode(self, id: str, stored: bytes, *, check: bool = True) -> Data:
         """The contents of a stored chunk. Raises Damaged, KeyUnavailable. With `check` its hash
         must be its id; manifests, whose id is not their hash, are checked by their reader."""
         if len(stored) < _HEADER.size:
@@ -111,7 +111,7 @@ class Codec:
             raise Damaged("its size is wrong")
         if check and self.id(body) != id:
             raise Damaged("its hash is wrong")
-        return bytes(body)
+        return body
 
     # ---- inside ----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from singularity_proxy.errors import DamagedCheckpoint
 from .chunks import Codec, Damaged
 from .layout import SessionKeys, UserKeys
 from .manifest import Manifest, Summary, Unreadable
-from .store import ObjectMissing, ObjectStore
+from .store import Data, ObjectMissing, ObjectStore
 
 
 class MissingManifest(Exception):
@@ -31,7 +31,7 @@ def read_manifest(
     try:
         if codec.plain_hash(stored) != summary.manifest:
             raise Damaged("its hash is wrong")
-        data = codec.decode(manifest_name(summary.id), stored, check=False)
+        data = bytes(codec.decode(manifest_name(summary.id), stored, check=False))
         manifest = Manifest.from_bytes(data)
         if (manifest.id, manifest.session) != (summary.id, summary.session):
             raise Damaged("it belongs to another checkpoint")
@@ -46,7 +46,7 @@ def read_manifest(
         ) from None
 
 
-def read_chunk(store: ObjectStore, keys: UserKeys, codec: Codec, id: str, size: int) -> bytes:
+def read_chunk(store: ObjectStore, keys: UserKeys, codec: Codec, id: str, size: int) -> Data:
     """The contents of a chunk, checked. Raises Damaged, also when it is missing."""
     try:
         stored = store.get(keys.chunk(id))

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from singularity_proxy.errors import (
@@ -22,13 +23,13 @@ from singularity_proxy.errors import (
 )
 
 from .chunks import Codec, Damaged
-from .files import FILE, FOLDER, check_name, open_new, parent_of
+from .files import FILE, FOLDER, LINK, check_name, open_new, parent_of
 from .layout import UserKeys
 from .loading import mark_damaged, read_chunk
 from .manifest import ZERO, Manifest, StoredPart, Summary
 from .progress import Meter, OnProgress
 from .steps import OnStep, nothing
-from .store import ObjectStore
+from .store import Data, ObjectStore
 
 _AHEAD = 4
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -94,7 +95,7 @@ class Reader:
             users = work.users()
             meter.add(done=meter.total - sum(size for _, size in users.values()))
 
-            def one(number: int, data: bytes) -> None:
+            def one(number: int, data: Data) -> None:
                 work.write(users[number][0], data)
                 meter.add(done=users[number][1], sent=self._manifest.chunks[number].stored)
                 on_step("restore.chunk")
@@ -124,7 +125,7 @@ class Reader:
         meter = Meter(progress)
         meter.total = sum(chunk.size for chunk in self._manifest.chunks)
 
-        def one(number: int, data: bytes) -> None:
+        def one(number: int, data: Data) -> None:
             meter.add(done=len(data), sent=self._manifest.chunks[number].stored)
 
         checked = self._each(range(len(self._manifest.chunks)), one, cancel, threads)
@@ -136,7 +137,7 @@ class Reader:
     def _each(
         self,
         numbers: Sequence[int],
-        use: Callable[[int, bytes], None],
+        use: Callable[[int, Data], None],
         cancel: threading.Event | None,
         threads: int | None,
     ) -> int:
@@ -264,33 +265,42 @@ class _Restore:
                 at += extent.size
         return users
 
-    def write(self, places: list[tuple[int, int, int, int]], data: bytes) -> None:
+    def write(self, places: list[tuple[int, int, int, int]], data: Data) -> None:
         """One chunk into every file that has it."""
-        view, fd, open_part = memoryview(data), -1, -1
-        try:
-            for number, offset, start, size in places:
-                if number != open_part:
-                    if fd >= 0:
-                        os.close(fd)
-                    fd, open_part = self._reopen(number), number
-                at, piece = offset, view[start : start + size]
-                while piece:
-                    count = os.pwrite(fd, piece, at)
-                    at, piece = at + count, piece[count:]
-        finally:
-            if fd >= 0:
-                os.close(fd)
+        view = memoryview(data)
+        for number, group in groupby(places, key=lambda place: place[0]):
+            name = self._manifest.parts[number].name
+            with self._reopened(self._targets[number], name, os.O_WRONLY) as fd:
+                for _, offset, start, size in group:
+                    at, piece = offset, view[start : start + size]
+                    while piece:
+                        count = os.pwrite(fd, piece, at)
+                        at, piece = at + count, piece[count:]
 
     def finish(self) -> None:
         """Owners, modes and times; those of folders last, because files in them changed them."""
-        for number, part in _folders_last(list(self._chosen())):
-            with parent_of(self._root(self._targets[number]), part.name) as (name, folder):
+        parts = list(_folders_last(list(self._chosen())))
+        known = {(self._targets[number], part.name) for number, part in parts}
+        for number, part in parts:
+            if part.type == LINK:
+                self._finish_link(number, part)
+                continue
+            with self._reopened(self._targets[number], part.name, os.O_RDONLY) as fd:
                 if self._owner is not None:
-                    os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
-                if part.type in (FILE, FOLDER):
-                    os.chmod(name, stat.S_IMODE(part.mode), dir_fd=folder)
-                times = (part.mtime_ns, part.mtime_ns)
-                os.utime(name, ns=times, dir_fd=folder, follow_symlinks=False)
+                    os.fchown(fd, *self._owner)
+                os.fchmod(fd, stat.S_IMODE(part.mode))
+                os.utime(fd, ns=(part.mtime_ns, part.mtime_ns))
+        for root, name, is_folder in self._made:
+            if is_folder and self._owner is not None and (root, name) not in known:
+                with self._reopened(root, name, os.O_RDONLY) as fd:
+                    os.fchown(fd, *self._owner)
+
+    def _finish_link(self, number: int, part: StoredPart) -> None:
+        with parent_of(self._root(self._targets[number]), part.name) as (name, folder):
+            if self._owner is not None:
+                os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
+            times = (part.mtime_ns, part.mtime_ns)
+            os.utime(name, ns=times, dir_fd=folder, follow_symlinks=False)
 
     def undo(self) -> None:
         """Remove what was made, and nothing else."""
@@ -315,10 +325,21 @@ class _Restore:
             self._roots[path] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return self._roots[path]
 
-    def _reopen(self, number: int) -> int:
-        part = self._manifest.parts[number]
-        with parent_of(self._root(self._targets[number]), part.name) as (name, folder):
-            return os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    @contextlib.contextmanager
+    def _reopened(self, root: str, relative: str, flags: int) -> Iterator[int]:
+        """What was made, opened again. The folder may be its user's: what was put in its place
+        meanwhile (a link, another name of somebody's file) is not touched."""
+        with parent_of(self._root(root), relative) as (name, folder):
+            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            info = os.fstat(fd)
+            ours = info.st_uid in (os.geteuid(), *(self._owner or ())[:1])
+            single = stat.S_ISDIR(info.st_mode) or info.st_nlink == 1
+            if not (ours and single and stat.S_IFMT(info.st_mode) in (stat.S_IFREG, stat.S_IFDIR)):
+                raise Conflict(f"{relative} was replaced while it was being restored")
+            yield fd
+        finally:
+            os.close(fd)
 
     def _folders(self, root: str, name: str) -> None:
         parents = name.split("/")[:-1]

@@ -214,7 +214,7 @@ class _Save:
     def _load_pages(self, base: Manifest) -> None:
         def read(number: int) -> bytes:
             chunk = base.chunks[number]
-            return read_chunk(self._store, self._keys, self._codec, chunk.id, chunk.size)
+            return bytes(read_chunk(self._store, self._keys, self._codec, chunk.id, chunk.size))
 
         # A damaged index costs only that its pages are sent again.
         with contextlib.suppress(Damaged):

@@ -266,6 +266,48 @@ def test_parts_can_go_to_different_places(folder_store: StoreBox, tmp_path: Path
     assert {part.kind for part in restored.parts} == {"device", "image"}
 
 
+@pytest.mark.root
+def test_everything_becomes_its_owners(folder_store: StoreBox, tmp_path: Path) -> None:
+    """Also the folders on the way, so that the owner gets there."""
+    source = tmp_path / "src"
+    (source / "a/b").mkdir(parents=True)
+    (source / "a/b/file").write_text("hello")
+    (source / "a/link").symlink_to("b")
+    parts, _ = tree(str(source), "deep/scratch", "scratch")
+    box = folder_store.user()
+    box.save(request(), parts)
+    box.restore("s", into=tmp_path / "out", owner=(12345, 12346))
+    for path in (tmp_path / "out").rglob("*"):
+        assert (path.lstat().st_uid, path.lstat().st_gid) == (12345, 12346), path
+
+
+@pytest.mark.parametrize("how", ["link", "hard link"])
+def test_what_is_put_in_the_place_of_a_restored_file_is_not_touched(
+    folder_store: StoreBox, tmp_path: Path, how: str
+) -> None:
+    """The folder is its user's, who may do that at any moment."""
+    (tmp_path / "file").write_bytes(noise(100_000))
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "victim").chmod(0o600)
+    (tmp_path / "file").chmod(0o666)
+    box = folder_store.user()
+    box.save(request(), [Part("x", "scratch", str(tmp_path / "file"))])
+    for step in ("restore.created", "restore.chunk"):
+
+        def replace(name: str) -> None:
+            if name == step:  # noqa: B023
+                (tmp_path / "out/x").unlink()
+                if how == "link":
+                    (tmp_path / "out/x").symlink_to(tmp_path / "victim")
+                else:
+                    os.link(tmp_path / "victim", tmp_path / "out/x")
+
+        with pytest.raises(SingularityError, match=r"was replaced|was not restored"):
+            box.restore("s", into=tmp_path / "out", on_step=replace)
+        assert (tmp_path / "victim").read_text() == "mine"
+        assert os.stat(tmp_path / "victim").st_mode & 0o777 == 0o600
+
+
 def test_nothing_is_written_over(folder_store: StoreBox, tmp_path: Path) -> None:
     parts = some_files(tmp_path / "src")
     box = folder_store.user()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -287,3 +289,34 @@ def test_rate_and_time_to_go() -> None:
     now[0] += 0.01
     meter.finish()
     assert told[-1].eta_s == 0
+
+
+# ---- libraries -----------------------------------------------------------------------------------
+
+
+def test_the_package_needs_its_libraries_only_when_it_is_used() -> None:
+    """A kernel's environment has none of them."""
+    code = """
+import importlib, pkgutil, sys
+for name in ("blake3", "zstandard", "cryptography", "azure", "traitlets"):
+    sys.modules[name] = None
+import singularity_proxy.checkpoint as package
+for info in pkgutil.iter_modules(package.__path__):
+    if info.name != "__main__":
+        importlib.import_module(f"{package.__name__}.{info.name}")
+from singularity_proxy.checkpoint.chunks import Codec
+from singularity_proxy.checkpoint.store import open_store
+from singularity_proxy.errors import Unsupported
+for call in (lambda: Codec("u", None), lambda: open_store("abs://a.blob.core.windows.net/c")):
+    try:
+        call()
+    except Unsupported as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "checkpoints need zstandard, which is not installed: "
+        "pip install 'jupyter-singularity[store]'",
+        "checkpoints need azure-storage-blob, which is not installed: "
+        "pip install 'jupyter-singularity[azure]'",
+    ]
