@@ -1,9 +1,10 @@
 """The few things the relay has to know about Jupyter's messages, which otherwise pass unread.
 
 A message is [routing prefix ..., DELIMITER, signature, header, parent header, metadata, content,
-buffers ...]. The relay reads message types, and signs with the session's key the two kinds of
-messages that it sends itself: the welcome for a client that subscribes, and answers to
-`kernel_info_request` while the kernel is away. Pure functions, standard library only.
+buffers ...]. The relay reads message types, drops requests without the session's signature as the
+kernel would (anybody on the machine can reach its ports, and requests take disk space), and signs
+the two kinds of messages that it sends itself: the welcome for a client that subscribes, and
+answers to `kernel_info_request` while the kernel is away. Pure functions, standard library only.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _header(parts: Sequence[bytes], place: int) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(found[1][place])
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -82,6 +83,16 @@ class Signer:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         signed = [json.dumps(head).encode(), json.dumps(parent_header).encode(), b"{}", body]
         return [*prefix, DELIMITER, self._sign(signed), *signed]
+
+    def valid(self, parts: Sequence[bytes]) -> bool:
+        """Whether a message carries the session's signature; without a key every one does."""
+        if not self._key:
+            return True
+        found = split(parts)
+        if found is None:
+            return False
+        signature, *rest = found[1]
+        return hmac.compare_digest(signature, self._sign(rest[:4]))
 
     def _sign(self, parts: Sequence[bytes]) -> bytes:
         if not self._key:

@@ -34,7 +34,7 @@ from singularity_proxy.errors import Conflict, NoSpace
 from . import jupyter_wire, tunnel
 from .incarnations import Positions
 from .relay_clients import EXIT_USAGE, ROUTED, Clients, RelayError, read_connection
-from .relay_control import Control
+from .relay_control import Control, Handler
 from .relay_core import MARK_S, Core
 from .relay_store import Full, Store
 from .relay_tunnel import DOMAIN, FILE_VERSION, Gate, Listener, new_client_keys, new_keys
@@ -63,6 +63,20 @@ WAKING = frozenset(
     }
 )
 """Requests that bring a session back; the others come from pages that are merely open."""
+
+
+def _writing(handler: Handler) -> Handler:
+    """`handler`, with one sentence for a disk that takes nothing."""
+
+    def guarded(params: dict[str, Any]) -> Any:
+        try:
+            return handler(params)
+        except Full as error:
+            raise NoSpace(
+                f"the relay's state cannot be written ({error}); free disk space and try again"
+            ) from None
+
+    return guarded
 
 
 class Relay:
@@ -102,10 +116,10 @@ class Relay:
             {0, os.geteuid(), agent_uid},
             {
                 "status": lambda _: self._status(),
-                "positions": self._positions,
-                "begin_incarnation": self._begin,
-                "away": self._set_away,
-                "forget": self._forget,
+                "positions": _writing(self._positions),
+                "begin_incarnation": _writing(self._begin),
+                "away": _writing(self._set_away),
+                "forget": _writing(self._forget),
                 "rolled_back": lambda p: self._store.rolled_back(int(p["incarnation"])),
             },
         )
@@ -209,8 +223,12 @@ class Relay:
         if self._stop_at is None:
             for signum in (signal.SIGTERM, signal.SIGINT):  # the end is near and has its own limit
                 signal.signal(signum, signal.SIG_IGN)
-            connected = self._peer is not None and self._core.tunnel.open
-            self._stop_at = time.monotonic() + (DRAIN_S if connected else 0.0)
+            if self._peer is not None:  # a frame that changes nothing tells whether it is there
+                lane = tunnel.LANES[0]
+                number = self._core.tunnel.into[lane].received
+                frame = Frame(Kind.ACK, self._core.tunnel.incarnation, lane, number)
+                self._listener.send(self._peer, frame.encode(), self._left)
+            self._stop_at = time.monotonic() + (DRAIN_S if self._peer is not None else 0.0)
 
     def close(self) -> None:
         """Give everything back; the clients are sent what is on its way to them."""
@@ -226,6 +244,8 @@ class Relay:
     # -- requests ---------------------------------------------------------------------------------
 
     def _request(self, lane: str, parts: list[bytes]) -> None:
+        if not self._signer.valid(parts):
+            return
         head = jupyter_wire.header(parts)
         kind = str(head.get("msg_type", ""))
         if self._away:
@@ -340,6 +360,7 @@ class Relay:
     def _set_away(self, params: dict[str, Any]) -> dict[str, Any]:
         self._away = bool(params["away"])
         self._store.set_fact("away", self._away)
+        self._store.flush()
         return {}
 
     def _begin(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -352,8 +373,6 @@ class Relay:
             begun = self._core.begin(int(params["number"]), bool(params.get("fresh")))
         except ValueError as error:
             raise Conflict(f"{error}; nothing was changed") from None
-        except Full as error:
-            raise NoSpace(f"the relay's disk is full ({error}); nothing was changed") from None
         finally:
             if not begun:
                 self._store.set_fact("keys", old)

@@ -54,6 +54,9 @@ OPEN_S = 0.3
 """How long requests wait for the first sign on iopub after it was connected. Before the kernel has
 seen the subscription its output would go nowhere."""
 
+UNREAD_OUTPUTS = 64
+"""Outputs that ZeroMQ reads ahead of the shim; further ones stay in the kernel."""
+
 IPC_RETRY_MS = 20
 BEAT_MS = 5_000
 SILENT_MS = 20_000
@@ -237,6 +240,7 @@ class Shim:
         socket.linger = 0
         socket.setsockopt(zmq.RECONNECT_IVL, IPC_RETRY_MS)
         if channel == "iopub":
+            socket.rcvhwm = UNREAD_OUTPUTS
             socket.subscribe(b"")
         else:
             socket.identity = IDENTITY

@@ -139,7 +139,9 @@ def _pack_lanes(lanes: Lanes) -> bytes:
 def _unpack_lanes(body: bytes) -> dict[str, LaneState]:
     if len(body) != LANE_STATE.size * len(LANES):
         raise TunnelError("a greeting has another length than its lanes need")
-    found = (LaneState(*values) for values in LANE_STATE.iter_unpack(body))
+    found = [LaneState(*values) for values in LANE_STATE.iter_unpack(body)]
+    if any(max(s.received, s.acked, s.sent) >= 1 << 62 or s.acked > s.sent for s in found):
+        raise TunnelError("a greeting has numbers that cannot be")
     return dict(zip(LANES, found, strict=True))
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import queue
+import resource
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 import zmq
 from jupyter_client.blocking import BlockingKernelClient
+from singularity_proxy.errors import NoSpace
 from singularity_proxy.wire.rpc import SyncPeer
 from support.kernel_relay import (
     COUNT,
@@ -97,6 +99,19 @@ def test_interrupt_reaches_a_running_cell(kernel: tuple[Channels, int]) -> None:
         found.control_channel.send(message)
         assert found.get_control_msg(timeout=30)["msg_type"] == "interrupt_reply"
         assert found.get_shell_msg(timeout=30)["content"]["ename"] == "KeyboardInterrupt"
+
+
+def test_an_interrupt_overtakes_more_requests_than_the_kernel_takes(channels: Channels) -> None:
+    with relay(channels), ipykernel(channels), client(channels) as found:
+        cell = found.execute("print('on', flush=True)\nimport time\nwhile True: time.sleep(0.01)")
+        iopub(found, "stream")
+        for _ in range(2500):
+            found.is_complete("1")
+        found.control_channel.send(found.session.msg("interrupt_request", {}))
+        assert found.get_control_msg(timeout=30)["msg_type"] == "interrupt_reply"
+        while (reply := found.get_shell_msg(timeout=30))["parent_header"]["msg_id"] != cell:
+            pass
+        assert reply["content"]["ename"] == "KeyboardInterrupt"
 
 
 def test_the_heartbeat_beats(kernel: tuple[Channels, int]) -> None:
@@ -241,7 +256,7 @@ def test_requests_sent_while_the_kernel_is_frozen_run_afterwards_once_and_in_ord
 
 def test_a_relay_that_is_gone_makes_the_kernel_wait_and_lose_nothing(channels: Channels) -> None:
     """More output than all queues between hold, while nobody reads it."""
-    code = "for i in range(60): print(str(i) + ' ' + 'x' * (1 << 20), flush=True)"
+    code = "for i in range(3000): print(str(i) + ' ' + 'x' * 20_000, flush=True)"
     with ipykernel(channels, "--ext", "singularity_kernel"):
         first = RelayProcess(channels)
         first.point_shim_here()
@@ -252,11 +267,37 @@ def test_a_relay_that_is_gone_makes_the_kernel_wait_and_lose_nothing(channels: C
             time.sleep(1)
             with relay(channels):
                 text = ""
-                while "59 " not in text:
+                while "2999 " not in text[-10:]:
                     message = found.get_iopub_msg(timeout=60)
                     if message["msg_type"] == "stream":
                         text += message["content"]["text"].replace("x", "")
-                assert text.split() == [str(i) for i in range(60)]
+                assert text.split() == [str(i) for i in range(3000)]
+
+
+def test_a_full_disk_makes_messages_wait_and_loses_nothing(channels: Channels) -> None:
+    running = RelayProcess(channels)
+    with ipykernel(channels):
+        running.point_shim_here()
+        try:
+            with client(channels) as found:
+                found.execute(COUNT.format(n=200, pause=0.01))
+                wait_until(lambda: running.ask("positions")["outputs"]["iopub"] > 40)
+                limits = resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (0, -1))
+                wait_until(lambda: running.ask("status")["stuck"], why="it still writes")
+                with pytest.raises(NoSpace):
+                    running.ask("positions", keep=True)
+                found.hb_channel.start()
+                found.hb_channel.unpause()
+                wait_until(found.hb_channel.is_beating, why="the heartbeat stopped")
+                found.kernel_info()
+                resource.prlimit(running.pid, resource.RLIMIT_FSIZE, limits)
+                assert numbers(found, 200) == list(range(200))
+                for _ in range(2):
+                    found.get_shell_msg(timeout=30)
+        finally:
+            said = running.stop()
+    assert "its state cannot be written" in said
+    assert said.count("\n") == 1
 
 
 def test_the_shim_ends_as_its_kernel_ends(channels: Channels) -> None:
@@ -321,6 +362,24 @@ def test_ports_are_encrypted_when_the_connection_file_has_keys(channels: Channel
             found.kernel_info()
             with pytest.raises(queue.Empty):
                 found.get_shell_msg(timeout=0.5)
+
+
+def test_requests_without_the_key_leave_no_trace(channels: Channels) -> None:
+    with relay(channels) as running, raw_client(channels) as found:
+        deep = b"[" * 100_000
+        for parts in (
+            [b"<IDS|MSG>", b"no signature", deep, b"{}", b"{}", b"{}"],
+            [b"something", b"else"],
+            [b""],
+        ):
+            found.shell_channel.socket.send_multipart(parts)
+        found.session.key = b"another key"
+        found.execute("1")
+        found.session.key = channels.key.encode()
+        found.kernel_info()
+        wait_until(lambda: running.ask("status")["waiting"] == 1, why="the good one is not there")
+        with ipykernel(channels):
+            assert found.get_shell_msg(timeout=60)["msg_type"] == "kernel_info_reply"
 
 
 def test_nothing_spins_while_nothing_happens(channels: Channels) -> None:

@@ -161,6 +161,8 @@ class World:
         self.joins += 1
         assert self.core.begin(self.joins, fresh=False)
         assert not self.core.begin(self.joins, fresh=False)
+        if place % 3 == 0:
+            self.kill_relay()
         self.shim, self.kernel, self.pending, self.said = copy.deepcopy(state)
         gone = {
             text
@@ -408,6 +410,21 @@ def test_a_gap_and_a_repetition_are_told_apart() -> None:
 def test_what_is_no_frame_is_refused(parts: list[bytes]) -> None:
     with pytest.raises(TunnelError):
         Frame.decode(parts)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        (b"s", b"\0\0\0\1"),
+        (b"s", b"\0\0\0\1", b"short"),
+        (b"s", b"\0", bytes(96)),
+        (b"s", b"\0\0\0\1", b"\xff" * 96),
+        (b"s", b"\0\0\0\1", tunnel.LANE_STATE.pack(0, 2, 1) + bytes(72)),
+    ],
+)
+def test_a_greeting_that_cannot_be_is_refused(body: tuple[bytes, ...]) -> None:
+    with pytest.raises(TunnelError, match="a greeting has"):
+        tunnel.read_hello(Frame(Kind.HELLO, 1, parts=body))
 
 
 def test_another_version_is_named() -> None:
