@@ -38,7 +38,7 @@ EXIT_PORT_TAKEN = 3
 CALL_LIMIT_S = 20.0
 
 _START_SHIM = (
-    "import sys; sys.path += sys.argv.pop(1).split(':'); "
+    "import sys; sys.path += dict.fromkeys((sys.argv.pop(1), sys.argv.pop(1))); "
     "from singularity_kernel.shim import main; sys.exit(main())"
 )
 
@@ -58,9 +58,9 @@ def shim_command(settings: Settings, folder: str, argv: Sequence[str]) -> list[s
     """The command of the capsule: the shim, which starts `argv` as its kernel. With the agent's
     Python, which has what it needs; isolated from the session's environment (-I), and without
     the start files of an environment (-S), which would load our own hooks into it."""
-    roots = dict.fromkeys(_root_of(name) for name in ("singularity_kernel", "zmq"))
     return [
-        *(settings.python, "-I", "-S", "-c", _START_SHIM, ":".join(roots)),
+        *(settings.python, "-I", "-S", "-c", _START_SHIM),
+        *(_root_of("singularity_kernel"), _root_of("zmq")),
         *("--kernel", os.path.join(folder, "kernel.json")),
         *("--tunnel", os.path.join(folder, "tunnel.json")),
         *("--", *argv),
