@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from singularity_proxy.errors import SingularityError
 
-from . import checkpoints, placement, queue, reasons
+from . import checkpoints, endings, placement, queue, reasons
 from . import events as ev
 from .cluster import ClusterState, Draft
 from .model import SessionView
@@ -115,10 +115,8 @@ def _off_devices(draft: Draft, view: SessionView) -> SessionView:
 
 
 def _fail(draft: Draft, view: SessionView, silent_s: float) -> None:
-    from . import nodes
-
     kept = checkpoints.kept(view)
-    nodes.finish(
+    endings.finish(
         draft,
         view,
         ProcessEvent.FAIL,

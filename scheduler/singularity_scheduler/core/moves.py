@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unavailable, Unsupported
 
-from . import checkpoints, placement, queue, reasons
+from . import checkpoints, endings, placement, queue, reasons
 from . import events as ev
 from .cluster import Draft
-from .model import Kind, SessionView
+from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 UNSETTLED = (DeviceState.ATTACHING, DeviceState.PARKING)
@@ -170,7 +170,7 @@ def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
         return
     wants, ended = view.wants, view.exit
     view = draft.step(
-        stay(view),
+        endings.stay(view),
         ProcessEvent.SUSPEND_FAILED,
         f"could not be suspended, so it goes on as it was ({event.sentence})",
         "process.suspend_failed",
@@ -178,27 +178,9 @@ def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
         exit=None,
     )
     if ended is not None:
-        from . import nodes
-
-        nodes.exited(draft, ev.ProcessExited(view.id, *ended))
+        endings.exited(draft, ev.ProcessExited(view.id, *ended))
     elif wants and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
         queue.enqueue(draft, view, view.reason, "device.lazy")
-
-
-def stay(view: SessionView) -> SessionView:
-    """`view` without anything that was to happen with it in or behind the store."""
-    return replace(
-        view,
-        called=False,
-        target="",
-        moving=False,
-        restore_from="",
-        rollback=False,
-        unwind=False,
-        leaving=None,
-        lost=False,
-        came_from="",
-    )
 
 
 def _answers(view: SessionView, event: object) -> bool:
@@ -266,7 +248,7 @@ def resumed(draft: Draft, event: ev.Resumed) -> None:
         return
     wants, ended = view.wants, view.exit
     view = draft.step(
-        stay(view),
+        endings.stay(view),
         ProcessEvent.LIVE,
         reasons.came_back(view, event.loss),
         "process.resumed",
@@ -275,9 +257,7 @@ def resumed(draft: Draft, event: ev.Resumed) -> None:
         exit=None,
     )
     if ended is not None:
-        from . import nodes
-
-        nodes.exited(draft, ev.ProcessExited(view.id, *ended))
+        endings.exited(draft, ev.ProcessExited(view.id, *ended))
     elif wants:
         queue.enqueue(draft, view, reasons.waits(view), "device.lazy")
 
@@ -292,10 +272,8 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
         checkpoints.mark_damaged(draft, owner, view.restore_from, event.sentence)
         view = draft.get(view.id) or view
     if view.source and not own:
-        from . import nodes
-
         reason = f"could not be forked: {event.sentence}"
-        nodes.finish(draft, view, ProcessEvent.FAIL, reason, "process.resume_failed")
+        endings.finish(draft, view, ProcessEvent.FAIL, reason, "process.resume_failed")
         return
     if view.unwind and view.newest_whole is not None:
         _unwind(draft, view, event.sentence)
@@ -305,7 +283,7 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
     if event.damaged and failed is not None:
         hint = f"; {checkpoints.instead(view, failed, draft.now)}"
     draft.step(
-        replace(stay(view), rollback=view.rollback, restore_from=""),
+        replace(endings.stay(view), rollback=view.rollback, restore_from=""),
         ProcessEvent.RESUME_FAILED,
         f"could not come back, so it stays suspended and nothing more is lost ({event.sentence})"
         f"{hint}",
@@ -324,7 +302,7 @@ def _unwind(draft: Draft, view: SessionView, sentence: str) -> None:
     )
     before = view.came_from or view.node
     view = draft.step(
-        replace(stay(view), queue_order=view.queue_order),
+        replace(endings.stay(view), queue_order=view.queue_order),
         ProcessEvent.RESUME_FAILED,
         f"{what} ({sentence}), so it comes back as it was",
         "process.resume_failed",
@@ -400,7 +378,7 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
     view = SessionView(
         id=event.session,
         user=source.user,
-        kind=Kind.INTERACTIVE if source.kind is Kind.INTERACTIVE else source.kind,
+        kind=source.kind,
         name=event.name or source.name,
         tier=source.tier,
         virtual_devices=source.virtual_devices,

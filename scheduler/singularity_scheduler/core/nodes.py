@@ -8,43 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import checkpoints, losses, moves, placement, queue, reasons
+from . import endings, losses, moves, placement, queue, reasons
 from . import events as ev
 from .cluster import Draft
 from .model import AgentFacts, Kind, SessionView, Tier
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
-
-
-def command_end(draft: Draft, view: SessionView, reason: str, rule: str) -> None:
-    """Tell the agent to remove everything of a session; it may be told so any number of times. The
-    node that has its kernel connection is told too."""
-    for node in dict.fromkeys((view.node, view.origin or view.node)):
-        draft.actions.append(
-            ev.End(view.id, node, reason, rule, view.epoch, view.seq, grace_s=view.grace_s)
-        )
-
-
-def finish(
-    draft: Draft,
-    view: SessionView,
-    event: ProcessEvent,
-    reason: str,
-    rule: str,
-    *,
-    exit_code: int | None = None,
-) -> SessionView:
-    """Let a session end: final at once, its devices stay leased until the agent confirms."""
-    view = replace(moves.stay(checkpoints.ended(draft, view)), held_by=None)
-    if view.pending:  # its node has nothing of it
-        return draft.step(queue.freed(view), event, reason, rule, ended=True)
-    view = draft.quiet_step(
-        replace(queue.freed(view), devices=view.devices), event, exit_code=exit_code
-    )
-    if view.device_state is not DeviceState.NONE:
-        view = draft.quiet_step(view, DeviceEvent.RELEASE)
-    view = draft.note(view, reason, rule)
-    command_end(draft, view, reason, rule)
-    return view
 
 
 def started(draft: Draft, event: ev.Started) -> None:
@@ -52,57 +20,6 @@ def started(draft: Draft, event: ev.Started) -> None:
     if view and view.process_state is ProcessState.STARTING:
         origin = view.origin or view.node
         draft.step(view, ProcessEvent.LIVE, "its process runs", "process.live", origin=origin)
-
-
-def start_failed(draft: Draft, event: ev.StartFailed) -> None:
-    view = draft.get(event.session)
-    if view and view.process_state is ProcessState.STARTING:
-        finish(draft, view, ProcessEvent.FAIL, f"could not be started: {event.sentence}", "start")
-
-
-def exited(draft: Draft, event: ev.ProcessExited) -> None:
-    view = draft.get(event.session)
-    if view is None:
-        return
-    if view.final:
-        if event.exit_code is not None and view.exit_code is None:
-            draft.put(replace(view, exit_code=event.exit_code))
-        return
-    if view.in_flight:  # its own agent ends it there, or it ended by itself: the answer tells
-        draft.put(replace(view, exit=(event.exit_code, event.sentence)))
-        return
-    if view.process_state is ProcessState.SUSPENDED:
-        return
-    code = event.exit_code
-    step, reason = ProcessEvent.FAIL, reasons.exited(code, event.sentence)
-    if code == 0 and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
-        step = ProcessEvent.COMPLETE
-    elif view.stopped_by is not None and (code is None or code < 0 or code > 128):
-        step, reason = closed(view, view.stopped_by)
-    finish(draft, view, step, reason, "process.exited", exit_code=code)
-
-
-def closed(view: SessionView, by: str, reason: str = "") -> tuple[ProcessEvent, str]:
-    """The step and the sentence of a session that somebody wanted to end. Being closed is the
-    normal end of a notebook; it has no other."""
-    interactive = view.kind is Kind.INTERACTIVE
-    step = ProcessEvent.CANCEL
-    if interactive and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
-        step = ProcessEvent.COMPLETE
-    sentence = f"{'closed' if interactive else 'cancelled'} by {by}"
-    return step, f"{sentence}: {reason}" if reason else sentence
-
-
-def ended(draft: Draft, event: ev.Ended) -> None:
-    view = draft.get(event.session)
-    if view is None or not view.final or event.node not in ("", view.node):
-        return
-    exit_code = event.exit_code if view.exit_code is None else view.exit_code
-    view = replace(view, ended=True, exit_code=exit_code)
-    if view.device_state is DeviceState.PARKING:
-        draft.step(queue.freed(view), DeviceEvent.FREED, view.reason, "process.ended")
-    else:
-        draft.put(view)
 
 
 def away(draft: Draft, event: ev.NodeAway) -> None:
@@ -122,7 +39,7 @@ def joined(draft: Draft, event: ev.NodeJoined) -> None:
         elif view.process_state is ProcessState.SUSPENDED:
             _suspended(draft, view, facts.get(sid))
         elif view.final and sid in facts:
-            command_end(draft, view, view.reason, "recover")
+            endings.command_end(draft, view, view.reason, "recover")
         elif sid not in facts or facts[sid].suspended:
             _missing(draft, view)
         else:
@@ -134,7 +51,7 @@ def joined(draft: Draft, event: ev.NodeJoined) -> None:
         elif other.node == event.node:
             continue
         elif other.final:  # what it has of it, if only the kernel connection, has no use any more
-            command_end(draft, replace(other, node=event.node), other.reason, "recover")
+            endings.command_end(draft, replace(other, node=event.node), other.reason, "recover")
         elif not fact.suspended:
             losses.fence(draft, other, event.node)
 
@@ -203,10 +120,10 @@ def _unknown(draft: Draft, node: str, fact: AgentFacts) -> None:
         device_state=DeviceState.PARKED if fact.saved and not fact.devices else DeviceState.NONE,
     )
     if fact.suspended:  # its kernel connection alone; who brings it back is gone from the ledger
-        command_end(draft, view, "the scheduler does not know this session", "recover")
+        endings.command_end(draft, view, "the scheduler does not know this session", "recover")
         return
     if not complete or not fact.alive:
-        command_end(draft, view, "the scheduler does not know this session", "recover")
+        endings.command_end(draft, view, "the scheduler does not know this session", "recover")
         return
     reason = "taken over from its node agent: the scheduler had no record of it"
     _compare(draft, draft.note(view, reason, "recover"), fact)
@@ -215,7 +132,7 @@ def _unknown(draft: Draft, node: str, fact: AgentFacts) -> None:
 def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
     """Both know it: take over what the agent knows better, command what the ledger knows better."""
     if not fact.alive:
-        finish(
+        endings.finish(
             draft,
             view,
             ProcessEvent.COMPLETE if fact.exit_code == 0 else ProcessEvent.FAIL,

@@ -15,6 +15,7 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
 from . import (
     checkpoints,
+    endings,
     health,
     losses,
     moves,
@@ -236,11 +237,11 @@ def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
     if view is None:
         raise NotFound(f"there is no session {event.session}", session=event.session)
     if view.final:
-        nodes.command_end(draft, view, view.reason, "user.end")
+        endings.command_end(draft, view, view.reason, "user.end")
         return
     view = replace(view, grace_s=event.grace_s)
-    step, reason = nodes.closed(view, event.by, event.reason)
-    nodes.finish(draft, view, step, reason, "user.end")
+    step, reason = endings.closed(view, event.by, event.reason)
+    endings.finish(draft, view, step, reason, "user.end")
 
 
 def _signal_asked(draft: Draft, event: ev.SignalAsked) -> None:
@@ -396,8 +397,8 @@ def _orphaned(draft: Draft, event: ev.Orphaned) -> None:
     if view.leaving is None and not draft.node(view.node).abilities.trouble:
         moves.leave(draft, view, reasons.hibernating(sentence), "user.suspend")
     elif view.leaving is None:
-        step, reason = nodes.closed(view, "the scheduler", sentence)
-        nodes.finish(draft, view, step, reason, "user.end")
+        step, reason = endings.closed(view, "the scheduler", sentence)
+        endings.finish(draft, view, step, reason, "user.end")
 
 
 def _current(view: SessionView | None, epoch: int, state: DeviceState) -> TypeGuard[SessionView]:
@@ -426,9 +427,9 @@ _HANDLERS: dict[type, Handler] = {
     ev.NodeLost: losses.node_lost,
     ev.Tick: _tick,
     ev.Started: nodes.started,
-    ev.StartFailed: nodes.start_failed,
-    ev.ProcessExited: nodes.exited,
-    ev.Ended: nodes.ended,
+    ev.StartFailed: endings.start_failed,
+    ev.ProcessExited: endings.exited,
+    ev.Ended: endings.ended,
     ev.DeviceNeeded: _needed,
     ev.DeviceWithdrawn: _withdrawn,
     ev.Activity: _activity,

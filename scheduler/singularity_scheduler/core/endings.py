@@ -1,0 +1,110 @@
+"""How sessions end, whoever or whatever ends them. Part of `decide` (see `policy`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from . import checkpoints, queue, reasons
+from . import events as ev
+from .cluster import Draft
+from .model import Kind, SessionView
+from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
+
+
+def command_end(draft: Draft, view: SessionView, reason: str, rule: str) -> None:
+    """Tell the agent to remove everything of a session; it may be told so any number of times. The
+    node that has its kernel connection is told too."""
+    for node in dict.fromkeys((view.node, view.origin or view.node)):
+        draft.actions.append(
+            ev.End(view.id, node, reason, rule, view.epoch, view.seq, grace_s=view.grace_s)
+        )
+
+
+def finish(
+    draft: Draft,
+    view: SessionView,
+    event: ProcessEvent,
+    reason: str,
+    rule: str,
+    *,
+    exit_code: int | None = None,
+) -> SessionView:
+    """Let a session end: final at once, its devices stay leased until the agent confirms."""
+    view = replace(stay(checkpoints.ended(draft, view)), held_by=None)
+    if view.pending:  # its node has nothing of it
+        return draft.step(queue.freed(view), event, reason, rule, ended=True)
+    view = draft.quiet_step(
+        replace(queue.freed(view), devices=view.devices), event, exit_code=exit_code
+    )
+    if view.device_state is not DeviceState.NONE:
+        view = draft.quiet_step(view, DeviceEvent.RELEASE)
+    view = draft.note(view, reason, rule)
+    command_end(draft, view, reason, rule)
+    return view
+
+
+def stay(view: SessionView) -> SessionView:
+    """`view` without anything that was to happen with it in or behind the store."""
+    return replace(
+        view,
+        called=False,
+        target="",
+        moving=False,
+        restore_from="",
+        rollback=False,
+        unwind=False,
+        leaving=None,
+        lost=False,
+        came_from="",
+    )
+
+
+def start_failed(draft: Draft, event: ev.StartFailed) -> None:
+    view = draft.get(event.session)
+    if view and view.process_state is ProcessState.STARTING:
+        finish(draft, view, ProcessEvent.FAIL, f"could not be started: {event.sentence}", "start")
+
+
+def exited(draft: Draft, event: ev.ProcessExited) -> None:
+    view = draft.get(event.session)
+    if view is None:
+        return
+    if view.final:
+        if event.exit_code is not None and view.exit_code is None:
+            draft.put(replace(view, exit_code=event.exit_code))
+        return
+    if view.in_flight:  # its own agent ends it there, or it ended by itself: the answer tells
+        draft.put(replace(view, exit=(event.exit_code, event.sentence)))
+        return
+    if view.process_state is ProcessState.SUSPENDED:
+        return
+    code = event.exit_code
+    step, reason = ProcessEvent.FAIL, reasons.exited(code, event.sentence)
+    if code == 0 and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
+        step = ProcessEvent.COMPLETE
+    elif view.stopped_by is not None and (code is None or code < 0 or code > 128):
+        step, reason = closed(view, view.stopped_by)
+    finish(draft, view, step, reason, "process.exited", exit_code=code)
+
+
+def closed(view: SessionView, by: str, reason: str = "") -> tuple[ProcessEvent, str]:
+    """The step and the sentence of a session that somebody wanted to end. Being closed is the
+    normal end of a notebook; it has no other."""
+    interactive = view.kind is Kind.INTERACTIVE
+    step = ProcessEvent.CANCEL
+    if interactive and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
+        step = ProcessEvent.COMPLETE
+    sentence = f"{'closed' if interactive else 'cancelled'} by {by}"
+    return step, f"{sentence}: {reason}" if reason else sentence
+
+
+def ended(draft: Draft, event: ev.Ended) -> None:
+    view = draft.get(event.session)
+    if view is None or not view.final or event.node not in ("", view.node):
+        return
+    exit_code = event.exit_code if view.exit_code is None else view.exit_code
+    view = replace(view, ended=True, exit_code=exit_code)
+    if view.device_state is DeviceState.PARKING:
+        draft.step(queue.freed(view), DeviceEvent.FREED, view.reason, "process.ended")
+    else:
+        draft.put(view)
