@@ -336,3 +336,42 @@ async def test_an_image_of_nothing(tmp_path: Path) -> None:
         with pytest.raises(ImageFailed, match="could not be restored"):
             await asyncio.to_thread(image.restore, capsule, str(tmp_path / "empty"))
         assert criu.probe().ok
+
+
+TORCH = """
+import os, threading
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+x = torch.randn(200, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+x /= x.norm()
+y, count, total = x.clone(), 0, 0
+loader = iter(DataLoader(TensorDataset(torch.arange(10**6)), batch_size=10, num_workers=2))
+print("on", flush=True)
+while not os.path.exists("/tmp/go"):
+    y = y @ x
+    y /= y.norm()
+    count += 1
+    total += int(next(loader)[0].sum())
+assert total == sum(range(10 * count)), (total, count)
+print("counted", count, flush=True)
+"""
+
+
+@pytest.mark.full
+async def test_torch_with_workers_that_load_data(tmp_path: Path) -> None:
+    async with Places() as place:
+        capsule = await place.python(TORCH)
+        await place.logged("on")
+        for generation in range(3):
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(capsule.freeze)
+            assert len(capsule.members()) == 3
+            await dumped(capsule, tmp_path / str(generation))
+            await capsule.end(0)
+            capsule = await restored(place, tmp_path / str(generation))
+            await asyncio.to_thread(capsule.thaw)
+        (place.tmp / "go").touch()
+        assert await capsule.wait(60)
+        assert capsule.watch.exit_code == 0, place.log()
+        assert "counted" in place.log()
