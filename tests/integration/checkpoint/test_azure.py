@@ -109,7 +109,9 @@ def test_urls_that_name_no_container(url: str) -> None:
 def test_a_service_that_fails_is_one_sentence(proxy: FaultProxy, fault: str) -> None:
     """At each stage of a save; what was listed before stays, and the save works afterwards."""
     tries = 2 if fault == "hang" else 3
-    box = Checkpoints(through(proxy, f"all-{fault}", retries=tries - 1), "alice")
+    wait_s = 1.0 if fault == "hang" else 2.0
+    store = through(proxy, f"all-{fault}", retries=tries - 1, read_timeout_s=wait_s)
+    box = Checkpoints(store, "alice")
     part = Part("x", "scratch", data=noise(100_000, 1))
     first = box.save(Request("s", 1, "files"), [part])
     part = Part("x", "scratch", data=noise(100_000, 2))
