@@ -309,6 +309,8 @@ class Relay:
         self._peer = None
         if self._listener.send(peer, answer.encode(), lambda: None):
             self._peer = peer
+            # It was dumped without a connection: who greets is back, on whatever node.
+            self._set_away({"away": False})
         else:
             self._core.lost()
         if began is not None:

@@ -17,6 +17,7 @@ import pytest
 from singularity_proxy.errors import NoSpace, SingularityError
 from singularity_proxy.wire.rpc import SyncPeer
 from support.agent import AgentBox, alive, until
+from support.agent_moves import listed
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -164,8 +165,8 @@ async def test_a_checkpoint_without_room_leaves_no_half_one() -> None:
         with pytest.raises(NoSpace, match="the disk is full"):
             await box.call("device.checkpoint", session=session, name="b", seq=2)
         filler.unlink()
-        folder = box.root / "state" / "checkpoints" / session
-        assert [p.name for p in folder.iterdir()] == [made["id"]]
+        assert [c["id"] for c in await listed(box, session)] == [made["id"]]
+        assert list((box.root / "state" / "images").iterdir()) == []
         assert (await box.session(session))["devices"] == ["cpu:0"]
 
 

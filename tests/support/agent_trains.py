@@ -36,11 +36,11 @@ def native_losses(folder: Path, steps: int = STEPS) -> dict[int, str]:
     return found
 
 
-async def start_training(box: AgentBox, *stops: int) -> str:
+async def start_training(box: AgentBox, *stops: int, pause_s: float = 0.0) -> str:
     """A session that trains and waits before each of the steps `stops`."""
     for step in stops:
         (box.work / f"stop-{step}").touch()
-    argv = [sys.executable, TRAINING, "cuda", str(STEPS), str(box.work)]
+    argv = [sys.executable, TRAINING, "cuda", str(STEPS), str(box.work), str(pause_s)]
     session = await box.start(argv)
     await box.event("device.need", session)
     return session

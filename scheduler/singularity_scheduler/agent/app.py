@@ -24,12 +24,12 @@ from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.checkpoint import park_policy
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire import rpc
-from traitlets import Enum, Float, Integer, List, Unicode, default
+from traitlets import Enum, Float, Integer, Unicode, default
 from traitlets.config import Application
 
 from singularity_scheduler import logs
 
-from .capsules import WAYS, choose_launcher
+from .capsules import choose_launcher
 from .devices import DeviceKeeper
 from .folders import end_strays, lock
 from .health import DeviceHealth
@@ -37,6 +37,7 @@ from .identity import Identities, parse_uid_range
 from .leases import LeaseTable, boot_clock
 from .ledger import Ledger
 from .lifecycle import Lifecycle
+from .move_settings import MoveSettings, open_stores
 from .node import Node, Settings
 from .place import take_place
 from .probe import CPU_DEVICES, probe_devices, torch_version
@@ -64,7 +65,7 @@ ANNOUNCEMENT = "agent.json"
 """In the state folder: where the running agent listens."""
 
 
-class NodeAgent(Application):  # type: ignore[misc]
+class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
     """Command line and configuration of the node agent."""
 
     name = "singularity-agent"
@@ -160,21 +161,6 @@ class NodeAgent(Application):  # type: ignore[misc]
         memory and ends the device proxy; "driver" lets the CUDA driver (570 and newer) move the
         memory into the proxy's own process, which stays, wherever that can lose nothing; "auto"
         measures both and takes the faster one. cpu devices are parked by a copy.""",
-    )
-    capsule = Enum(
-        WAYS,
-        default_value="auto",
-        config=True,
-        help="""How sessions are started: "namespace" gives each a pid and mount namespace of its
-        own, with its own /tmp and /dev/shm, which a process image (suspend, resume, migrate) needs;
-        "process" starts ordinary processes; "auto" takes namespaces where this machine permits
-        them.""",
-    )
-    capsule_shared = List(
-        Unicode(),
-        config=True,
-        help="""Folders below /tmp or /dev/shm that sessions share with the machine, besides those
-        that their command names. What lies there does not travel with a session.""",
     )
     tunnel_ip = Unicode(
         "127.0.0.1",
@@ -336,13 +322,17 @@ class AgentProcess:
             pool=ProxyPool(private, app.warm_proxies),
             launcher=launcher,
             images=images,
+            stores=open_stores(app, settings.state_dir),
         )
         self._devices = devices = DeviceKeeper(node)
         self._lifecycle = lifecycle = Lifecycle(node, devices)
         node.pool.start()
         devices.start()
+        os.makedirs(settings.images_dir, 0o700, exist_ok=True)
+        await node.stores.probe()
         records = [SessionRecord.from_json(body) for _, body in ledger.all("session")]
         await asyncio.gather(*(lifecycle.adopt(record) for record in records))
+        await lifecycle.relays.take_over()
         commands = CommandServer(node, lifecycle, devices, self.stop)
         path = os.path.join(settings.runtime_dir, "agent.sock")
         self._announce(settings.state_dir, path)  # first: who is connected may rely on it
@@ -371,6 +361,7 @@ class AgentProcess:
             await node.service.close()
         await self._devices.close()
         await node.cancel_jobs()
+        node.stores.close()
         await end_strays(node.settings.private_dir, set())
 
     def _remove_place(self, settings: Settings, ledger: Ledger) -> None:
@@ -441,6 +432,8 @@ class AgentProcess:
                     self._lifecycle.trim_logs(live)
             if count % LOGS_EVERY == 0:
                 trim_log(os.path.join(node.settings.state_dir, LOG), node.settings.log_bytes)
+                if node.stores.garbage_due:
+                    node.spawn(node.stores.collect(), "collection of checkpoint data")
             self._check_idle()
 
     def _check_idle(self) -> None:
@@ -478,7 +471,12 @@ class AgentProcess:
             if live.record.life is not Life.ENDED
         ]
         _, late = await asyncio.wait(
-            [*ends, asyncio.ensure_future(node.pool.close())], timeout=STOP_LIMIT_S
+            [
+                *ends,
+                asyncio.ensure_future(node.pool.close()),
+                asyncio.ensure_future(self._lifecycle.relays.end_all()),
+            ],
+            timeout=STOP_LIMIT_S,
         )
         if late:
             log.error("%d parts of this node did not stop in time", len(late))

@@ -207,7 +207,7 @@ class DeviceKeeper:
             self.worker_ended(live, old)
         return {
             "ring_id": ring.ring_id,
-            "path": ring.record.path,
+            "path": record.inside(ring.record.path),
             "device_type": node.device_type,
             "memory_capacity": capacity,
         }
@@ -292,6 +292,7 @@ class DeviceKeeper:
         reason: str = "",
         force: bool = False,
         moving: bool = False,
+        keep_lease: bool = False,
     ) -> dict[str, Any]:
         record, node = live.record, self._node
         if record.phase in (Phase.NONE, Phase.PARKED):
@@ -316,7 +317,8 @@ class DeviceKeeper:
             raise errors[0]
         record.move(Phase.PARKED)
         record.reason = reason or record.reason
-        node.leases.release(record.session)
+        if not keep_lease:
+            node.leases.release(record.session)
         node.try_save(live)
         node.try_save_leases()
         written = sum(x for x in outcomes if isinstance(x, int))
@@ -370,6 +372,45 @@ class DeviceKeeper:
         if not (force or moving):
             self._driver.copied(live, device, written, time.monotonic() - began)
         return written
+
+    # -- process images ---------------------------------------------------------------------------
+
+    async def set_aside(self, live: LiveSession) -> list[str]:
+        """Write the device state of a frozen session to its files; its lease stays. Returns the
+        devices that `take_back` wants. The caller holds the session's lock."""
+        record = live.record
+        devices = list(record.devices) if record.phase is Phase.HELD else []
+        await self._park_locked(live, moving=True, keep_lease=True)
+        return devices
+
+    async def take_back(self, live: LiveSession, devices: list[str]) -> None:
+        """Go on with the devices of `set_aside`, unless the lease lapsed meanwhile; a failure
+        leaves the session parked, and its next device call asks anew."""
+        record, leases = live.record, self._node.leases
+        if not devices or not record.alive or record.phase is not Phase.PARKED:
+            return
+        if leases.epoch(record.session) is None:
+            leases.release(record.session)
+            self._node.try_save_leases()
+            return
+        record.move(Phase.ATTACHING)
+        record.devices = list(devices)
+        try:
+            self._node.try_save(live)
+            await self._attach_all(live)
+        except SingularityError as error:
+            log.error("session %s is parked: %s", record.session, error.message)
+            await self._give_up_attach(live, Phase.PARKED)
+            self._tell_need_soon(live)
+            return
+        record.move(Phase.HELD)
+        self._node.try_save(live)
+
+    async def copy_states(self, live: LiveSession, folder: str) -> None:
+        """Have the proxies write the device state to `folder` and go on. The caller holds the
+        session's lock."""
+        for proxy in list(live.proxies.values()):
+            await proxy.call("checkpoint", timeout=None, directory=folder)
 
     # -- recovery ---------------------------------------------------------------------------------
 

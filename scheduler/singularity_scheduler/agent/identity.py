@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from singularity_proxy.errors import BadRequest, Forbidden, NoSpace
+from singularity_proxy.errors import BadRequest, Conflict, Forbidden, NoSpace
 
 from .ledger import Ledger
 from .processes import ask_process
@@ -82,6 +82,26 @@ class Identities:
             uid = self._free_uid()
             self._ledger.put("uid", user, uid)
         return Identity(uid, uid, True, f"Sessions of {user} run as uid {uid} of their own.")
+
+    async def claim(self, user: str, uid: int, gid: int) -> None:
+        """Sessions of `user` that come from another node run as `uid` in their process image, so
+        it becomes theirs here too. Raises `Conflict` when it is somebody else's here, or `user` has
+        another one."""
+        identity = await self.of(user) if self._ledger.get("uid", user) is not None else None
+        if identity is None and self._euid == 0 and uid in self._uids:
+            others = {int(found): name for name, found in self._ledger.all("uid")}
+            if uid not in others and await self._environment_is_readable():
+                self._ledger.put("uid", user, uid)
+                return
+        identity = identity or await self.of(user)
+        if (identity.uid, identity.gid) != (uid, gid):
+            raise Conflict(
+                f"the session's processes run as uid {uid}, but sessions of {user} run as uid "
+                f"{identity.uid} on this node; the checkpoint was kept: give all nodes the same "
+                "uids, or resume it on the node it was saved on",
+                uid=uid,
+                here=identity.uid,
+            )
 
     def _only_user(self, user: str) -> Identity:
         first = self._ledger.get("node", "only_user")

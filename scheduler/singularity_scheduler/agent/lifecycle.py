@@ -20,37 +20,29 @@ from singularity_proxy.capsule.launcher import (
     stripped_environment,
     trim_log,
 )
-from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch, uid_of
-from singularity_proxy.errors import BadRequest, Conflict, Forbidden, SingularityError, Unavailable
+from singularity_proxy.capsule.namespace import NamespaceCapsule, kept_folders
+from singularity_proxy.capsule.process import ProcessWatch
+from singularity_proxy.errors import BadRequest, Conflict, SingularityError, Unavailable
 
 from singularity_scheduler import logs
 
-from .checkpoints import remove_unfinished
 from .devices import DeviceKeeper
 from .launch import LaunchRequest
 from .live import LiveSession
 from .node import Node
+from .owners import find_owner, how_it_ended
 from .processes import end_marked, end_process
-from .relays import (
-    Relay,
-    kernel_connection,
-    make_relay_folder,
-    remove_relay_folder,
-    shim_command,
-    start_relay,
-    write_private,
-    write_tunnel,
-)
+from .relay_keeper import RelayKeeper
+from .relays import kernel_connection, remove_relay_folder, shim_command, write_private
+from .resumes import Resumer, ResumeRequest
 from .rings import RingSet, ring_number
 from .session_api import SessionApi
 from .session_logs import CAPSULE_LOG, SessionLogs
 from .session_socket import SessionSocket
-from .sessions import Life, SessionRecord
+from .sessions import Life, Phase, SessionRecord
+from .suspends import go_on, remove_unfinished
 
 log = logging.getLogger("singularity.agent")
-
-RELAY_RETRY_S = 1.0
-RELAY_RETRY_MAX_S = 30.0
 
 KEEP_TOMBSTONES = 256
 """Ended sessions kept until the service has asked how they ended."""
@@ -63,6 +55,8 @@ class Lifecycle:
         self._node = node
         self._devices = devices
         self._api = SessionApi(node, devices)
+        self._resumer = Resumer(node)
+        self.relays = RelayKeeper(node)
         self.logs = SessionLogs(node)
 
     # -- start ------------------------------------------------------------------------------------
@@ -76,7 +70,7 @@ class Lifecycle:
         if request.session in node.sessions:
             raise Conflict(f"session {request.session} was started before", session=request.session)
         identity = await node.identities.of(request.user)
-        owner = self._owner(request, identity.uid)
+        owner = find_owner(request, identity.uid)
         record = SessionRecord(
             session=request.session,
             user=request.user,
@@ -93,7 +87,8 @@ class Lifecycle:
         node.sessions[record.session] = live
         try:
             node.save(live)
-            await self._open(live)
+            self._open_folders(live)
+            await live.socket.start()
             if request.mode == "joined":
                 assert owner is not None
                 record.process = owner
@@ -108,13 +103,7 @@ class Lifecycle:
             node.save(live)
         except BaseException as error:
             record.reason = "it could not be started"
-            if live.joined:  # the caller's own process, which goes on without a session
-                live.joined.close()
-                live.joined = None
-            await self._clean(live, 0.0)
-            node.sessions.pop(record.session, None)
-            with contextlib.suppress(SingularityError):
-                node.ledger.forget_session(record.session)
+            await self._undo(live)
             if isinstance(error, OSError):
                 raise SingularityError(
                     f"the session could not be started ({error}); nothing was left behind"
@@ -133,26 +122,60 @@ class Lifecycle:
             "identity": identity.sentence,
         }
 
-    def _owner(self, request: LaunchRequest, uid: int) -> ProcessIdentity | None:
-        if request.owner_pid is None:
-            return None
+    async def resume(self, request: ResumeRequest) -> dict[str, Any]:
+        """Bring a session back from the store; answer of `session.resume`. Raises `Conflict` (it
+        is here, files are missing), `Unsupported`, and what store and CRIU raise; the checkpoint
+        is as it was and nothing is left here then."""
+        node = self._node
+        if node.stopping:
+            raise Unavailable("this node is being stopped; nothing was started")
+        known = node.sessions.get(request.session)
+        if known is not None and known.record.life is not Life.ENDED:
+            raise Conflict(f"session {request.session} is on this node", session=request.session)
+        summary, told = await self._resumer.look(request)
+        await node.identities.claim(request.user, told["uid"], told["gid"])
+        record = self._resumer.record_of(request, summary, told)
+        live = self._make(record)
+        node.sessions[record.session] = live
         try:
-            owner = ProcessIdentity.of(request.owner_pid)
-            owner_uid = uid_of(request.owner_pid)
-        except ProcessLookupError:
-            raise BadRequest(
-                f"there is no process {request.owner_pid} on this node that the session could "
-                "belong to; nothing was started",
-                owner_pid=request.owner_pid,
-            ) from None
-        # The end of a joined session ends this process: it must be the user's own.
-        if request.mode == "joined" and owner_uid != uid:
-            raise Forbidden(
-                f"process {request.owner_pid} runs as uid {owner_uid}, but sessions of "
-                f"{request.user} run as uid {uid}; start it from that user's terminal",
-                owner_pid=request.owner_pid,
-            )
-        return owner
+            node.save(live)
+            self._open_folders(live)
+            ended = lambda _: self._process_exited(live)  # noqa: E731
+            loss = await self._resumer.restore(live, request, summary, told, ended)
+            loss["lost"] += await self.relays.connect(live, request.connection)
+            await live.socket.start()
+            record.life = Life.LIVE
+            node.save(live)
+            self.relays.taken(record.session)
+            node.on_step("resume.recorded")
+            await go_on(node, live, self.relays)
+            node.on_step("resume.thawed")
+        except BaseException as error:
+            record.reason = "it could not be resumed"
+            self.relays.give_back(live)
+            await self._undo(live)
+            if isinstance(error, OSError):
+                raise SingularityError(
+                    f"session {record.session} could not be resumed ({error}); nothing was left "
+                    "here and the checkpoint was kept"
+                ) from error
+            raise
+        assert record.process is not None
+        log.info("session of %s resumed as process %d", record.user, record.process.pid)
+        node.emit(record.session, "session.restored", loss=loss)
+        if live.capsule is not None and not live.capsule.watch.alive:
+            self._process_exited(live)
+        return {"pid": record.process.pid, "loss": loss}
+
+    async def _undo(self, live: LiveSession) -> None:
+        """Nothing is left of a session that could not be started."""
+        if live.joined:  # the caller's own process, which goes on without a session
+            live.joined.close()
+            live.joined = None
+        await self._clean(live, 0.0)
+        self._node.sessions.pop(live.record.session, None)
+        with contextlib.suppress(SingularityError):
+            self._node.ledger.forget_session(live.record.session)
 
     def _make(self, record: SessionRecord) -> LiveSession:
         settings = self._node.settings
@@ -176,7 +199,7 @@ class Lifecycle:
         live = LiveSession(record, rings, socket)
         return live
 
-    async def _open(self, live: LiveSession) -> None:
+    def _open_folders(self, live: LiveSession) -> None:
         record, settings = live.record, self._node.settings
         folders = (
             settings.session_dir(record.session),
@@ -186,7 +209,6 @@ class Lifecycle:
         for folder in folders:
             os.mkdir(folder, 0o700)
         os.chmod(folders[-1], 0o1777)  # as programs expect of /tmp; the folder around it is 0700
-        await live.socket.start()
         if os.geteuid() == 0:
             for folder in folders:
                 os.chown(folder, record.uid, record.gid)
@@ -209,7 +231,8 @@ class Lifecycle:
         if request.connection is not None:
             owner = (record.uid, record.gid)
             kernel_file = os.path.join(folder, "kernel.json")
-            make_relay_folder(node.settings, record, request.connection)
+            record.connected = True
+            await self.relays.begin(live, request.connection)
             write_private(kernel_file, kernel_connection(request.connection, folder), owner)
             argv = [word.replace("{connection_file}", kernel_file) for word in argv]
             argv = shim_command(node.settings, folder, argv)
@@ -225,30 +248,12 @@ class Lifecycle:
             tmp=node.settings.session_tmp(record.session),
             keep=(folder, node.settings.session_shm(record.session)),
         )
+        record.cwd, record.kept = request.cwd, kept_folders(spec)
         live.capsule = await node.launcher.start(spec, lambda _: self._process_exited(live))
         record.process = live.capsule.identity
         node.save(live)
         if request.connection is not None:
-            await self._run_relay(live)
-
-    async def _run_relay(self, live: LiveSession) -> None:
-        record, settings = live.record, self._node.settings
-        live.relay = await start_relay(
-            settings,
-            record,
-            lambda _: self._relay_exited(live),
-            lambda name, data: self._relay_event(live, name, data),
-        )
-        record.relay = live.relay.identity
-        self._node.save(live)
-        write_tunnel(settings, record, await live.relay.tunnel())
-
-    def _relay_event(self, live: LiveSession, name: str, data: dict[str, Any]) -> None:
-        """The relay said something by itself."""
-        if name == "wanted":
-            self._node.emit(live.record.session, "session.wanted", **data)
-        elif data["requests_again"] or data["outputs_rolled_back"] or data["requests_lost"]:
-            log.warning("session %s: %s", live.record.session, data)
+            await self.relays.run(live)
 
     # -- what happens to the processes ------------------------------------------------------------
 
@@ -260,7 +265,7 @@ class Lifecycle:
         live.record.exit_code = watch.exit_code
         log_path = os.path.join(self._node.settings.session_dir(live.record.session), CAPSULE_LOG)
         words = last_words(log_path, live.record.uid) if watch.exit_code else ""
-        self._end_soon(live, _how(watch.exit_code) + (f" ({words})" if words else ""))
+        self._end_soon(live, how_it_ended(watch.exit_code) + (f" ({words})" if words else ""))
 
     def _owner_gone(self, live: LiveSession) -> None:
         if live.record.alive and not self._node.stopping:
@@ -278,22 +283,6 @@ class Lifecycle:
 
     def _end_soon(self, live: LiveSession, reason: str) -> None:
         self._node.spawn(self.end(live, reason, 1.0), "end of a session")
-
-    def _relay_exited(self, live: LiveSession) -> None:
-        if live.record.life is Life.LIVE and not self._node.stopping:
-            self._node.spawn(self._replace_relay(live), "start of another relay")
-
-    async def _replace_relay(self, live: LiveSession) -> None:
-        """Clients come back by themselves once the ports listen again."""
-        delay = RELAY_RETRY_S
-        while live.record.life is Life.LIVE:
-            try:
-                await self._run_relay(live)
-                return
-            except SingularityError as error:
-                log.warning("session %s: %s", live.record.session, error.message)
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, RELAY_RETRY_MAX_S)
 
     def signal(self, live: LiveSession, signum: int) -> None:
         """Send a signal to the session's process group (joined: to its first process)."""
@@ -334,6 +323,8 @@ class Lifecycle:
     async def _clean(self, live: LiveSession, grace_s: float) -> None:
         record, settings = live.record, self._node.settings
         record.life = Life.ENDING
+        if live.cancel:
+            live.cancel.set()
         if live.owner:
             live.owner.close()
         if live.capsule:
@@ -342,10 +333,11 @@ class Lifecycle:
         if live.joined:
             await end_process(live.joined, grace_s)
         await live.socket.close()
-        marker = f"SINGULARITY_SOCKET={live.socket.path}".encode()
-        await end_marked(marker)
+        if not isinstance(live.capsule, NamespaceCapsule):  # from which nothing escapes
+            await end_marked(f"SINGULARITY_SOCKET={live.socket.path}".encode())
         if live.relay:
             await live.relay.end(1.0)
+            await asyncio.to_thread(remove_relay_folder, settings, record.session)
         await self._devices.drop(live)
         for ring in list(live.rings.rings.values()):
             live.rings.forget(ring)
@@ -353,10 +345,28 @@ class Lifecycle:
         for folder in (
             settings.session_dir(record.session),
             settings.session_shm(record.session),
-            settings.checkpoint_dir(record.session),
         ):
             await asyncio.to_thread(shutil.rmtree, folder, True)
-        await asyncio.to_thread(remove_relay_folder, settings, record.session)
+
+    async def leave(self, live: LiveSession) -> None:
+        """The session is in the store: remove what is here of it, and answer whoever asks for its
+        suspend again."""
+        record, node = live.record, self._node
+        saving = record.saving or {}
+        self.relays.keep(live)
+        await self._clean(live, 0.0)
+        node.on_step("suspend.ended")
+        if saving.get("command"):
+            answer = {"result": saving["published"]}
+            with contextlib.suppress(SingularityError):
+                node.ledger.put_answer(record.session, saving["command"], answer)
+        with contextlib.suppress(SingularityError):
+            node.ledger.drop("session", record.session)
+        if node.sessions.get(record.session) is live:
+            del node.sessions[record.session]
+        log.info("session of %s left this node: %s", record.user, record.reason)
+        node.emit(record.session, "session.suspended", **saving["published"])
+        node.on_step("suspend.removed")
 
     def forget(self, live: LiveSession) -> None:
         """The service knows how the session ended: drop the tombstone."""
@@ -382,6 +392,11 @@ class Lifecycle:
         node.sessions[record.session] = live
         if record.life is Life.ENDED:
             return
+        if record.life is Life.ENDING and "published" in (record.saving or {}):
+            self._adopt_processes(live)
+            await asyncio.to_thread(remove_unfinished, node, live)
+            await self.leave(live)
+            return
         if record.life is not Life.LIVE:
             if record.life is Life.STARTING:
                 record.reason = "the node agent was restarted while it started"
@@ -397,14 +412,16 @@ class Lifecycle:
             for lost in live.rings.adopt():
                 log.error("session %s: ring %s is gone", record.session, lost.ring_id)
             await live.socket.start()
+            if record.saving is not None:
+                await go_on(node, live, self.relays)
             await self._devices.settle(live)
+            if record.phase in (Phase.NONE, Phase.PARKED):
+                node.leases.release(record.session)
         except (OSError, SingularityError) as error:
             log.error("session %s cannot be taken over: %s", record.session, error)
             await self.end(live, f"the node agent could not take it over ({error})", 0.0)
             return
-        if live.relay is not None:
-            with contextlib.suppress(Unavailable):  # it is gone: then another one is started
-                await live.relay.status()
+        await self.relays.listen(live)
         watch = live.capsule.watch if live.capsule else live.joined
         if watch is None:
             await self.end(live, "the node agent was restarted while it started", 0.0)
@@ -421,29 +438,13 @@ class Lifecycle:
             live.capsule = self._node.launcher.adopt(
                 record.process, lambda _: self._process_exited(live)
             )
-        if record.relay is not None:
-            live.relay = Relay(
-                self._node.settings,
-                record,
-                record.relay,
-                lambda _: self._relay_exited(live),
-                lambda name, data: self._relay_event(live, name, data),
-            )
+        self.relays.adopt(live)
         if record.owner is not None and record.life is Life.LIVE:
             live.owner = ProcessWatch(record.owner, lambda _: self._owner_gone(live))
 
     def trim_logs(self, live: LiveSession) -> None:
         """Keep the session's log files bounded; called every few seconds."""
         self.logs.trim(live)
-        relay_folder = self._node.settings.relay_dir(live.record.session)
-        trim_log(os.path.join(relay_folder, "relay.log"), self._node.settings.log_bytes)
+        self.relays.trim(live.record.session)
         for proxy in (*live.proxies.values(), *live.off_device.values()):
             trim_log(proxy.log_path, self._node.settings.log_bytes)
-
-
-def _how(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "its process ended"
-    if exit_code < 0:
-        return f"its process was ended by signal {-exit_code}"
-    return f"its process ended with exit code {exit_code}"

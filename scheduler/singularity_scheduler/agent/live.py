@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from typing import Any
 
@@ -41,6 +42,10 @@ class LiveSession:
         self.told_need = 0.0
         self.deaths: deque[tuple[float, int]] = deque(maxlen=8)
         """When proxies of this session died (CLOCK_MONOTONIC), and how many records were done."""
+        self.cancel: threading.Event | None = None
+        """Set to give up the checkpoint that is being taken."""
+        self.fenced = ""
+        """Why the session must not go on here: it lives elsewhere, or is broken."""
         self.ending: asyncio.Task[int | None] | None = None
 
     def report(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.capsule.launcher import CapsuleLauncher
 from singularity_proxy.checkpoint import park_policy
+from singularity_proxy.checkpoint.steps import OnStep, nothing
 from singularity_proxy.errors import NotFound, SingularityError
 from singularity_proxy.wire.rpc import Peer
 
@@ -21,6 +22,7 @@ from .leases import LeaseTable
 from .ledger import Ledger
 from .probe import TorchVersion
 from .proxies import ProxyPool
+from .stores import Stores
 
 if TYPE_CHECKING:
     from .live import LiveSession
@@ -68,6 +70,11 @@ class Settings:
         return os.path.join(self.session_dir(session), "tmp")
 
     @property
+    def images_dir(self) -> str:
+        """0700: process images and copies on their way to or from the store."""
+        return os.path.join(self.state_dir, "images")
+
+    @property
     def private_dir(self) -> str:
         """0700: sockets of proxies, sockets before they are handed to a user, probe output."""
         return os.path.join(self.runtime_dir, "p")
@@ -87,12 +94,15 @@ class Node:
     pool: ProxyPool
     launcher: CapsuleLauncher
     images: ProcessImages
+    stores: Stores
     sessions: dict[str, LiveSession] = field(default_factory=dict)
     service: Peer | None = None
     """The connection of the scheduler service; None while it is away."""
     health: list[dict[str, Any]] = field(default_factory=list)
     """The last report of its devices; see `health`."""
     stopping: bool = False
+    on_step: OnStep = nothing
+    """Called at every place where an agent that is killed leaves something half done."""
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property

@@ -17,12 +17,16 @@ from singularity_proxy.wire.rpc import Handler, Peer
 
 from singularity_scheduler import logs
 
-from .checkpoints import take_checkpoint
 from .devices import DeviceKeeper
 from .launch import LaunchRequest, number, text
 from .leases import LeaseGrant, boot_clock
 from .lifecycle import Lifecycle
+from .live import LiveSession
 from .node import Node
+from .resumes import ResumeRequest
+from .sessions import Life
+from .stores import reference
+from .suspends import Suspender
 
 log = logging.getLogger("singularity.agent")
 
@@ -40,6 +44,7 @@ class CommandServer:
         self._node = node
         self._lifecycle = lifecycle
         self._devices = devices
+        self._suspender = Suspender(node, devices, lifecycle.relays)
         self._stop = stop
         self._running: dict[tuple[str, str], asyncio.Task[Any]] = {}
 
@@ -54,7 +59,13 @@ class CommandServer:
             "session.log": self.log,
             "device.attach": self.attach,
             "device.park": self.park,
-            "device.checkpoint": self.checkpoint,
+            "device.checkpoint": self.device_checkpoint,
+            "session.checkpoint": self.checkpoint,
+            "session.suspend": self.suspend,
+            "session.resume": self.resume,
+            "session.connection": self.connection,
+            "checkpoints.list": self.list_checkpoints,
+            "checkpoints.delete": self.delete_checkpoint,
             "renew": self.renew,
             "shutdown": self.shutdown,
         }
@@ -127,6 +138,7 @@ class CommandServer:
                 },
                 "park_by_driver": self._devices.parks(),
                 "process_image": await node.images.capability(),
+                "store": node.stores.describe(),
                 "torch": {
                     "available": node.torch is not None,
                     "reason": node.torch.version if node.torch else "torch is not installed here",
@@ -154,14 +166,34 @@ class CommandServer:
     async def end(self, _: Peer, params: dict[str, Any]) -> Any:
         live = self._node.sessions.get(text(params, "session"))
         if live is None:
+            if params.get("keep") is not True:
+                await self._end_away(text(params, "session"), params.get("user"))
             return {"exit_code": None}
         grace_s = params.get("grace_s")
         if not isinstance(grace_s, int | float) or grace_s < 0:
             raise BadRequest("'grace_s' must be a number of seconds, 0 or more")
         reason = str(params.get("reason") or "ended by the scheduler")
+        own_end = live.record.life is Life.ENDED
         code = await self._lifecycle.end(live, reason, float(grace_s))
         self._lifecycle.forget(live)
+        if params.get("keep") is not True and (not own_end or code == 0):
+            # Wanted, or done; after a failure its checkpoints may be all that is left.
+            record = live.record
+            self._node.spawn(
+                self._node.stores.forget(record.user, record.session, record.epoch),
+                "removal of a session's checkpoints",
+            )
         return {"exit_code": code}
+
+    async def _end_away(self, session: str, user: Any) -> None:
+        """A session ends that is in the store: its relay, if that is here, and its checkpoints."""
+        record = await self._lifecycle.relays.end(session)
+        owner = user if isinstance(user, str) and user else record.user if record else None
+        if owner is not None:
+            self._node.spawn(
+                self._node.stores.forget(owner, session, record.epoch if record else None),
+                "removal of a session's checkpoints",
+            )
 
     async def attach(self, _: Peer, params: dict[str, Any]) -> Any:
         live = self._node.session(text(params, "session"))
@@ -185,14 +217,67 @@ class CommandServer:
             params, "device.park", lambda: self._devices.park(live, epoch, reason, force, moving)
         )
 
+    async def device_checkpoint(self, _: Peer, params: dict[str, Any]) -> Any:
+        return await self._checkpoint(params, "device.checkpoint", "device")
+
     async def checkpoint(self, _: Peer, params: dict[str, Any]) -> Any:
-        live = self._node.session(text(params, "session"))
-        name = str(params.get("name") or "")
-        if len(name) > 200:
-            raise BadRequest("the name of a checkpoint has at most 200 characters")
-        return await self._once(
-            params, "device.checkpoint", lambda: take_checkpoint(self._node, live, name)
+        level = params.get("level")
+        return await self._checkpoint(
+            params, "session.checkpoint", None if level is None else str(level)
         )
+
+    async def _checkpoint(self, params: dict[str, Any], method: str, level: str | None) -> Any:
+        live = self._node.session(text(params, "session"))
+        name = _name(params)
+        epoch = number(params, "epoch") if params.get("epoch") is not None else None
+        return await self._once(
+            params,
+            method,
+            lambda: self._fenced(live, self._suspender.checkpoint(live, epoch, name, level)),
+        )
+
+    async def suspend(self, _: Peer, params: dict[str, Any]) -> Any:
+        session, name = text(params, "session"), _name(params)
+        epoch, reason = number(params, "epoch"), str(params.get("reason") or "")
+        seq = None if params.get("seq") is None else number(params, "seq")
+
+        async def run() -> Any:
+            live = self._node.session(session)  # here: a repeated command finds none
+            done = await self._fenced(live, self._suspender.suspend(live, epoch, seq, name, reason))
+            await self._lifecycle.leave(live)
+            return done
+
+        return await self._once(params, "session.suspend", run)
+
+    async def _fenced(self, live: LiveSession, job: Awaitable[Any]) -> Any:
+        """`job`, after whose failure a session ends here that may not go on."""
+        try:
+            return await job
+        except SingularityError:
+            if live.fenced:
+                await self._lifecycle.end(live, live.fenced, 0.0)
+            raise
+
+    async def resume(self, _: Peer, params: dict[str, Any]) -> Any:
+        request = ResumeRequest.parse(params)
+        return await self._once(params, "session.resume", lambda: self._lifecycle.resume(request))
+
+    async def connection(self, _: Peer, params: dict[str, Any]) -> Any:
+        asked = params.get("incarnation")
+        number = asked if isinstance(asked, int) and asked > 0 else None
+        found = await self._lifecycle.relays.connection(text(params, "session"), number)
+        return {"connection": found}
+
+    async def list_checkpoints(self, _: Peer, params: dict[str, Any]) -> Any:
+        session, user = text(params, "session"), text(params, "user")
+        found = await self._node.stores.call(user, lambda box: box.list(session))
+        return [reference(summary) for summary in found]
+
+    async def delete_checkpoint(self, _: Peer, params: dict[str, Any]) -> Any:
+        session, user, id = text(params, "session"), text(params, "user"), text(params, "id")
+        await self._node.stores.call(user, lambda box: box.delete(session, id))
+        self._node.stores.littered(user)
+        return {}
 
     async def renew(self, _: Peer, params: dict[str, Any]) -> Any:
         now = boot_clock()
@@ -213,6 +298,13 @@ class CommandServer:
     async def shutdown(self, _: Peer, params: dict[str, Any]) -> Any:
         await self._stop()
         return {}
+
+
+def _name(params: dict[str, Any]) -> str:
+    name = str(params.get("name") or "")
+    if len(name) > 200:
+        raise BadRequest("the name of a checkpoint has at most 200 characters")
+    return name
 
 
 def _bound(method: Handler) -> Handler:

@@ -82,6 +82,11 @@ class SessionSocket:
         self._doorbell = bell
         asyncio.get_running_loop().add_reader(bell.fileno(), self._ring)
 
+    async def reopen(self) -> None:
+        """Listen again after `close`; nothing happens when it does."""
+        if self._server is None:
+            await self.start()
+
     def _private_path(self) -> str:
         return os.path.join(self._private, f"new-{os.urandom(4).hex()}")
 

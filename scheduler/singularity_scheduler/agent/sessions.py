@@ -7,6 +7,7 @@ carry out. `SessionRecord` is the document in the ledger; `Phase` says where its
 from __future__ import annotations
 
 import enum
+import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -151,6 +152,21 @@ class SessionRecord:
     last_checkpoint: dict[str, Any] | None = None
     log_cut: int = 0
     """Bytes that were cut off the beginning of its log."""
+    incarnation: int = 1
+    """Counts how often the session went back to an older checkpoint."""
+    connected: bool = False
+    """Whether Jupyter is connected to it, through a relay."""
+    tunnel: str = ""
+    """HOST:PORT of that relay, as the session's processes see it."""
+    cwd: str = "/"
+    kept: list[str] | None = field(default_factory=list)
+    """Folders that its capsule shares with the machine at their path; None: /tmp as a whole."""
+    places: dict[str, str] = field(default_factory=dict)
+    """Paths inside of the folders "folder" and "shm", where they are not those outside: those of
+    the node on which it was started."""
+    saving: dict[str, Any] | None = None
+    """The checkpoint that is being taken. An agent that finds it thaws the session; or, when it was
+    a suspend that is published, finishes that."""
 
     def move(self, phase: Phase) -> None:
         """Go to `phase`; a move that is not in the table is a fault of the caller."""
@@ -190,6 +206,11 @@ class SessionRecord:
     def saved(self) -> bool:
         """Device state exists somewhere: in a proxy, a snapshot or a journal."""
         return self.alive and self.phase is not Phase.NONE
+
+    def inside(self, path: str) -> str:
+        """The path that the session's processes know a file of its ring folder by."""
+        place = self.places.get("shm")
+        return path if place is None else os.path.join(place, os.path.basename(path))
 
     def device_of(self, virtual_device: int) -> str:
         """The physical device behind `virtual_device` (phase attaching, held or parking)."""
@@ -238,4 +259,5 @@ class SessionRecord:
             "waiting": waiting and self.alive,
             "busy": self.busy,
             "reason": self.reason,
+            "life": self.incarnation,
         }

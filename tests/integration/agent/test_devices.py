@@ -7,13 +7,15 @@ real ones are in test_real_proxy.py and in tests/faults.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 
 import pytest
+from singularity_proxy.checkpoint.checkpoints import Checkpoints
+from singularity_proxy.checkpoint.store import open_store
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, ProxyFailed, StaleEpoch
 from support.agent import AgentBox, until
+from support.agent_moves import listed
 
 
 @pytest.mark.asyncio
@@ -192,15 +194,19 @@ async def test_checkpoints_are_whole_or_absent() -> None:
         assert again == made
         await box.park(session, 1)
         parked = await box.call("device.checkpoint", session=session, name="b", seq=3)
-        folder = box.root / "state" / "checkpoints" / session
-        assert sorted(p.name for p in folder.iterdir()) == sorted([made["id"], parked["id"]])
-        for checkpoint in (made, parked):
-            manifest = json.loads((folder / checkpoint["id"] / "manifest.json").read_text())
-            assert manifest["files"]["r1.snap"]["bytes"] == 8
-            assert len(manifest["files"]["r1.snap"]["sha256"]) == 64
+        kept = await listed(box, session)
+        assert [c["id"] for c in kept] == [made["id"], parked["id"]]
+        assert [(c["name"], c["bytes"]) for c in kept] == [("a", 8), ("b", 8)]
+        found = Checkpoints(open_store(str(box.root / "state" / "store")), "alice")
+        for reference in kept:
+            into = box.root / reference["id"]
+            assert found.restore(session, reference["id"], into=into).bytes == 8
+            assert (into / "shm" / "r1.snap").stat().st_size == 8
         assert not list(box.folder(session).glob("c-*"))
+        await box.call("checkpoints.delete", session=session, user="alice", id=made["id"])
+        assert [c["id"] for c in await listed(box, session)] == [parked["id"]]
         await box.end(session)
-        assert not folder.exists()
+        await until(lambda: not found.list(session))
 
 
 @pytest.mark.asyncio

@@ -5,38 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Any
 
 import pytest
-from jupyter_client.asynchronous import AsyncKernelClient
-from jupyter_client.connect import write_connection_file
 from singularity_proxy.capsule.tree import inner_pid
 from support.agent import AgentBox, alive, until
-
-
-def connection(box: AgentBox) -> dict[str, Any]:
-    path = str(box.work / "client.json")
-    _, info = write_connection_file(path, ip="127.0.0.1", key=b"secret", kernel_name="python3")
-    return dict(info)
-
-
-async def client_of(info: dict[str, Any]) -> AsyncKernelClient:
-    client = AsyncKernelClient()
-    client.load_connection_info({**info, "key": info["key"].encode()})
-    client.start_channels()
-    await client.wait_for_ready(timeout=60)
-    return client
-
-
-async def run(client: AsyncKernelClient, code: str) -> str:
-    said: list[str] = []
-
-    def hear(message: dict[str, Any]) -> None:
-        content = message["content"]
-        said.append(content.get("text") or "\n".join(content.get("traceback", [])))
-
-    await client.execute_interactive(code, output_hook=hear, timeout=60)
-    return "".join(said)
+from support.agent_kernels import client_of, connection, run
 
 
 @pytest.mark.asyncio

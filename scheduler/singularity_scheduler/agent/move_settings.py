@@ -1,0 +1,65 @@
+"""The settings of the node agent that are about moving sessions: capsules and checkpoints."""
+
+from __future__ import annotations
+
+import os
+
+from singularity_proxy.checkpoint.retention import Policy
+from traitlets import Enum, Float, HasTraits, Integer, List, Unicode
+
+from .capsules import WAYS
+from .stores import Stores
+
+
+class MoveSettings(HasTraits):  # type: ignore[misc]
+    """Part of `app.NodeAgent`."""
+
+    capsule = Enum(
+        WAYS,
+        default_value="auto",
+        config=True,
+        help="""How sessions are started: "namespace" gives each a pid and mount namespace of its
+        own, with its own /tmp and /dev/shm, which a process image (suspend, resume, migrate) needs;
+        "process" starts ordinary processes; "auto" takes namespaces where this machine permits
+        them.""",
+    )
+    capsule_shared = List(
+        Unicode(),
+        config=True,
+        help="""Folders below /tmp or /dev/shm that sessions share with the machine, besides those
+        that their command names. What lies there does not travel with a session.""",
+    )
+    checkpoint_store = Unicode(
+        config=True,
+        help="""Where checkpoints are kept: a folder, the same for all nodes, or Azure Blob as
+        abs://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX. Empty: the folder `store` in the
+        state folder.""",
+    )
+    checkpoint_keys = Unicode(
+        config=True,
+        help="""Where the keys are that checkpoints are encrypted with: file:PATH, env:VARIABLE or
+        the address of a key in Azure Key Vault. Empty: they are not encrypted.""",
+    )
+    checkpoint_keep_count = Integer(
+        0,
+        min=0,
+        config=True,
+        help="""How many checkpoints without a name are kept of a session, besides the newest. 0:
+        all.""",
+    )
+    checkpoint_keep_hours = Float(
+        0.0,
+        min=0.0,
+        config=True,
+        help="Hours after which a checkpoint without a name is removed. 0: never.",
+    )
+
+
+def open_stores(settings: MoveSettings, state_dir: str) -> Stores:
+    """The store of the agent whose state folder is `state_dir`; it is opened when it is used."""
+    policy = Policy(
+        settings.checkpoint_keep_count or None,
+        settings.checkpoint_keep_hours * 3600 if settings.checkpoint_keep_hours else None,
+    )
+    url = settings.checkpoint_store or os.path.join(state_dir, "store")
+    return Stores(url, settings.checkpoint_keys, policy)

@@ -1,0 +1,109 @@
+"""Which files are the checkpoint of a session, and what is written down beside them. No I/O but
+reading the names in a folder.
+
+In a checkpoint the files are called `image/...` (of the process tree), `shm/...` (rings and their
+device state) and `scratch.tar` (the session's folder, /tmp and /dev/shm).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from singularity_proxy.capsule.image import files_of
+from singularity_proxy.checkpoint.files import Part
+
+from .sessions import Phase, RingRecord, SessionRecord
+
+FORMAT = 1
+
+IMAGE, SHM, SCRATCH = "image", "shm", "scratch.tar"
+
+COPY_PREFIX = "c-"
+"""Of folders in a session's folder that device proxies write checkpoints to."""
+
+TUNNEL = "tunnel.json"
+"""In a session's folder: where its relay is now."""
+
+
+def image_parts(folder: str) -> list[Part]:
+    """The files that CRIU wrote to `folder`."""
+    return [
+        Part(f"{IMAGE}/{name}", "image", os.path.join(folder, name)) for name in files_of(folder)
+    ]
+
+
+def scratch_parts(path: str) -> list[Part]:
+    """The archive of the session's own files."""
+    return [Part(SCRATCH, "scratch", path)]
+
+
+def ring_parts(shm: str, rings: list[RingRecord], states: str | None = None) -> list[Part]:
+    """Ring files in `shm` and their device state, which is in `states` if that is another folder.
+    A snapshot and a journal are there or not, as the proxy left them."""
+    parts = []
+    for ring in rings:
+        parts.append(Part(f"{SHM}/{ring.ring_id}.ring", "ring", f"{ring.ring_id}.ring", shm))
+        parts += state_parts(states or shm, [ring])
+    return parts
+
+
+def state_parts(folder: str, rings: list[RingRecord]) -> list[Part]:
+    """The device state of `rings` alone."""
+    names = {ring.ring_id + suffix for ring in rings for suffix in (".snap", ".journal")}
+    found = sorted(names.intersection(os.listdir(folder)))
+    return [Part(f"{SHM}/{name}", "device", name, folder) for name in found]
+
+
+def scratch_roots(record: SessionRecord, folder: str) -> tuple[list[str], list[str]]:
+    """(folders inside the capsule whose files travel with the session, paths in them that do not).
+    `folder`: the session's own, as it is called inside."""
+    own_tmp = os.path.join(folder, "tmp")
+    roots = [folder, "/dev/shm"]
+    skip = [os.path.join(folder, TUNNEL)]
+    if record.kept is not None:  # else /tmp is the machine's, and the folder for it unused
+        roots.append("/tmp")
+        skip.append(own_tmp)
+    return roots, skip
+
+
+def describe(
+    record: SessionRecord,
+    *,
+    node: str,
+    torch: str,
+    workers: dict[str, int],
+    places: dict[str, str],
+    opened: dict[str, Any],
+    processes: int,
+    positions: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """What a node must know to bring the session back, as JSON. `workers`: ring -> the pid of its
+    process inside the capsule; `opened`: `capsule.files.Record`;
+    `positions`: of the kernel connection."""
+    return {
+        "format": FORMAT,
+        "node": node,
+        "torch": torch,
+        "uid": record.uid,
+        "gid": record.gid,
+        "incarnation": record.incarnation,
+        "virtual_devices": record.virtual_devices,
+        "phase": (Phase.NONE if record.phase is Phase.NONE else Phase.PARKED).value,
+        "rings": [
+            {"ring_id": r.ring_id, "virtual_device": r.virtual_device, "worker": workers[r.ring_id]}
+            for r in record.rings.values()
+            if r.ring_id in workers
+        ],
+        "rings_made": record.rings_made,
+        "busy": record.busy,
+        "log_cut": record.log_cut,
+        "cwd": record.cwd,
+        "kept": record.kept,
+        "places": places,
+        "opened": opened,
+        "processes": processes,
+        "positions": positions,
+        "connected": record.connected,
+        "tunnel": record.tunnel,
+    }

@@ -1,0 +1,167 @@
+"""Whole sessions leave a node and come back, through the store: real CRIU, real device proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from support.agent import AgentBox, until
+from support.agent_kernels import client_of, connection, run
+from support.agent_moves import checkpoint, listed, resume, suspend
+from support.agent_trains import STEPS, losses, native_losses, start_training
+from support.capsules import needs_criu
+
+pytestmark = needs_criu
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    return native_losses(tmp_path_factory.mktemp("native"), STEPS)
+
+
+async def after(box: AgentBox, session: str, step: int) -> None:
+    """Wait until the training has done `step`."""
+    await until(lambda: step in losses(box.log(session)), lambda: box.log(session))
+
+
+async def gone(box: AgentBox, session: str) -> None:
+    """Nothing of the session is on the node."""
+    [hello] = await box.fleet.hello()
+    assert hello["sessions"] == []
+    assert not box.folder(session).exists()
+    assert not (box.shm / session).exists()
+    assert box.everything_of(session) == []
+    assert box.proxies_of(session) == []
+    assert list((box.root / "state" / "images").iterdir()) == []
+
+
+@pytest.mark.asyncio
+async def test_a_training_is_suspended_and_goes_on_here(reference: dict[int, str]) -> None:
+    async with AgentBox(warm=1) as box:
+        session = await start_training(box, pause_s=0.1)
+        await box.attach(session, 1)
+        await after(box, session, 5)
+        done = await suspend(box, session, 1)
+        assert done["checkpoint"]["level"] == "process"
+        assert done["incarnation"] == 1
+        await gone(box, session)
+        assert [c["id"] for c in await listed(box, session)] == [done["checkpoint"]["id"]]
+        assert await suspend(box, session, 1) == done  # the command is repeated
+        back = await resume(box, session, 2, done["checkpoint"]["id"])
+        assert back["loss"]["level"] == "process"
+        assert back["loss"]["hashes_checked"] > 0
+        assert not back["loss"]["rolled_back"]
+        await box.event("device.need", session, count=2)
+        await box.attach(session, 2, "cpu:1")
+        await box.logged(session, "done")
+        assert losses(box.log(session)) == reference
+
+
+@pytest.mark.asyncio
+async def test_a_training_moves_to_another_node_and_back(
+    reference: dict[int, str], tmp_path: Path
+) -> None:
+    store = f"--NodeAgent.checkpoint_store={tmp_path}/store"
+    async with AgentBox(store, warm=1) as one, AgentBox(store, warm=1) as two:
+        session = await start_training(one, pause_s=0.2)
+        await one.attach(session, 1)
+        await after(one, session, 3)
+        done = await suspend(one, session, 1)
+        await gone(one, session)
+        await resume(two, session, 2, done["checkpoint"]["id"])
+        await two.event("device.need", session)
+        await two.attach(session, 2)
+        await after(two, session, 9)
+        done = await suspend(two, session, 2)
+        await gone(two, session)
+        assert done["checkpoint"]["sent_bytes"] < done["checkpoint"]["stored_bytes"] / 2
+        await resume(one, session, 3, done["checkpoint"]["id"], seq=3)
+        await one.event("device.need", session, count=2)
+        await one.attach(session, 3)
+        await one.logged(session, "done")
+        assert losses(one.log(session)) == reference
+        assert len(await listed(two, session)) == 2
+        await one.end(session)
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_is_taken_while_it_goes_on(reference: dict[int, str]) -> None:
+    async with AgentBox(warm=1) as box:
+        session = await start_training(box, pause_s=0.1)
+        await box.attach(session, 1)
+        await after(box, session, 3)
+        made = await checkpoint(box, session, 1, "early")
+        assert (made["level"], made["name"], made["reason"]) == ("process", "early", "")
+        assert (await box.session(session))["devices"] == ["cpu:0"]
+        await box.logged(session, "done")
+        assert losses(box.log(session)) == reference
+        assert await listed(box, session) == [{k: v for k, v in made.items() if k != "ms"}]
+        # Back to it: what was done since is done again, with the same numbers.
+        await box.call("session.end", session=session, reason="lost", grace_s=0.0, keep=True)
+        told = await resume(box, session, 2, made["id"], incarnation=2)
+        assert told["loss"]["rolled_back"]
+        assert told["loss"]["lost"][0].startswith("what the session did after 2")
+        await box.event("device.need", session, count=2)
+        await box.attach(session, 2)
+        await box.logged(session, "done")
+        assert losses(box.log(session)) == reference
+        assert (await box.session(session))["life"] == 2
+
+
+TICKS = """
+import time, torch
+x = torch.arange(4.0).to("cuda")
+for tick in range(20):
+    x = x + 1
+    print(tick, int(x.sum().item()), flush=True)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.asyncio
+async def test_a_kernel_moves_in_the_middle_of_a_cell(tmp_path: Path) -> None:
+    store = f"--NodeAgent.checkpoint_store={tmp_path}/store"
+    async with AgentBox(store, warm=1) as one, AgentBox(store, warm=1) as two:
+        info = connection(one)
+        # SQLite notices that a database in /tmp is another file now, and IPython says so.
+        words = ["-f", "{connection_file}", "--HistoryManager.enabled=False"]
+        argv = [sys.executable, "-m", "ipykernel_launcher", *words]
+        session = await one.start(argv, connection=info)
+        client, other = await client_of(info), await client_of(info)
+        try:
+            cell = asyncio.ensure_future(run(client, TICKS))
+            await one.event("device.need", session)
+            await one.attach(session, 1)
+            await until(lambda: one.proxies_of(session) != [])
+            await asyncio.sleep(0.6)
+            done = await suspend(one, session, 1)
+            await gone(one, session)
+            [relay] = one.relays(session)
+            # A request wants it back; it is carried out behind the cell that runs.
+            later = asyncio.ensure_future(run(other, "print(x.sum().item(), tick)"))
+            await one.event("session.wanted", session)
+            told = await one.call("session.connection", session=session)
+            back = await resume(
+                two, session, 2, done["checkpoint"]["id"], connection=told["connection"]
+            )
+            assert back["loss"]["lost"] == []
+            await two.event("device.need", session)
+            await two.attach(session, 2)
+            lines = [f"{n} {6 + 4 * (n + 1)}" for n in range(20)]
+            assert (await asyncio.wait_for(cell, 60)).splitlines() == lines
+            assert await asyncio.wait_for(later, 60) == "86.0 19\n"
+            # And home again, to the relay that never moved.
+            done = await suspend(two, session, 2)
+            await resume(one, session, 3, done["checkpoint"]["id"], seq=3)
+            await one.attach(session, 3)
+            assert await run(client, "print(x.sum().item())") == "86.0\n"
+            assert one.relays(session) == [relay]
+            await one.kill_agent()
+            assert await run(client, "print(tick)") == "19\n"
+        finally:
+            client.stop_channels()
+            other.stop_channels()
+        await one.end(session)
+        assert one.relays(session) == []
