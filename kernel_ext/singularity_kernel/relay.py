@@ -363,6 +363,14 @@ class Relay:
         self._away = bool(params["away"])
         self._store.set_fact("away", self._away)
         self._store.flush()
+        self._waked = 0.0
+        if self._away:  # a request may have come between the freeze and this call
+            for box in self._core.tunnel.out.values():
+                for parts in box.kept():
+                    kind = str(jupyter_wire.header(parts).get("msg_type", ""))
+                    if kind in WAKING:
+                        self._wake(kind)
+                        return {}
         return {}
 
     def _begin(self, params: dict[str, Any]) -> dict[str, Any]:

@@ -403,6 +403,12 @@ def test_while_away_pages_open_and_a_request_wants_the_kernel_back(channels: Cha
             message = json.loads(agent._file.readline())
             assert message == {"method": "wanted", "params": {"request": "execute_request"}}
             assert running.ask("status")["waiting"] == 1
+            # It is away again at once, and the request is still there.
+            for away in (False, True):
+                agent._sock.sendall(
+                    b'{"method":"away","params":{"away":%s}}\n' % str(away).lower().encode()
+                )
+            assert json.loads(agent._file.readline()) == message
 
 
 # ---- bad input -----------------------------------------------------------------------------------
