@@ -8,8 +8,10 @@ import struct
 from pathlib import Path
 
 from singularity_proxy.checkpoint.files import Part
+from singularity_proxy.checkpoint.writer import Request
 
 PAGE = 4096
+MB = 1 << 20
 
 
 def noise(size: int, seed: int = 0) -> bytes:
@@ -68,3 +70,23 @@ def change_pages(path: Path, numbers: list[int], seed: int) -> None:
             file.write(noise(PAGE, seed * 1000003 + number))
         file.flush()
         os.utime(path)
+
+
+def request(**changes: object) -> Request:
+    return Request(**{"session": "s", "epoch": 1, "level": "process", **changes})  # type: ignore[arg-type]
+
+
+def some_files(folder: Path) -> list[Part]:
+    """A bit of everything."""
+    folder.mkdir()
+    snapshot(folder / "r0.snap", [noise(3 * MB, 1), noise(100, 2), bytes(MB), noise(300_000, 3)])
+    (folder / "pages-1.img").write_bytes(noise(2 * MB, 4) + bytes(MB) + noise(5 * PAGE, 5) + b"xy")
+    (folder / "core-1.img").write_bytes(b"core" * 50)
+    (folder / "empty").write_bytes(b"")
+    (folder / "text").write_bytes(b"compressible " * 200_000)
+    kinds = {".snap": "device", ".img": "image"}
+    parts = []
+    for path in sorted(folder.iterdir()):
+        kind = kinds.get(path.suffix, "scratch")
+        parts.append(Part(f"{kind}/{path.name}", kind, str(path)))
+    return parts
