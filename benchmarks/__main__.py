@@ -25,7 +25,7 @@ from rich.table import Table
 
 from .figures import Figure
 
-NAMES = ("proxy", "api")
+NAMES = ("proxy", "api", "checkpoint")
 
 
 def machine() -> dict[str, Any]:

@@ -154,6 +154,7 @@ class View(ObjectStore):
 
     def __init__(self, world: World, name: str) -> None:
         self.url, self.transfers = "memory", 2
+        self.stat_is_cheap = world.random.random() < 0.5
         self.name, self.killed = name, False
         self._world = world
 

@@ -76,6 +76,7 @@ class AzureStore(ObjectStore):
         account_url, container, prefix, sas_in_url = parse_url(url)
         self.url = f"{account_url}/{container}/{prefix}".rstrip("/")
         self.transfers = transfers
+        self.stat_is_cheap = False
         self._tries = retries + 1
         self._prefix = f"{prefix}/" if prefix else ""
         with self._typed("opened"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 
 from singularity_proxy.errors import CheckpointCancelled
 
@@ -21,6 +22,7 @@ from .store import ObjectStore
 
 _BATCH = 32 << 20
 _IN_FLIGHT = 64 << 20
+_WORTH_LISTING, _LISTED = 4, 20_000
 
 
 class Sender:
@@ -52,6 +54,7 @@ class Sender:
         self._stored: dict[str, int] = {}
         self._batch: list[tuple[str, bytes, bool]] = []
         self._batch_bytes = 0
+        self._there_before: set[str] = set()
         self._sending: deque[tuple[Future[tuple[int, int]], str, int]] = deque()
         self._sending_bytes = 0
 
@@ -111,6 +114,7 @@ class Sender:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         if not batch:
             return
+        self._look_around(len(batch))
         condemned = self._pins.add(id for id, _, _ in batch)
         self._step("save.pinned")
         for id, data, counts in batch:
@@ -119,6 +123,16 @@ class Sender:
             future = self._pool.submit(self._send_one, id, data, counts, id in condemned)
             self._sending.append((future, id, len(data)))
             self._sending_bytes += len(data)
+
+    def _look_around(self, count: int) -> None:
+        """Learn once which chunks were there when the save began, if that is cheaper than asking
+        for each. It tells which to send without asking; that one is there says nothing, for it may
+        be removed before it is pinned."""
+        if self._there_before or self._store.stat_is_cheap or count < _WORTH_LISTING:
+            return
+        entries = list(islice(self._store.list(self._keys.chunks), _LISTED + 1))
+        if len(entries) <= _LISTED:
+            self._there_before = {entry.key for entry in entries} | {""}
 
     def _wait(self) -> None:
         future, id, size = self._sending.popleft()
@@ -133,7 +147,8 @@ class Sender:
             raise CheckpointCancelled("it was cancelled")
         key = self._keys.chunk(id)
         done = len(data) if counts else 0
-        if id not in self.damaged and (not condemned or self._store.touch(key)):
+        new = bool(self._there_before) and key not in self._there_before
+        if not new and id not in self.damaged and (not condemned or self._store.touch(key)):
             entry = self._store.stat(key)
             if entry is not None and entry.size:
                 self._meter.add(done=done)

@@ -151,7 +151,7 @@ class Codec:
         return len(self._compressor().compress(sample)) < len(sample) * _WORTH
 
 
-_ZEROS = bytes(2 << 20)
+_ZEROS = bytes(4 << 20)
 
 
 def is_zero(data: bytes) -> bool:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from .device_state import SNAPSHOT_MAGIC
 
-CHUNK = 2 << 20
+CHUNK = 4 << 20
 """Largest chunk of what is cut here, in bytes."""
 BLOCK = 1 << 20
-"""Bytes of a file that are looked at together page by page; largest chunk of new pages."""
+"""Bytes of a file that are looked at together page by page."""
 SMALL = 64 << 10
 """Smaller files share chunks with others."""
 TINY = 16 << 10

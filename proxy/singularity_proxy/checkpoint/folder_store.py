@@ -32,7 +32,9 @@ class FolderStore(ObjectStore):
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
         self.url = self.root
-        self.transfers = min(8, max(2, os.cpu_count() or 2))
+        # More than cores: some of them wait for the disk.
+        self.transfers = min(8, 2 * (os.cpu_count() or 2))
+        self.stat_is_cheap = True
         self.on_step: Callable[[str], None] = lambda name: None
         """Called between the steps of a write; tests end the process there."""
         self._counter = itertools.count()

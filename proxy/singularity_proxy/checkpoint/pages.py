@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .chunks import PAGE, PAGE_ID_BYTES
-from .cutting import BLOCK
+from .cutting import CHUNK
 from .manifest import ZERO, Extent, Manifest
 
 Place = tuple[int, int]
 """(chunk number, page number in it)."""
-_MOST_PAGES = BLOCK // PAGE
+_MOST_PAGES = CHUNK // PAGE
 LEAST_USED = 0.5
 """A chunk of the checkpoint before of which less than this is still used is not built upon: its
 other pages would be kept and read for nothing."""

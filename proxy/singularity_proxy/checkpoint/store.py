@@ -56,6 +56,9 @@ class ObjectStore(ABC):
     transfers: int
     """How many transfers at once make sense."""
 
+    stat_is_cheap: bool
+    """Whether `stat` costs nothing beside a `put`."""
+
     @abstractmethod
     def put(self, key: str, data: Sequence[Data], *, durable: bool = True) -> None:
         """Write an object, replacing one of that name. With `durable` it survives a power failure
