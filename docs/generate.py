@@ -62,10 +62,22 @@ def configurables() -> list[type]:
                     inspect.isclass(cls)
                     and issubclass(cls, Configurable)
                     and cls.__module__ == module.__name__
-                    and cls.class_own_traits(config=True)
+                    and own_traits(cls)
                 ):
                     found[cls.__name__] = cls
     return [found[name] for name in sorted(found)]
+
+
+def own_traits(cls: Any) -> dict[str, Any]:
+    """Its settings, those of the parts that it is put together of among them (classes that cannot
+    be configured on their own), without what it has of another class that can be."""
+    from traitlets.config import Configurable
+
+    return {
+        name: trait
+        for name, trait in cls.class_traits(config=True).items()
+        if trait.this_class is cls or not issubclass(trait.this_class, Configurable)
+    }
 
 
 def default_of(trait: Any) -> str:
@@ -85,7 +97,7 @@ def configuration_page() -> str:
             f"## {cls.__name__}\n\n`{cls.__module__}` {cell(first_paragraph(cls.__doc__))}\n"
         )
         rows: list[tuple[object, ...]] = []
-        for name, trait in sorted(cls.class_own_traits(config=True).items()):  # type: ignore[attr-defined]
+        for name, trait in sorted(own_traits(cls).items()):
             kind = type(trait).__name__
             dynamic = any(
                 name in getattr(base, "_trait_default_generators", {}) for base in cls.__mro__
