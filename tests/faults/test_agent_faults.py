@@ -9,8 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +16,7 @@ from singularity_proxy.errors import NoSpace, SingularityError
 from singularity_proxy.wire.rpc import SyncPeer
 from support.agent import AgentBox, alive, until
 from support.agent_moves import listed
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+from support.disks import fill, needs_root, small_disk
 
 
 @pytest.mark.asyncio
@@ -103,26 +100,6 @@ async def test_proxies_that_end_as_soon_as_they_serve_are_not_replaced_for_ever(
         assert "ended 6 times within a minute and nothing could be done" in sentence
         assert (await box.session(other))["devices"] == ["cpu:1"]
         assert [t for s, t, _ in box.events if s == other and t.startswith("proxy.")] == []
-
-
-@contextlib.asynccontextmanager
-async def small_disk(path: Path, megabytes: int) -> AsyncIterator[Path]:
-    """A file system of its own at `path`; yields a file that fills it up when written by `fill`."""
-    os.mkdir(path)
-    size = f"size={megabytes}m,mode=755"
-    await asyncio.to_thread(
-        subprocess.run, ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(path)], check=True
-    )
-    try:
-        yield path / "filler"
-    finally:
-        await asyncio.to_thread(subprocess.run, ["umount", "-l", str(path)], check=True)
-
-
-def fill(filler: Path) -> None:
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while True:
-            file.write(b"x" * 4096)
 
 
 @pytest.mark.root

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.agent import AgentBox
+from support.agent import AgentBox, until
+from support.agent_trains import losses
 
 
 async def suspend(box: AgentBox, session: str, epoch: int, **more: Any) -> dict[str, Any]:
@@ -47,3 +48,19 @@ async def checkpoint(
 async def listed(box: AgentBox, session: str, user: str = "alice") -> list[dict[str, Any]]:
     """`checkpoints.list`."""
     return list(await box.call("checkpoints.list", session=session, user=user))
+
+
+async def after(box: AgentBox, session: str, step: int) -> None:
+    """Wait until the training has done `step`."""
+    await until(lambda: step in losses(box.log(session)), lambda: box.log(session))
+
+
+async def gone(box: AgentBox, session: str) -> None:
+    """Nothing of the session is on the node."""
+    [hello] = await box.fleet.hello()
+    assert hello["sessions"] == []
+    assert not box.folder(session).exists()
+    assert not (box.shm / session).exists()
+    assert box.everything_of(session) == []
+    assert box.proxies_of(session) == []
+    assert list((box.root / "state" / "images").iterdir()) == []

@@ -46,6 +46,7 @@ from .proxies import ProxyPool
 from .pulse import Pulse
 from .server import CommandServer
 from .sessions import Life, SessionRecord
+from .suspends import clear_stages
 
 log = logging.getLogger("singularity.agent")
 
@@ -328,7 +329,7 @@ class AgentProcess:
         self._lifecycle = lifecycle = Lifecycle(node, devices)
         node.pool.start()
         devices.start()
-        os.makedirs(settings.images_dir, 0o700, exist_ok=True)
+        clear_stages(settings)
         await node.stores.probe()
         records = [SessionRecord.from_json(body) for _, body in ledger.all("session")]
         await asyncio.gather(*(lifecycle.adopt(record) for record in records))

@@ -44,7 +44,7 @@ class MoveSettings(HasTraits):  # type: ignore[misc]
         0,
         min=0,
         config=True,
-        help="""How many checkpoints without a name are kept of a session, besides the newest. 0:
+        help="""How many checkpoints without a name are kept of a session; the newest always is. 0:
         all.""",
     )
     checkpoint_keep_hours = Float(

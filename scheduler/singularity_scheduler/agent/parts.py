@@ -22,6 +22,9 @@ IMAGE, SHM, SCRATCH = "image", "shm", "scratch.tar"
 COPY_PREFIX = "c-"
 """Of folders in a session's folder that device proxies write checkpoints to."""
 
+STAGE = ".new"
+"""Ends the name of a ring folder that is being downloaded."""
+
 TUNNEL = "tunnel.json"
 """In a session's folder: where its relay is now."""
 

@@ -218,7 +218,7 @@ class Resumer:
         self._step("claimed")
         shm = settings.session_shm(record.session)
         folder = os.path.join(settings.images_dir, f"{record.session}-{os.urandom(4).hex()}")
-        stage = shm + ".new"  # beside its place, in shared memory: nothing is copied twice
+        stage = shm + files.STAGE  # beside its place, in shared memory: nothing is copied twice
         try:
             os.makedirs(folder, 0o700)
             os.mkdir(stage, 0o700)

@@ -41,7 +41,7 @@ from . import parts as files
 from .copies import copy_parts
 from .devices import DeviceKeeper
 from .live import LiveSession
-from .node import Node
+from .node import Node, Settings
 from .relay_keeper import RelayKeeper
 from .sessions import Life, Phase
 from .stores import reference, teller
@@ -472,9 +472,16 @@ def _remove_copies(node: Node, live: LiveSession) -> None:
 
 
 def remove_unfinished(node: Node, live: LiveSession) -> None:
-    """Remove what an agent that was killed in the middle of a checkpoint left behind."""
+    """Remove what an agent that was killed in the middle of a checkpoint left in the session's
+    folder."""
     _remove_copies(node, live)
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(node.settings.images_dir):
-            if name.startswith(f"{live.record.session}-"):
-                shutil.rmtree(os.path.join(node.settings.images_dir, name), ignore_errors=True)
+
+
+def clear_stages(settings: Settings) -> None:
+    """Make the agent's own folders for images anew, and remove what an agent that was killed had
+    on its way there or back; called before sessions are taken over."""
+    shutil.rmtree(settings.images_dir, ignore_errors=True)
+    os.makedirs(settings.images_dir, 0o700)
+    for name in os.listdir(settings.shm_dir):
+        if name.endswith(files.STAGE):
+            shutil.rmtree(os.path.join(settings.shm_dir, name), ignore_errors=True)

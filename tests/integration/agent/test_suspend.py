@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from singularity_proxy.errors import Unsupported
 from support.agent import AgentBox, until
 from support.agent_kernels import client_of, connection, run
-from support.agent_moves import checkpoint, listed, resume, suspend
+from support.agent_moves import after, checkpoint, gone, listed, resume, suspend
 from support.agent_trains import STEPS, losses, native_losses, start_training
 from support.capsules import needs_criu
 
@@ -19,22 +20,6 @@ pytestmark = needs_criu
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     return native_losses(tmp_path_factory.mktemp("native"), STEPS)
-
-
-async def after(box: AgentBox, session: str, step: int) -> None:
-    """Wait until the training has done `step`."""
-    await until(lambda: step in losses(box.log(session)), lambda: box.log(session))
-
-
-async def gone(box: AgentBox, session: str) -> None:
-    """Nothing of the session is on the node."""
-    [hello] = await box.fleet.hello()
-    assert hello["sessions"] == []
-    assert not box.folder(session).exists()
-    assert not (box.shm / session).exists()
-    assert box.everything_of(session) == []
-    assert box.proxies_of(session) == []
-    assert list((box.root / "state" / "images").iterdir()) == []
 
 
 @pytest.mark.asyncio
@@ -95,8 +80,16 @@ async def test_a_checkpoint_is_taken_while_it_goes_on(reference: dict[int, str])
         made = await checkpoint(box, session, 1, "early")
         assert (made["level"], made["name"], made["reason"]) == ("process", "early", "")
         assert (await box.session(session))["devices"] == ["cpu:0"]
-        await box.logged(session, "done")
-        assert losses(box.log(session)) == reference
+        # A second session from the same moment, while the first goes on.
+        fork = "f" * 12
+        told = await resume(box, fork, 1, made["id"], from_session=session, seq=7)
+        assert not told["loss"]["rolled_back"]
+        await box.event("device.need", fork)
+        await box.attach(fork, 1, "cpu:1")
+        for one in (session, fork):
+            await box.logged(one, "done")
+            assert losses(box.log(one)) == reference
+        await box.end(fork)
         assert await listed(box, session) == [{k: v for k, v in made.items() if k != "ms"}]
         # Back to it: what was done since is done again, with the same numbers.
         await box.call("session.end", session=session, reason="lost", grace_s=0.0, keep=True)
@@ -165,3 +158,36 @@ async def test_a_kernel_moves_in_the_middle_of_a_cell(tmp_path: Path) -> None:
             other.stop_channels()
         await one.end(session)
         assert one.relays(session) == []
+
+
+@pytest.mark.asyncio
+async def test_without_a_process_image_the_device_state_is_saved() -> None:
+    options = ("--NodeAgent.capsule=process", "--NodeAgent.checkpoint_keep_count=2")
+    async with AgentBox(*options, double=True) as box:
+        [hello] = await box.fleet.hello()
+        assert not hello["capabilities"]["process_image"]["available"]
+        assert hello["capabilities"]["store"]["url"] == str(box.root / "state" / "store")
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        with pytest.raises(Unsupported, match="without namespaces of its own; it goes on here"):
+            await suspend(box, session, 1)
+        with pytest.raises(Unsupported, match="no process image"):
+            await checkpoint(box, session, 1, level="process", seq=2)
+        made = await checkpoint(box, session, 1, "kept", seq=3)
+        assert made["level"] == "device"
+        assert made["reason"] == "it was started without namespaces of its own"
+        ids = [(await checkpoint(box, session, 1, seq=seq))["id"] for seq in (4, 5, 6)]
+        wanted = [made["id"], *ids[1:]]
+
+        async def kept() -> list[str]:
+            return [c["id"] for c in await listed(box, session)]
+
+        for _ in range(100):
+            if await kept() == wanted:
+                break
+            await asyncio.sleep(0.05)
+        assert await kept() == wanted
+        with pytest.raises(Unsupported, match="holds no processes"):
+            await resume(box, "e" * 12, 1, made["id"], from_session=session, seq=7)
+        assert (await box.session(session))["devices"] == ["cpu:0"]
