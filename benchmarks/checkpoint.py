@@ -1,4 +1,5 @@
-"""What checkpoints cost: chunks per second, Azure Blob, what a second checkpoint sends."""
+"""What checkpoints cost: chunks per second, Azure Blob, what a second one sends, sessions that
+move."""
 
 from __future__ import annotations
 
@@ -16,11 +17,17 @@ from singularity_proxy.checkpoint.files import Part
 from singularity_proxy.checkpoint.store import ObjectStore, open_store
 from singularity_proxy.checkpoint.writer import Request
 
+from . import moves
 from .cores import cores
 from .figures import Figure
 
-DESCRIPTION = "checkpoints: chunks per second, Azure Blob, size of the second one"
-BOUNDS = {"second_checkpoint_sent_fraction": 0.03}
+DESCRIPTION = "checkpoints: chunks per second, Azure Blob, the second one, sessions that move"
+BOUNDS = {
+    "second_checkpoint_sent_fraction": 0.03,
+    "suspend_s": 4.0,
+    "resume_s": 2.0,
+    "migrate_s": 6.0,
+}
 FLOORS = {"chunk_mb_s": 500.0, "azurite_ratio": 0.6}
 MB = 1_000_000
 STREAM_BLOB = 8 << 20
@@ -35,6 +42,7 @@ def sizes(quick: bool) -> dict[str, Any]:
         "changed_fraction": 0.01,
         "rounds": 2 if quick else 5,
         "cores": 2,
+        **moves.sizes(quick),
     }
 
 
@@ -141,6 +149,8 @@ async def measure(quick: bool, say: Callable[[str], object]) -> dict[str, Figure
         for part in (chunk_mb_s, second_checkpoint_sent_fraction, azurite_ratio):
             say(f"measuring {part.__name__} ...")
             figures[part.__name__] = part(bench)
+        say("measuring sessions that move ...")
+        figures.update(await moves.measure_moves(size))
     finally:
         bench.close()
         os.sched_setaffinity(0, allowed)

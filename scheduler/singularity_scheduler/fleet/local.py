@@ -208,6 +208,9 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
             command.append(f"--NodeAgent.runtime_dir={_beside(self.runtime_dir, node)}")
         if self.shm_dir:
             command.append(f"--NodeAgent.shm_dir={_beside(self.shm_dir, node)}")
+        if not any(word.startswith("--NodeAgent.checkpoint_store=") for word in self.agent_args):
+            store = os.path.join(os.path.abspath(self.state_dir), "store")
+            command.append(f"--NodeAgent.checkpoint_store={store}")
         return [*command, *self.agent_args]
 
     def _inside(self, node: str) -> list[str]:
