@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from singularity_proxy.errors import SingularityError
+from singularity_scheduler.fleet import LocalFleet
 from support.agent import ScriptFleet
+from support.agent_trains import STEPS, TRAINING, losses, native_losses
+from support.capsules import needs_criu
 from support.scheduler_service import Platform, platform
 
 NODES = ("node-1", "node-2")
@@ -56,5 +62,60 @@ async def test_sessions_spread_and_each_node_says_what_it_can(tmp_path: Path) ->
                     await client.resume(session["id"])
                 assert (await client.get_session(session["id"]))["state"] == "ready"
                 await client.end_session(session["id"])
+        finally:
+            await fleet.stop_agent()
+
+
+class Trainers(LocalFleet):
+    """Two agents with real device proxies."""
+
+    def __init__(self, **traits: Any) -> None:
+        few = ["--NodeAgent.warm_proxies=1", "--NodeAgent.proxy_threads=1"]
+        super().__init__(
+            nodes=list(NODES), device_type="cpu", cpu_devices=1, agent_args=few, **traits
+        )
+
+
+@needs_criu
+@pytest.mark.asyncio
+async def test_a_training_migrates_and_loses_nothing(tmp_path: Path) -> None:
+    reference = native_losses(tmp_path)
+    async with platform(tmp_path, nodes=NODES, fleet=Trainers) as p:
+        fleet: Any = p.controller.fleet
+        try:
+            client = p.client()
+            program = [sys.executable, TRAINING, "cuda", str(STEPS), str(tmp_path), "0.2"]
+            env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "HOME": "/tmp"}
+            launch = {"mode": "capsule", "argv": program, "env": env, "cwd": "/"}
+            made = await client.create_session(kind="interactive", launch=launch, name="train")
+            session, node = made["id"], made["node"]
+
+            async def printed() -> str:
+                at = (await client.get_session(session))["node"]
+                if at is None:
+                    return ""
+                with contextlib.suppress(SingularityError):  # it has just left
+                    found = await fleet.call(
+                        at, "session.log", session=session, offset=0, limit=1 << 20
+                    )
+                    return str(found["text"])
+                return ""
+
+            async def until_printed(text: str) -> str:
+                for _ in range(1200):
+                    if text in (said := await printed()):
+                        return said
+                    await asyncio.sleep(0.05)
+                raise AssertionError(f"{await printed()}\n{await client.get_session(session)}")
+
+            await until_printed("step 4 ")
+            other = next(name for name in NODES if name != node)
+            moved = await client.migrate(session, node=other)
+            assert moved["node"] == other
+            said = await until_printed("done")
+            assert losses(said) == reference
+            [kept] = await client.checkpoints(session)
+            assert kept["level"] == "process"
+            await client.end_session(session)
         finally:
             await fleet.stop_agent()
