@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import shutil
+import time
 from typing import Any
 
 from singularity_proxy.capsule.launcher import (
@@ -21,7 +22,7 @@ from singularity_proxy.capsule.launcher import (
     trim_log,
 )
 from singularity_proxy.capsule.namespace import NamespaceCapsule, kept_folders
-from singularity_proxy.capsule.process import ProcessWatch
+from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.errors import BadRequest, Conflict, SingularityError, Unavailable
 
 from singularity_scheduler import logs
@@ -43,6 +44,9 @@ from .sessions import Life, Phase, SessionRecord
 from .suspends import go_on, remove_unfinished
 
 log = logging.getLogger("singularity.agent")
+
+ORPHAN_ANSWER_S = 5.0
+"""How soon the service has to begin with a suspend once it was told of an orphan."""
 
 KEEP_TOMBSTONES = 256
 """Ended sessions kept until the service has asked how they ended."""
@@ -144,6 +148,7 @@ class Lifecycle:
             loss = await self._resumer.restore(live, request, summary, told, ended)
             loss["lost"] += await self.relays.connect(live, request.connection)
             await live.socket.start()
+            self._watch_owner(live, request.owner_pid)
             record.life = Life.LIVE
             node.save(live)
             self.relays.taken(record.session)
@@ -166,6 +171,18 @@ class Lifecycle:
         if live.capsule is not None and not live.capsule.watch.alive:
             self._process_exited(live)
         return {"pid": record.process.pid, "loss": loss}
+
+    def _watch_owner(self, live: LiveSession, owner_pid: int | None) -> None:
+        """The Jupyter server that a resumed session belongs to: the one named, or the one before if
+        that still runs. Without one it belongs to nobody here, and only the service ends it."""
+        record = live.record
+        with contextlib.suppress(ProcessLookupError):
+            if owner_pid is not None:
+                record.owner = ProcessIdentity.of(owner_pid)
+            if record.owner is not None and ProcessIdentity.of(record.owner.pid) == record.owner:
+                live.owner = ProcessWatch(record.owner, lambda _: self._owner_gone(live))
+                return
+        record.owner = None
 
     async def _undo(self, live: LiveSession) -> None:
         """Nothing is left of a session that could not be started."""
@@ -272,14 +289,22 @@ class Lifecycle:
             self._node.spawn(self._orphaned(live), "end of an orphaned session")
 
     async def _orphaned(self, live: LiveSession) -> None:
-        await asyncio.sleep(self._node.settings.orphan_grace_s)
-        if live.record.alive:
-            assert live.record.owner is not None
-            self._end_soon(
-                live,
-                f"its Jupyter server (process {live.record.owner.pid}) is gone "
-                f"since {self._node.settings.orphan_grace_s:g} s",
-            )
+        record, grace_s = live.record, self._node.settings.orphan_grace_s
+        await asyncio.sleep(grace_s)
+        assert record.owner is not None
+        reason = f"its Jupyter server (process {record.owner.pid}) is gone since {grace_s:g} s"
+        # A kernel can wait in the store for the next server, if the service says so in time.
+        saved = record.connected and self._node.service is not None
+        while saved and record.alive:
+            saved = False
+            self._node.emit(record.session, "session.orphaned", reason=reason)
+            deadline = time.monotonic() + ORPHAN_ANSWER_S
+            while record.alive and time.monotonic() < deadline:
+                if record.saving is not None:
+                    saved, deadline = True, time.monotonic() + ORPHAN_ANSWER_S
+                await asyncio.sleep(0.1)
+        if record.alive:
+            self._end_soon(live, reason)
 
     def _end_soon(self, live: LiveSession, reason: str) -> None:
         self._node.spawn(self.end(live, reason, 1.0), "end of a session")

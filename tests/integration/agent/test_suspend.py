@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy.errors import Unsupported
-from support.agent import AgentBox, until
+from support.agent import AgentBox, sleeper, stop, until
 from support.agent_kernels import client_of, connection, run
 from support.agent_moves import after, checkpoint, gone, listed, resume, suspend
 from support.agent_trains import STEPS, losses, native_losses, start_training
@@ -191,3 +191,23 @@ async def test_without_a_process_image_the_device_state_is_saved() -> None:
         with pytest.raises(Unsupported, match="holds no processes"):
             await resume(box, "e" * 12, 1, made["id"], from_session=session, seq=7)
         assert (await box.session(session))["devices"] == ["cpu:0"]
+
+
+@pytest.mark.asyncio
+async def test_a_kernel_whose_server_is_gone_can_wait_in_the_store() -> None:
+    async with AgentBox("--NodeAgent.orphan_grace_s=0.2") as box:
+        info, owner = connection(box), sleeper()
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        session = await box.start(argv, connection=info, owner_pid=owner.pid)
+        client = await client_of(info)
+        client.stop_channels()
+        stop(owner)
+        told = await box.event("session.orphaned", session)
+        assert f"process {owner.pid}" in told["reason"]
+        done = await suspend(box, session, 1)
+        await gone(box, session)
+        assert len(box.relays(session)) == 1
+        await resume(box, session, 2, done["checkpoint"]["id"])
+        client = await client_of(info)
+        client.stop_channels()
+        assert (await box.session(session))["alive"]
