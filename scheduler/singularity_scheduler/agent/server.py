@@ -275,7 +275,7 @@ class CommandServer:
 
     async def delete_checkpoint(self, _: Peer, params: dict[str, Any]) -> Any:
         session, user, id = text(params, "session"), text(params, "user"), text(params, "id")
-        await self._node.stores.call(user, lambda box: box.delete(session, id))
+        await self._node.stores.call(user, lambda box: box.delete(session, id, head_too=True))
         self._node.stores.littered(user)
         return {}
 

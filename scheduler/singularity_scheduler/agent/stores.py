@@ -112,11 +112,13 @@ class Stores:
             self.littered(user)
 
     async def forget(self, user: str, session: str, epoch: int | None) -> None:
-        """The session has ended for good: its checkpoints go. Best effort; an agent that the
-        session has left meanwhile removes none."""
+        """The session has ended for good: its checkpoints go, but for those with a name. Best
+        effort; an agent that the session has left meanwhile removes none."""
 
         def forget(box: Checkpoints) -> list[str]:
-            return box.forget(session, epoch=epoch) if box.list(session) else []
+            if not box.list(session):
+                return []
+            return box.forget(session, epoch=epoch, keep_named=True)
 
         try:
             gone = await self.call(user, forget)

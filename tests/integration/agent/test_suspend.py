@@ -183,14 +183,19 @@ async def test_without_a_process_image_the_device_state_is_saved() -> None:
         async def kept() -> list[str]:
             return [c["id"] for c in await listed(box, session)]
 
-        for _ in range(100):
-            if await kept() == wanted:
-                break
-            await asyncio.sleep(0.05)
-        assert await kept() == wanted
+        async def until_kept(wanted: list[str]) -> None:
+            for _ in range(100):
+                if await kept() == wanted:
+                    break
+                await asyncio.sleep(0.05)
+            assert await kept() == wanted
+
+        await until_kept(wanted)
         with pytest.raises(Unsupported, match="holds no processes"):
             await resume(box, "e" * 12, 1, made["id"], from_session=session, seq=7)
         assert (await box.session(session))["devices"] == ["cpu:0"]
+        await box.end(session)
+        await until_kept([made["id"]])
 
 
 @pytest.mark.asyncio
