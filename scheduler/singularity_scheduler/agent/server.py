@@ -174,6 +174,9 @@ class CommandServer:
             raise BadRequest("'grace_s' must be a number of seconds, 0 or more")
         reason = str(params.get("reason") or "ended by the scheduler")
         own_end = live.record.life is Life.ENDED
+        if params.get("keep") is True:  # it goes on from the store, and its clients wait for it
+            await self._lifecycle.relays.away(live, True)
+            self._lifecycle.relays.keep(live)
         code = await self._lifecycle.end(live, reason, float(grace_s))
         self._lifecycle.forget(live)
         if params.get("keep") is not True and (not own_end or code == 0):

@@ -216,3 +216,33 @@ async def test_a_kernel_whose_server_is_gone_can_wait_in_the_store() -> None:
         client = await client_of(info)
         client.stop_channels()
         assert (await box.session(session))["alive"]
+
+
+@pytest.mark.asyncio
+async def test_a_kernel_goes_back_to_an_older_checkpoint_behind_the_same_relay() -> None:
+    async with AgentBox() as box:
+        info = connection(box)
+        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        session = await box.start(argv, connection=info)
+        client = await client_of(info)
+        try:
+            await run(client, "x = 1")
+            made = await checkpoint(box, session, 1, "one")
+            assert await run(client, "x += 1; print(x)") == "2\n"
+            [relay] = box.relays(session)
+            await suspend(box, session, 1, seq=2)
+            told = await resume(box, session, 2, made["id"], incarnation=2, seq=3)
+            assert told["loss"]["rolled_back"]
+            # What the older image had not received is carried out again: x += 1.
+            assert await run(client, "x += 10; print(x)") == "12\n"
+            assert (await box.session(session))["life"] == 2
+            # Its node was taken for dead: what is here ends, the clients' end stays.
+            words = {"reason": "it lives elsewhere", "grace_s": 0.0}
+            await box.call("session.end", session=session, keep=True, **words)
+            assert box.relays(session) == [relay]
+            await resume(box, session, 3, made["id"], incarnation=3, seq=4)
+            assert await run(client, "print(x)") == "12\n"
+        finally:
+            client.stop_channels()
+        await box.end(session)
+        assert box.relays(session) == []
