@@ -380,7 +380,9 @@ class Relay:
         self._store.set_fact("keys", new)  # written together with the incarnation
         begun = False
         try:
-            begun = self._core.begin(int(params["number"]), bool(params.get("fresh")))
+            begun = self._core.begin(
+                int(params["number"]), bool(params.get("fresh")), bool(params.get("undo"))
+            )
         except ValueError as error:
             raise Conflict(f"{error}; nothing was changed") from None
         finally:

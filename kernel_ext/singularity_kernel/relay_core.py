@@ -168,9 +168,11 @@ class Core:
 
     # -- incarnations -----------------------------------------------------------------------------
 
-    def begin(self, number: int, fresh: bool) -> bool:
+    def begin(self, number: int, fresh: bool, undo: bool = False) -> bool:
         """Begin incarnation `number`: the capsule that joins next says how far its image came.
-        `fresh`: no image, a kernel is started anew and goes on where the numbers stand. False when
+        `fresh`: no image, a kernel is started anew and goes on where the numbers stand. `undo`:
+        somebody wants that older image, so requests that a kernel has had already are not queued
+        again (the one that asked for it is among them); those that wait are. False when
         it was begun before and nobody has joined. Raises `ValueError` or `Full`."""
         history = self.store.history
         if number == history.now.number and not history.now.joined:
@@ -186,6 +188,7 @@ class Core:
         history.begin(number, start)
         if start is not None:
             start = Positions(number, start.requests, start.outputs)
+        self.store.set_fact("undo", number if undo else None)
         self.store.set_fact("start", start.to_json() if start else None)
         self.store.begun()
         self._load()

@@ -277,23 +277,25 @@ class Store:
         requests should be queued again but are not kept any more. Writes at once."""
         lost, again = 0, 0
         now = self.history.now
-        marks = ",".join("?" * len(NEVER_AGAIN))
+        undo = self.fact("undo") == now.number
+        chosen = ", ".join("?" * len(NEVER_AGAIN))
+        dropped, kinds = (f"kind IN ({chosen})", NEVER_AGAIN) if not undo else ("TRUE", ())
         for place, lane in enumerate(LANES):
             after, before = join.after[lane], self.taken[lane]
             if after < before:
                 missing = max(0, min(self.gone[lane], before) - max(0, after))
-                repeated = (place, after, before, *NEVER_AGAIN)
+                repeated = (place, after, before, *kinds)
                 row = self._db.execute(
                     "SELECT COUNT(*) FROM request WHERE lane = ? AND arrival > ? "
-                    f"AND arrival <= ? AND kind IN ({marks})",
+                    f"AND arrival <= ? AND {dropped}",
                     repeated,
                 ).fetchone()
-                lost += missing
+                lost += 0 if undo else missing
                 again += before - max(0, after) - missing - int(row[0])
                 self._notes.append(
                     (
                         "UPDATE request SET size = 0, parts = x'' WHERE lane = ? "
-                        f"AND arrival > ? AND arrival <= ? AND kind IN ({marks})",
+                        f"AND arrival > ? AND arrival <= ? AND {dropped}",
                         repeated,
                     )
                 )

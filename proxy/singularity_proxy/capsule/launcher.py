@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -46,8 +47,8 @@ HARMLESS = frozenset({"JPY_SESSION_NAME"})
 
 
 def stripped_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` without secrets and without another session's variables, and with a PATH. For capsules
-    and for the agent's own helpers (proxies, relays)."""
+    """`env` without the Hub's secrets and another session's variables, and with a PATH: for
+    capsules, whose users' own credentials are theirs. See also `helper_environment`."""
     kept = {
         name: value
         for name, value in env.items()
@@ -55,6 +56,20 @@ def stripped_environment(env: Mapping[str, str]) -> dict[str, str]:
     }
     kept.setdefault("PATH", DEFAULT_PATH)
     return kept
+
+
+_SECRET = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|_SAS|KEY|CONNECTION_STRING|^AZURE_", re.I)
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable of this name is kept from the agent's helpers."""
+    return _SECRET.search(name) is not None
+
+
+def helper_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The agent's environment for a helper that runs, now or later, as a session's user (relay,
+    device proxy): that user can read it, so the store's credentials and keys stay behind."""
+    return {k: v for k, v in stripped_environment(env).items() if not looks_secret(k)}
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,7 @@ def set_back(path: str, size: int, label: str) -> str:
         try:
             at = 0
             while data := os.pread(fd, 1 << 20, at):
-                os.write(to, data)
-                at += len(data)
+                at += os.write(to, data)  # a part of it on a disk that is nearly full
             os.fsync(to)
             os.utime(to, ns=(info.st_atime_ns, info.st_mtime_ns))
         except BaseException:

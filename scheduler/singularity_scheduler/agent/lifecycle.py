@@ -146,7 +146,7 @@ class Lifecycle:
             self._open_folders(live)
             ended = lambda _: self._process_exited(live)  # noqa: E731
             loss = await self._resumer.restore(live, request, summary, told, ended)
-            loss["lost"] += await self.relays.connect(live, request.connection)
+            loss["lost"] += await self.relays.connect(live, request.connection, request.undo)
             await live.socket.start()
             self._watch_owner(live, request.owner_pid)
             record.life = Life.LIVE

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
+from singularity_proxy.capsule.launcher import looks_secret
 from singularity_proxy.checkpoint.retention import Policy
+from singularity_proxy.errors import SingularityError
 from traitlets import Enum, Float, HasTraits, Integer, List, Unicode
 
 from .capsules import WAYS
@@ -37,8 +39,9 @@ class MoveSettings(HasTraits):  # type: ignore[misc]
     )
     checkpoint_keys = Unicode(
         config=True,
-        help="""Where the keys are that checkpoints are encrypted with: file:PATH, env:VARIABLE or
-        the address of a key in Azure Key Vault. Empty: they are not encrypted.""",
+        help="""Where the keys are that checkpoints are encrypted with: file:PATH, env:VARIABLE
+        (with KEY in its name) or the address of a key in Azure Key Vault. Empty: they are not
+        encrypted.""",
     )
     checkpoint_keep_count = Integer(
         0,
@@ -61,5 +64,11 @@ def open_stores(settings: MoveSettings, state_dir: str) -> Stores:
         settings.checkpoint_keep_count or None,
         settings.checkpoint_keep_hours * 3600 if settings.checkpoint_keep_hours else None,
     )
+    source, _, variable = settings.checkpoint_keys.partition(":")
+    if source == "env" and variable and not looks_secret(variable):
+        raise SingularityError(
+            f"checkpoint_keys names the variable {variable}, which sessions' users could read from "
+            "their relays and device proxies: give it a name with KEY in it, or use a file"
+        )
     url = settings.checkpoint_store or os.path.join(state_dir, "store")
     return Stores(url, settings.checkpoint_keys, policy)

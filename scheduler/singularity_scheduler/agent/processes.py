@@ -11,10 +11,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Sequence
 
-from singularity_proxy.capsule.launcher import CapsuleSpec, spawn, stripped_environment
+from singularity_proxy.capsule.launcher import CapsuleSpec, helper_environment, spawn
 from singularity_proxy.capsule.process import ProcessWatch, processes_with
+from singularity_proxy.capsule.tree import children
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -27,18 +29,35 @@ def adopt_orphans() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reap_orphans)
 
 
+ORPHAN_S = 5.0
+"""An ended child that nobody watches and nobody has waited for after this long is an orphan. Until
+then it may be a helper (CRIU, tar, a compiler) for whose exit status a thread of ours waits: who
+reaps that makes every failure of a helper look like a success."""
+
+_ended_at: dict[int, float] = {}
+"""Ended children that nobody watches, and since when (CLOCK_MONOTONIC)."""
+
+
 def reap_orphans() -> None:
-    """Reap every child that has ended; watched ones through their watches, which keep the code."""
-    while True:
+    """Reap every child that has ended: watched ones at once through their watches, which keep the
+    code; others when nobody has waited for them within `ORPHAN_S`."""
+    now, left = time.monotonic(), set()
+    for pid in children(os.getpid()):
         try:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return
-        if ended is None:
-            return
-        if not ProcessWatch.settle(ended.si_pid):
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(ended.si_pid, os.WNOHANG)
+            continue  # somebody else waited for it just now
+        if ended is None or ProcessWatch.settle(pid):
+            continue
+        if now - _ended_at.setdefault(pid, now) < ORPHAN_S:
+            left.add(pid)
+            continue
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    for pid in set(_ended_at) - left:
+        del _ended_at[pid]
+    if left:
+        asyncio.get_running_loop().call_later(ORPHAN_S, reap_orphans)
 
 
 async def end_process(watch: ProcessWatch, grace_s: float, signum: int = signal.SIGTERM) -> None:
@@ -81,7 +100,7 @@ async def ask_process(
     """Run a short probe and return (exit code, what it printed); a code of None: it did not end
     within `timeout` seconds and was killed. `folder` takes its output for the while."""
     path = os.path.join(folder, f"probe-{os.urandom(4).hex()}")
-    env = stripped_environment(os.environ)
+    env = helper_environment(os.environ)
     try:
         watch = ProcessWatch(
             spawn(CapsuleSpec(argv=argv, env=env, cwd="/", log_path=path, uid=uid, gid=gid))

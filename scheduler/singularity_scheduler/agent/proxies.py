@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from singularity_proxy.capsule.launcher import CapsuleSpec, last_words, spawn, stripped_environment
+from singularity_proxy.capsule.launcher import CapsuleSpec, helper_environment, last_words, spawn
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.errors import ProxyFailed, SingularityError, Unavailable
 from singularity_proxy.wire import rpc
@@ -187,7 +187,7 @@ class ProxyPool:
         self._made += 1
         name = f"{os.getpid()}-{self._made}"
         socket = os.path.join(self._folder, f"{name}.sock")
-        env = stripped_environment(os.environ)
+        env = helper_environment(os.environ)
         env["HOME"] = "/"  # it runs as the session's user later, who has no business in ours
         identity = spawn(
             CapsuleSpec(

@@ -116,13 +116,16 @@ class RelayKeeper:
             await self._incarnate(relay, incarnation)
         return {"tunnel": await relay.tunnel()}
 
-    async def connect(self, live: LiveSession, connection: dict[str, Any] | None) -> list[str]:
-        """Before a restored session goes on: its kernel finds its relay, here or elsewhere. Returns
-        what is lost of the connection, for the loss report."""
+    async def connect(
+        self, live: LiveSession, connection: dict[str, Any] | None, undo: bool
+    ) -> list[str]:
+        """Before a restored session goes on: its kernel finds its relay, here or elsewhere. `undo`:
+        what clients asked since the checkpoint is not asked again. Returns what is lost of the
+        connection, for the loss report."""
         record = live.record
         kept = self.kept.get(record.session)
         if kept is not None and kept.relay is not None:
-            await self._incarnate(kept.relay, record.incarnation)
+            await self._incarnate(kept.relay, record.incarnation, undo)
             self._write_tunnel(record, await kept.relay.tunnel())
             live.relay, kept.relay = kept.relay, None
             record.relay, record.owner = live.relay.identity, kept.record.owner
@@ -148,10 +151,10 @@ class RelayKeeper:
         if kept is not None and live.relay is not None:
             kept.relay, live.relay = live.relay, None
 
-    async def _incarnate(self, relay: Relay, number: int) -> None:
+    async def _incarnate(self, relay: Relay, number: int, undo: bool = False) -> None:
         status = await relay.status()
         if number > int(status["tunnel"]["incarnation"]):
-            await relay.begin(number)
+            await relay.begin(number, undo=undo)
 
     async def end(self, session: str) -> SessionRecord | None:
         """The session has ended, wherever it was: end its relay, if it was kept here. Returns what

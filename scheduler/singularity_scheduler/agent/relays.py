@@ -20,9 +20,9 @@ from typing import Any
 from singularity_proxy.capsule.launcher import (
     Capsule,
     CapsuleSpec,
+    helper_environment,
     last_words,
     spawn,
-    stripped_environment,
 )
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.errors import Conflict, SingularityError, Unavailable
@@ -153,14 +153,17 @@ class Relay:
         """While the session is away the relay answers for it, and says when it is wanted."""
         await self.call("away", away=away)
 
-    async def begin(self, incarnation: int, *, fresh: bool = False) -> dict[str, Any]:
+    async def begin(
+        self, incarnation: int, *, fresh: bool = False, undo: bool = False
+    ) -> dict[str, Any]:
         """Begin an incarnation before an older image is restored (`fresh`: before a kernel is
-        started anew): returns the new `status`, whose `tunnel` the capsule needs. Whoever was
-        connected is shut out. What it changed is exact once a capsule has `joined`. A fork has a
-        relay of its own and begins with one more than its image's incarnation. Idempotent until a
-        capsule has joined; raises `Conflict` for a number that is not new."""
+        started anew; `undo`: requests that a kernel has had are not queued again): returns the new
+        `status`, whose `tunnel` the capsule needs. Whoever was connected is shut out. What it
+        changed is exact once a capsule has `joined`. A fork has a relay of its own and begins with
+        one more than its image's incarnation. Idempotent until a capsule has joined; raises
+        `Conflict` for a number that is not new."""
         found: dict[str, Any] = await self.call(
-            "begin_incarnation", number=incarnation, fresh=fresh
+            "begin_incarnation", number=incarnation, fresh=fresh, undo=undo
         )
         return found
 
@@ -214,7 +217,7 @@ async def start_relay(
     with the field `port` when another process has one of them, `SingularityError` otherwise."""
     folder = settings.relay_dir(record.session)
     log_path = os.path.join(folder, "relay.log")
-    env = stripped_environment(os.environ)
+    env = helper_environment(os.environ)
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         identity = spawn(

@@ -56,7 +56,8 @@ STEPS = {
 @dataclass(frozen=True)
 class ResumeRequest:
     """A checked command to resume. `source` is the session whose checkpoint it is: another one for
-    a fork. `connection` is Jupyter's client-facing one, or None."""
+    a fork. `undo`: requests that came since that checkpoint are not carried out again.
+    `connection` is Jupyter's client-facing one, or None."""
 
     session: str
     source: str
@@ -68,6 +69,7 @@ class ResumeRequest:
     epoch: int
     checkpoint: str | None
     incarnation: int
+    undo: bool
     reason: str
     connection: dict[str, Any] | None = field(repr=False)
     owner_pid: int | None = None
@@ -92,6 +94,7 @@ class ResumeRequest:
             epoch=number(params, "epoch"),
             checkpoint=None if checkpoint is None else str(checkpoint),
             incarnation=int(params.get("incarnation") or 1),
+            undo=params.get("undo") is True,
             reason=str(params.get("reason") or ""),
             connection=None if connection is None else dict(connection),
             owner_pid=owner_pid if isinstance(owner_pid, int) else None,

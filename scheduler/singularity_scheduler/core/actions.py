@@ -49,11 +49,13 @@ class Suspend(Action):
 
 @dataclass(frozen=True)
 class Resume(Action):
-    """`checkpoint` of session `source` (its own or, for a fork, another's) under `incarnation`."""
+    """`checkpoint` of session `source` (its own or, for a fork, another's) under `incarnation`.
+    `undo`: the requests that came since that checkpoint are not carried out again."""
 
     checkpoint: str = ""
     source: str = ""
     incarnation: int = 0
+    undo: bool = False
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ def stay(view: SessionView) -> SessionView:
         moving=False,
         restore_from="",
         rollback=False,
+        undo=False,
         unwind=False,
         leaving=None,
         lost=False,

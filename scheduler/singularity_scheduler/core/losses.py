@@ -96,6 +96,7 @@ def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
         moving=False,
         unwind=False,
         rollback=True,
+        undo=False,
         restore_from=view.restore_from if forked else reference.id if reference else "",
         came_from="",
         wants=wants,
@@ -130,7 +131,7 @@ def found(draft: Draft, view: SessionView) -> SessionView:
     """Its node is back with it before it was started elsewhere: nothing is lost after all."""
     reason = f"node {view.node} is back and had it all along: nothing is lost"
     return draft.step(
-        replace(view, called=False, rollback=False, restore_from="", lost=False),
+        replace(view, called=False, rollback=False, undo=False, restore_from="", lost=False),
         ProcessEvent.FOUND,
         reason,
         "node.found",

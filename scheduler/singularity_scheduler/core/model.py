@@ -216,6 +216,8 @@ class SessionView:
     """Id of the checkpoint it comes back from; "": the newest that is whole."""
     rollback: bool = False
     """Its next return is an older state than it had: it starts a new incarnation."""
+    undo: bool = False
+    """Somebody wants that older state: what was asked of the session since is not done again."""
     unwind: bool = False
     """If its return fails, it comes back where and as it was before it was asked for."""
     lost: bool = False

@@ -208,6 +208,7 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None
         held_by=None,
         restore_from=reference.id,
         rollback=view.rollback or back,
+        undo=view.undo or back,
         target=event.node or "",
     )
     call(draft, view, reasons.called(event.by, reference if back else None), "user.resume")
@@ -283,7 +284,7 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
     if event.damaged and failed is not None:
         hint = f"; {checkpoints.instead(view, failed, draft.now)}"
     draft.step(
-        replace(endings.stay(view), rollback=view.rollback, restore_from=""),
+        replace(endings.stay(view), rollback=view.rollback, undo=view.undo, restore_from=""),
         ProcessEvent.RESUME_FAILED,
         f"could not come back, so it stays suspended and nothing more is lost ({event.sentence})"
         f"{hint}",
@@ -353,6 +354,7 @@ def restore_asked(draft: Draft, view: SessionView, event: ev.RestoreAsked) -> No
         called=True,
         restore_from=reference.id,
         rollback=True,
+        undo=True,
         unwind=not event.discard,
     )
     leave(draft, view, reasons.going_back(event.by, reference, event.discard), "user.restore")
@@ -394,6 +396,7 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
         # Its own begins behind that of the image, which says so when it comes back.
         incarnation=max(source.incarnation, reference.incarnation),
         rollback=True,
+        undo=True,
         every_s=source.every_s,
         every_steps=source.every_steps,
     )

@@ -168,6 +168,7 @@ def resume_action(view: SessionView, rule: str) -> Resume:
         checkpoint=view.restore_from,
         source=view.id if own or not view.source else view.source,
         incarnation=view.incarnation,
+        undo=view.undo,
     )
 
 

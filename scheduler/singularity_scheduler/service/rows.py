@@ -53,6 +53,7 @@ _SAME = (
     "kernel_id",
     "called",
     "rollback",
+    "undo",
     "unwind",
     "lost",
     "incarnation",

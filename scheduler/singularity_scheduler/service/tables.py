@@ -69,6 +69,7 @@ sessions = Table(
     Column("kernel_id", String(255), nullable=False, server_default=""),
     Column("called", Boolean, nullable=False, server_default=false()),
     Column("rollback", Boolean, nullable=False, server_default=false()),
+    Column("undo", Boolean, nullable=False, server_default=false()),
     Column("unwind", Boolean, nullable=False, server_default=false()),
     Column("lost", Boolean, nullable=False, server_default=false()),
     Column("incarnation", BigInteger, nullable=False, server_default="1"),

@@ -123,6 +123,7 @@ class Transfers:
                 checkpoint=action.checkpoint,
                 from_session=action.source,
                 incarnation=action.incarnation,
+                undo=action.undo,
                 connection=None if forked else await self.connection(view),
                 reason=action.reason,
             )

@@ -94,6 +94,8 @@ def abilities(told: Json) -> Abilities:
     place = store if isinstance(store, dict) else {}
     url = str(place.get("url") or "")
     missing = "" if url else str(place.get("reason") or "it has no checkpoint store")
+    if place.get("available") is False:
+        missing = str(place.get("reason") or "its checkpoint store cannot be used")
     return Abilities(trouble, url, missing, stores=isinstance(store, dict))
 
 

@@ -237,6 +237,28 @@ def test_a_dead_node_costs_what_came_after_its_image_and_nothing_else(tmp_path: 
         relay.ask("forget", before=None)
 
 
+def test_what_is_undone_is_not_done_again(tmp_path: Path) -> None:
+    """As `restore` does it: the request that asks for it came since the checkpoint as well."""
+    with moving(tmp_path) as kernel:
+        found, relay = kernel.client, kernel.relay
+        run(found, "x = ['before']")
+        kernel.capsule.freeze()
+        relay.ask("positions", keep=True)
+        image.dump(kernel.capsule, str(tmp_path / "old"))
+        kernel.capsule.thaw()
+        run(found, "x.append('since')")
+        kernel.capsule.freeze()
+        found.execute("x.append('waited')")
+        wait_until(lambda: relay.ask("status")["waiting"] == 1)
+        relay.ask("begin_incarnation", number=2, undo=True)
+        kernel.wait(kernel.capsule.end(0))
+        kernel.point()
+        kernel.resume("old")
+        assert kernel.connected()["requests_again"] == 0
+        assert run(found, "print(x)")[1] == "['before', 'waited']\n"
+        relay.ask("forget", before=None)
+
+
 def _next_number(found: BlockingKernelClient) -> int:
     return int(iopub(found, "stream")["content"]["text"])
 

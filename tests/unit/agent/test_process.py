@@ -25,6 +25,7 @@ from singularity_proxy.capsule.process import (
     uid_of,
 )
 from singularity_proxy.errors import BadRequest, Conflict
+from singularity_scheduler.agent import processes
 from singularity_scheduler.agent.processes import end_marked, reap_orphans
 
 
@@ -254,12 +255,30 @@ async def test_marked_processes_are_found_and_ended() -> None:
 
 
 @pytest.mark.asyncio
-async def test_orphans_are_reaped_and_watched_ones_keep_their_code(tmp_path: Path) -> None:
+async def test_orphans_are_reaped_and_watched_ones_keep_their_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     capsule = await ProcessLauncher().start(spec(tmp_path, "/bin/sh", "-c", "exit 4"))
     other = child_of("/bin/true")
     for pid in (capsule.pid, other.pid):
         wait_for_zombie(pid)
     reap_orphans()
     assert capsule.watch.exit_code == 4
+    assert exists(other.pid)  # a thread may be about to wait for it
+    monkeypatch.setattr(processes, "ORPHAN_S", 0.0)
+    reap_orphans()
     assert not exists(other.pid)
     other.returncode = 0
+
+
+@pytest.mark.asyncio
+async def test_whoever_waits_for_a_helper_learns_how_it_ended() -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reap_orphans)
+    try:
+        for _ in range(20):
+            done = await asyncio.to_thread(
+                subprocess.run, ["/bin/sh", "-c", "exit 3"], timeout=10, check=False
+            )
+            assert done.returncode == 3
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)

@@ -44,7 +44,7 @@ def upgrade() -> None:
         op.add_column(
             "sessions", sa.Column(name, sa.String(255), nullable=False, server_default="")
         )
-    for name in ("called", "rollback", "unwind", "lost"):
+    for name in ("called", "rollback", "undo", "unwind", "lost"):
         op.add_column(
             "sessions", sa.Column(name, sa.Boolean, nullable=False, server_default=sa.false())
         )
@@ -61,7 +61,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     for name in ("every_steps", "every_s", "loss", "leaving", "incarnation"):
         op.drop_column("sessions", name)
-    for name in ("lost", "unwind", "rollback", "called"):
+    for name in ("lost", "unwind", "undo", "rollback", "called"):
         op.drop_column("sessions", name)
     for name in ("kernel_id", "source", "restore_from", "came_from", "target", "origin"):
         op.drop_column("sessions", name)
