@@ -255,7 +255,10 @@ class PaperAgent:
         return {"pid": 4712, "loss": loss}
 
     def _session_connection(self, params: dict[str, Any]) -> Any:
-        return {"connection": {"shell_port": 5001, "key": "connection-secret"}}
+        return {
+            "connection": {"tunnel": {"secret": f"of incarnation {params.get('incarnation')}"}},
+            "clients": {"shell_port": 5001, "key": "connection-secret"},
+        }
 
     def _checkpoints_list(self, params: dict[str, Any]) -> Any:
         assert self.store is not None

@@ -104,16 +104,19 @@ class RelayKeeper:
             live.relay = None
             self._save(kept)
 
-    async def connection(self, session: str, incarnation: int | None = None) -> dict[str, Any]:
-        """What another node needs to bring the kernel back to the relay here: answer of
-        `session.connection`. It holds keys. `incarnation`: begin that one, after a rollback. Raises
-        `NotFound` when there is no relay."""
+    async def connection(
+        self, session: str, incarnation: int | None = None, undo: bool = False
+    ) -> dict[str, Any]:
+        """What another node needs to bring the kernel back to the relay here: `connection` of
+        `session.connection`. It holds keys. `incarnation`: begin that one, after a rollback, with
+        `undo` without asking again what was asked since. Raises `NotFound` when there is no
+        relay."""
         live = self._node.sessions.get(session)
         relay = self.kept[session].relay if session in self.kept else live and live.relay
         if not relay:
             raise NotFound(f"this node has no relay of session '{session}'", session=session)
         if incarnation is not None:
-            await self._incarnate(relay, incarnation)
+            await self._incarnate(relay, incarnation, undo)
         return {"tunnel": await relay.tunnel()}
 
     async def connect(

@@ -202,6 +202,19 @@ def make_relay_folder(settings: Settings, record: SessionRecord, client: dict[st
     write_private(os.path.join(folder, "client.json"), client, (record.uid, record.gid))
 
 
+def read_client_file(settings: Settings, session: str) -> dict[str, Any] | None:
+    """Jupyter's connection information of the relay here, with its key; None when there is none.
+    The folder belongs to the user: a link or something else in the file's place is not read."""
+    path = os.path.join(settings.relay_dir(session), "client.json")
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def remove_relay_folder(settings: Settings, session: str) -> None:
     """Forget the relay's state; after its process has ended."""
     shutil.rmtree(settings.relay_dir(session), ignore_errors=True)

@@ -23,6 +23,7 @@ from .leases import LeaseGrant, boot_clock
 from .lifecycle import Lifecycle
 from .live import LiveSession
 from .node import Node
+from .relays import read_client_file
 from .resumes import ResumeRequest
 from .sessions import Life
 from .stores import reference
@@ -268,8 +269,12 @@ class CommandServer:
     async def connection(self, _: Peer, params: dict[str, Any]) -> Any:
         asked = params.get("incarnation")
         number = asked if isinstance(asked, int) and asked > 0 else None
-        found = await self._lifecycle.relays.connection(text(params, "session"), number)
-        return {"connection": found}
+        session, undo = text(params, "session"), params.get("undo") is True
+        found = await self._lifecycle.relays.connection(session, number, undo)
+        return {
+            "connection": found,
+            "clients": read_client_file(self._node.settings, session),
+        }
 
     async def list_checkpoints(self, _: Peer, params: dict[str, Any]) -> Any:
         session, user = text(params, "session"), text(params, "user")

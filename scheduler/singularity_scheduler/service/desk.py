@@ -278,7 +278,7 @@ class Desk:
             and view.process_state in away
             and view.kind is Kind.INTERACTIVE
         ]
-        asked = controller.commander.transfers.connection
+        asked = controller.commander.transfers.clients
         connections = await asyncio.gather(*map(asked, views)) if keys else [None] * len(views)
         return [
             {

@@ -124,7 +124,7 @@ class Transfers:
                 from_session=action.source,
                 incarnation=action.incarnation,
                 undo=action.undo,
-                connection=None if forked else await self.connection(view),
+                connection=None if forked else await self.connection(view, action),
                 reason=action.reason,
             )
             loss = loss_of(answer["loss"], action.checkpoint)
@@ -191,18 +191,27 @@ class Transfers:
         await self._report(ev.CheckpointTaken(action.session, reference))
         return reference
 
-    async def connection(self, view: SessionView) -> Any:
-        """How Jupyter reaches its kernel, as the node of its relay knows it; None when nobody can
-        tell (a fork has none yet). It holds a key, so it is never stored."""
+    async def connection(self, view: SessionView, action: ev.Resume) -> Any:
+        """How its kernel finds its relay, as the relay's node knows it; None when nobody can tell
+        (a fork has none yet). The relay begins a new incarnation if it is one. It holds a key, so
+        it is never stored."""
+        answer = await self._ask(view, incarnation=action.incarnation, undo=action.undo)
+        return answer.get("connection")
+
+    async def clients(self, view: SessionView) -> Any:
+        """How Jupyter reaches its relay; None when nobody can tell. It holds a key as well."""
+        return (await self._ask(view)).get("clients")
+
+    async def _ask(self, view: SessionView, **more: Any) -> dict[str, Any]:
         if not view.origin:
-            return None
+            return {}
         try:
             answer = await self._fleet.call(
-                view.origin, "session.connection", timeout=ASK_LIMIT_S, session=view.id
+                view.origin, "session.connection", timeout=ASK_LIMIT_S, session=view.id, **more
             )
         except SingularityError:
-            return None
-        return answer.get("connection") if isinstance(answer, dict) else None
+            return {}
+        return answer if isinstance(answer, dict) else {}
 
     async def listed(self, node: str, session: str, user: str) -> list[CheckpointRef]:
         """What the store has of a session, asked through any node."""

@@ -65,7 +65,7 @@ async def test_suspend_and_resume(tmp_path: Path) -> None:
             *("parked", "waiting", "attaching", "running"),
         ]
         resume = next(c for m, c in p.agent.calls if m == "session.resume")
-        assert resume["connection"] == {"shell_port": 5001, "key": "connection-secret"}
+        assert resume["connection"] == {"tunnel": {"secret": "of incarnation 1"}}
         assert (resume["from_session"], resume["user"]) == (session, "alice")
         assert resume["epoch"] > 1
 
