@@ -117,9 +117,9 @@ async def test_an_agent_that_is_late_publishes_nothing(tmp_path: Path) -> None:
         await resume(other, session, 5, made["id"], incarnation=2)
         with pytest.raises(StaleEpoch):
             await suspend(late, session, 1, seq=9)
-        await late.event("process.exited", session)
         assert not (await late.session(session))["alive"]
         assert not late.folder(session).exists()
+        assert [t for _, t, _ in late.events if t == "process.exited"] == []
         assert [c["id"] for c in await listed(other, session)] == [made["id"]]
         assert (await other.session(session))["life"] == 2
         again = await checkpoint(other, session, 5)

@@ -88,7 +88,7 @@ class Lifecycle:
             owner=owner,
         )
         live = self._make(record)
-        node.sessions[record.session] = live
+        self._admit(live)
         try:
             node.save(live)
             self._open_folders(live)
@@ -133,14 +133,12 @@ class Lifecycle:
         node = self._node
         if node.stopping:
             raise Unavailable("this node is being stopped; nothing was started")
-        known = node.sessions.get(request.session)
-        if known is not None and known.record.life is not Life.ENDED:
-            raise Conflict(f"session {request.session} is on this node", session=request.session)
+        self._check_absent(request.session)
         summary, told = await self._resumer.look(request)
         await node.identities.claim(request.user, told["uid"], told["gid"])
         record = self._resumer.record_of(request, summary, told)
         live = self._make(record)
-        node.sessions[record.session] = live
+        self._admit(live)
         try:
             node.save(live)
             self._open_folders(live)
@@ -171,6 +169,16 @@ class Lifecycle:
         if live.capsule is not None and not live.capsule.watch.alive:
             self._process_exited(live)
         return {"pid": record.process.pid, "loss": loss}
+
+    def _check_absent(self, session: str) -> None:
+        known = self._node.sessions.get(session)
+        if known is not None and known.record.life is not Life.ENDED:
+            raise Conflict(f"session {session} is on this node", session=session)
+
+    def _admit(self, live: LiveSession) -> None:
+        """One of several commands to bring the same session here is the first."""
+        self._check_absent(live.record.session)
+        self._node.sessions[live.record.session] = live
 
     def _watch_owner(self, live: LiveSession, owner_pid: int | None) -> None:
         """The Jupyter server that a resumed session belongs to: the one named, or the one before if
@@ -321,11 +329,18 @@ class Lifecycle:
 
     # -- end --------------------------------------------------------------------------------------
 
-    async def end(self, live: LiveSession, reason: str, grace_s: float) -> int | None:
+    async def end(
+        self, live: LiveSession, reason: str, grace_s: float, *, elsewhere: bool = False
+    ) -> int | None:
         """End the session and remove everything it had; returns the exit code. Idempotent: a
-        second caller waits for the same end, an ended session is answered from its tombstone."""
+        second caller waits for the same end, an ended session is answered from its tombstone.
+        `elsewhere`: it goes on from the store, so its relay stays and its end is not told."""
         if live.record.life is Life.ENDED:
             return live.record.exit_code
+        if live.record.published:
+            await self.leave(live)
+            return None
+        live.record.elsewhere = live.record.elsewhere or elsewhere
         if live.ending is None:
             live.record.life = Life.ENDING
             live.record.reason = reason
@@ -339,17 +354,18 @@ class Lifecycle:
         record.life = Life.ENDED
         log.info("session of %s ended: %s", record.user, record.reason)
         node.try_save(live)
-        node.emit(
-            record.session, "process.exited", exit_code=record.exit_code, reason=record.reason
-        )
+        if not record.elsewhere:
+            node.emit(
+                record.session, "process.exited", exit_code=record.exit_code, reason=record.reason
+            )
         self._bury(KEEP_TOMBSTONES)
         return record.exit_code
 
     async def _clean(self, live: LiveSession, grace_s: float) -> None:
         record, settings = live.record, self._node.settings
         record.life = Life.ENDING
-        if live.cancel:
-            live.cancel.set()
+        live.cancel.set()
+        live.savings.give_up()
         if live.owner:
             live.owner.close()
         if live.capsule:
@@ -360,10 +376,13 @@ class Lifecycle:
         await live.socket.close()
         if not isinstance(live.capsule, NamespaceCapsule):  # from which nothing escapes
             await end_marked(f"SINGULARITY_SOCKET={live.socket.path}".encode())
+        if record.elsewhere:
+            await self.relays.wait_for(live)
         if live.relay:
             await live.relay.end(1.0)
             await asyncio.to_thread(remove_relay_folder, settings, record.session)
         await self._devices.drop(live)
+        await live.savings.settle()
         for ring in list(live.rings.rings.values()):
             live.rings.forget(ring)
         await asyncio.to_thread(self.logs.keep, live)
@@ -375,7 +394,12 @@ class Lifecycle:
 
     async def leave(self, live: LiveSession) -> None:
         """The session is in the store: remove what is here of it, and answer whoever asks for its
-        suspend again."""
+        suspend again. Idempotent."""
+        if live.ending is None:
+            live.ending = self._node.spawn(self._leave(live), "leave of a session")
+        await asyncio.shield(live.ending)
+
+    async def _leave(self, live: LiveSession) -> None:
         record, node = live.record, self._node
         saving = record.saving or {}
         self.relays.keep(live)
@@ -417,7 +441,7 @@ class Lifecycle:
         node.sessions[record.session] = live
         if record.life is Life.ENDED:
             return
-        if record.life is Life.ENDING and "published" in (record.saving or {}):
+        if record.life is Life.ENDING and record.published:
             self._adopt_processes(live)
             await asyncio.to_thread(remove_unfinished, node, live)
             await self.leave(live)

@@ -13,6 +13,7 @@ from singularity_proxy.capsule.process import ProcessWatch
 from .proxies import Proxy
 from .relays import Relay
 from .rings import RingSet
+from .savings import Savings
 from .session_socket import SessionSocket
 from .sessions import SessionRecord
 
@@ -42,11 +43,12 @@ class LiveSession:
         self.told_need = 0.0
         self.deaths: deque[tuple[float, int]] = deque(maxlen=8)
         """When proxies of this session died (CLOCK_MONOTONIC), and how many records were done."""
-        self.cancel: threading.Event | None = None
-        """Set to give up the checkpoint that is being taken."""
+        self.savings = Savings()
+        self.cancel = threading.Event()
+        """Set to give up the resume that is under way."""
         self.fenced = ""
         """Why the session must not go on here: it lives elsewhere, or is broken."""
-        self.ending: asyncio.Task[int | None] | None = None
+        self.ending: asyncio.Task[Any] | None = None
 
     def report(self) -> dict[str, Any]:
         """The session as `hello` shows it."""

@@ -104,6 +104,17 @@ class RelayKeeper:
             live.relay = None
             self._save(kept)
 
+    async def wait_for(self, live: LiveSession) -> None:
+        """What is here of the session ends, and it goes on from the store: its relay stays, and
+        answers for it unless the session has come back already."""
+        relay = live.relay
+        self.keep(live)
+        if relay is not None:
+            with contextlib.suppress(SingularityError):
+                status = await relay.status()
+                if int(status["tunnel"]["incarnation"]) <= live.record.incarnation:
+                    await relay.set_away(True)
+
     async def connection(
         self, session: str, incarnation: int | None = None, undo: bool = False
     ) -> dict[str, Any]:
@@ -140,7 +151,7 @@ class RelayKeeper:
             await self.begin(live, connection)
             await self.run(live)
             return ["what Jupyter's clients had sent and not seen answered"]
-        return []
+        return ["its connection to Jupyter"] if record.connected else []
 
     def taken(self, session: str) -> None:
         """The session whose relay was kept lives here again."""
@@ -179,6 +190,8 @@ class RelayKeeper:
     async def take_over(self) -> None:
         """Adopt the relays that an agent before this one had kept; called once at start."""
         for session, body in list(self._node.ledger.all("relay")):
+            if session in self.kept:  # by a session that was taken over and has just left
+                continue
             live = self._node.sessions.get(session)
             if live is not None and live.relay is not None:  # it had just come back
                 self._node.ledger.drop("relay", session)

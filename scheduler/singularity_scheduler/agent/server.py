@@ -174,13 +174,14 @@ class CommandServer:
         if not isinstance(grace_s, int | float) or grace_s < 0:
             raise BadRequest("'grace_s' must be a number of seconds, 0 or more")
         reason = str(params.get("reason") or "ended by the scheduler")
-        own_end = live.record.life is Life.ENDED
-        if params.get("keep") is True:  # it goes on from the store, and its clients wait for it
-            await self._lifecycle.relays.away(live, True)
-            self._lifecycle.relays.keep(live)
-        code = await self._lifecycle.end(live, reason, float(grace_s))
+        own_end, published = live.record.life is Life.ENDED, live.record.published
+        elsewhere = params.get("keep") is True  # it goes on from the store
+        code = await self._lifecycle.end(live, reason, float(grace_s), elsewhere=elsewhere)
         self._lifecycle.forget(live)
-        if params.get("keep") is not True and (not own_end or code == 0):
+        if published:
+            if not elsewhere:
+                await self._end_away(live.record.session, live.record.user)
+        elif not elsewhere and (not own_end or code == 0):
             # Wanted, or done; after a failure its checkpoints may be all that is left.
             record = live.record
             self._node.spawn(
@@ -259,7 +260,7 @@ class CommandServer:
             return await job
         except SingularityError:
             if live.fenced:
-                await self._lifecycle.end(live, live.fenced, 0.0)
+                await self._lifecycle.end(live, live.fenced, 0.0, elsewhere=live.record.elsewhere)
             raise
 
     async def resume(self, _: Peer, params: dict[str, Any]) -> Any:

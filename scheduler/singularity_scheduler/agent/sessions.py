@@ -167,6 +167,9 @@ class SessionRecord:
     saving: dict[str, Any] | None = None
     """The checkpoint that is being taken. An agent that finds it thaws the session; or, when it was
     a suspend that is published, finishes that."""
+    elsewhere: bool = False
+    """It goes on from the store, here or on another node: what is here of it ends, but for the
+    relay, and is not told as the session's end."""
 
     def move(self, phase: Phase) -> None:
         """Go to `phase`; a move that is not in the table is a fault of the caller."""
@@ -201,6 +204,11 @@ class SessionRecord:
     @property
     def alive(self) -> bool:
         return self.life in (Life.STARTING, Life.LIVE)
+
+    @property
+    def published(self) -> bool:
+        """It is suspended: what is here of it only has to be removed."""
+        return "published" in (self.saving or {})
 
     @property
     def saved(self) -> bool:

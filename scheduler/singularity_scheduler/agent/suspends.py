@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import shutil
-import threading
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -43,6 +43,7 @@ from .devices import DeviceKeeper
 from .live import LiveSession
 from .node import Node, Settings
 from .relay_keeper import RelayKeeper
+from .savings import Saving
 from .sessions import Life, Phase
 from .stores import reference, teller
 
@@ -78,6 +79,9 @@ class _Work:
     reason: str
     folder: str
     """The agent's own, for the image and for copies."""
+    saving: Saving
+    epoch: int | None
+    """Of the command; as is `seq`."""
     seq: int | None = None
     began: float = field(default_factory=time.monotonic)
     ms: dict[str, float] = field(default_factory=dict)
@@ -108,8 +112,6 @@ class Suspender:
         `Unsupported` for a level that cannot be had, what `dump` and the store raise."""
         record = live.record
         record.check_live()
-        if epoch is not None:
-            record.check_epoch(epoch)
         why = await self.why_no_image(live)
         if level == "process" and why:
             raise Unsupported(f"no process image of session {record.session} was taken: {why}")
@@ -117,29 +119,33 @@ class Suspender:
             raise Unsupported(f"an agent takes no checkpoints of level '{level}'")
         if level is None:
             level = "device" if why else "process"
-        work = self._work(live, name, level, why if level == "device" else "")
-        async with self._busy(live, work):
+        with live.savings.begin() as saving:
+            why = why if level == "device" else ""
+            work = self._work(live, saving, epoch, name, level, why)
+            async with self._busy(live, work):
+                try:
+                    if level == "process":
+                        await self._take_copy(live, work)
+                    else:
+                        await self._take_states(live, work)
+                except OSError as error:
+                    raise _unsaved(live, work, error) from None
             try:
-                if level == "process":
-                    await self._take_copy(live, work)
-                else:
-                    await self._take_states(live, work)
-            except OSError as error:
-                raise _unsaved(live, work, error) from None
-        try:
-            summary = await self._save(live, work)
-        except SingularityError as error:
-            self._judge(live, error)
-            raise
-        finally:
-            live.cancel = None
-            await self._tidy(live, work)
-        record.last_checkpoint = {**reference(summary), "ms": work.ms}
-        self._node.try_save(live)
-        self._node.spawn(
-            self._node.stores.tidy(record.user, record.session, record.epoch), "retention"
-        )
-        return dict(record.last_checkpoint)
+                await live.savings.settle(before=saving)
+                summary = await self._save(live, work)
+            except SingularityError as error:
+                self._judge(live, error)
+                raise
+            finally:
+                await self._tidy(live, work)
+        made: dict[str, Any] = {**reference(summary), "ms": work.ms}
+        if record.alive and self._node.sessions.get(record.session) is live:
+            record.last_checkpoint = made
+            self._node.try_save(live)
+            self._node.spawn(
+                self._node.stores.tidy(record.user, record.session, record.epoch), "retention"
+            )
+        return dict(made)
 
     async def suspend(
         self, live: LiveSession, epoch: int, seq: int | None, name: str, reason: str
@@ -148,15 +154,23 @@ class Suspender:
         the answer of `session.suspend`. On any error the session goes on here."""
         record = live.record
         record.check_live()
-        record.check_epoch(epoch)
         if why := await self.why_no_image(live):
             raise Unsupported(
                 f"session {record.session} cannot be suspended: {why}; it goes on here"
             )
-        work = self._work(live, name, "process", "")
-        work.seq = seq
-        record.epoch = epoch
+        with live.savings.begin() as saving:
+            work = self._work(live, saving, epoch, name, "process", "")
+            work.seq = seq
+            await self._send_away(live, work, reason)
+        await self._tidy(live, work)
+        assert record.saving is not None
+        return dict(record.saving["published"])
+
+    async def _send_away(self, live: LiveSession, work: _Work, reason: str) -> None:
+        record = live.record
         async with self._busy(live, work, leaves=True):
+            live.savings.give_up(before=work.saving)  # they are older than what is saved now
+            await live.savings.settle(before=work.saving)
             try:
                 await self._relays.away(live, True)
                 await self._freeze(live, work)
@@ -168,6 +182,7 @@ class Suspender:
                 summary = await self._save(live, work)
             except OSError as error:
                 raise _unsaved(live, work, error) from None
+            record.check_live()  # it may have ended meanwhile, or somebody ended it
             work.took("total", work.began)
             answer = {
                 "checkpoint": reference(summary),
@@ -175,13 +190,11 @@ class Suspender:
                 "incarnation": record.incarnation,
             }
             # From here on the session is in the store: whoever finds this record ends the rest.
-            record.saving = {"published": answer, "command": _command(epoch, seq)}
+            record.saving = {"published": answer, "command": _command(work)}
             record.life = Life.ENDING
             record.reason = reason or "it was suspended"
             self._node.try_save(live)
             self._step("recorded")
-        await self._tidy(live, work)
-        return answer
 
     async def why_no_image(self, live: LiveSession) -> str:
         """ "" when this session's processes can be saved, else why not."""
@@ -194,10 +207,12 @@ class Suspender:
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def _work(self, live: LiveSession, name: str, level: str, reason: str) -> _Work:
+    def _work(
+        self, live: LiveSession, saving: Saving, epoch: int | None, name: str, level: str, why: str
+    ) -> _Work:
         id = new_checkpoint_id(datetime.now(timezone.utc))
         folder = os.path.join(self._node.settings.images_dir, f"{live.record.session}-{id}")
-        return _Work(id, name, level, reason, folder)
+        return _Work(id, name, level, why, folder, saving, epoch)
 
     def _step(self, name: str) -> None:
         self._node.on_step(f"suspend.{name}")
@@ -208,10 +223,12 @@ class Suspender:
         record, node = live.record, self._node
         async with live.lock:
             record.check_live()
+            if work.epoch is not None:
+                record.check_epoch(work.epoch)
+                record.epoch = work.epoch
             if live.capsule is not None and not live.capsule.watch.alive:
                 raise Conflict(f"session {record.session} has just ended", session=record.session)
             record.saving = {"id": work.id, "level": work.level}
-            live.cancel = threading.Event()
             try:
                 node.save(live)
                 self._step("begun")
@@ -226,8 +243,6 @@ class Suspender:
             else:
                 if not leaves:
                     await asyncio.shield(self._go_on(live, work))
-                else:
-                    live.cancel = None
 
     async def _part(self, job: Any, work: _Work, step: str) -> Any:
         began = time.monotonic()
@@ -390,7 +405,7 @@ class Suspender:
             record=work.record,
             uid=record.uid,
         )
-        tell, cancel = teller(node, record.session), live.cancel
+        tell, cancel = teller(node, record.session), work.saving.cancel
         began = time.monotonic()
         summary = await node.stores.call(
             record.user,
@@ -419,18 +434,16 @@ class Suspender:
         record = live.record
         if isinstance(error, StaleEpoch):
             log.error("session %s belongs to another node now: %s", record.session, error.message)
-            live.fenced = error.message
+            live.fenced, record.elsewhere = error.message, True
         if isinstance(error, SingularityError) and error.fields.get("intact") is False:
             live.fenced = error.message
 
 
-def _command(epoch: int, seq: int | None) -> str | None:
-    return None if seq is None else f"session.suspend/{epoch}/{seq}"
+def _command(work: _Work) -> str | None:
+    return None if work.seq is None else f"session.suspend/{work.epoch}/{work.seq}"
 
 
 def _unsaved(live: LiveSession, work: _Work, error: OSError) -> SingularityError:
-    import errno
-
     what = f"checkpoint '{work.name or work.id}' of session {live.record.session} was not made"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(

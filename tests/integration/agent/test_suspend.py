@@ -7,12 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from singularity_proxy.errors import Unsupported
+from singularity_proxy.errors import (
+    CheckpointCancelled,
+    Conflict,
+    SingularityError,
+    Unsupported,
+)
 from support.agent import AgentBox, sleeper, stop, until
 from support.agent_kernels import client_of, connection, run
 from support.agent_moves import after, checkpoint, gone, listed, resume, suspend
 from support.agent_trains import STEPS, losses, native_losses, start_training
 from support.capsules import needs_criu
+from support.matrix import some_of
 
 pytestmark = needs_criu
 
@@ -20,6 +26,15 @@ pytestmark = needs_criu
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     return native_losses(tmp_path_factory.mktemp("native"), STEPS)
+
+
+async def until_listed(box: AgentBox, session: str, wanted: list[str]) -> None:
+    """Wait until these checkpoints are listed."""
+    for _ in range(100):
+        if [c["id"] for c in await listed(box, session)] == wanted:
+            return
+        await asyncio.sleep(0.05)
+    assert [c["id"] for c in await listed(box, session)] == wanted
 
 
 @pytest.mark.asyncio
@@ -103,6 +118,47 @@ async def test_a_checkpoint_is_taken_while_it_goes_on(reference: dict[int, str])
         assert (await box.session(session))["life"] == 2
 
 
+@pytest.mark.asyncio
+async def test_a_suspend_comes_in_the_middle_of_a_checkpoint(reference: dict[int, str]) -> None:
+    async with AgentBox(warm=1) as box:
+        session = await start_training(box, pause_s=0.1)
+        await box.attach(session, 1)
+        await after(box, session, 3)
+        early = asyncio.ensure_future(checkpoint(box, session, 1, "early"))
+        done, _ = await asyncio.gather(
+            suspend(box, session, 1, seq=2), early, return_exceptions=True
+        )
+        assert isinstance(done, dict)
+        assert early.exception() is None or isinstance(early.exception(), CheckpointCancelled)
+        assert [c["id"] for c in await listed(box, session)][-1] == done["checkpoint"]["id"]
+        await gone(box, session)
+        await box.kill_agent()
+        await gone(box, session)  # nothing has written it down again
+        first, second = await asyncio.gather(
+            resume(box, session, 2, done["checkpoint"]["id"], seq=3),
+            resume(box, session, 2, done["checkpoint"]["id"], seq=4),
+            return_exceptions=True,
+        )
+        assert [type(x) for x in (first, second) if not isinstance(x, dict)] == [Conflict]
+        await box.attach(session, 2)
+        await box.logged(session, "done")
+        assert losses(box.log(session)) == reference
+
+
+@pytest.mark.parametrize("wait_s", some_of([0.0, 0.2, 0.5, 1.0], 2))
+@pytest.mark.asyncio
+async def test_a_session_is_ended_while_it_is_suspended(wait_s: float) -> None:
+    async with AgentBox() as box:
+        session = await start_training(box, pause_s=0.1)
+        leaving = asyncio.ensure_future(suspend(box, session, 1))
+        await asyncio.sleep(wait_s)
+        await box.end(session)
+        done = (await asyncio.gather(leaving, return_exceptions=True))[0]
+        assert isinstance(done, dict | SingularityError)
+        await until_listed(box, session, [])
+        await gone(box, session)
+
+
 TICKS = """
 import time, torch
 x = torch.arange(4.0).to("cuda")
@@ -180,15 +236,8 @@ async def test_without_a_process_image_the_device_state_is_saved() -> None:
         ids = [(await checkpoint(box, session, 1, seq=seq))["id"] for seq in (4, 5, 6)]
         wanted = [made["id"], *ids[1:]]
 
-        async def kept() -> list[str]:
-            return [c["id"] for c in await listed(box, session)]
-
         async def until_kept(wanted: list[str]) -> None:
-            for _ in range(100):
-                if await kept() == wanted:
-                    break
-                await asyncio.sleep(0.05)
-            assert await kept() == wanted
+            await until_listed(box, session, wanted)
 
         await until_kept(wanted)
         with pytest.raises(Unsupported, match="holds no processes"):
@@ -217,6 +266,8 @@ async def test_a_kernel_whose_server_is_gone_can_wait_in_the_store() -> None:
         await resume(box, session, 2, done["checkpoint"]["id"])
         client = await client_of(info)
         client.stop_channels()
+        await box.kill_agent()  # the next one does not take it for an orphan either
+        await asyncio.sleep(0.5)
         assert (await box.session(session))["alive"]
         assert box.relays(session) == [relay]
 
