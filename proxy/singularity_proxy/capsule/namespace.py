@@ -55,6 +55,7 @@ from .tree import (
     owner_of,
     send,
     state_of,
+    tracer_of,
 )
 
 MAIN_PID = 5001
@@ -191,6 +192,19 @@ class NamespaceCapsule(Capsule):
         """Let everything go on that `freeze` stopped; nothing happens to what runs."""
         self._continue(self.stopped_by_user)
         self.stopped_by_user = frozenset()
+
+    def wait_untraced(self, limit_s: float) -> None:
+        """Before the `thaw` of what an agent left that was killed: wait until its CRIU has let go
+        of the processes, `limit_s` seconds at most, and they are stopped as they were. Debuggers
+        inside are left alone."""
+        for done, within_s in ((self._is_untraced, limit_s), (lambda: self.frozen, 1.0)):
+            deadline = time.monotonic() + within_s
+            while not done() and time.monotonic() < deadline:
+                time.sleep(0.02)
+
+    def _is_untraced(self) -> bool:
+        pids = [m.identity.pid for m in self.members()]
+        return all(tracer_of(pid) in (0, *pids) for pid in pids)
 
     @property
     def frozen(self) -> bool:

@@ -77,6 +77,16 @@ def state_of(path: int | str) -> str:
         return ""
 
 
+def tracer_of(pid: int) -> int:
+    """Who traces process `pid`, as a pid here; 0: nobody, or the process is gone."""
+    path = f"/proc/{pid}/status"
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("TracerPid:"):
+                return int(line.split()[1])
+    return 0
+
+
 def is_stopped(pid: int) -> bool:
     try:
         tasks = os.listdir(f"/proc/{pid}/task")

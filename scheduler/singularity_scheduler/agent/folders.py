@@ -6,10 +6,15 @@ import contextlib
 import fcntl
 import os
 import tempfile
+from typing import TYPE_CHECKING
 
 from singularity_proxy.errors import Conflict, SingularityError
 
 from .processes import end_marked
+
+if TYPE_CHECKING:
+    from .node import Settings
+    from .sessions import SessionRecord
 
 
 def lock(folder: str) -> tuple[str, int]:
@@ -57,3 +62,18 @@ def own_folder(folder: str, mode: int) -> None:
             f"the folder {folder} belongs to uid {info.st_uid}; choose another one"
         )
     os.chmod(folder, mode)
+
+
+def open_session_folders(settings: Settings, record: SessionRecord) -> None:
+    """Make the folders of a session that starts or comes back here, its user's alone."""
+    folders = (
+        settings.session_dir(record.session),
+        settings.session_shm(record.session),
+        settings.session_tmp(record.session),
+    )
+    for folder in folders:
+        os.mkdir(folder, 0o700)
+    os.chmod(folders[-1], 0o1777)  # as programs expect of /tmp; the folder around it is 0700
+    if os.geteuid() == 0:
+        for folder in folders:
+            os.chown(folder, record.uid, record.gid)

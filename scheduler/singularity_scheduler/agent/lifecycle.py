@@ -15,6 +15,7 @@ import shutil
 import time
 from typing import Any
 
+from singularity_proxy.capsule.image import LIMIT_S
 from singularity_proxy.capsule.launcher import (
     CapsuleSpec,
     last_words,
@@ -28,6 +29,7 @@ from singularity_proxy.errors import BadRequest, Conflict, SingularityError, Una
 from singularity_scheduler import logs
 
 from .devices import DeviceKeeper
+from .folders import open_session_folders
 from .launch import LaunchRequest
 from .live import LiveSession
 from .node import Node
@@ -35,7 +37,7 @@ from .owners import find_owner, how_it_ended
 from .processes import end_marked, end_process
 from .relay_keeper import RelayKeeper
 from .relays import kernel_connection, remove_relay_folder, shim_command, write_private
-from .resumes import Resumer, ResumeRequest
+from .resumes import Resumer, ResumeRequest, why_not_resumed
 from .rings import RingSet, ring_number
 from .session_api import SessionApi
 from .session_logs import CAPSULE_LOG, SessionLogs
@@ -91,7 +93,7 @@ class Lifecycle:
         self._admit(live)
         try:
             node.save(live)
-            self._open_folders(live)
+            open_session_folders(node.settings, record)
             await live.socket.start()
             if request.mode == "joined":
                 assert owner is not None
@@ -141,7 +143,7 @@ class Lifecycle:
         self._admit(live)
         try:
             node.save(live)
-            self._open_folders(live)
+            open_session_folders(node.settings, record)
             ended = lambda _: self._process_exited(live)  # noqa: E731
             loss = await self._resumer.restore(live, request, summary, told, ended)
             loss["lost"] += await self.relays.connect(live, request.connection, request.undo)
@@ -158,10 +160,9 @@ class Lifecycle:
             self.relays.give_back(live)
             await self._undo(live)
             if isinstance(error, OSError):
-                raise SingularityError(
-                    f"session {record.session} could not be resumed ({error}); nothing was left "
-                    "here and the checkpoint was kept"
-                ) from error
+                raise why_not_resumed(live, error) from error
+            if isinstance(error, SingularityError):
+                error.message = "; ".join([error.message, *live.reconciled])
             raise
         assert record.process is not None
         log.info("session of %s resumed as process %d", record.user, record.process.pid)
@@ -223,20 +224,6 @@ class Lifecycle:
         )
         live = LiveSession(record, rings, socket)
         return live
-
-    def _open_folders(self, live: LiveSession) -> None:
-        record, settings = live.record, self._node.settings
-        folders = (
-            settings.session_dir(record.session),
-            settings.session_shm(record.session),
-            settings.session_tmp(record.session),
-        )
-        for folder in folders:
-            os.mkdir(folder, 0o700)
-        os.chmod(folders[-1], 0o1777)  # as programs expect of /tmp; the folder around it is 0700
-        if os.geteuid() == 0:
-            for folder in folders:
-                os.chown(folder, record.uid, record.gid)
 
     def _variables(self, live: LiveSession) -> dict[str, str]:
         """What the session's processes get in their environment."""
@@ -456,12 +443,23 @@ class Lifecycle:
                 self.forget(live)
             return
         self._adopt_processes(live)
+        if live.capsule is not None and not live.capsule.watch.alive:
+            record.life = Life.ENDING
+            if await node.stores.has_whole(record.user, record.session):
+                record.elsewhere = True  # unknown here, the service has it go on from the store
+                await self._undo(live)
+                return
+            record.life = Life.LIVE
+            self._process_exited(live)
+            return
         try:
             await asyncio.to_thread(remove_unfinished, node, live)
             for lost in live.rings.adopt():
                 log.error("session %s: ring %s is gone", record.session, lost.ring_id)
             await live.socket.start()
             if record.saving is not None:
+                if isinstance(live.capsule, NamespaceCapsule):
+                    await asyncio.to_thread(live.capsule.wait_untraced, LIMIT_S)
                 await go_on(node, live, self.relays)
             await self._devices.settle(live)
             if record.phase in (Phase.NONE, Phase.PARKED):

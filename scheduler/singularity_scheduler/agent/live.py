@@ -46,6 +46,8 @@ class LiveSession:
         self.savings = Savings()
         self.cancel = threading.Event()
         """Set to give up the resume that is under way."""
+        self.reconciled: list[str] = []
+        """What a resume did to the user's own files, one sentence each."""
         self.fenced = ""
         """Why the session must not go on here: it lives elsewhere, or is broken."""
         self.ending: asyncio.Task[Any] | None = None

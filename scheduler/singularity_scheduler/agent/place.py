@@ -27,6 +27,8 @@ def take_place(
         for name, _ in list(ledger.all("session")):
             ledger.forget_session(name)
             shutil.rmtree(os.path.join(state_dir, "checkpoints", name), ignore_errors=True)
+        for name, _ in list(ledger.all("relay")):
+            ledger.drop("relay", name)
         ledger.drop("node", "leases")
         ledger.drop("node", "parks")  # another driver may be loaded
         if before:

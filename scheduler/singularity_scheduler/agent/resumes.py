@@ -27,6 +27,7 @@ from singularity_proxy.errors import (
     BadRequest,
     Conflict,
     ImageFailed,
+    SingularityError,
     Unavailable,
     Unsupported,
 )
@@ -237,6 +238,7 @@ class Resumer:
                 label=f"after-{summary.id}",
                 cut=request.source == request.session,
             )
+            live.reconciled = reconciled.sentences()
             capsule = await self._prepare(live, told, on_exit)
             self._step("prepared")
             roots, _ = files.scratch_roots(record, told["places"]["folder"])
@@ -280,11 +282,8 @@ class Resumer:
         found = os.path.join(stage, files.SHM)
         names = os.listdir(found) if os.path.isdir(found) else []
         for name in names:
-            path = os.path.join(shm, name)
-            os.rename(os.path.join(found, name), path)
+            path = os.path.join(found, name)  # where nobody else can put a link in its place
             os.chmod(path, 0o600)
-            if os.geteuid() == 0:
-                os.chown(path, record.uid, record.gid, follow_symlinks=False)
             if name.endswith(".ring"):
                 ring = RingFile.open(path)
                 try:
@@ -294,6 +293,9 @@ class Resumer:
                     ring.set_epoch(record.epoch)
                 finally:
                     ring.close()
+            if os.geteuid() == 0:
+                os.chown(path, record.uid, record.gid, follow_symlinks=False)
+            os.rename(path, os.path.join(shm, name))
 
     async def _prepare(
         self, live: LiveSession, told: dict[str, Any], on_exit: Any
@@ -342,6 +344,15 @@ class Resumer:
         lost = live.rings.adopt()
         if lost:
             raise Unavailable(f"ring {lost[0].ring_id} of the session is gone; try again")
+
+
+def why_not_resumed(live: LiveSession, error: OSError) -> SingularityError:
+    """What people are told about an attempt that the system made fail."""
+    words = (
+        f"session {live.record.session} could not be resumed ({error}); the checkpoint was kept, "
+        "and nothing was left here"
+    )
+    return SingularityError(" but that ".join([words, *live.reconciled]))
 
 
 def _is_missing(path: str, record: dict[str, Any]) -> bool:

@@ -82,6 +82,15 @@ class Stores:
         """`work(checkpoints of the user)` in a thread."""
         return await asyncio.to_thread(lambda: work(self.of(user)))
 
+    async def has_whole(self, user: str, session: str) -> bool:
+        """Whether the session can go on from a checkpoint; what cannot be asked is believed."""
+        try:
+            found = await self.call(user, lambda box: box.list(session))
+        except SingularityError as error:
+            log.warning("the checkpoints of session %s are not known: %s", session, error.message)
+            return True
+        return any(summary.level == "process" for summary in found)
+
     async def probe(self) -> None:
         """Open the store, so that `describe` can tell; a failure is tried again when needed."""
         try:
