@@ -198,6 +198,47 @@ async def test_criu_killed_at_work_leaves_the_session_as_it_was(
             assert losses(box.log(session)) == reference
 
 
+@pytest.mark.asyncio
+async def test_an_agent_killed_while_criu_works(reference: dict[int, str]) -> None:
+    async with AgentBox() as box:
+        session = await start_training(box, pause_s=0.1)
+        await box.attach(session, 1)
+        await after(box, session, 2)
+        command = asyncio.ensure_future(suspend(box, session, 1))
+        while not criu_of(box):
+            await asyncio.sleep(0.001)
+        os.kill(box.agent_pid, signal.SIGKILL)
+        await killed(box, command)
+        assert await listed(box, session) == []
+        # CRIU works on; when it has let go, the session does.
+        assert (await box.session(session))["alive"]
+        await box.attach(session, 2)
+        await box.logged(session, "done")
+        assert losses(box.log(session)) == reference
+
+
+@pytest.mark.asyncio
+async def test_everything_of_a_node_killed_at_once(reference: dict[int, str]) -> None:
+    async with AgentBox() as box:
+        session = await start_training(box, pause_s=0.1)
+        await box.attach(session, 1)
+        await after(box, session, 2)
+        made = await checkpoint(box, session, 1)
+        agent, everything = box.agent_pid, box.everything_of(session)
+        os.kill(agent, signal.SIGSTOP)
+        for process in everything:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        await box.kill_agent()
+        await gone(box, session)  # so that the service has it go on from the store
+        assert [t for _, t, _ in box.events if t == "process.exited"] == []
+        assert [c["id"] for c in await listed(box, session)] == [made["id"]]
+        await resume(box, session, 2, made["id"], incarnation=2)
+        await box.attach(session, 2)
+        await box.logged(session, "done")
+        assert losses(box.log(session)) == reference
+
+
 def criu_of(box: AgentBox) -> list[int]:
     """Pids of the CRIU that this box's agent runs."""
     found = []

@@ -349,10 +349,10 @@ class Resumer:
 def why_not_resumed(live: LiveSession, error: OSError) -> SingularityError:
     """What people are told about an attempt that the system made fail."""
     words = (
-        f"session {live.record.session} could not be resumed ({error}); the checkpoint was kept, "
-        "and nothing was left here"
+        f"session {live.record.session} could not be resumed ({error}); nothing was left here and "
+        "the checkpoint was kept"
     )
-    return SingularityError(" but that ".join([words, *live.reconciled]))
+    return SingularityError("; ".join([words, *live.reconciled]))
 
 
 def _is_missing(path: str, record: dict[str, Any]) -> bool:
