@@ -58,7 +58,7 @@ async def after(box: AgentBox, session: str, step: int) -> None:
 async def gone(box: AgentBox, session: str) -> None:
     """Nothing of the session is on the node."""
     [hello] = await box.fleet.hello()
-    assert hello["sessions"] == []
+    assert hello["sessions"] == [], hello["sessions"]
     assert not box.folder(session).exists()
     assert not (box.shm / session).exists()
     assert box.everything_of(session) == []

@@ -87,6 +87,15 @@ def tracer_of(pid: int) -> int:
     return 0
 
 
+def has_ended(identity: ProcessIdentity) -> bool:
+    """Whether the process is gone, or waits for somebody to ask how it ended."""
+    try:
+        same = ProcessIdentity.of(identity.pid) == identity
+    except ProcessLookupError:
+        return True
+    return not same or state_of(identity.pid) in ("Z", "X", "")
+
+
 def is_stopped(pid: int) -> bool:
     try:
         tasks = os.listdir(f"/proc/{pid}/task")

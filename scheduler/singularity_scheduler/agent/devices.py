@@ -461,6 +461,11 @@ class DeviceKeeper:
         await self._end_proxies(live)
         async with live.lock:
             await self._end_proxies(live)
+            known = {*live.proxies, *live.off_device}
+            for device, proxy_record in live.record.proxies.items():
+                # Of an agent before this one, which did not come to take it over.
+                if device not in known and (proxy := await adopt_proxy(proxy_record)):
+                    await proxy.end()
             self._driver.forget(live)
             live.proxies.clear()
             live.off_device.clear()

@@ -24,6 +24,7 @@ from singularity_proxy.capsule.launcher import (
 )
 from singularity_proxy.capsule.namespace import NamespaceCapsule, kept_folders
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
+from singularity_proxy.capsule.tree import has_ended
 from singularity_proxy.errors import BadRequest, Conflict, SingularityError, Unavailable
 
 from singularity_scheduler import logs
@@ -443,7 +444,7 @@ class Lifecycle:
                 self.forget(live)
             return
         self._adopt_processes(live)
-        if live.capsule is not None and not live.capsule.watch.alive:
+        if live.capsule is not None and has_ended(live.capsule.identity):
             record.life = Life.ENDING
             if await node.stores.has_whole(record.user, record.session):
                 record.elsewhere = True  # unknown here, the service has it go on from the store
