@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ log = logging.getLogger("singularity.agent")
 
 RELAY_RETRY_S = 1.0
 RELAY_RETRY_MAX_S = 30.0
+
+REPLACED_S = 10.0
+"""So long who needs a relay waits for the one that takes the place of one that ended."""
 
 
 @dataclass
@@ -109,7 +113,9 @@ class RelayKeeper:
         answers for it unless the session has come back already."""
         relay = live.relay
         self.keep(live)
-        if relay is not None:
+        if relay is not None and not relay.capsule.watch.alive:  # nobody needed it until now
+            self._exited(live.record.session)
+        elif relay is not None:
             with contextlib.suppress(SingularityError):
                 status = await relay.status()
                 if int(status["tunnel"]["incarnation"]) <= live.record.incarnation:
@@ -122,10 +128,10 @@ class RelayKeeper:
         `session.connection`. It holds keys. `incarnation`: begin that one, after a rollback, with
         `undo` without asking again what was asked since. Raises `NotFound` when there is no
         relay."""
-        live = self._node.sessions.get(session)
-        relay = self.kept[session].relay if session in self.kept else live and live.relay
-        if not relay:
+        holder = self.kept.get(session) or self._node.sessions.get(session)
+        if holder is None or holder.relay is None:
             raise NotFound(f"this node has no relay of session '{session}'", session=session)
+        relay = await self._answering(holder)
         if incarnation is not None:
             await self._incarnate(relay, incarnation, undo)
         return {"tunnel": await relay.tunnel()}
@@ -139,7 +145,7 @@ class RelayKeeper:
         record = live.record
         kept = self.kept.get(record.session)
         if kept is not None and kept.relay is not None:
-            await self._incarnate(kept.relay, record.incarnation, undo)
+            await self._incarnate(await self._answering(kept), record.incarnation, undo)
             self._write_tunnel(record, await kept.relay.tunnel())
             live.relay, kept.relay = kept.relay, None
             record.relay, record.owner = live.relay.identity, kept.record.owner
@@ -164,6 +170,19 @@ class RelayKeeper:
         kept = self.kept.get(live.record.session)
         if kept is not None and live.relay is not None:
             kept.relay, live.relay = live.relay, None
+
+    async def _answering(self, holder: LiveSession | Kept) -> Relay:
+        """Its relay, which may just be replaced; raises `Unavailable` when that takes too long."""
+        deadline = time.monotonic() + REPLACED_S
+        while True:
+            assert holder.relay is not None
+            try:
+                await holder.relay.status()
+                return holder.relay
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
 
     async def _incarnate(self, relay: Relay, number: int, undo: bool = False) -> None:
         status = await relay.status()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -295,6 +298,17 @@ async def test_a_kernel_goes_back_to_an_older_checkpoint_behind_the_same_relay()
             await box.call("session.end", session=session, keep=True, **words)
             assert box.relays(session) == [relay]
             await resume(box, session, 3, made["id"], incarnation=3, seq=4)
+            assert await run(client, "print(x)") == "12\n"
+            # Everything of it is killed at once; its relay is there again before it is needed.
+            os.kill(box.agent_pid, signal.SIGSTOP)
+            for pid in [relay, *(process.pid for process in box.everything_of(session))]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await box.kill_agent()
+            back = await resume(box, session, 4, made["id"], incarnation=4, seq=5)
+            assert "its connection to Jupyter" not in back["loss"]["lost"]
+            client.stop_channels()
+            client = await client_of(info)  # the one before may hear an answer again, and refuses
             assert await run(client, "print(x)") == "12\n"
         finally:
             client.stop_channels()
