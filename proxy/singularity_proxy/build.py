@@ -183,7 +183,8 @@ def build(*, force: bool = False, verbose: bool = False, announce: bool = False)
 
 
 def build_program(source: Path) -> Path:
-    """Compile the one C++ file `source` to a program of its own, and return its path.
+    """Compile the one C++ file `source`, with the headers beside it, to a program of its own, and
+    return its path.
 
     Called by the node agent for the small programs it starts (`capsule.holder`). Needs a compiler
     and the C library, nothing else; cached like the native module. Linked statically where that is
@@ -191,7 +192,9 @@ def build_program(source: Path) -> Path:
     Unsupported with one sentence when it cannot be compiled here.
     """
     flags = ["-std=c++20", "-O2", "-g0", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"]
-    key = f"{platform.machine()} {' '.join(flags)}\n".encode() + source.read_bytes()
+    parts = [source, *sorted(source.parent.glob("*.h"))]
+    key = f"{platform.machine()} {' '.join(flags)}\n".encode()
+    key += b"".join(part.read_bytes() for part in parts)
     name = f"{source.stem}-{hashlib.blake2b(key, digest_size=10).hexdigest()}"
 
     def existing() -> Path | None:

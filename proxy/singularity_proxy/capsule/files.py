@@ -152,19 +152,33 @@ def describe(capsule: NamespaceCapsule, *, session_folder: str, ring_folder: str
     )
 
 
+@dataclass(frozen=True)
+class Grown:
+    """What a restore has to set back: files and whether what was in them was rewritten, too."""
+
+    files: tuple[tuple[OpenFile, bool], ...]
+    changed: tuple[str, ...]
+    """Files that are not as they were, and can stay so."""
+
+
 def reconcile(
     record: Record, *, uid: int | None = None, gid: int | None = None, label: str, cut: bool = True
 ) -> Reconciled:
-    """Check that everything outside is there for the restore, and set grown files back.
+    """`check`, then `set_back`."""
+    return set_back(check(record, uid=uid, gid=gid, cut=cut), uid=uid, gid=gid, label=label)
 
-    The user's files are touched with the rights of `uid`. A copy gets the name of its file plus
-    "." and `label`, such as "after-CHECKPOINT". With `cut` False a grown file is an error instead:
-    for a fork, whose original still writes. Nothing is changed when an error is raised:
+
+def check(
+    record: Record, *, uid: int | None = None, gid: int | None = None, cut: bool = True
+) -> Grown:
+    """Check that everything outside is there for the restore; nothing is changed.
+
+    With `cut` False a grown file is an error: for a fork, whose original still writes.
     `OpenFilesChanged` names every file that is missing, shorter or not as a reader or a library
     needs it; `ImageFailed` the ports that somebody else listens on.
     """
     files = [one for one in record.files if one.place == "outside"]
-    answers = _as_user("examine", files, uid, gid, label)
+    answers = _as_user("examine", files, uid, gid)
     wrong: dict[str, str] = {}
     grown: list[tuple[OpenFile, bool]] = []
     changed: list[str] = []
@@ -194,10 +208,39 @@ def reconcile(
             ports=ports,
             log=[],
         )
-    before = {one.path: os.stat(one.path).st_size for one, _ in grown}
-    copies = _as_user("set back", [one for one, _ in grown], uid, gid, label)
+    return Grown(tuple(grown), tuple(changed))
+
+
+def other_libraries(record: Record) -> list[str]:
+    """Mapped files outside (libraries, Python itself) that are missing here or have another size,
+    which CRIU would refuse after everything is fetched."""
+    found = []
+    for one in record.files:
+        if (one.place, one.use) == ("outside", "library"):
+            try:
+                same = os.stat(one.path).st_size == one.size
+            except PermissionError:
+                continue  # its user may see it; `check` looks with that user's rights
+            except OSError:
+                same = False
+            if not same:
+                found.append(one.path)
+    return found
+
+
+def set_back(
+    grown: Grown, *, uid: int | None = None, gid: int | None = None, label: str
+) -> Reconciled:
+    """Copy grown files aside and cut them to what they were.
+
+    The user's files are touched with the rights of `uid`. A copy gets the name of its file plus
+    "." and `label`, such as "after-CHECKPOINT". Raises `OpenFilesChanged` for one that cannot be
+    set back.
+    """
+    before = {one.path: os.stat(one.path).st_size for one, _ in grown.files}
+    copies = _as_user("set back", [one for one, _ in grown.files], uid, gid, label)
     kept = []
-    for (one, rewritten), answer in zip(grown, copies, strict=True):
+    for (one, rewritten), answer in zip(grown.files, copies, strict=True):
         if "copy" not in answer:
             raise OpenFilesChanged(
                 f"{one.path} has grown since the checkpoint and could not be set back "
@@ -205,11 +248,11 @@ def reconcile(
                 files={one.path: "longer"},
             )
         kept.append(Kept(one.path, answer["copy"], before[one.path] - one.size, rewritten))
-    return Reconciled(kept, changed)
+    return Reconciled(kept, list(grown.changed))
 
 
 def _as_user(
-    do: str, files: Sequence[OpenFile], uid: int | None, gid: int | None, label: str
+    do: str, files: Sequence[OpenFile], uid: int | None, gid: int | None, label: str = ""
 ) -> list[dict[str, Any]]:
     if not files:
         return []

@@ -1,7 +1,7 @@
 // The holder of a capsule: makes the namespaces, starts the command inside, tells how it ended.
 //
 //   holder run --report FD --uid N --gid N --umask N --cwd DIR --log FILE [--user] [--tmp DIR]
-//              [--shm] [--keep DIR [--at DIR]]... [--idle] -- PROGRAM ARGUMENT...
+//              [--shm] [--keep DIR [--at DIR]]... [--lease FD] [--idle] -- PROGRAM ARGUMENT...
 //   holder enter --pidfd FD [--user] [--uid N --gid N [--root]] [--last-pid N] -- PROGRAM ARGUMENT...
 //
 // `run` is two processes. The inner one is pid 1 of a new pid and mount namespace: it reaps for ever
@@ -10,6 +10,10 @@
 // as the main process did: pid 1 could not, because it cannot be killed by a signal of its own. If
 // either is killed, the whole tree is. Both run without privileges once the main process is started.
 // Neither executes anything else, so none of them can be mistaken for a process of the user.
+//
+// `--lease` names a file in which the agent says until when the tree may run (capsule/lease_word.py).
+// When that time is over pid 1 stops everything, and lets it go on when the agent has moved the time:
+// an agent that is dead or hangs cannot do it, and another node may start the session by then.
 //
 // `enter` runs a program (CRIU) in the namespaces of a holder, and can say from which pid on the
 // namespace goes on counting. With `--root` the program has the user's uid and yet all rights: to read
@@ -35,6 +39,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "lease.h"
+
 namespace {
 
 constexpr int kFailed = 125;
@@ -43,7 +49,7 @@ constexpr pid_t kMainPid = 5001;
 constexpr int kMaxKept = 64;
 
 struct Options {
-  int report = -1, pidfd = -1;
+  int report = -1, pidfd = -1, lease = -1;
   long uid = -1, gid = -1, umask = 022, last_pid = 0;
   const char *cwd = "/", *log = nullptr, *tmp = nullptr;
   const char *keep[kMaxKept], *at[kMaxKept];
@@ -88,6 +94,7 @@ Options parse(char** words) {
       if (!value) fail("options", EINVAL);
       if (!strcmp(name, "--report")) o.report = static_cast<int>(number(value));
       else if (!strcmp(name, "--pidfd")) o.pidfd = static_cast<int>(number(value));
+      else if (!strcmp(name, "--lease")) o.lease = static_cast<int>(number(value));
       else if (!strcmp(name, "--uid")) o.uid = number(value);
       else if (!strcmp(name, "--gid")) o.gid = number(value);
       else if (!strcmp(name, "--umask")) o.umask = number(value);
@@ -292,6 +299,8 @@ void die_with_parent(int alive) {
   if (chdir("/")) fail("chdir");
   drop_privileges(o);
   die_with_parent(outer);
+  const int timer = o.lease < 0 ? -1 : lease::make_timer();
+  if (o.lease >= 0 && timer < 0) fail("timer");
   if (!o.idle) {
     const pid_t child = fork();
     if (child < 0) fail("fork");
@@ -302,6 +311,7 @@ void die_with_parent(int alive) {
   for (int fd = 0; fd < 3; fd++) close(fd);
   if (open("/dev/null", O_RDWR) == 0 && dup(0) == 1) dup(0);
   for (;;) {
+    if (o.lease >= 0) lease::wake_at(timer, lease::obey(o.lease));
     int status;
     pid_t ended;
     while ((ended = waitpid(-1, &status, WNOHANG)) > 0)
@@ -311,6 +321,7 @@ void die_with_parent(int alive) {
       }
     siginfo_t info;
     const int number = sigwaitinfo(&all, &info);
+    if (number == SIGRTMAX && o.lease >= 0) continue;  // the timer, or an agent that asks
     // From outside (no sender in here) a signal is meant for the main process.
     if (number > 0 && number != SIGCHLD && info.si_code == SI_USER && info.si_pid == 0) kill(-kMainPid, number);
   }
@@ -363,6 +374,7 @@ void map_user(pid_t child) {
   retitle(o, "singularity capsule: holder");
   close(report_fd);
   report_fd = -1;
+  if (o.lease >= 0) close(o.lease);
   for (;;) {
     int status;
     if (waitpid(inner, &status, WNOHANG) == inner) {
@@ -411,6 +423,7 @@ int main(int count, char** words) {
   o.first = words[0];
   report_fd = o.report;
   if (report_fd >= 0) fcntl(report_fd, F_SETFD, FD_CLOEXEC);
+  if (o.lease >= 0) fcntl(o.lease, F_SETFD, FD_CLOEXEC);
   if (!strcmp(words[1], "run") && o.report >= 0 && (o.idle || (o.argv[0] && o.log))) run(o);
   if (!strcmp(words[1], "enter") && o.pidfd >= 0 && o.argv[0]) enter(o);
   fail("options", EINVAL);

@@ -93,6 +93,8 @@ class CapsuleSpec:
     moved: Mapping[str, str] = field(default_factory=dict)
     """Path inside, below /tmp or /dev/shm -> the folder here that is shown there: the processes of
     a checkpoint find the folders of their session where they were on another node."""
+    lease: str | None = None
+    """The file of a `LeaseWord`, which the capsule obeys where the launcher can do that."""
 
 
 class Capsule:

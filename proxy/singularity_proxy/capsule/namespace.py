@@ -13,6 +13,7 @@ What is different inside, besides that:
   a worker which yields (sched_yield) the only core that it shares with its device proxy yields to
   nobody; it goes to sleep after the spin of `wire/ring.h` then. docs/explanation/capsules.md has
   the measured price.
+* Pid 1 stops everything when the time is over that the agent gave the capsule (`lease_word`).
 * A uid that the agent gave out can become no other one (no_new_privs): setuid programs such as sudo
   do not work there, as they did not before for a uid without a password entry. A capsule of the
   agent's own uid keeps what the agent may do.
@@ -312,7 +313,11 @@ class NamespaceLauncher(CapsuleLauncher):
             words += ["--keep", folder, "--at", path]
         words += ["--idle", "--"] if argv is None else ["--", *argv]
         read, write = os.pipe()
+        passed = [write]
         try:
+            if spec.lease is not None:
+                passed.append(os.open(spec.lease, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
+                words[2:2] = ["--lease", str(passed[1])]
             child = subprocess.Popen(
                 [*words[:2], "--report", str(write), *words[2:]],
                 env=dict(spec.env),
@@ -321,7 +326,7 @@ class NamespaceLauncher(CapsuleLauncher):
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 process_group=0,
-                pass_fds=(write,),
+                pass_fds=passed,
             )
         except OSError as error:
             os.close(read)
@@ -333,7 +338,8 @@ class NamespaceLauncher(CapsuleLauncher):
             os.close(read)
             raise BadRequest(f"the session cannot be started: {error}") from None
         finally:
-            os.close(write)
+            for fd in passed:
+                os.close(fd)
         with open(read, encoding="utf-8", errors="replace") as file:
             lines = [line.split() for line in file]
         outer = ProcessIdentity.of(child.pid)

@@ -55,7 +55,7 @@ class AzureStore(ObjectStore):
         retries: int = 3,
         backoff_s: float = 0.4,
         connect_timeout_s: float = 10.0,
-        read_timeout_s: float = 20.0,
+        read_timeout_s: float = 10.0,
         **client_options: Any,
     ) -> None:
         try:

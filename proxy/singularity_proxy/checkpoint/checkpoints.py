@@ -14,7 +14,7 @@ from __future__ import annotations
 import builtins
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from singularity_proxy.errors import DamagedCheckpoint, KeyUnavailable, SingularityError
@@ -50,7 +50,7 @@ class Checkpoints:
     def save(
         self,
         request: Request,
-        parts: Sequence[Part],
+        parts: Iterable[Part],
         *,
         progress: OnProgress | None = None,
         cancel: threading.Event | None = None,

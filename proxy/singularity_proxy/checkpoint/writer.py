@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -28,6 +28,7 @@ from singularity_proxy.errors import (
 from .batches import Sender
 from .chunks import PAGE, Codec, Damaged, is_zero
 from .cutting import SMALL, TINY, Piece, blocks, cut
+from .feed import Feed
 from .files import (
     FILE,
     FOLDER,
@@ -68,6 +69,7 @@ class Request:
     incarnation: int = 0
     reason: str = ""
     record: dict[str, Any] = field(default_factory=dict)
+    """Read when the last part has come: with a `Feed` it may be filled until then."""
     uid: int | None = None
     """Only files of this user (and of the process's own) are read."""
 
@@ -88,7 +90,7 @@ def save(
     user: str,
     codec: Codec,
     request: Request,
-    parts: Sequence[Part],
+    parts: Iterable[Part],
     *,
     progress: OnProgress | None = None,
     cancel: threading.Event | None = None,
@@ -97,7 +99,8 @@ def save(
 ) -> Summary:
     """Save `parts` as a checkpoint; when this returns it is listed, and the head's.
 
-    Called by the agent in a thread of its own, with the session frozen or the files its own. Raises
+    Called by the agent in a thread of its own, with the session frozen or the files its own. From a
+    `Feed` parts are saved while others are still being made. Raises
     StaleEpoch, Superseded, FileChanged, NoSpace, StoreUnavailable, StoreRefused, KeyUnavailable,
     CheckpointCancelled, BadRequest; then nothing is listed.
     """
@@ -119,7 +122,7 @@ class _Save:
         user: str,
         codec: Codec,
         request: Request,
-        parts: Sequence[Part],
+        parts: Iterable[Part],
         progress: OnProgress | None,
         cancel: threading.Event | None,
         on_step: OnStep,
@@ -146,30 +149,29 @@ class _Save:
             self._table, codec.zero_page, self._sender.new_chunk, self._finish_pages
         )
         self._base: Manifest | None = None
+        self._unread: Manifest | None = None
         self._new_pages: list[tuple[int, int, bytes]] = []
         self._pending: deque[tuple[Future[Any] | None, Callable[[Any], None], int]] = deque()
         self._pending_bytes = 0
         self._hashing: deque[tuple[Future[str], int, bytes, bool]] = deque()
         self._hashing_bytes = 0
         self._open: set[int] = set()
+        self._seen_bytes = 0
 
     def run(self) -> Summary:
-        infos = [examine(part, self._request.uid) for part in self._parts]
-        names = [part.name for part in self._parts]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise BadRequest(f"two parts are called '{twice}'")
-        self._meter.total = sum(
-            len(part.data or b"") if info is None else info.st_size
-            for part, info in zip(self._parts, infos, strict=True)
-            if part.type == FILE
-        )
+        sized: Iterable[tuple[Part, os.stat_result | None]]
+        if isinstance(self._parts, Feed):
+            self._meter.total = self._parts.expected_bytes
+            sized = self._examined(self._parts)
+        else:  # all are looked at first, so that how much it is, is known
+            sized = list(self._examined(self._parts))
         head = self._heads.register(self._session, self.id, self._request.epoch)
         self._step("save.registered")
         try:
             self._take_base(head)
-            for part, info in zip(self._parts, infos, strict=True):
+            for part, info in sized:
                 self._add(part, info)
+            self._meter.total = self._seen_bytes
             self._finish_contents()
             return self._publish()
         except BaseException as error:
@@ -182,6 +184,18 @@ class _Save:
             self._pool.shutdown(wait=True, cancel_futures=True)
             for fd in self._open:
                 os.close(fd)
+
+    def _examined(self, parts: Iterable[Part]) -> Iterator[tuple[Part, os.stat_result | None]]:
+        names: set[str] = set()
+        for part in parts:
+            if part.name in names:
+                raise BadRequest(f"two parts are called '{part.name}'")
+            names.add(part.name)
+            info = examine(part, self._request.uid)
+            if part.type == FILE:
+                self._seen_bytes += len(part.data or b"") if info is None else info.st_size
+                self._meter.total = max(self._meter.total, self._seen_bytes)
+            yield part, info
 
     # ---- the checkpoint before -------------------------------------------------------------------
 
@@ -205,13 +219,16 @@ class _Save:
         # Listed still, with the pins in place: from here on its chunks cannot go away.
         if self._heads.read(self._session).find(summary.id) is None:
             return
-        self._base = base
+        self._base = self._unread = base
         unsafe = condemned | self._sender.damaged
         self._sender.known = {c.id: c.stored for c in base.chunks if c.id not in unsafe}
-        if any(part.kind in _PAGED and part.type == FILE for part in self._parts):
-            self._load_pages(base)
 
-    def _load_pages(self, base: Manifest) -> None:
+    def _load_pages(self) -> None:
+        """What the base has of pages, before the first file that is cut page by page."""
+        base, self._unread = self._unread, None
+        if base is None:
+            return
+
         def read(number: int) -> bytes:
             chunk = base.chunks[number]
             return bytes(read_chunk(self._store, self._keys, self._codec, chunk.id, chunk.size))
@@ -262,6 +279,7 @@ class _Save:
             self._pack(stored, data)
             return
         if part.kind in _PAGED:
+            self._load_pages()
             for piece in blocks(fd, stored.size):
                 self._add_block(part, stored, fd, piece)
         else:

@@ -201,10 +201,10 @@ class DeviceProxy:
                 _parked.append(self._rings.pop(ring_id))
         return {"bytes": total, "ms": _ms_since(begin), "rings": list(rings)}
 
-    def checkpoint(self, *, directory: str) -> dict[str, Any]:
+    def checkpoint(self, *, directory: str, durable: bool = True) -> dict[str, Any]:
         """Write the state of all rings below `directory` and go on. -> {bytes, ms, files}
 
-        All of it is on disk when this returns. On an error no new file is left.
+        With `durable` all of it is on disk when this returns. On an error no new file is left.
         """
         self._not_held()
         begin = time.monotonic()
@@ -220,7 +220,7 @@ class DeviceProxy:
                 for ring_id, ring in rings.items():
                     path = folder / f"{ring_id}.snap"
                     with _typed(ring_id):
-                        total += ring.save_copy(os.fspath(path))
+                        total += ring.save_copy(os.fspath(path), durable)
                     files[ring_id] = os.fspath(path)
             except BaseException:
                 for written in files.values():

@@ -34,6 +34,10 @@ REPLY_BYTES = 2 << 20
 FAILURE_OFFSET = 1024
 FAILURE_BYTES = 7168
 
+STEPS_OFFSET = FAILURE_OFFSET + FAILURE_BYTES
+"""Behind what `wire/ring.h` describes, in a page of its own: how many optimizer steps the worker
+has done (64 bits). The worker counts in Python (`worker.steps`), the agent reads it here."""
+
 _STATE = 64
 _FUTEX_WAKE = 1
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "ppc64le": 221, "s390x": 238, "riscv64": 98}
@@ -120,6 +124,8 @@ class RingPulse:
     state: RingState
     heartbeat_ns: int
     executing_seq: int
+    published: int = 0
+    """Bytes of requests that the worker has ever published: it grows with every device call."""
 
 
 class RingFile:
@@ -249,18 +255,26 @@ class RingFile:
             pending=self._get64("request_head") != self._get64("request_tail"),
         )
 
+    def queue(self) -> tuple[int, int]:
+        """(Bytes that the worker has ever published, bytes of them that the proxy has finished)."""
+        return self._get64("request_head"), self._get64("request_tail")
+
     def pulse(self) -> RingPulse | None:
         """A cheap look, for callers that look often; None when the file was truncated."""
         data = os.pread(self._fd, _U64["executing_seq"] + 8, 0)
         if len(data) < _U64["executing_seq"] + 8:
             return None
         state = int.from_bytes(data[_STATE : _STATE + 4], "little")
-        beat, executing = (
+        beat, executing, published = (
             int.from_bytes(data[_U64[name] : _U64[name] + 8], "little")
-            for name in ("heartbeat_ns", "executing_seq")
+            for name in ("heartbeat_ns", "executing_seq", "request_head")
         )
         known = RingState(state) if state in tuple(RingState) else RingState.FAILED
-        return RingPulse(known, beat, executing)
+        return RingPulse(known, beat, executing, published)
+
+    def steps(self) -> int:
+        """How many optimizer steps its worker shows here; 0 when it counts in another ring."""
+        return int.from_bytes(os.pread(self._fd, 8, STEPS_OFFSET), "little")
 
     def failure(self) -> str:
         """The sentence in the header: why the ring failed, or the last asynchronous error."""
@@ -319,7 +333,9 @@ class RingFile:
         """End the ring: state closed (its worker's calls raise), descriptor and file gone."""
         if self._fd < 0:
             return
-        self.set_state(RingState.CLOSED)
-        self.close()
+        try:
+            self.set_state(RingState.CLOSED)
+        finally:
+            self.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)

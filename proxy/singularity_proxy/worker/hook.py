@@ -50,6 +50,13 @@ def _refuse(module: ModuleType) -> None:
     refusals.apply(module)
 
 
+def _count_steps(module: ModuleType) -> None:
+    if _unavailable is None:
+        from . import steps
+
+        steps.apply(module)
+
+
 def _compile(module: ModuleType) -> None:
     if _unavailable is None:
         from . import compile
@@ -60,6 +67,7 @@ def _compile(module: ModuleType) -> None:
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch._C": _after_torch_c,
     "torch": _after_torch,
+    "torch.optim.optimizer": _count_steps,
     # What needs a device inside this process: refused with a sentence (see `refusals`).
     "triton.runtime.jit": _refuse,
     "numba.cuda": _refuse,

@@ -11,6 +11,8 @@ from typing import Any
 from singularity_proxy.errors import Unavailable
 from singularity_proxy.wire.rpc import SyncPeer
 
+from . import steps
+
 
 @dataclass(frozen=True)
 class RingInfo:
@@ -60,6 +62,7 @@ def open_ring(virtual_device: int) -> tuple[str, str]:
     _opened[virtual_device] = RingInfo(
         answer["ring_id"], answer["path"], int(answer.get("memory_capacity") or 0)
     )
+    steps.show_in(answer["path"])
     return answer["ring_id"], answer["path"]
 
 

@@ -132,7 +132,7 @@ void bind_device(py::module_& m) {
       .def("abandon_park", &RingServer::abandon_park, NoGil())
       .def("step_aside", &RingServer::step_aside, NoGil())
       .def("come_back", &RingServer::come_back, py::arg("epoch"), NoGil())
-      .def("save_copy", &RingServer::save_copy, py::arg("path"), NoGil())
+      .def("save_copy", &RingServer::save_copy, py::arg("path"), py::arg("durable"), NoGil())
       .def("stop", &RingServer::stop, py::arg("forget"), NoGil())
       .def("stats", [](RingServer& ring) { return as_dict(ring.stats()); });
 }

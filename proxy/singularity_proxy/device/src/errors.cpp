@@ -40,7 +40,7 @@ Failure describe(const std::exception_ptr& error) {
     return of(Status::value_error, e);
   } catch (const c10::TypeError& e) {
     return of(Status::type_error, e);
-  } catch (const c10::NotImplementedError& e) {
+  } catch (const c10::NotImplementedError& e) {  // the operator has no kernel here: torch says so itself
     return {Status::not_implemented, without_backends(e.what_without_backtrace()), "", true};
   } catch (const c10::LinAlgError& e) {
     return of(Status::linalg_error, e);

@@ -381,8 +381,8 @@ void RingServer::come_back(uint64_t epoch) {
 
 void RingServer::abandon_park() { prepared_.reset(); }
 
-uint64_t RingServer::save_copy(const std::string& path) {
-  Snapshot snapshot(state_, clock_ns(), path, {.durable = true});
+uint64_t RingServer::save_copy(const std::string& path, bool durable) {
+  Snapshot snapshot(state_, clock_ns(), path, {.durable = durable});
   snapshot.commit();
   return snapshot.bytes();
 }

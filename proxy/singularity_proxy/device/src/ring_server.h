@@ -93,7 +93,7 @@ class RingServer {
   // Throws Refused when a proxy that then dies could not be replaced.
   void step_aside();
   void come_back(uint64_t epoch);  // as if attached again; then resume
-  uint64_t save_copy(const std::string& path);  // durable, elsewhere
+  uint64_t save_copy(const std::string& path, bool durable);  // elsewhere
 
   // Ends the thread and frees the state. `forget` also deletes the files of the state.
   void stop(bool forget);
