@@ -19,22 +19,23 @@ import sys
 import uuid
 from typing import Any
 
-from singularity_proxy.capsule.launcher import trim_log
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.checkpoint import park_policy
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire import rpc
-from traitlets import Enum, Float, Integer, Unicode, default
+from traitlets import Bool, Enum, Float, Integer, Unicode, default
 from traitlets.config import Application
 
 from singularity_scheduler import logs
+from singularity_scheduler.core.geography import require_name
 
 from .capsules import choose_launcher
+from .device_restores import undo_unfinished
 from .devices import DeviceKeeper
 from .folders import end_strays, lock
 from .health import DeviceHealth
 from .identity import Identities, parse_uid_range
-from .leases import LeaseTable, boot_clock
+from .leases import LeaseTable
 from .ledger import Ledger
 from .lifecycle import Lifecycle
 from .move_settings import MoveSettings, open_stores
@@ -44,23 +45,15 @@ from .probe import CPU_DEVICES, probe_devices, torch_version
 from .processes import adopt_orphans
 from .proxies import ProxyPool
 from .pulse import Pulse
+from .rounds import Rounds
 from .server import CommandServer
 from .sessions import Life, SessionRecord
 from .suspends import clear_stages
 
 log = logging.getLogger("singularity.agent")
 
-TICK_S = 0.5
-"""How often waiting sessions and leases are looked at (a lease that ends sooner is on time)."""
-
-LOGS_EVERY = 4
-"""Log files are trimmed every this many ticks."""
-
 STOP_LIMIT_S = 3.5
 """An orderly stop gives up waiting after this long (and has killed everything by then)."""
-
-LOG = "agent.log"
-"""In the state folder: what the agent says, when the fleet started it."""
 
 ANNOUNCEMENT = "agent.json"
 """In the state folder: where the running agent listens."""
@@ -140,6 +133,17 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
         nothing is lost. Its silence is told after less than a second, and one that was stopped by
         a signal is replaced then. 0: never.""",
     )
+    spot = Bool(
+        False,
+        config=True,
+        help="""Whether this machine may be taken back with a notice (a spot machine); shown to
+        administrators.""",
+    )
+    cluster = Unicode(
+        config=True,
+        help="""Name of the cluster that this node belongs to; see Controller.regions. Empty: the
+        embedded one of the service.""",
+    )
     long_operation_s = Float(
         60.0,
         min=0.0,
@@ -177,8 +181,8 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
     orphan_grace_s = Float(
         15.0,
         config=True,
-        help="""Seconds after which a session ends whose Jupyter server (or `run` command) is
-        gone.""",
+        help="""Seconds after which a session is taken for abandoned whose Jupyter server (or `run`
+        command) is gone: a notebook is suspended where that is possible, anything else ends.""",
     )
     lease_ttl_s = Float(
         60.0,
@@ -256,7 +260,6 @@ class AgentProcess:
         self._app = app
         self._stopped = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
-        self._idle_since: float | None = None
         self._asked_early = False
         """Told to stop before there was anything that could be stopped."""
         self.node: Node
@@ -319,7 +322,7 @@ class AgentProcess:
             torch=torch_version(),
             ledger=ledger,
             leases=LeaseTable.from_json(ledger.get("node", "leases") or {}),
-            identities=Identities(ledger, uids, private),
+            identities=Identities(ledger, uids, private, table=app.uids(ledger)),
             pool=ProxyPool(private, app.warm_proxies),
             launcher=launcher,
             images=images,
@@ -330,6 +333,7 @@ class AgentProcess:
         node.pool.start()
         devices.start()
         clear_stages(settings)
+        undo_unfinished(settings)
         await node.stores.probe()
         records = [SessionRecord.from_json(body) for _, body in ledger.all("session")]
         await asyncio.gather(*(lifecycle.adopt(record) for record in records))
@@ -338,10 +342,7 @@ class AgentProcess:
         path = os.path.join(settings.runtime_dir, "agent.sock")
         self._announce(settings.state_dir, path)  # first: who is connected may rely on it
         server = await rpc.serve(
-            path,
-            commands.handlers(),
-            allowed_uids={os.geteuid()},
-            on_close=commands.closed,
+            path, commands.handlers(), allowed_uids={os.geteuid()}, on_close=commands.closed
         )
         log.info("node agent %s serves at %s", settings.node, path)
         return server
@@ -351,7 +352,9 @@ class AgentProcess:
         if self._asked_early:
             await self.stop()
         health = DeviceHealth(node, self._app.health_every_s)
-        jobs = (self._tick(), Pulse(node).run(), health.run())
+        idle_s = self._app.idle_exit_s
+        rounds = Rounds(node, self._devices, self._lifecycle, idle_s, self._stop_soon)
+        jobs = (rounds.run(), Pulse(node).run(), health.run())
         watchers = [asyncio.ensure_future(job) for job in jobs]
         await self._stopped.wait()
         for watcher in watchers:
@@ -396,6 +399,10 @@ class AgentProcess:
             keep_logs=app.keep_logs,
             park_by=app.park_by,
             tunnel_ip=app.tunnel_ip,
+            client_ip=app.client_ip,
+            held_output_bytes=app.held_output_bytes,
+            spot=app.spot,
+            cluster=require_name(app.cluster) if app.cluster else "",
         )
 
     def _announce(self, state_dir: str, path: str) -> None:
@@ -413,42 +420,6 @@ class AgentProcess:
         os.replace(target + ".tmp", target)
 
     # -- running ----------------------------------------------------------------------------------
-
-    async def _tick(self) -> None:
-        node, count = self.node, 0
-        while True:
-            deadline = node.leases.next_deadline()
-            pause = TICK_S if deadline is None else min(TICK_S, deadline - boot_clock())
-            await asyncio.sleep(max(0.01, pause))
-            count += 1
-            for session in node.leases.lapse(boot_clock()):
-                node.try_save_leases()
-                live = node.sessions.get(session)
-                if live is not None and live.record.alive:
-                    node.spawn(self._devices.fence(live), "fence of a session")
-            for live in list(node.sessions.values()):
-                if live.waiting and live.record.alive:
-                    self._devices.check_waiting(live)
-                if count % LOGS_EVERY == 0 and live.record.alive:
-                    self._lifecycle.trim_logs(live)
-            if count % LOGS_EVERY == 0:
-                trim_log(os.path.join(node.settings.state_dir, LOG), node.settings.log_bytes)
-                if node.stores.garbage_due:
-                    node.spawn(node.stores.collect(), "collection of checkpoint data")
-            self._check_idle()
-
-    def _check_idle(self) -> None:
-        now = boot_clock()
-        used = self.node.service is not None or any(
-            live.record.alive for live in self.node.sessions.values()
-        )
-        if used or self._app.idle_exit_s <= 0:
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = now
-        elif now - self._idle_since >= self._app.idle_exit_s:
-            log.info("no scheduler and no session for %g s: ending", self._app.idle_exit_s)
-            self._stop_soon()
 
     def _stop_soon(self) -> None:
         if hasattr(self, "_lifecycle"):
@@ -484,6 +455,7 @@ class AgentProcess:
         for name, _ in list(node.ledger.all("session")):
             node.ledger.forget_session(name)
         node.ledger.drop("node", "leases")
+        node.ledger.drop("node", "lease")
         node.ledger.drop("node", "only_user")
         self._stopped.set()
 

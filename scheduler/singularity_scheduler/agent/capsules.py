@@ -9,6 +9,7 @@ from typing import Any
 
 from singularity_proxy.capsule import criu, namespace
 from singularity_proxy.capsule.launcher import CapsuleLauncher, ProcessLauncher
+from singularity_proxy.capsule.machine import Machine, here
 from singularity_proxy.errors import Unsupported
 
 log = logging.getLogger("singularity.agent")
@@ -23,14 +24,26 @@ class ProcessImages:
 
     def __init__(self, refused: str | None = None) -> None:
         self._refused = refused
+        self._machine: Machine | None = None
         self._found = None if refused else asyncio.ensure_future(asyncio.to_thread(criu.probe))
 
     async def capability(self) -> dict[str, Any]:
-        """`process_image` of `hello`: {"available", "reason"}."""
+        """`process_image` of `hello`: {"available", "reason", "machine"}."""
         if self._found is None:
             return {"available": False, "reason": self._refused}
         found = await asyncio.shield(self._found)
-        return {"available": found.ok, "reason": found.reason}
+        machine = await self.machine()
+        told = machine.to_json() if machine else None
+        return {"available": found.ok, "reason": found.reason, "machine": told}
+
+    async def machine(self) -> Machine | None:
+        """What images that are taken here depend on; None where none can be."""
+        if self._found is None:
+            return None
+        if self._machine is None:
+            found = await asyncio.shield(self._found)
+            self._machine = here(found.version)
+        return self._machine
 
 
 async def choose_launcher(

@@ -16,6 +16,18 @@ _BLOCK = 8 << 20
 _CANNOT = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
+def take_over(folder: str, target: str) -> bool:
+    """Move a folder that a session's processes have made to the agent's own place `target`, out of
+    their reach. False: that is another file system, and nothing was moved."""
+    try:
+        os.rename(folder, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return False
+    return True
+
+
 def copy_parts(parts: Sequence[Part], folder: str, uid: int) -> list[Part]:
     """The same parts, copied into `folder`, which is made. Raises OSError (no space) and
     FileChanged."""

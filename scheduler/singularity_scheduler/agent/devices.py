@@ -407,10 +407,18 @@ class DeviceKeeper:
         self._node.try_save(live)
 
     async def copy_states(self, live: LiveSession, folder: str) -> None:
-        """Have the proxies write the device state to `folder` and go on. The caller holds the
-        session's lock."""
+        """Have the proxies write the device state to `folder` and go on; it need not outlive this
+        machine there. The caller holds the session's lock. Raises `Unavailable` when one of them
+        ends meanwhile: it is replaced when the lock is free again."""
         for proxy in list(live.proxies.values()):
-            await proxy.call("checkpoint", timeout=None, directory=folder)
+            try:
+                await proxy.call("checkpoint", timeout=None, directory=folder, durable=False)
+            except Unavailable:
+                raise Unavailable(
+                    f"a device proxy of session {live.record.session} ended before it had written "
+                    "the device state; the session goes on with another one and older checkpoints "
+                    "were kept, try again"
+                ) from None
 
     # -- recovery ---------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Which operating system user a Hub user's sessions run as.
 
-A root agent gives every Hub user a uid of their own from `uid_range`, for ever (the ledger keeps
-it). That needs a Python environment that other uids can read; where it is not, all sessions run
-as the agent and the answer says so. An agent that is not root serves one Hub user.
+A root agent gives every Hub user a uid of their own from `uid_range`, for ever (see `uids`).
+That needs a Python environment that other uids can read; where it is not, all sessions run as the
+agent and the answer says so. An agent that is not root serves one Hub user.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from singularity_proxy.errors import BadRequest, Conflict, Forbidden, NoSpace
 
 from .ledger import Ledger
 from .processes import ask_process
+from .uids import LedgerUids, Uids
 
 _PROBE = """
 import importlib.util, os, singularity_proxy.errors
@@ -54,9 +55,17 @@ class Identities:
     """Maps Hub users to uids. `folder` takes the output of the one probe process."""
 
     def __init__(
-        self, ledger: Ledger, uids: range, folder: str, *, euid: int | None = None
+        self,
+        ledger: Ledger,
+        uids: range,
+        folder: str,
+        *,
+        euid: int | None = None,
+        table: Uids | None = None,
     ) -> None:
+        """`table`: where the uids of users stand; None: in the ledger."""
         self._ledger = ledger
+        self._table = table or LedgerUids(ledger)
         self._uids = uids
         self._folder = folder
         self._euid = os.geteuid() if euid is None else euid
@@ -77,23 +86,20 @@ class Identities:
                 f"All users share uid 0 on this node: the Python environment {sys.prefix} cannot "
                 "be read by other users; install it where everybody may read it.",
             )
-        uid = self._ledger.get("uid", user)
-        if uid is None:
-            uid = self._free_uid()
-            self._ledger.put("uid", user, uid)
+        uid = self._table.give(user, self._free_uid)
+        assert uid is not None
         return Identity(uid, uid, True, f"Sessions of {user} run as uid {uid} of their own.")
 
     async def claim(self, user: str, uid: int, gid: int) -> None:
         """Sessions of `user` that come from another node run as `uid` in their process image, so
         it becomes theirs here too. Raises `Conflict` when it is somebody else's here, or `user` has
         another one."""
-        identity = await self.of(user) if self._ledger.get("uid", user) is not None else None
-        if identity is None and self._euid == 0 and uid in self._uids:
-            others = {int(found): name for name, found in self._ledger.all("uid")}
-            if uid not in others and await self._environment_is_readable():
-                self._ledger.put("uid", user, uid)
+        known = user in self._table.all()
+        if not known and self._euid == 0 and uid in self._uids:
+            readable = await self._environment_is_readable()
+            if readable and self._table.give(user, lambda all_: _unless(uid, all_)) == uid:
                 return
-        identity = identity or await self.of(user)
+        identity = await self.of(user)
         if (identity.uid, identity.gid) != (uid, gid):
             raise Conflict(
                 f"the session's processes run as uid {uid}, but sessions of {user} run as uid "
@@ -120,8 +126,8 @@ class Identities:
             f"This node runs without root: it serves {user} alone, as uid {self._euid}.",
         )
 
-    def _free_uid(self) -> int:
-        taken = {int(uid) for _, uid in self._ledger.all("uid")}
+    def _free_uid(self, known: dict[str, int]) -> int:
+        taken = set(known.values())
         taken.update(entry.pw_uid for entry in pwd.getpwall())
         for uid in self._uids:
             if uid not in taken:
@@ -141,3 +147,8 @@ class Identities:
                 code = 1
             self._readable = code == 0
         return self._readable
+
+
+def _unless(uid: int, others: dict[str, int]) -> int | None:
+    """`uid`, unless it is somebody's."""
+    return None if uid in others.values() else uid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from singularity_proxy.errors import BadRequest
@@ -65,6 +65,12 @@ class LaunchRequest:
             connection=_connection(launch) if mode == "capsule" else None,
             owner_pid=owner_pid,
         )
+
+    def listening_at(self, ip: str) -> LaunchRequest:
+        """The same with the relay at this address of the node ("": where it was asked for)."""
+        if not ip or self.connection is None:
+            return self
+        return replace(self, connection={**self.connection, "ip": ip})
 
 
 def text(params: Mapping[str, Any], name: str) -> str:

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import shutil
-import time
 from typing import Any
 
 from singularity_proxy.capsule.image import LIMIT_S
@@ -22,8 +21,12 @@ from singularity_proxy.capsule.launcher import (
     stripped_environment,
     trim_log,
 )
-from singularity_proxy.capsule.namespace import NamespaceCapsule, kept_folders
-from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
+from singularity_proxy.capsule.namespace import (
+    NamespaceCapsule,
+    NamespaceLauncher,
+    kept_folders,
+)
+from singularity_proxy.capsule.process import ProcessWatch
 from singularity_proxy.capsule.tree import has_ended
 from singularity_proxy.errors import BadRequest, Conflict, SingularityError, Unavailable
 
@@ -34,22 +37,19 @@ from .folders import open_session_folders
 from .launch import LaunchRequest
 from .live import LiveSession
 from .node import Node
-from .owners import find_owner, how_it_ended
+from .owners import Owners, find_owner, how_it_ended
 from .processes import end_marked, end_process
 from .relay_keeper import RelayKeeper
 from .relays import kernel_connection, remove_relay_folder, shim_command, write_private
-from .resumes import Resumer, ResumeRequest, why_not_resumed
+from .resumes import Resumer, ResumeRequest, say_kept, why_not_resumed
 from .rings import RingSet, ring_number
 from .session_api import SessionApi
 from .session_logs import CAPSULE_LOG, SessionLogs
 from .session_socket import SessionSocket
 from .sessions import Life, Phase, SessionRecord
-from .suspends import go_on, remove_unfinished
+from .suspends import go_on, remove_copies
 
 log = logging.getLogger("singularity.agent")
-
-ORPHAN_ANSWER_S = 5.0
-"""How soon the service has to begin with a suspend once it was told of an orphan."""
 
 KEEP_TOMBSTONES = 256
 """Ended sessions kept until the service has asked how they ended."""
@@ -64,6 +64,7 @@ class Lifecycle:
         self._api = SessionApi(node, devices)
         self._resumer = Resumer(node)
         self.relays = RelayKeeper(node)
+        self.owners = Owners(node, self.relays, self._end_soon)
         self.logs = SessionLogs(node)
 
     # -- start ------------------------------------------------------------------------------------
@@ -77,6 +78,7 @@ class Lifecycle:
         if request.session in node.sessions:
             raise Conflict(f"session {request.session} was started before", session=request.session)
         identity = await node.identities.of(request.user)
+        request = request.listening_at(node.settings.client_ip)
         owner = find_owner(request, identity.uid)
         record = SessionRecord(
             session=request.session,
@@ -104,8 +106,7 @@ class Lifecycle:
                 )
             else:
                 await self._start_capsule(live, request)
-                if owner is not None:
-                    live.owner = ProcessWatch(owner, lambda _: self._owner_gone(live))
+                self.owners.watch(live)
             record.life = Life.LIVE
             node.save(live)
         except BaseException as error:
@@ -137,6 +138,7 @@ class Lifecycle:
         if node.stopping:
             raise Unavailable("this node is being stopped; nothing was started")
         self._check_absent(request.session)
+        owner = self.owners.waiting(request.session)
         summary, told = await self._resumer.look(request)
         await node.identities.claim(request.user, told["uid"], told["gid"])
         record = self._resumer.record_of(request, summary, told)
@@ -147,15 +149,16 @@ class Lifecycle:
             open_session_folders(node.settings, record)
             ended = lambda _: self._process_exited(live)  # noqa: E731
             loss = await self._resumer.restore(live, request, summary, told, ended)
-            loss["lost"] += await self.relays.connect(live, request.connection, request.undo)
+            loss["lost"] += await self.relays.connect(live, request)
             await live.socket.start()
-            self._watch_owner(live, request.owner_pid)
+            self.owners.watch_again(live, request.owner_pid, owner)
             record.life = Life.LIVE
             node.save(live)
             self.relays.taken(record.session)
             node.on_step("resume.recorded")
             await go_on(node, live, self.relays)
             node.on_step("resume.thawed")
+            await self.relays.tell_undone(live, loss)
         except BaseException as error:
             record.reason = "it could not be resumed"
             self.relays.give_back(live)
@@ -163,6 +166,7 @@ class Lifecycle:
             if isinstance(error, OSError):
                 raise why_not_resumed(live, error) from error
             if isinstance(error, SingularityError):
+                say_kept(error)
                 error.message = "; ".join([error.message, *live.reconciled])
             raise
         assert record.process is not None
@@ -170,7 +174,7 @@ class Lifecycle:
         node.emit(record.session, "session.restored", loss=loss)
         if live.capsule is not None and not live.capsule.watch.alive:
             self._process_exited(live)
-        return {"pid": record.process.pid, "loss": loss}
+        return {"pid": record.process.pid, "loss": loss, "relay": live.relay is not None}
 
     def _check_absent(self, session: str) -> None:
         known = self._node.sessions.get(session)
@@ -181,18 +185,6 @@ class Lifecycle:
         """One of several commands to bring the same session here is the first."""
         self._check_absent(live.record.session)
         self._node.sessions[live.record.session] = live
-
-    def _watch_owner(self, live: LiveSession, owner_pid: int | None) -> None:
-        """The Jupyter server that a resumed session belongs to: the one named, or the one before if
-        that still runs. Without one it belongs to nobody here, and only the service ends it."""
-        record = live.record
-        with contextlib.suppress(ProcessLookupError):
-            if owner_pid is not None:
-                record.owner = ProcessIdentity.of(owner_pid)
-            if record.owner is not None and ProcessIdentity.of(record.owner.pid) == record.owner:
-                live.owner = ProcessWatch(record.owner, lambda _: self._owner_gone(live))
-                return
-        record.owner = None
 
     async def _undo(self, live: LiveSession) -> None:
         """Nothing is left of a session that could not be started."""
@@ -207,7 +199,6 @@ class Lifecycle:
     def _make(self, record: SessionRecord) -> LiveSession:
         settings = self._node.settings
         live: LiveSession
-
         rings = RingSet(
             record,
             settings.session_shm(record.session),
@@ -260,6 +251,7 @@ class Lifecycle:
             gid=record.gid,
             tmp=node.settings.session_tmp(record.session),
             keep=(folder, node.settings.session_shm(record.session)),
+            lease=node.lease.begin(live) if isinstance(node.launcher, NamespaceLauncher) else None,
         )
         record.cwd, record.kept = request.cwd, kept_folders(spec)
         live.capsule = await node.launcher.start(spec, lambda _: self._process_exited(live))
@@ -279,28 +271,6 @@ class Lifecycle:
         log_path = os.path.join(self._node.settings.session_dir(live.record.session), CAPSULE_LOG)
         words = last_words(log_path, live.record.uid) if watch.exit_code else ""
         self._end_soon(live, how_it_ended(watch.exit_code) + (f" ({words})" if words else ""))
-
-    def _owner_gone(self, live: LiveSession) -> None:
-        if live.record.alive and not self._node.stopping:
-            self._node.spawn(self._orphaned(live), "end of an orphaned session")
-
-    async def _orphaned(self, live: LiveSession) -> None:
-        record, grace_s = live.record, self._node.settings.orphan_grace_s
-        await asyncio.sleep(grace_s)
-        assert record.owner is not None
-        reason = f"its Jupyter server (process {record.owner.pid}) is gone since {grace_s:g} s"
-        # A kernel can wait in the store for the next server, if the service says so in time.
-        saved = record.connected and self._node.service is not None
-        while saved and record.alive:
-            saved = False
-            self._node.emit(record.session, "session.orphaned", reason=reason)
-            deadline = time.monotonic() + ORPHAN_ANSWER_S
-            while record.alive and time.monotonic() < deadline:
-                if record.saving is not None:
-                    saved, deadline = True, time.monotonic() + ORPHAN_ANSWER_S
-                await asyncio.sleep(0.1)
-        if record.alive:
-            self._end_soon(live, reason)
 
     def _end_soon(self, live: LiveSession, reason: str) -> None:
         self._node.spawn(self.end(live, reason, 1.0), "end of a session")
@@ -357,7 +327,8 @@ class Lifecycle:
         if live.owner:
             live.owner.close()
         if live.capsule:
-            code = await live.capsule.end(grace_s)
+            # To end in good order it would have to run.
+            code = await live.capsule.end(0.0 if self._node.lease.holds(live) else grace_s)
             record.exit_code = code if record.exit_code is None else record.exit_code
         if live.joined:
             await end_process(live.joined, grace_s)
@@ -373,6 +344,7 @@ class Lifecycle:
         await live.savings.settle()
         for ring in list(live.rings.rings.values()):
             live.rings.forget(ring)
+        self._node.lease.remove(live)
         await asyncio.to_thread(self.logs.keep, live)
         for folder in (
             settings.session_dir(record.session),
@@ -419,9 +391,19 @@ class Lifecycle:
     # -- after an agent restart -------------------------------------------------------------------
 
     async def adopt(self, record: SessionRecord) -> None:
-        """Take over a session of the agent before this one: its processes never noticed."""
+        """Take over a session of the agent before this one: its processes never noticed. Raises
+        nothing: what cannot be taken over ends, and keeps no other session from it."""
         with logs.bind(session=record.session):
-            await self._adopt(record)
+            try:
+                await self._adopt(record)
+            except Exception as error:
+                log.error("session %s cannot be taken over", record.session, exc_info=error)
+                try:
+                    live = self._node.sessions[record.session]
+                    why = f"the node agent could not take it over ({error})"
+                    await self.end(live, why, 0.0)
+                except Exception as worse:
+                    log.error("session %s cannot be ended", record.session, exc_info=worse)
 
     async def _adopt(self, record: SessionRecord) -> None:
         node = self._node
@@ -431,7 +413,7 @@ class Lifecycle:
             return
         if record.life is Life.ENDING and record.published:
             self._adopt_processes(live)
-            await asyncio.to_thread(remove_unfinished, node, live)
+            await asyncio.to_thread(remove_copies, node, live)
             await self.leave(live)
             return
         if record.life is not Life.LIVE:
@@ -453,22 +435,17 @@ class Lifecycle:
             record.life = Life.LIVE
             self._process_exited(live)
             return
-        try:
-            await asyncio.to_thread(remove_unfinished, node, live)
-            for lost in live.rings.adopt():
-                log.error("session %s: ring %s is gone", record.session, lost.ring_id)
-            await live.socket.start()
-            if record.saving is not None:
-                if isinstance(live.capsule, NamespaceCapsule):
-                    await asyncio.to_thread(live.capsule.wait_untraced, LIMIT_S)
-                await go_on(node, live, self.relays)
-            await self._devices.settle(live)
-            if record.phase in (Phase.NONE, Phase.PARKED):
-                node.leases.release(record.session)
-        except (OSError, SingularityError) as error:
-            log.error("session %s cannot be taken over: %s", record.session, error)
-            await self.end(live, f"the node agent could not take it over ({error})", 0.0)
-            return
+        await asyncio.to_thread(remove_copies, node, live)
+        for lost in live.rings.adopt():
+            log.error("session %s: ring %s is gone", record.session, lost.ring_id)
+        await live.socket.start()
+        if record.saving is not None:
+            if isinstance(live.capsule, NamespaceCapsule):
+                await asyncio.to_thread(live.capsule.wait_untraced, LIMIT_S)
+            await go_on(node, live, self.relays)
+        await self._devices.settle(live)
+        if record.phase in (Phase.NONE, Phase.PARKED):
+            node.leases.release(record.session)
         await self.relays.listen(live)
         watch = live.capsule.watch if live.capsule else live.joined
         if watch is None:
@@ -486,9 +463,10 @@ class Lifecycle:
             live.capsule = self._node.launcher.adopt(
                 record.process, lambda _: self._process_exited(live)
             )
+            self._node.lease.adopt(live)
         self.relays.adopt(live)
-        if record.owner is not None and record.life is Life.LIVE:
-            live.owner = ProcessWatch(record.owner, lambda _: self._owner_gone(live))
+        if record.life is Life.LIVE:
+            self.owners.watch(live)
 
     def trim_logs(self, live: LiveSession) -> None:
         """Keep the session's log files bounded; called every few seconds."""

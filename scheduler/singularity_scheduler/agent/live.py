@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from typing import Any
 
 from singularity_proxy.capsule.launcher import Capsule
+from singularity_proxy.capsule.lease_word import LeaseWord
 from singularity_proxy.capsule.process import ProcessWatch
 
 from .proxies import Proxy
@@ -16,6 +18,8 @@ from .rings import RingSet
 from .savings import Savings
 from .session_socket import SessionSocket
 from .sessions import SessionRecord
+from .steps import StepCount
+from .use import UseWatch
 
 
 class LiveSession:
@@ -27,9 +31,16 @@ class LiveSession:
         self.socket = socket
         self.capsule: Capsule | None = None
         """The kernel or run; None in a joined session."""
+        self.word: LeaseWord | None = None
+        """Until when that may run; None where it has no namespaces, and once it has ended."""
         self.joined: ProcessWatch | None = None
         """The first process of a joined session."""
         self.relay: Relay | None = None
+        """None: it has none, or it is on another node."""
+        self.told_away = True
+        """Whether the relay may believe that the session is away."""
+        self.positions: dict[str, dict[str, Any] | None] = {}
+        """Checkpoints that the relay was told of, and where its connection stood at each."""
         self.owner: ProcessWatch | None = None
         self.proxies: dict[str, Proxy] = {}
         """By physical device, while attaching, held or parking."""
@@ -50,8 +61,11 @@ class LiveSession:
         """What a resume did to the user's own files, one sentence each."""
         self.fenced = ""
         """Why the session must not go on here: it lives elsewhere, or is broken."""
+        self.steps = StepCount()
+        self.use = UseWatch()
         self.ending: asyncio.Task[Any] | None = None
 
     def report(self) -> dict[str, Any]:
         """The session as `hello` shows it."""
-        return self.record.report(self.waiting)
+        quiet_s = self.use.quiet_s(time.monotonic())
+        return {**self.record.report(self.waiting), "quiet_s": quiet_s}

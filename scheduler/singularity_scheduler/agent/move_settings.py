@@ -1,4 +1,5 @@
-"""The settings of the node agent that are about moving sessions: capsules and checkpoints."""
+"""The settings of the node agent that are about moving sessions: capsules, checkpoints, and
+what nodes must agree on."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from singularity_proxy.errors import SingularityError
 from traitlets import Enum, Float, HasTraits, Integer, List, Unicode
 
 from .capsules import WAYS
+from .ledger import Ledger
 from .stores import Stores
+from .uids import FileUids, LedgerUids, Uids
 
 
 class MoveSettings(HasTraits):  # type: ignore[misc]
@@ -43,6 +46,14 @@ class MoveSettings(HasTraits):  # type: ignore[misc]
         (with KEY in its name) or the address of a key in Azure Key Vault. Empty: they are not
         encrypted.""",
     )
+    checkpoints_at_once = Integer(
+        0,
+        min=0,
+        config=True,
+        help="""How many sessions are frozen at the same time to be written to files or the store;
+        the others run on until it is their turn. 0: as many as this machine has cores, and at
+        least 2.""",
+    )
     checkpoint_keep_count = Integer(
         0,
         min=0,
@@ -56,6 +67,29 @@ class MoveSettings(HasTraits):  # type: ignore[misc]
         config=True,
         help="Hours after which a checkpoint without a name is removed. 0: never.",
     )
+    held_output_bytes = Integer(
+        32 << 20,
+        min=0,
+        config=True,
+        help="""Bytes of a kernel's output (and at most 9000 messages) that its relay keeps while no
+        client is connected, for the next one; the oldest go first, and how many went is said in
+        their place. 0: none.""",
+    )
+    client_ip = Unicode(
+        config=True,
+        help="""Address of this node at which its relays listen for Jupyter's clients; the notebook
+        server learns it when a kernel starts. Empty: the address that the server asks for,
+        127.0.0.1 as a rule.""",
+    )
+    uids_file = Unicode(
+        config=True,
+        help="""File with the uids of Hub users, shared by all agents of one machine (`LocalFleet`
+        names it), so that a uid means the same user on all of them. Empty: the agent's ledger.""",
+    )
+
+    def uids(self, ledger: Ledger) -> Uids:
+        """Where the uids of users stand."""
+        return FileUids(self.uids_file, ledger) if self.uids_file else LedgerUids(ledger)
 
 
 def open_stores(settings: MoveSettings, state_dir: str) -> Stores:
@@ -71,4 +105,5 @@ def open_stores(settings: MoveSettings, state_dir: str) -> Stores:
             "their relays and device proxies: give it a name with KEY in it, or use a file"
         )
     url = settings.checkpoint_store or os.path.join(state_dir, "store")
-    return Stores(url, settings.checkpoint_keys, policy)
+    at_once = settings.checkpoints_at_once or max(2, os.cpu_count() or 1)
+    return Stores(url, settings.checkpoint_keys, policy, at_once)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.capsule.launcher import CapsuleLauncher
@@ -20,6 +21,7 @@ from .capsules import ProcessImages
 from .identity import Identities
 from .leases import LeaseTable
 from .ledger import Ledger
+from .node_lease import LeaseKeeper
 from .probe import TorchVersion
 from .proxies import ProxyPool
 from .stores import Stores
@@ -48,9 +50,16 @@ class Settings:
     log_bytes: int
     keep_logs: int
     park_by: str = park_policy.AUTO
+    held_output_bytes: int = 32 << 20
     tunnel_ip: str = "127.0.0.1"
     """Where relays listen for the kernels' side."""
+    client_ip: str = ""
+    """Where they listen for Jupyter's clients; "": where those ask for."""
     python: str = sys.executable
+    spot: bool = False
+    """Its machine may be taken back with a notice."""
+    cluster: str = ""
+    """That it belongs to; "": the service's embedded one."""
 
     def session_dir(self, session: str) -> str:
         return os.path.join(self.runtime_dir, "s", session)
@@ -65,6 +74,10 @@ class Settings:
     def checkpoint_dir(self, session: str) -> str:
         return os.path.join(self.state_dir, "checkpoints", session)
 
+    def lease_word(self, session: str) -> str:
+        """The file that says until when the session's capsule may run: the agent's own."""
+        return os.path.join(self.runtime_dir, "l", f"{session}.lease")
+
     def session_tmp(self, session: str) -> str:
         """What is /tmp inside a capsule with namespaces."""
         return os.path.join(self.session_dir(session), "tmp")
@@ -78,6 +91,14 @@ class Settings:
     def private_dir(self) -> str:
         """0700: sockets of proxies, sockets before they are handed to a user, probe output."""
         return os.path.join(self.runtime_dir, "p")
+
+
+def own_version() -> str:
+    """Of the installed distribution; "" when it runs from a bare checkout."""
+    try:
+        return metadata.version("jupyter-singularity")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 @dataclass
@@ -98,12 +119,19 @@ class Node:
     sessions: dict[str, LiveSession] = field(default_factory=dict)
     service: Peer | None = None
     """The connection of the scheduler service; None while it is away."""
+    version: str = field(default_factory=own_version)
+    """Of this software."""
     health: list[dict[str, Any]] = field(default_factory=list)
     """The last report of its devices; see `health`."""
     stopping: bool = False
+    lease: LeaseKeeper = field(init=False)
+    """Of the node as a whole."""
     on_step: OnStep = nothing
     """Called at every place where an agent that is killed leaves something half done."""
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.lease = LeaseKeeper(self)
 
     @property
     def device_type(self) -> str:

@@ -7,12 +7,15 @@ device state) and `scratch.tar` (the session's folder, /tmp and /dev/shm).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
 from singularity_proxy.capsule.image import files_of
+from singularity_proxy.capsule.machine import Machine
 from singularity_proxy.checkpoint.files import Part
 
+from .node import Settings
 from .sessions import Phase, RingRecord, SessionRecord
 
 FORMAT = 1
@@ -29,6 +32,20 @@ TUNNEL = "tunnel.json"
 """In a session's folder: where its relay is now."""
 
 
+def copy_folder(settings: Settings, session: str, checkpoint: str) -> str:
+    """Where the session's device proxies write their state for a checkpoint."""
+    return os.path.join(settings.session_dir(session), COPY_PREFIX + checkpoint)
+
+
+def copy_folders(settings: Settings, session: str) -> list[str]:
+    """All such folders that are there."""
+    folder = settings.session_dir(session)
+    names: list[str] = []
+    with contextlib.suppress(FileNotFoundError):
+        names = [name for name in os.listdir(folder) if name.startswith(COPY_PREFIX)]
+    return [os.path.join(folder, name) for name in names]
+
+
 def image_parts(folder: str) -> list[Part]:
     """The files that CRIU wrote to `folder`."""
     return [
@@ -41,18 +58,15 @@ def scratch_parts(path: str) -> list[Part]:
     return [Part(SCRATCH, "scratch", path)]
 
 
-def ring_parts(shm: str, rings: list[RingRecord], states: str | None = None) -> list[Part]:
-    """Ring files in `shm` and their device state, which is in `states` if that is another folder.
-    A snapshot and a journal are there or not, as the proxy left them."""
-    parts = []
-    for ring in rings:
-        parts.append(Part(f"{SHM}/{ring.ring_id}.ring", "ring", f"{ring.ring_id}.ring", shm))
-        parts += state_parts(states or shm, [ring])
-    return parts
+def ring_parts(shm: str, rings: list[RingRecord]) -> list[Part]:
+    """Ring files in `shm`, without their device state."""
+    names = [f"{ring.ring_id}.ring" for ring in rings]
+    return [Part(f"{SHM}/{name}", "ring", name, shm) for name in names]
 
 
 def state_parts(folder: str, rings: list[RingRecord]) -> list[Part]:
-    """The device state of `rings` alone."""
+    """The device state of `rings`. A snapshot and a journal are there or not, as the proxy left
+    them."""
     names = {ring.ring_id + suffix for ring in rings for suffix in (".snap", ".journal")}
     found = sorted(names.intersection(os.listdir(folder)))
     return [Part(f"{SHM}/{name}", "device", name, folder) for name in found]
@@ -80,10 +94,11 @@ def describe(
     opened: dict[str, Any],
     processes: int,
     positions: dict[str, Any] | None,
+    machine: Machine | None,
 ) -> dict[str, Any]:
     """What a node must know to bring the session back, as JSON. `workers`: ring -> the pid of its
     process inside the capsule; `opened`: `capsule.files.Record`;
-    `positions`: of the kernel connection."""
+    `positions`: of the kernel connection; `machine`: what the image depends on."""
     return {
         "format": FORMAT,
         "node": node,
@@ -109,4 +124,5 @@ def describe(
         "positions": positions,
         "connected": record.connected,
         "tunnel": record.tunnel,
+        "machine": machine.to_json() if machine else None,
     }

@@ -30,6 +30,7 @@ def take_place(
         for name, _ in list(ledger.all("relay")):
             ledger.drop("relay", name)
         ledger.drop("node", "leases")
+        ledger.drop("node", "lease")
         ledger.drop("node", "parks")  # another driver may be loaded
         if before:
             shutil.rmtree(before["runtime_dir"], ignore_errors=True)

@@ -10,6 +10,8 @@ A proxy that is stopped is ended at once, a silent one after `NodeAgent.hung_pro
 reason it is silent; 0 keeps both. What follows is the same as after a kill (see `recovery`). A
 heart that beats while the proxy works on one operation for minutes is only told: nobody can know
 how long an operation should take.
+
+The same looks find sessions that hold devices which no call reaches (`use`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from .live import LiveSession
 from .node import Node
 from .proxies import Proxy
 from .sessions import Phase
+from .use import UseWatch
 
 log = logging.getLogger("singularity.agent")
 
@@ -153,7 +156,9 @@ class Pulse:
         seen: dict[Proxy, _Watched] = {}
         for live in list(self._node.sessions.values()):
             if not live.record.alive or live.record.phase in (Phase.NONE, Phase.PARKED):
+                live.use = UseWatch()
                 continue
+            self._look_at_use(live, now)
             for proxy in list(live.proxies.values()):
                 if proxy.watch.alive and not proxy.given_up:
                     watched = seen[proxy] = self._watched.get(proxy) or _Watched()
@@ -161,6 +166,17 @@ class Pulse:
                         watched.heart.forgive(now)
                     self._look_at(live, proxy, watched, now)
         self._watched = seen
+
+    def _look_at_use(self, live: LiveSession, now: float) -> None:
+        published, working = 0, False
+        for ring in list(live.rings.rings.values()):
+            pulse = ring.file.pulse()
+            if pulse is not None:
+                published += pulse.published
+                working |= pulse.state is RingState.ATTACHED and pulse.executing_seq != 0
+        quiet_s = live.use.look(now, published, working)
+        if quiet_s is not None:
+            self._node.emit(live.record.session, "device.use", quiet_s=round(quiet_s, 1))
 
     def _look_at(self, live: LiveSession, proxy: Proxy, watched: _Watched, now: float) -> None:
         settings = self._node.settings

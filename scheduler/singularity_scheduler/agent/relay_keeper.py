@@ -16,11 +16,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from singularity_proxy.capsule.launcher import trim_log
-from singularity_proxy.errors import NotFound, SingularityError, Unavailable
+from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unavailable
 
+from .far_relays import FarRelay
 from .live import LiveSession
+from .new_relays import clients_of_image, give_kernel_key, note_clients, other_ports
 from .node import Node
-from .relays import Relay, make_relay_folder, remove_relay_folder, start_relay, write_tunnel
+from .relays import (
+    Relay,
+    has_client_file,
+    make_relay_folder,
+    remove_relay_folder,
+    start_relay,
+    write_tunnel,
+)
+from .resumes import ResumeRequest
 from .sessions import Life, SessionRecord
 
 log = logging.getLogger("singularity.agent")
@@ -30,6 +40,14 @@ RELAY_RETRY_MAX_S = 30.0
 
 REPLACED_S = 10.0
 """So long who needs a relay waits for the one that takes the place of one that ended."""
+
+PORT_TRIES = 4
+
+UNANSWERED = "what Jupyter's clients had sent and not seen answered"
+OTHER_PORTS = "the ports of its kernel: clients have to connect to the new ones"
+
+JOIN_S = 10.0
+"""How long after a rollback the session's processes may take to say how far they had come."""
 
 
 @dataclass
@@ -52,9 +70,10 @@ class RelayKeeper:
     async def begin(self, live: LiveSession, connection: dict[str, Any]) -> None:
         """Make the relay's folder; `run` follows once the capsule is started."""
         make_relay_folder(self._node.settings, live.record, connection)
+        note_clients(self._node.settings, live.record, connection)
 
-    async def run(self, holder: LiveSession | Kept) -> None:
-        """Start the relay, and tell the session's shim where it is."""
+    async def run(self, holder: LiveSession | Kept, *, absent: bool = False) -> None:
+        """Start the relay, and tell the session's shim where it is. `absent`: see `start_relay`."""
         record = holder.record
         session = record.session
         holder.relay = await start_relay(
@@ -62,13 +81,14 @@ class RelayKeeper:
             record,
             lambda _: self._exited(session),
             lambda name, data: self._event(session, name, data),
+            absent=absent,
         )
         record.relay = holder.relay.identity
         if isinstance(holder, LiveSession):
             self._write_tunnel(record, await holder.relay.tunnel())
             self._node.save(holder)
         else:
-            self._save(holder)
+            self.save(holder)
 
     def adopt(self, holder: LiveSession | Kept) -> None:
         """The relay that an agent before this one started."""
@@ -83,19 +103,92 @@ class RelayKeeper:
                 lambda name, data: self._event(session, name, data),
             )
 
+    def line(self, live: LiveSession) -> Relay | FarRelay | None:
+        """To the relay of a session that is here; the relay may be on another node."""
+        if live.relay is None and live.record.connected and live.record.tunnel:
+            return FarRelay(self._node.settings, live.record)
+        return live.relay
+
     async def away(self, live: LiveSession, away: bool) -> None:
         """The kernel does not answer now, or does again: until then the relay does, as far as it
         can. Best effort: one that is being replaced knows what it was told last."""
-        if live.relay is not None:
+        line = self.line(live)
+        if line is not None and (away or live.told_away or live.relay is line):
             with contextlib.suppress(SingularityError):
-                await live.relay.set_away(away)
+                await line.set_away(away)
+            live.told_away = away
 
     async def positions(self, live: LiveSession) -> dict[str, Any] | None:
         """Where the connection stands, for a checkpoint; None without one."""
-        if live.relay is None:
-            return None
+        line = self.line(live)
+        if line is not None:
+            with contextlib.suppress(SingularityError):
+                return await line.positions()
+        return None
+
+    async def retain(self, live: LiveSession) -> None:
+        """After a checkpoint: remove those that the retention policy does not keep, and let the
+        relay forget what only they needed. Best effort."""
+        record = live.record
+        await self._node.stores.tidy(record.user, record.session, record.epoch)
+        line = self.line(live)
+        if line is None:
+            return
         with contextlib.suppress(SingularityError):
-            return await live.relay.positions()
+            found = await self._node.stores.positions(record.user, record.session, live.positions)
+            kept = [one for one in found.values() if one is not None]
+            # Nothing is forgotten while one is under way, or when one does not say what it needs.
+            if live.savings or not kept or len(kept) < len(found) or found == live.positions:
+                return
+            await line.forget(kept)
+            live.positions = found
+
+    async def tell_undone(self, live: LiveSession, loss: dict[str, Any]) -> None:
+        """After a rollback, once it runs: write into its loss report what that means for Jupyter's
+        clients. Only its processes know how far they had come, and say so when they are back."""
+        line = self.line(live)
+        if line is None or not loss["rolled_back"]:
+            return
+        undone_by_it = await self._undone(live, line)
+        if undone_by_it is None:
+            loss["lost"].append(
+                f"an unknown number of outputs, because its relay did not say how many within "
+                f"{JOIN_S:g} s"
+            )
+            return
+        again, undone, forgotten = undone_by_it
+        loss |= {
+            "requests_again": again,
+            "outputs_rolled_back": undone,
+            "requests_lost": forgotten,
+        }
+        if again:
+            loss["back"].append(f"{_count(again, 'request')} of its clients, carried out again")
+        if undone:
+            loss["lost"].append(f"{_count(undone, 'output')} that came after it")
+        if forgotten:
+            loss["lost"].append(f"{_count(forgotten, 'request')} that the relay no longer had")
+
+    async def _undone(
+        self, live: LiveSession, line: Relay | FarRelay
+    ) -> tuple[int, int, int] | None:
+        """Requests again, outputs rolled back, requests lost; None when the relay, which is a
+        process of the user, does not say so."""
+        deadline = time.monotonic() + JOIN_S
+        while time.monotonic() < deadline and live.record.alive:
+            await asyncio.sleep(0.02)
+            with contextlib.suppress(
+                SingularityError, KeyError, TypeError, ValueError, OverflowError
+            ):
+                told = await line.standing()
+                if told["joined"]:
+                    if told["incarnation"] != live.record.incarnation:
+                        return None
+                    return (
+                        int(told["requests_again"]),
+                        int(told["outputs_rolled_back"]),
+                        int(told["requests_lost"]),
+                    )
         return None
 
     # -- of a session that leaves or comes --------------------------------------------------------
@@ -106,16 +199,18 @@ class RelayKeeper:
             kept = Kept(live.record, live.relay)
             self.kept[live.record.session] = kept
             live.relay = None
-            self._save(kept)
+            self.save(kept)
 
     async def wait_for(self, live: LiveSession) -> None:
         """What is here of the session ends, and it goes on from the store: its relay stays, and
         answers for it unless the session has come back already."""
         relay = live.relay
         self.keep(live)
-        if relay is not None and not relay.capsule.watch.alive:  # nobody needed it until now
+        if relay is None:  # on another node; its key is void if it goes on elsewhere already
+            await self.away(live, True)
+        elif not relay.capsule.watch.alive:  # nobody needed it until now
             self._exited(live.record.session)
-        elif relay is not None:
+        else:
             with contextlib.suppress(SingularityError):
                 status = await relay.status()
                 if int(status["tunnel"]["incarnation"]) <= live.record.incarnation:
@@ -128,7 +223,7 @@ class RelayKeeper:
         `session.connection`. It holds keys. `incarnation`: begin that one, after a rollback, with
         `undo` without asking again what was asked since. Raises `NotFound` when there is no
         relay."""
-        holder = self.kept.get(session) or self._node.sessions.get(session)
+        holder = await self._usable(session) or self._node.sessions.get(session)
         if holder is None or holder.relay is None:
             raise NotFound(f"this node has no relay of session '{session}'", session=session)
         relay = await self._answering(holder)
@@ -136,28 +231,76 @@ class RelayKeeper:
             await self._incarnate(relay, incarnation, undo)
         return {"tunnel": await relay.tunnel()}
 
-    async def connect(
-        self, live: LiveSession, connection: dict[str, Any] | None, undo: bool
-    ) -> list[str]:
-        """Before a restored session goes on: its kernel finds its relay, here or elsewhere. `undo`:
-        what clients asked since the checkpoint is not asked again. Returns what is lost of the
-        connection, for the loss report."""
-        record = live.record
-        kept = self.kept.get(record.session)
+    async def connect(self, live: LiveSession, request: ResumeRequest) -> list[str]:
+        """Before a restored session goes on: its kernel finds its relay, here or elsewhere, or gets
+        another one. Returns what is lost of the connection, for the loss report."""
+        record, connection, undo = live.record, request.connection, request.undo
+        if (before := self.kept.get(record.session)) is not None:
+            record.owner = before.record.owner
+        kept = await self._usable(record.session)
+        far = connection.get("tunnel") if connection else None
+        if isinstance(far, dict) and kept is not None and not await self._is(kept, far):
+            await self.end(record.session)  # it went on behind another one
+            kept = None
         if kept is not None and kept.relay is not None:
             await self._incarnate(await self._answering(kept), record.incarnation, undo)
             self._write_tunnel(record, await kept.relay.tunnel())
             live.relay, kept.relay = kept.relay, None
-            record.relay, record.owner = live.relay.identity, kept.record.owner
+            record.relay = live.relay.identity
             return []
-        if connection and isinstance(connection.get("tunnel"), dict):
-            self._write_tunnel(record, connection["tunnel"])
+        if isinstance(far, dict):
+            self._write_tunnel(record, far)
+            live.told_away = False  # it hears so from the session's own processes
+            return []
+        if not record.connected:
             return []
         if connection and "shell_port" in connection:
-            await self.begin(live, connection)
-            await self.run(live)
-            return ["what Jupyter's clients had sent and not seen answered"]
-        return ["its connection to Jupyter"] if record.connected else []
+            await self._begin_anew(live, connection, undo)
+            return [UNANSWERED]
+        fork = request.source != request.session
+        made = await asyncio.to_thread(clients_of_image, self._node.settings, record, fork)
+        if made is None:
+            record.connected = False
+            return ["its connection to Jupyter"]
+        connection, same = made
+        for _ in range(PORT_TRIES):
+            try:
+                await self._begin_anew(live, connection, undo)
+            except Conflict as error:
+                if "port" not in error.fields:
+                    raise
+                connection, same = other_ports(connection), False
+            else:
+                return [] if fork else [UNANSWERED, *(() if same else (OTHER_PORTS,))]
+        raise Unavailable("no free ports were found for the session's kernel connection; try again")
+
+    async def _usable(self, session: str) -> Kept | None:
+        """The relay that is kept here. One whose files are gone can neither be reached nor be
+        replaced: it is ended, and the session gets another one when it comes back."""
+        kept = self.kept.get(session)
+        if kept is None or kept.relay is None or has_client_file(self._node.settings, session):
+            return kept
+        log.warning("session %s: the files of its relay are gone, so it is ended", session)
+        await self.end(session)
+        return None
+
+    async def _is(self, kept: Kept, tunnel: dict[str, Any]) -> bool:
+        """Whether that is the tunnel of the relay that is kept here."""
+        if kept.relay is None:
+            return False
+        ours = await (await self._answering(kept)).tunnel()
+        return bool(ours["server"] == tunnel.get("server"))
+
+    async def _begin_anew(self, live: LiveSession, connection: dict[str, Any], undo: bool) -> None:
+        """Start a relay that has never heard of the session; it begins in its incarnation."""
+        record = live.record
+        await asyncio.to_thread(remove_relay_folder, self._node.settings, record.session)
+        await self.begin(live, connection)
+        give_kernel_key(self._node.settings, record, connection)
+        await self.run(live, absent=True)
+        assert live.relay is not None
+        await self._incarnate(live.relay, record.incarnation, undo)
+        self._write_tunnel(record, await live.relay.tunnel())
 
     def taken(self, session: str) -> None:
         """The session whose relay was kept lives here again."""
@@ -223,8 +366,16 @@ class RelayKeeper:
     async def listen(self, holder: LiveSession | Kept) -> None:
         """Connect to an adopted relay, so that it can tell what it hears."""
         if holder.relay is not None:
-            with contextlib.suppress(Unavailable):  # it is gone: then another one is started
+            with contextlib.suppress(SingularityError):  # it is gone: then another one is started
                 await holder.relay.status()
+
+    def report(self) -> list[dict[str, Any]]:
+        """The sessions of which nothing is here but the relay, as `hello` shows them."""
+        return [
+            {**kept.record.report(False), "alive": False, "devices": [], "suspended": True}
+            for session, kept in self.kept.items()
+            if session not in self._node.sessions
+        ]
 
     def trim(self, session: str) -> None:
         folder = self._node.settings.relay_dir(session)
@@ -232,7 +383,8 @@ class RelayKeeper:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _save(self, kept: Kept) -> None:
+    def save(self, kept: Kept) -> None:
+        """Write down what a kept relay's session was."""
         with contextlib.suppress(SingularityError):
             self._node.ledger.put("relay", kept.record.session, kept.record.to_json())
 
@@ -264,10 +416,16 @@ class RelayKeeper:
         """Clients come back by themselves once the ports listen again."""
         delay = RELAY_RETRY_S
         while (holder := self._holder(session)) is not None:
+            if isinstance(holder, Kept) and await self._usable(session) is None:
+                return
             try:
                 await self.run(holder)
                 return
-            except SingularityError as error:
-                log.warning("session %s: %s", session, error.message)
+            except (SingularityError, OSError) as error:
+                log.warning("session %s: %s", session, error)
             await asyncio.sleep(delay)
             delay = min(delay * 2, RELAY_RETRY_MAX_S)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ from .sessions import SessionRecord
 READY_LIMIT_S = 30.0
 EXIT_PORT_TAKEN = 3
 CALL_LIMIT_S = 20.0
+USER_FILE_CHARACTERS = 65_536
 
 _START_SHIM = (
     "import sys; sys.path += dict.fromkeys((sys.argv.pop(1), sys.argv.pop(1))); "
@@ -125,10 +127,15 @@ class Relay:
 
         return handle
 
-    async def status(self) -> dict[str, Any]:
+    async def standing(self) -> dict[str, Any]:
         """`connected`, `joined` (a capsule has joined the present incarnation), `waiting` (requests
-        that the capsule does not have), `positions`, `tunnel`, and what the begin of the present
-        `incarnation` changed: `requests_again`, `outputs_rolled_back`."""
+        that the capsule does not have), `positions`, and what the begin of the present
+        `incarnation` changed: `requests_again`, `outputs_rolled_back`, `requests_lost`."""
+        found: dict[str, Any] = await self.call("standing")
+        return found
+
+    async def status(self) -> dict[str, Any]:
+        """`standing` and `tunnel`."""
         found: dict[str, Any] = await self.call("status")
         return found
 
@@ -144,10 +151,9 @@ class Relay:
         found: dict[str, Any] = await self.call("positions", keep=True)
         return found
 
-    async def forget(self, before: dict[str, Any] | None) -> None:
-        """Keep only what rollbacks to the checkpoint with the positions `before` and to later ones
-        need; None: there is no checkpoint any more."""
-        await self.call("forget", before=before)
+    async def forget(self, kept: list[dict[str, Any]]) -> None:
+        """Keep only what rollbacks to the checkpoints with these positions need."""
+        await self.call("forget", kept=kept)
 
     async def set_away(self, away: bool) -> None:
         """While the session is away the relay answers for it, and says when it is wanted."""
@@ -192,6 +198,14 @@ def write_tunnel(settings: Settings, record: SessionRecord, tunnel: dict[str, An
     write_private(path, tunnel, (record.uid, record.gid))
 
 
+def read_tunnel(settings: Settings, record: SessionRecord) -> dict[str, Any] | None:
+    """What `write_tunnel` wrote; None when it is gone, or names another relay than the session's:
+    the file is the user's."""
+    found = read_user_file(os.path.join(settings.session_dir(record.session), "tunnel.json"))
+    own = found is not None and found.get("address") == f"tcp://{record.tunnel}"
+    return found if own and record.tunnel else None
+
+
 def make_relay_folder(settings: Settings, record: SessionRecord, client: dict[str, Any]) -> None:
     """The relay's own folder with the clients' connection file."""
     folder = settings.relay_dir(record.session)
@@ -202,15 +216,31 @@ def make_relay_folder(settings: Settings, record: SessionRecord, client: dict[st
     write_private(os.path.join(folder, "client.json"), client, (record.uid, record.gid))
 
 
+def kernel_key_file(settings: Settings, session: str) -> str:
+    """Beside the clients' file: how the kernel signs; not there when it signs as they do."""
+    return os.path.join(settings.relay_dir(session), "kernel.json")
+
+
 def read_client_file(settings: Settings, session: str) -> dict[str, Any] | None:
-    """Jupyter's connection information of the relay here, with its key; None when there is none.
-    The folder belongs to the user: a link or something else in the file's place is not read."""
-    path = os.path.join(settings.relay_dir(session), "client.json")
+    """Jupyter's connection information of the relay here, with its key; None when there is none."""
+    return read_user_file(os.path.join(settings.relay_dir(session), "client.json"))
+
+
+def has_client_file(settings: Settings, session: str) -> bool:
+    """Whether the relay's folder is there; without it no relay can be started in it."""
+    return os.path.lexists(os.path.join(settings.relay_dir(session), "client.json"))
+
+
+def read_user_file(path: str) -> dict[str, Any] | None:
+    """A JSON object from a folder that belongs to a user: a link or something else in the file's
+    place, or a large file, is not read. None when there is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, encoding="utf-8") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            found = json.loads(file.read(USER_FILE_CHARACTERS))
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -225,9 +255,12 @@ async def start_relay(
     record: SessionRecord,
     on_exit: Callable[[ProcessWatch], None],
     on_event: Callable[[str, dict[str, Any]], None],
+    *,
+    absent: bool = False,
 ) -> Relay:
-    """Start the relay as the session's user and wait until its ports listen. Raises `Conflict`
-    with the field `port` when another process has one of them, `SingularityError` otherwise."""
+    """Start the relay as the session's user and wait until its ports listen. `absent`: it has never
+    heard of the session, which may be in the middle of something. Raises `Conflict` with the field
+    `port` when another process has one of them, `SingularityError` otherwise."""
     folder = settings.relay_dir(record.session)
     log_path = os.path.join(folder, "relay.log")
     env = helper_environment(os.environ)
@@ -240,6 +273,9 @@ async def start_relay(
                     *("--session", record.session),
                     *("--connection", os.path.join(folder, "client.json")),
                     *("--state", folder),
+                    *_kernel_option(settings, record.session),
+                    *("--held-bytes", str(settings.held_output_bytes)),
+                    *(("--absent",) if absent else ()),
                     *("--tunnel-ip", settings.tunnel_ip),
                     *("--agent-uid", str(os.geteuid())),
                     *("--ready-fd", str(ready_w)),
@@ -282,6 +318,11 @@ async def start_relay(
             f"the kernel's ports could not be opened ({why}); nothing was started", port=True
         )
     raise SingularityError(f"the relay of the kernel did not start ({why}); nothing was started")
+
+
+def _kernel_option(settings: Settings, session: str) -> tuple[str, ...]:
+    path = kernel_key_file(settings, session)
+    return ("--kernel", path) if os.path.lexists(path) else ()
 
 
 async def _is_ready(fd: int) -> bool:

@@ -2,8 +2,8 @@
 
 What was downloaded lies in a folder of the agent's own until it is whole; then the rings go to
 their place, the session's files are unpacked inside an empty capsule, as its user, and its
-processes come back in there. The checkpoint stays as it is, whatever happens: an attempt that
-fails leaves nothing here.
+processes come back in there. Its device state is downloaded meanwhile. The checkpoint stays as it
+is, whatever happens: an attempt that fails leaves nothing here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -19,15 +19,18 @@ from typing import Any
 from singularity_proxy.capsule import files as open_files
 from singularity_proxy.capsule import image, scratch
 from singularity_proxy.capsule.launcher import CapsuleSpec
+from singularity_proxy.capsule.machine import Machine, why_not
 from singularity_proxy.capsule.namespace import NamespaceCapsule, NamespaceLauncher
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
-from singularity_proxy.checkpoint.manifest import Summary
-from singularity_proxy.checkpoint.reader import Restored
+from singularity_proxy.checkpoint.manifest import StoredPart, Summary
+from singularity_proxy.checkpoint.progress import Progress
 from singularity_proxy.errors import (
     BadRequest,
     Conflict,
     ImageFailed,
     SingularityError,
+    StoreRefused,
+    StoreUnavailable,
     Unavailable,
     Unsupported,
 )
@@ -44,14 +47,21 @@ from .stores import teller
 STEPS = {
     "begun": "the ledger says that the session is being started",
     "claimed": "no agent of an older epoch can publish a checkpoint of it any more",
-    "fetched": "the checkpoint is here",
+    "fetched": "all but the device state is here",
     "prepared": "there is an empty capsule",
     "unpacked": "the session's files are in it",
+    "states": "its device state is here",
     "restored": "its processes are in it, frozen",
     "recorded": "the ledger says that it lives, and is still to be thawed",
     "thawed": "it runs",
 }
 """Where an agent can die in the middle; `Node.on_step` is called there, by tests alone."""
+
+
+_IN_MEMORY = ("device", "ring")
+_FIRST = ("image", "ring", "record", "scratch")
+_MEANWHILE = ("device",)
+"""The kinds of parts that are fetched before the processes can be restored, and those meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,11 @@ class Resumer:
             found = box.find(request.source, request.checkpoint)
             return found, box.manifest(request.source, found.id).record
 
-        summary, record = await self._node.stores.call(request.user, read)
+        try:
+            summary, record = await self._node.stores.call(request.user, read)
+        except SingularityError as error:
+            say_kept(error)
+            raise
         await self._refuse(request, summary, record)
         return summary, record
 
@@ -142,6 +156,7 @@ class Resumer:
         if not found["available"] or not isinstance(node.launcher, NamespaceLauncher):
             why = str(found["reason"]).rstrip(".")
             raise Unsupported(f"no session can be resumed on node {node.settings.node}: {why}")
+        await self._refuse_machine(record)
         ours = node.torch.git_version if node.torch else ""
         if record["rings"] and record["torch"] != ours:
             raise Unsupported(
@@ -178,6 +193,23 @@ class Resumer:
                 path=missing[0],
             )
 
+    async def _refuse_machine(self, record: dict[str, Any]) -> None:
+        """Refuse an image that needs more of its machine than is here, or other files."""
+        node, there = self._node.settings.node, record["node"]
+        instead = f"the checkpoint was kept, resume it on a node like {there}"
+        why = why_not(Machine.from_json(record.get("machine")), await self._node.images.machine())
+        if why:
+            raise Unsupported(f"the session cannot come back here: node {node} {why}; {instead}")
+        opened = open_files.Record.from_json(record["opened"])
+        others = await asyncio.to_thread(open_files.other_libraries, opened)
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            raise Unsupported(
+                f"the session cannot come back here: node {node} has another or no {others[0]}"
+                f"{more}, which it has loaded; {instead}, or install the same there",
+                files=others[:20],
+            )
+
     def record_of(
         self, request: ResumeRequest, summary: Summary, told: dict[str, Any]
     ) -> SessionRecord:
@@ -203,6 +235,7 @@ class Resumer:
             places=dict(told["places"]),
             reason=request.reason,
             connected=told["connected"],
+            restartable=True,
         )
 
     async def restore(
@@ -226,56 +259,111 @@ class Resumer:
         try:
             os.makedirs(folder, 0o700)
             os.mkdir(stage, 0o700)
-            restored = await self._fetch(live, request, summary, folder, stage)
+            fetch = self._fetcher(live, request, summary, folder, stage)
+            checked = await fetch(_FIRST)
             self._install(record, stage, shm)
             self._step("fetched")
             opened = open_files.Record.from_json(told["opened"])
-            reconciled = await asyncio.to_thread(
-                open_files.reconcile,
-                opened,
-                uid=record.uid,
-                gid=record.gid,
-                label=f"after-{summary.id}",
-                cut=request.source == request.session,
-            )
-            live.reconciled = reconciled.sentences()
-            capsule = await self._prepare(live, told, on_exit)
-            self._step("prepared")
-            roots, _ = files.scratch_roots(record, told["places"]["folder"])
-            archive = os.path.join(folder, files.SCRATCH)
-            await asyncio.to_thread(scratch.unpack, capsule, archive, roots)
-            self._step("unpacked")
-            await asyncio.to_thread(
-                image.restore, capsule, os.path.join(folder, files.IMAGE), stopped=opened.stopped
-            )
-            self._open_rings(live, told, capsule)
+            rest = asyncio.ensure_future(fetch(_MEANWHILE))
+            try:
+                reconciled = await self._reconcile(live, request, summary, opened, rest)
+                await self._processes(live, told, opened, folder, on_exit)
+            except BaseException:
+                live.cancel.set()
+                await asyncio.wait([rest])
+                rest.exception()  # the one that is raised is the cause
+                raise
+            checked += await rest
+            self._install(record, stage, shm)
+            self._step("states")
+            self._open_rings(live, told)
             stopped = sorted(opened.stopped)
             record.saving = {"id": summary.id, "level": "process", "stopped": stopped}
             self._step("restored")
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
             await asyncio.to_thread(shutil.rmtree, stage, True)
-        return _loss(request, summary, told, restored, opened, reconciled)
+        return _loss(request, summary, told, checked, opened, reconciled)
 
-    async def _fetch(
+    def _fetcher(
         self, live: LiveSession, request: ResumeRequest, summary: Summary, folder: str, stage: str
-    ) -> Restored:
-        tell = teller(self._node, request.session)
+    ) -> Callable[[Collection[str]], Awaitable[int]]:
+        """A function that brings the parts of some kinds here, and returns how many hashes were
+        checked. Its calls are one transfer for people who look at the progress."""
+        total = summary.bytes
+        done = sent = 0
 
-        def place(part: Any) -> str:
-            return stage if part.kind in ("device", "ring") else folder
+        async def fetch(kinds: Collection[str]) -> int:
+            nonlocal done, sent
+            before = done, sent
+            tell = teller(self._node, request.session)
 
-        def fetch(box: Checkpoints) -> Restored:
-            return box.restore(
-                request.source,
-                summary.id,
-                place=place,
-                progress=tell,
-                cancel=live.cancel,
-                on_step=self._node.on_step,
-            )
+            def progress(now: Progress) -> None:
+                nonlocal done, sent
+                done, sent = before[0] + now.bytes_done, before[1] + now.bytes_sent
+                left = total - done
+                eta = 0.0 if left <= 0 else left / now.rate if now.rate > 0 else None
+                tell(Progress(done, total, sent, now.rate, eta))
 
-        return await self._node.stores.call(request.user, fetch)
+            def place(part: StoredPart) -> str | None:
+                if part.kind not in kinds:
+                    return None
+                return stage if part.kind in _IN_MEMORY else folder
+
+            def restore(box: Checkpoints) -> int:
+                return box.restore(
+                    request.source,
+                    summary.id,
+                    place=place,
+                    progress=progress,
+                    cancel=live.cancel,
+                    on_step=self._node.on_step,
+                ).hashes_checked
+
+            return await self._node.stores.call(request.user, restore)
+
+        return fetch
+
+    async def _reconcile(
+        self,
+        live: LiveSession,
+        request: ResumeRequest,
+        summary: Summary,
+        opened: open_files.Record,
+        rest: asyncio.Future[int],
+    ) -> open_files.Reconciled:
+        """Files outside that the session has open are as they were, from here on. The user's files
+        are changed only when all of the checkpoint is known to be whole."""
+        record = live.record
+        owner = {"uid": record.uid, "gid": record.gid}
+        cut = request.source == request.session
+        grown = await asyncio.to_thread(open_files.check, opened, cut=cut, **owner)
+        if grown.files:
+            await asyncio.shield(rest)
+        reconciled = await asyncio.to_thread(
+            open_files.set_back, grown, label=f"after-{summary.id}", **owner
+        )
+        live.reconciled = reconciled.sentences()
+        return reconciled
+
+    async def _processes(
+        self,
+        live: LiveSession,
+        told: dict[str, Any],
+        opened: open_files.Record,
+        folder: str,
+        on_exit: Any,
+    ) -> None:
+        """A capsule with the session's files and its frozen processes in it."""
+        capsule = await self._prepare(live, told, on_exit)
+        self._step("prepared")
+        roots, _ = files.scratch_roots(live.record, told["places"]["folder"])
+        archive = os.path.join(folder, files.SCRATCH)
+        await asyncio.to_thread(scratch.unpack, capsule, archive, roots)
+        self._step("unpacked")
+        await asyncio.to_thread(
+            image.restore, capsule, os.path.join(folder, files.IMAGE), stopped=opened.stopped
+        )
 
     def _install(self, record: SessionRecord, stage: str, shm: str) -> None:
         """Rings and their state to their place, as their user's and as nobody's who served them."""
@@ -315,6 +403,7 @@ class Resumer:
             tmp=None if record.kept is None else settings.session_tmp(record.session),
             keep=tuple(p for p in record.kept or () if p not in places.values()),
             moved={places["folder"]: folder, places["shm"]: shm},
+            lease=node.lease.begin(live),
         )
         if record.kept is None and places["folder"] == folder:
             spec = _without_folder(spec, places["folder"])
@@ -324,10 +413,9 @@ class Resumer:
         node.save(live)
         return capsule
 
-    def _open_rings(
-        self, live: LiveSession, told: dict[str, Any], capsule: NamespaceCapsule
-    ) -> None:
-        record = live.record
+    def _open_rings(self, live: LiveSession, told: dict[str, Any]) -> None:
+        record, capsule = live.record, live.capsule
+        assert isinstance(capsule, NamespaceCapsule)
         shm = self._node.settings.session_shm(record.session)
         for ring in told["rings"]:
             worker = capsule.host_process(ring["worker"])
@@ -344,6 +432,12 @@ class Resumer:
         lost = live.rings.adopt()
         if lost:
             raise Unavailable(f"ring {lost[0].ring_id} of the session is gone; try again")
+
+
+def say_kept(error: SingularityError) -> None:
+    """Add what became of the checkpoint to what a store says that does not answer."""
+    if isinstance(error, StoreUnavailable | StoreRefused):
+        error.message += "; nothing was left here and the checkpoint was kept, try again"
 
 
 def why_not_resumed(live: LiveSession, error: OSError) -> SingularityError:
@@ -368,7 +462,7 @@ def _loss(
     request: ResumeRequest,
     summary: Summary,
     told: dict[str, Any],
-    restored: Restored,
+    hashes_checked: int,
     opened: open_files.Record,
     reconciled: open_files.Reconciled,
 ) -> dict[str, Any]:
@@ -395,6 +489,6 @@ def _loss(
         "back": back,
         "lost": lost,
         "rolled_back": rolled_back,
-        "hashes_checked": restored.hashes_checked,
+        "hashes_checked": hashes_checked,
         "checkpoint": summary.id,
     }

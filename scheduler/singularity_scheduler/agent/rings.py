@@ -7,6 +7,7 @@ as the process: its end is seen by a pidfd, because workers leave by `os._exit` 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import time
@@ -18,6 +19,8 @@ from singularity_proxy.wire.ring import RingFile, RingState
 
 from .probe import TorchVersion
 from .sessions import RingRecord, SessionRecord
+
+log = logging.getLogger("singularity.agent")
 
 MAX_RINGS = 256
 """Rings of one session at the same time: each reserves 12 MiB of shared memory."""
@@ -47,12 +50,19 @@ class LiveRing:
         self.file.close()
 
     def remove(self) -> None:
-        """End the ring and remove its files (the session's worker gets an error, if it lives)."""
+        """End the ring and remove its files (the session's worker gets an error, if it lives).
+        What its user has put in their place, and cannot be removed like a file, goes with the
+        session's folder."""
         self.worker.close()
-        self.file.retire()
+        with contextlib.suppress(OSError):  # the file is tried again
+            self.file.retire()
         for suffix in (".ring", ".snap", ".snap.tmp", ".journal"):
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 os.unlink(self.record.prefix + suffix)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                log.warning("%s stays until its session ends: %s", error.filename, error.strerror)
 
 
 class RingSet:
@@ -124,9 +134,9 @@ class RingSet:
 
     def forget(self, ring: LiveRing) -> None:
         """Remove the ring and its files."""
-        ring.remove()
         self.rings.pop(ring.ring_id, None)
         self._record.rings.pop(ring.ring_id, None)
+        ring.remove()
 
     def need(self, ring_id: str) -> LiveRing | None:
         """A worker rang for `ring_id`; None when there is no such ring or it has failed."""

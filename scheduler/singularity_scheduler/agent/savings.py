@@ -40,6 +40,10 @@ class Savings:
             self._all.remove(saving)
             saving.over.set()
 
+    def __bool__(self) -> bool:
+        """Whether one of them is under way."""
+        return bool(self._all)
+
     def give_up(self, before: Saving | None = None) -> None:
         """Have all end soon, or those that were begun before `before`; they fail."""
         for saving in self._until(before):

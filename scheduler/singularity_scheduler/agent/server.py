@@ -17,12 +17,15 @@ from singularity_proxy.wire.rpc import Handler, Peer
 
 from singularity_scheduler import logs
 
+from .device_restores import DeviceRestorer
 from .devices import DeviceKeeper
 from .launch import LaunchRequest, number, text
+from .leaders import Leaders
 from .leases import LeaseGrant, boot_clock
 from .lifecycle import Lifecycle
 from .live import LiveSession
 from .node import Node
+from .node_lease import Renewal
 from .relays import read_client_file
 from .resumes import ResumeRequest
 from .sessions import Life
@@ -30,6 +33,9 @@ from .stores import reference
 from .suspends import Suspender
 
 log = logging.getLogger("singularity.agent")
+
+LEADER = ("node", "leader")
+"""Which service was obeyed last, in the agent's ledger."""
 
 
 class CommandServer:
@@ -46,8 +52,14 @@ class CommandServer:
         self._lifecycle = lifecycle
         self._devices = devices
         self._suspender = Suspender(node, devices, lifecycle.relays)
+        self._restorer = DeviceRestorer(node, devices, self._suspender)
         self._stop = stop
         self._running: dict[tuple[str, str], asyncio.Task[Any]] = {}
+        known = node.ledger.get(*LEADER)
+        self._leaders = Leaders((known[0], known[1]) if known else None, self._keep_leader)
+
+    def _keep_leader(self, leader: tuple[str, int]) -> None:
+        self._node.ledger.put(*LEADER, list(leader))
 
     def handlers(self) -> dict[str, Handler]:
         """Method names as in the calls."""
@@ -61,16 +73,30 @@ class CommandServer:
             "device.attach": self.attach,
             "device.park": self.park,
             "device.checkpoint": self.device_checkpoint,
+            "device.put_back": self.put_back,
             "session.checkpoint": self.checkpoint,
             "session.suspend": self.suspend,
             "session.resume": self.resume,
             "session.connection": self.connection,
+            "session.own": self.own,
             "checkpoints.list": self.list_checkpoints,
             "checkpoints.delete": self.delete_checkpoint,
             "renew": self.renew,
             "shutdown": self.shutdown,
         }
-        return {name: _bound(method) for name, method in methods.items()}
+        return {name: _bound(self._led(name, method)) for name, method in methods.items()}
+
+    def _led(self, name: str, method: Handler) -> Handler:
+        """`method`, for the service that leads and no older one."""
+
+        async def call(peer: Peer, params: dict[str, Any]) -> Any:
+            if name == "hello":
+                self._leaders.hello(peer, params)
+            else:
+                self._leaders.check(peer)
+            return await method(peer, params)
+
+        return call
 
     def closed(self, peer: Peer) -> None:
         """A connection ended."""
@@ -125,9 +151,14 @@ class CommandServer:
             self._node.service = peer
         node = self._node
         recovery = node.settings.journal_bytes > 0
+        images = await node.images.capability()  # first: "sent_at" is the time of the answer
         return {
             "node": node.settings.node,
             "instance": node.instance,
+            "version": node.version,
+            "spot": node.settings.spot,
+            "cluster": node.settings.cluster,
+            "sent_at": boot_clock(),
             "devices": node.devices,
             "health": node.health,
             "capabilities": {
@@ -138,14 +169,17 @@ class CommandServer:
                     else "switched off by journal_bytes = 0",
                 },
                 "park_by_driver": self._devices.parks(),
-                "process_image": await node.images.capability(),
+                "process_image": images,
                 "store": node.stores.describe(),
                 "torch": {
                     "available": node.torch is not None,
                     "reason": node.torch.version if node.torch else "torch is not installed here",
                 },
             },
-            "sessions": [live.report() for live in node.sessions.values()],
+            "sessions": [
+                *(live.report() for live in node.sessions.values()),
+                *self._lifecycle.relays.report(),
+            ],
         }
 
     async def identity(self, _: Peer, params: dict[str, Any]) -> Any:
@@ -169,6 +203,8 @@ class CommandServer:
         if live is None:
             if params.get("keep") is not True:
                 await self._end_away(text(params, "session"), params.get("user"))
+            elif params.get("keep_relay") is False:
+                await self._lifecycle.relays.end(text(params, "session"))
             return {"exit_code": None}
         grace_s = params.get("grace_s")
         if not isinstance(grace_s, int | float) or grace_s < 0:
@@ -178,10 +214,12 @@ class CommandServer:
         elsewhere = params.get("keep") is True  # it goes on from the store
         code = await self._lifecycle.end(live, reason, float(grace_s), elsewhere=elsewhere)
         self._lifecycle.forget(live)
-        if published:
-            if not elsewhere:
-                await self._end_away(live.record.session, live.record.user)
-        elif not elsewhere and (not own_end or code == 0):
+        if elsewhere:
+            if params.get("keep_relay") is False:
+                await self._lifecycle.relays.end(live.record.session)
+        elif published:
+            await self._end_away(live.record.session, live.record.user)
+        elif not own_end or code == 0:
             # Wanted, or done; after a failure its checkpoints may be all that is left.
             record = live.record
             self._node.spawn(
@@ -241,6 +279,16 @@ class CommandServer:
             lambda: self._fenced(live, self._suspender.checkpoint(live, epoch, name, level)),
         )
 
+    async def put_back(self, _: Peer, params: dict[str, Any]) -> Any:
+        live = self._node.session(text(params, "session"))
+        epoch, checkpoint = number(params, "epoch"), text(params, "checkpoint")
+        discard = params.get("discard") is True
+        return await self._once(
+            params,
+            "device.put_back",
+            lambda: self._fenced(live, self._restorer.put_back(live, epoch, checkpoint, discard)),
+        )
+
     async def suspend(self, _: Peer, params: dict[str, Any]) -> Any:
         session, name = text(params, "session"), _name(params)
         epoch, reason = number(params, "epoch"), str(params.get("reason") or "")
@@ -264,7 +312,9 @@ class CommandServer:
             raise
 
     async def resume(self, _: Peer, params: dict[str, Any]) -> Any:
-        request = ResumeRequest.parse(params)
+        request, terms = ResumeRequest.parse(params), params.get("terms")
+        if isinstance(terms, dict):
+            self._node.lease.first(Renewal.parse(terms))
         return await self._once(params, "session.resume", lambda: self._lifecycle.resume(request))
 
     async def connection(self, _: Peer, params: dict[str, Any]) -> Any:
@@ -277,6 +327,11 @@ class CommandServer:
             "clients": read_client_file(self._node.settings, session),
         }
 
+    async def own(self, _: Peer, params: dict[str, Any]) -> Any:
+        session, owner_pid = text(params, "session"), number(params, "owner_pid")
+        await self._lifecycle.owners.own(session, owner_pid)
+        return {}
+
     async def list_checkpoints(self, _: Peer, params: dict[str, Any]) -> Any:
         session, user = text(params, "session"), text(params, "user")
         found = await self._node.stores.call(user, lambda box: box.list(session))
@@ -286,6 +341,8 @@ class CommandServer:
         session, user, id = text(params, "session"), text(params, "user"), text(params, "id")
         await self._node.stores.call(user, lambda box: box.delete(session, id, head_too=True))
         self._node.stores.littered(user)
+        if (live := self._node.sessions.get(session)) is not None:
+            self._node.spawn(self._lifecycle.relays.retain(live), "retention")
         return {}
 
     async def renew(self, _: Peer, params: dict[str, Any]) -> Any:
@@ -294,7 +351,9 @@ class CommandServer:
         if not isinstance(ttl_s, int | float) or ttl_s <= 0 or not isinstance(leases, list):
             raise BadRequest("a renewal needs 'leases' and a positive 'ttl_s'")
         asked = [(text(x, "session"), number(x, "epoch")) for x in leases]
-        node = self._node
+        node, terms = self._node, params.get("terms")
+        if isinstance(terms, dict):
+            node.lease.renewed(Renewal.parse(terms))
         held = set(node.leases.renew(asked, float(ttl_s), now))
         node.try_save_leases()
         return {
@@ -302,6 +361,8 @@ class CommandServer:
             "gone": [
                 s for s, _ in asked if s not in node.sessions or not node.sessions[s].record.alive
             ],
+            "sent_at": boot_clock(),
+            "over": node.lease.over,
         }
 
     async def shutdown(self, _: Peer, params: dict[str, Any]) -> Any:

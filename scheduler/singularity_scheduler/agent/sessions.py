@@ -171,6 +171,12 @@ class SessionRecord:
     """It goes on from the store, here or on another node: what is here of it ends, but for the
     relay, and is not told as the session's end."""
 
+    restartable: bool = False
+    """There is, or may be, a checkpoint from which it could be started elsewhere."""
+    frozen: dict[str, Any] | None = None
+    """Why its processes do not run: "reason" for people; "stopped": what the user had stopped when
+    the agent stopped the others, None when pid 1 of the capsule did. See `node_lease`."""
+
     def move(self, phase: Phase) -> None:
         """Go to `phase`; a move that is not in the table is a fault of the caller."""
         if (self.phase, phase) not in PHASE_MOVES:
@@ -267,5 +273,5 @@ class SessionRecord:
             "waiting": waiting and self.alive,
             "busy": self.busy,
             "reason": self.reason,
-            "life": self.incarnation,
+            "incarnation": self.incarnation,
         }

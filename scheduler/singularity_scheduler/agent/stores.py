@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -30,6 +31,9 @@ log = logging.getLogger("singularity.agent")
 
 T = TypeVar("T")
 
+_TRANSFERS = 16
+"""So many calls to the store run at the same time, besides those of frozen sessions."""
+
 TELL_EVERY_S = 0.25
 """Progress is told at most this often."""
 
@@ -40,11 +44,16 @@ earliest: several removals are one collection."""
 
 class Stores:
     """The store of the agent. `url` is a folder or an address of Azure Blob; `keys` says where the
-    keys are that checkpoints are encrypted with ("": not at all)."""
+    keys are that checkpoints are encrypted with ("": not at all); so many sessions are frozen
+    `at_once` for it."""
 
-    def __init__(self, url: str, keys: str, policy: Policy) -> None:
+    def __init__(self, url: str, keys: str, policy: Policy, at_once: int) -> None:
         self._url, self._keys_source = url, keys
         self.policy = policy
+        self.turns = asyncio.Semaphore(at_once)
+        """Held by who has a session frozen to save it."""
+        # Of its own: a save may wait in its thread for what the event loop's threads still make.
+        self._threads = ThreadPoolExecutor(at_once + _TRANSFERS, "store")
         self._opening = threading.Lock()
         self._store: ObjectStore | None = None
         self._keys: KeyProvider | None = None
@@ -80,7 +89,8 @@ class Stores:
 
     async def call(self, user: str, work: Callable[[Checkpoints], T]) -> T:
         """`work(checkpoints of the user)` in a thread."""
-        return await asyncio.to_thread(lambda: work(self.of(user)))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: work(self.of(user)))
 
     async def has_whole(self, user: str, session: str) -> bool:
         """Whether the session can go on from a checkpoint; what cannot be asked is believed."""
@@ -137,6 +147,21 @@ class Stores:
         if gone:
             self.littered(user)
 
+    async def positions(
+        self, user: str, session: str, known: dict[str, dict[str, Any] | None]
+    ) -> dict[str, dict[str, Any] | None]:
+        """Checkpoint -> where the session's connection stood then, of those with its processes;
+        those in `known` are not read again."""
+
+        def read(box: Checkpoints) -> dict[str, dict[str, Any] | None]:
+            found = {}
+            for one in (c.id for c in box.list(session) if c.level == "process"):
+                there = one in known
+                found[one] = known[one] if there else _positions(box, session, one)
+            return found
+
+        return await self.call(user, read)
+
     def littered(self, user: str) -> None:
         """Something of this user was removed: its space can be freed some time later."""
         self._garbage.setdefault(user, time.monotonic() + COLLECT_AFTER_S)
@@ -161,6 +186,7 @@ class Stores:
 
     def close(self) -> None:
         """Called when the agent ends."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._store is not None:
             self._store.close()
 
@@ -195,3 +221,8 @@ def reference(summary: Summary) -> dict[str, Any]:
         "incarnation": summary.incarnation,
         "reason": summary.reason,
     }
+
+
+def _positions(box: Checkpoints, session: str, checkpoint: str) -> dict[str, Any] | None:
+    found = box.manifest(session, checkpoint).record.get("positions")
+    return found if isinstance(found, dict) else None

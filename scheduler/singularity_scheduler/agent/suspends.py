@@ -1,11 +1,12 @@
 """Whole sessions to the store: a checkpoint from which a session goes on, or a suspend, after which
 it has left this node.
 
-Both are one sequence under the session's lock: freeze the processes, bring the device state to
-files, close the agent's ends of the session's sockets, dump the processes, save it all. A session
-that goes on does so from a copy of what it may change; one that leaves is saved in place. Until the
-checkpoint is published anything that fails thaws the session, and so does the next agent when this
-one is killed: nothing half-written is ever listed.
+Both are done under the session's lock: freeze the processes, then bring the device state to files
+while the processes are dumped (`taking`), and save it all. A session that goes on does so from a
+copy of what it may change. One that leaves is saved in place, and what is complete is on its way to
+the store while the rest is still being written. Until the checkpoint is published anything that
+fails thaws the session, and so does the next agent when this one is killed: nothing half-written is
+ever listed.
 """
 
 from __future__ import annotations
@@ -17,14 +18,12 @@ import logging
 import os
 import shutil
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
-from singularity_proxy.capsule import files as open_files
-from singularity_proxy.capsule import image, scratch
 from singularity_proxy.capsule.namespace import NamespaceCapsule
-from singularity_proxy.capsule.tree import inner_pid
+from singularity_proxy.checkpoint.feed import Feed
 from singularity_proxy.checkpoint.files import Part
 from singularity_proxy.checkpoint.manifest import Summary
 from singularity_proxy.checkpoint.writer import Request, new_checkpoint_id
@@ -38,23 +37,21 @@ from singularity_proxy.errors import (
 )
 
 from . import parts as files
-from .copies import copy_parts
 from .devices import DeviceKeeper
 from .live import LiveSession
 from .node import Node, Settings
 from .relay_keeper import RelayKeeper
 from .savings import Saving
-from .sessions import Life, Phase
+from .sessions import Life
 from .stores import reference, teller
+from .taking import Taker, Work
 
 log = logging.getLogger("singularity.agent")
 
-DRAIN_S = 2.0
-"""So long proxies may take to execute what a frozen session had asked for; otherwise they park."""
-
 STEPS = {
     "begun": "the ledger says that a checkpoint is being taken",
-    "frozen": "no process of the session runs",
+    "stopped": "no process of the session runs, and the ledger does not know yet",
+    "frozen": "no process of the session runs, and the ledger knows",
     "device": "the device state is in files",
     "closed": "the agent's ends of its sockets are closed",
     "packed": "the session's own files are in one archive",
@@ -66,32 +63,8 @@ STEPS = {
     "ended": "its processes are gone (a suspend)",
     "removed": "its folders are gone (a suspend)",
 }
-"""Where an agent can die in the middle; `Node.on_step` is called there, by tests alone."""
-
-
-@dataclass
-class _Work:
-    """One checkpoint that is being taken."""
-
-    id: str
-    name: str
-    level: str
-    reason: str
-    folder: str
-    """The agent's own, for the image and for copies."""
-    saving: Saving
-    epoch: int | None
-    """Of the command; as is `seq`."""
-    seq: int | None = None
-    began: float = field(default_factory=time.monotonic)
-    ms: dict[str, float] = field(default_factory=dict)
-    devices: list[str] = field(default_factory=list)
-    """Those to be taken back."""
-    parts: list[Part] = field(default_factory=list)
-    record: dict[str, Any] = field(default_factory=dict)
-
-    def took(self, step: str, since: float) -> None:
-        self.ms[step] = round((time.monotonic() - since) * 1e3, 3)
+"""Where an agent can die in the middle; `Node.on_step` is called there, by tests alone. "device"
+comes in any order with those of the process."""
 
 
 class Suspender:
@@ -101,6 +74,7 @@ class Suspender:
         self._node = node
         self._devices = devices
         self._relays = relays
+        self._taker = Taker(node, devices, relays)
 
     # -- commands ---------------------------------------------------------------------------------
 
@@ -122,17 +96,15 @@ class Suspender:
         with live.savings.begin() as saving:
             why = why if level == "device" else ""
             work = self._work(live, saving, epoch, name, level, why)
-            async with self._busy(live, work):
+            async with self._node.stores.turns, self._busy(live, work):
                 try:
-                    if level == "process":
-                        await self._take_copy(live, work)
-                    else:
-                        await self._take_states(live, work)
+                    take = self._taker.copied if level == "process" else self._taker.states
+                    parts = await take(live, work)
                 except OSError as error:
                     raise _unsaved(live, work, error) from None
             try:
                 await live.savings.settle(before=saving)
-                summary = await self._save(live, work)
+                summary = await self._save(live, work, parts)
             except SingularityError as error:
                 self._judge(live, error)
                 raise
@@ -142,9 +114,7 @@ class Suspender:
         if record.alive and self._node.sessions.get(record.session) is live:
             record.last_checkpoint = made
             self._node.try_save(live)
-            self._node.spawn(
-                self._node.stores.tidy(record.user, record.session, record.epoch), "retention"
-            )
+            self._node.spawn(self._relays.retain(live), "retention")
         return dict(made)
 
     async def suspend(
@@ -166,20 +136,15 @@ class Suspender:
         assert record.saving is not None
         return dict(record.saving["published"])
 
-    async def _send_away(self, live: LiveSession, work: _Work, reason: str) -> None:
+    async def _send_away(self, live: LiveSession, work: Work, reason: str) -> None:
         record = live.record
-        async with self._busy(live, work, leaves=True):
+        async with self._node.stores.turns, self._busy(live, work, leaves=True):
             live.savings.give_up(before=work.saving)  # they are older than what is saved now
             await live.savings.settle(before=work.saving)
             try:
                 await self._relays.away(live, True)
-                await self._freeze(live, work)
-                work.devices = await self._part(self._devices.set_aside(live), work, "device")
-                await self._describe(live, work)
-                await self._dump(live, work)
-                shm = self._node.settings.session_shm(record.session)
-                work.parts += files.ring_parts(shm, list(record.rings.values()))
-                summary = await self._save(live, work)
+                await self._taker.freeze(live, work)
+                summary = await self._save_while_taken(live, work)
             except OSError as error:
                 raise _unsaved(live, work, error) from None
             record.check_live()  # it may have ended meanwhile, or somebody ended it
@@ -196,6 +161,19 @@ class Suspender:
             self._node.try_save(live)
             self._step("recorded")
 
+    async def _save_while_taken(self, live: LiveSession, work: Work) -> Summary:
+        feed = Feed(self._taker.expected_bytes(live))
+        saving = asyncio.ensure_future(self._save(live, work, feed))
+        try:
+            await self._taker.in_place(live, work, feed.add)
+        except BaseException as error:
+            feed.fail(error)
+            await asyncio.wait([saving])  # it withdraws what it has announced
+            saving.exception()
+            raise
+        feed.finish()
+        return await saving
+
     async def why_no_image(self, live: LiveSession) -> str:
         """ "" when this session's processes can be saved, else why not."""
         if live.record.mode == "joined":
@@ -209,16 +187,16 @@ class Suspender:
 
     def _work(
         self, live: LiveSession, saving: Saving, epoch: int | None, name: str, level: str, why: str
-    ) -> _Work:
+    ) -> Work:
         id = new_checkpoint_id(datetime.now(timezone.utc))
         folder = os.path.join(self._node.settings.images_dir, f"{live.record.session}-{id}")
-        return _Work(id, name, level, why, folder, saving, epoch)
+        return Work(id, name, level, why, folder, saving, epoch)
 
     def _step(self, name: str) -> None:
         self._node.on_step(f"suspend.{name}")
 
     @contextlib.asynccontextmanager
-    async def _busy(self, live: LiveSession, work: _Work, leaves: bool = False) -> Any:
+    async def _busy(self, live: LiveSession, work: Work, leaves: bool = False) -> Any:
         """The session's lock, and whatever happens it goes on afterwards, unless it has left."""
         record, node = live.record, self._node
         async with live.lock:
@@ -244,156 +222,11 @@ class Suspender:
                 if not leaves:
                     await asyncio.shield(self._go_on(live, work))
 
-    async def _part(self, job: Any, work: _Work, step: str) -> Any:
-        began = time.monotonic()
-        result = await job
-        work.took(step, began)
-        self._step(step)
-        return result
-
-    async def _freeze(self, live: LiveSession, work: _Work) -> None:
-        assert isinstance(live.capsule, NamespaceCapsule)
-        began = time.monotonic()
-        await asyncio.to_thread(live.capsule.freeze)
-        live.record.saving = {
-            **(live.record.saving or {}),
-            "stopped": sorted(live.capsule.stopped_by_user),
-        }
-        self._node.try_save(live)
-        work.took("freeze", began)
-        self._step("frozen")
-
-    async def _dump(self, live: LiveSession, work: _Work) -> None:
-        assert isinstance(live.capsule, NamespaceCapsule)
-        await live.socket.close()
-        self._step("closed")
-        began = time.monotonic()
-        target = os.path.join(work.folder, files.IMAGE)
-        await asyncio.to_thread(image.dump, live.capsule, target)
-        work.parts += files.image_parts(target)
-        work.took("image", began)
-        self._step("dumped")
-
-    async def _describe(self, live: LiveSession, work: _Work) -> None:
-        """The session's own files, and a record of what the way back needs."""
-        record, node, capsule = live.record, self._node, live.capsule
-        assert isinstance(capsule, NamespaceCapsule)
-        began = time.monotonic()
-        settings = node.settings
-        places = record.places or {
-            "folder": settings.session_dir(record.session),
-            "shm": settings.session_shm(record.session),
-        }
-        opened = await asyncio.to_thread(
-            open_files.describe,
-            capsule,
-            session_folder=places["folder"],
-            ring_folder=places["shm"],
-        )
-        roots, skip = files.scratch_roots(record, places["folder"])
-        skip += [os.path.join(places["folder"], name) for name in _copies(node, live)]
-        archive = os.path.join(work.folder, files.SCRATCH)
-        await asyncio.to_thread(scratch.pack, capsule, archive, roots, skip)
-        work.parts += files.scratch_parts(archive)
-        workers = {}
-        for ring in live.rings.rings.values():
-            with contextlib.suppress(OSError):
-                workers[ring.ring_id] = inner_pid(ring.record.worker.pid)
-        work.record = files.describe(
-            record,
-            node=settings.node,
-            torch=node.torch.git_version if node.torch else "",
-            workers=workers,
-            places=places,
-            opened=opened.to_json(),
-            processes=len(capsule.members()),
-            positions=await self._relays.positions(live),
-        )
-        work.took("files", began)
-        self._step("packed")
-
-    async def _take_copy(self, live: LiveSession, work: _Work) -> None:
-        """Everything, as it is at one moment, into the agent's own folder."""
-        record, settings = live.record, self._node.settings
-        shm = settings.session_shm(record.session)
-        states = shm
-        await self._freeze(live, work)
-        began = time.monotonic()
-        if record.phase is Phase.HELD:
-            states = await self._states_of_frozen(live, work) or shm
-        work.took("device", began)
-        self._step("device")
-        await self._describe(live, work)
-        await self._dump(live, work)
-        began = time.monotonic()
-        rings = files.ring_parts(shm, list(record.rings.values()), states)
-        own = os.path.join(work.folder, "copy")
-        work.parts += await asyncio.to_thread(copy_parts, rings, own, record.uid)
-        work.took("copy", began)
-        self._step("copied")
-
-    async def _states_of_frozen(self, live: LiveSession, work: _Work) -> str | None:
-        """Device state that fits the ring files, while no worker runs: the folder of the
-        snapshots, or None when the proxies had to park and the state is where it always is."""
-        rings = [ring.file for ring in live.rings.rings.values()]
-        deadline = time.monotonic() + DRAIN_S
-        while any(file.read().pending for file in rings):
-            if time.monotonic() > deadline:
-                work.devices = await self._devices.set_aside(live)
-                return None
-            await asyncio.sleep(0.002)
-        # Nothing is left to do for them, so what they write stays true as long as nobody runs.
-        folder = self._own_copy(live, work)
-        await self._devices.copy_states(live, folder)
-        return folder
-
-    def _own_copy(self, live: LiveSession, work: _Work) -> str:
-        """A folder that the session's device proxies can write to."""
-        record = live.record
-        name = f"{files.COPY_PREFIX}{work.id}"
-        folder = os.path.join(self._node.settings.session_dir(record.session), name)
-        os.mkdir(folder, 0o700)
-        if os.geteuid() == 0:
-            os.chown(folder, record.uid, record.gid, follow_symlinks=False)
-        return folder
-
-    async def _take_states(self, live: LiveSession, work: _Work) -> None:
-        """Device state alone, while the session works."""
-        record, settings = live.record, self._node.settings
-        if record.phase is Phase.NONE:
-            why = f", and no image of its processes can be taken: {work.reason}"
-            raise Conflict(
-                f"session {record.session} has not used a device yet, so there is no device state "
-                f"to save{why if work.reason else ''}; nothing was changed",
-                session=record.session,
-            )
-        rings = list(record.rings.values())
-        folder = settings.session_shm(record.session)
-        if record.phase is Phase.HELD:
-            folder = self._own_copy(live, work)
-            await self._part(self._devices.copy_states(live, folder), work, "device")
-        found = files.state_parts(folder, rings)
-        own = os.path.join(work.folder, "copy")
-        work.parts = await asyncio.to_thread(copy_parts, found, own, record.uid)
-        self._step("copied")
-        work.record = {
-            "format": files.FORMAT,
-            "node": settings.node,
-            "incarnation": record.incarnation,
-            "virtual_devices": record.virtual_devices,
-            "rings": [
-                {
-                    "ring_id": ring.ring_id,
-                    "virtual_device": ring.record.virtual_device,
-                    "done_seq": ring.file.read().done_seq,
-                }
-                for ring in live.rings.rings.values()
-            ],
-        }
-
-    async def _save(self, live: LiveSession, work: _Work) -> Summary:
+    async def _save(self, live: LiveSession, work: Work, parts: Iterable[Part]) -> Summary:
         """Upload and publish. A session that was fenced meanwhile may not."""
         record, node = live.record, self._node
+        if work.level == "process":
+            node.lease.arm(live)
         request = Request(
             record.session,
             record.epoch,
@@ -410,7 +243,7 @@ class Suspender:
         summary = await node.stores.call(
             record.user,
             lambda box: box.save(
-                request, work.parts, progress=tell, cancel=cancel, on_step=node.on_step
+                request, parts, progress=tell, cancel=cancel, on_step=node.on_step
             ),
         )
         work.took("store", began)
@@ -419,14 +252,14 @@ class Suspender:
 
     # -- afterwards -------------------------------------------------------------------------------
 
-    async def _go_on(self, live: LiveSession, work: _Work) -> None:
+    async def _go_on(self, live: LiveSession, work: Work) -> None:
         """The session works again, as if nothing had happened."""
         await go_on(self._node, live, self._relays)
         self._step("thawed")
         await self._devices.take_back(live, work.devices)
-        await asyncio.to_thread(_remove_copies, self._node, live)
+        await asyncio.to_thread(remove_copies, self._node, live)
 
-    async def _tidy(self, live: LiveSession, work: _Work) -> None:
+    async def _tidy(self, live: LiveSession, work: Work) -> None:
         await asyncio.to_thread(shutil.rmtree, work.folder, True)
 
     def _judge(self, live: LiveSession, error: BaseException) -> None:
@@ -439,11 +272,11 @@ class Suspender:
             live.fenced = error.message
 
 
-def _command(work: _Work) -> str | None:
+def _command(work: Work) -> str | None:
     return None if work.seq is None else f"session.suspend/{work.epoch}/{work.seq}"
 
 
-def _unsaved(live: LiveSession, work: _Work, error: OSError) -> SingularityError:
+def _unsaved(live: LiveSession, work: Work, error: OSError) -> SingularityError:
     what = f"checkpoint '{work.name or work.id}' of session {live.record.session} was not made"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(
@@ -462,32 +295,23 @@ async def go_on(node: Node, live: LiveSession, relays: RelayKeeper) -> None:
         await live.socket.reopen()
     saving = record.saving or {}
     if isinstance(live.capsule, NamespaceCapsule) and saving.get("level") == "process":
-        if "stopped" in saving:
-            live.capsule.stopped_by_user = frozenset(saving["stopped"])
-        await asyncio.to_thread(live.capsule.thaw)
-    await relays.away(live, False)
-    record.saving = None
-    node.try_save(live)
+        # Not there: the agent was killed while it stopped them, before it could write that down.
+        stopped = saving.get("stopped", [])
+        live.capsule.stopped_by_user = frozenset(stopped)
+        if node.lease.release(live, stopped):
+            await asyncio.to_thread(live.capsule.thaw)
+    try:
+        await relays.away(live, False)
+    finally:
+        record.saving = None
+        node.try_save(live)
 
 
-def _copies(node: Node, live: LiveSession) -> list[str]:
-    """Names of what device proxies have written for checkpoints into the session's folder."""
-    names: list[str] = []
-    with contextlib.suppress(FileNotFoundError):
-        names = os.listdir(node.settings.session_dir(live.record.session))
-    return [name for name in names if name.startswith(files.COPY_PREFIX)]
-
-
-def _remove_copies(node: Node, live: LiveSession) -> None:
-    folder = node.settings.session_dir(live.record.session)
-    for name in _copies(node, live):
-        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-
-
-def remove_unfinished(node: Node, live: LiveSession) -> None:
-    """Remove what an agent that was killed in the middle of a checkpoint left in the session's
-    folder."""
-    _remove_copies(node, live)
+def remove_copies(node: Node, live: LiveSession) -> None:
+    """Remove what device proxies have written for a checkpoint, also of an agent that was killed in
+    the middle of one."""
+    for folder in files.copy_folders(node.settings, live.record.session):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def clear_stages(settings: Settings) -> None:

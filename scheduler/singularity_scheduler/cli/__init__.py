@@ -15,13 +15,17 @@ import sys
 COMMANDS = {
     "submit": (
         "singularity_kernel.batch.submit",
-        "Run a notebook as a batch session; it outlives this terminal and the server.",
+        "Run a notebook or a job file as a batch session; it outlives this terminal.",
     ),
     "run": (
         "singularity_scheduler.cli.run",
         "Run a command as a session: its processes get virtual devices.",
     ),
     "ls": ("singularity_scheduler.cli.ls", "List sessions, newest first."),
+    "export": (
+        "singularity_kernel.batch.export",
+        "Write the job file of a batch session.",
+    ),
     "show": ("singularity_scheduler.cli.show", "Show everything about one session."),
     "why": (
         "singularity_scheduler.cli.why",
@@ -50,7 +54,7 @@ COMMANDS = {
     ),
     "migrate": (
         "singularity_scheduler.cli.migrate",
-        "Let a session go on with another device or on another node.",
+        "Let a session go on with another device, on another node or in another cluster.",
     ),
     "checkpoint": (
         "singularity_scheduler.cli.checkpoint",
@@ -68,20 +72,53 @@ COMMANDS = {
         "singularity_scheduler.cli.fork",
         "Begin a second session where a checkpoint of one is.",
     ),
+    "connect": (
+        "singularity_scheduler.cli.connect",
+        "Write the connection file of a session's kernel.",
+    ),
     "cancel": ("singularity_scheduler.cli.cancel", "End sessions."),
     "nodes": (
         "singularity_scheduler.cli.nodes",
         "Show the nodes, their devices and who has them.",
     ),
+    "clusters": (
+        "singularity_scheduler.cli.clusters",
+        "Show the clusters, their regions, and how full they are.",
+    ),
     "drain": (
         "singularity_scheduler.cli.drain",
-        "Give a device to no session any more and move those on it off.",
+        "Empty a node, or give a device to no session any more; nothing is lost.",
     ),
     "return": (
         "singularity_scheduler.cli.give_back",
-        "Let sessions have a drained device again; its faults are acknowledged.",
+        "Let sessions have a drained node or device again.",
+    ),
+    "cordon": ("singularity_scheduler.cli.cordon", "Place nothing new on a node."),
+    "uncordon": (
+        "singularity_scheduler.cli.uncordon",
+        "Place sessions on a cordoned node again.",
+    ),
+    "upgrade": (
+        "singularity_scheduler.cli.upgrade",
+        "Empty nodes, a few at a time, so that each can be upgraded.",
+    ),
+    "parameters": (
+        "singularity_scheduler.cli.parameters",
+        "Show the parameters of the policy, and change them while it runs.",
+    ),
+    "quota": (
+        "singularity_scheduler.cli.quota",
+        "Show the virtual clusters and how many devices belong to each; change that.",
+    ),
+    "changes": (
+        "singularity_scheduler.cli.changes",
+        "Show who changed parameters, nodes and quotas, and why.",
     ),
     "top": ("singularity_scheduler.cli.top", "Watch the sessions and devices live."),
+    "simulate": (
+        "singularity_scheduler.cli.simulate",
+        "Replay a trace of jobs through this scheduler and others, and compare them.",
+    ),
     "completion": (
         "singularity_scheduler.cli.completion",
         "Print what bash, zsh or fish need to complete these commands.",
@@ -96,7 +133,7 @@ COMMANDS = {
     ),
     "install": (
         "singularity_kernel.install",
-        "Install the kernelspec and the server extension's configuration.",
+        "Install the kernelspec and the JupyterLab extension.",
     ),
     "demo": (
         "singularity_spawner.platform.demo",

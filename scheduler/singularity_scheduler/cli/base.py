@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from jupyter_core.application import JupyterApp, NoStart
@@ -361,16 +361,36 @@ def is_token(text: str) -> bool:
 def wanted_devices(given: int | None) -> int | None:
     """Virtual devices that a command asks for: --devices, else what the spawn form has set
     (SINGULARITY_DEVICES), else None for the scheduler's default."""
-    text = os.environ.get("SINGULARITY_DEVICES")
-    if given is not None or not text:
-        return given
+    name, what = "SINGULARITY_DEVICES", "a number of devices"
+    return given if given is not None else _said(name, int, what, "--devices")
+
+
+def wanted_share(given: float | None) -> float | None:
+    """Part of one device that a command asks for: --share, else SINGULARITY_DEVICE_SHARE, else None
+    for whole devices."""
+    name, what = "SINGULARITY_DEVICE_SHARE", "a number from 0.001 to 1"
+    return given if given is not None else _said(name, float, what, "--share")
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _said(name: str, kind: Callable[[str], Number], what: str, option: str) -> Number | None:
+    """The number in an environment variable; None when there is none."""
+    text = os.environ.get(name)
+    if not text:
+        return None
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
         raise BadRequest(
-            f"SINGULARITY_DEVICES is {text!r}, but it must be a number of devices; nothing was "
-            "started: give --devices"
+            f"{name} is {text!r}, but it must be {what}; nothing was started: give {option}"
         ) from None
+
+
+def split_names(text: str) -> list[str]:
+    """Names that are separated by commas."""
+    return [name for part in text.split(",") if (name := part.strip())]
 
 
 def _plain(error: TraitError) -> str:
@@ -383,4 +403,4 @@ def _plain(error: TraitError) -> str:
     return f"--{name.replace('_', '-')}: expected {after}"
 
 
-__all__ = ["CommandApp", "ReportApp", "ServiceApp", "wanted_devices"]
+__all__ = ["CommandApp", "ReportApp", "ServiceApp", "split_names", "wanted_devices"]

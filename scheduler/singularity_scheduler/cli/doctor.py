@@ -26,6 +26,8 @@ from singularity_proxy import build
 from singularity_proxy.capsule import criu
 from singularity_proxy.errors import SingularityError
 
+from singularity_scheduler import compiled
+
 from .base import ReportApp
 from .exits import FAILED_RUN, OK
 
@@ -161,6 +163,11 @@ def check_native() -> Check:
         "(python -m singularity_proxy.build does it now).",
         True,
     )
+
+
+def check_engine() -> Check:
+    fast, sentence = compiled.check()
+    return Check("engine", "ok" if fast else "degraded", sentence)
 
 
 def _nvml() -> tuple[list[dict[str, Any]], str | None, str]:
@@ -344,6 +351,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     check_torch,
     check_native,
     check_compilers,
+    check_engine,
     check_accelerators,
     check_criu,
     check_node,

@@ -1,4 +1,4 @@
-"""`jupyter singularity migrate`: let a session go on with another device, or on another node."""
+"""`jupyter singularity migrate`: let a session go on with another device, node or cluster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 class MigrateApp(MovingApp):
     name = "jupyter-singularity-migrate"
-    description = f"""Let a session go on with another device, or with --node on another node:
-    then all of it travels through the store. Running code waits meanwhile and loses nothing.
+    description = f"""Let a session go on with another device, or with --node on another node or
+    with --cluster in another cluster: then all of it travels through the store. Running code waits
+    meanwhile and loses nothing.
     {WHICH}"""
     examples = """
         jupyter singularity migrate train.ipynb --device cpu:1
         jupyter singularity migrate 3f9c --device cpu:2,cpu:3
         jupyter singularity migrate 3f9c --node node-2
+        jupyter singularity migrate 3f9c --cluster west-1
     """
 
     device = Unicode(
@@ -35,20 +37,33 @@ class MigrateApp(MovingApp):
         config=True,
         help="Name of the node to go to, see `nodes`; not together with --device.",
     )
-    aliases = {"device": "MigrateApp.device", "node": "MigrateApp.node", **MovingApp.aliases}
+    cluster = Unicode(
+        config=True,
+        help="""Name of the cluster to go to, see `clusters`: to the best node there; not together
+        with --device or --node.""",
+    )
+    aliases = {
+        "device": "MigrateApp.device",
+        "node": "MigrateApp.node",
+        "cluster": "MigrateApp.cluster",
+        **MovingApp.aliases,
+    }
 
     def call(self, client: ServiceClient, session: str) -> Awaitable[dict[str, Any]]:
-        if self.node and self.device:
-            raise BadRequest("--device and --node cannot be given together; nothing was moved")
-        if self.node:
+        given = [n for n in ("device", "node", "cluster") if getattr(self, n)]
+        if len(given) > 1:
+            words = " and ".join(f"--{name}" for name in given)
+            raise BadRequest(f"{words} cannot be given together; nothing was moved")
+        if self.node or self.cluster:
             self.asks_for_loss = True
-            return client.migrate(session, node=self.node)
+            return client.migrate(session, **{given[0]: getattr(self, given[0])})
         return client.migrate(session, target(self.device))
 
     def reached(self, session: dict[str, Any]) -> bool:
-        if not self.node or session.get("called_back"):
+        if not (self.node or self.cluster) or session.get("called_back"):
             return True
-        return session.get("node") == self.node and session.get("process_state") == "live"
+        there = session.get("node") == self.node or session.get("cluster") == self.cluster
+        return there and session.get("process_state") == "live"
 
 
 def target(text: str) -> str | int | list[str] | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from . import output
 from .base import ServiceApp
-from .views import cannot_store, device_table, summary
+from .views import cannot_store, device_table, not_open, summary
 
 if TYPE_CHECKING:
     from singularity_scheduler.client import ServiceClient
@@ -26,7 +26,7 @@ class NodesApp(ServiceApp):
         cluster = await client.cluster()
         self.show(cluster, lambda: device_table(cluster))
         if not self.json:
-            output.note("\n".join([summary(cluster), *cannot_store(cluster)]))
+            output.note("\n".join([summary(cluster), *not_open(cluster), *cannot_store(cluster)]))
 
 
 main = NodesApp.launch

@@ -20,7 +20,8 @@ class RestoreApp(CheckpointWordApp):
     fewest = 2
     most: ClassVar[int | None] = 2
     description = f"""Undo: let a session go back to a checkpoint of its own, given by its id or its
-    name. Its present state is stored first, so that this can be undone too. {WHICH}"""
+    name. Its present state is stored first, so that this can be undone too. A checkpoint of device
+    state alone puts the contents of tensors back; Python variables stay as they are. {WHICH}"""
     examples = """
         jupyter singularity restore train.ipynb "before fine tuning"
     """
@@ -44,7 +45,8 @@ class RestoreApp(CheckpointWordApp):
 
     def reached(self, session: dict[str, Any]) -> bool:
         loss = session.get("loss") or {}
-        back = session.get("process_state") == "live" and bool(loss.get("rolled_back"))
+        older = bool(loss.get("rolled_back")) or loss.get("level") == "device"
+        back = session.get("process_state") == "live" and older
         return back or bool(session.get("called_back"))
 
 

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from singularity_proxy.errors import BadRequest
-from traitlets import Integer, Unicode, default
+from traitlets import Float, Integer, Unicode, default
 
 from . import output
-from .base import CommandApp, wanted_devices
+from .base import CommandApp, split_names, wanted_devices, wanted_share
 
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
@@ -70,11 +70,33 @@ class RunApp(CommandApp):
         help="""Virtual devices: how many accelerators the command sees. None: SINGULARITY_DEVICES,
         which the spawn form sets, else the scheduler's default.""",
     )
-    aliases = {"tier": "RunApp.tier", "devices": "RunApp.devices", **CommandApp.aliases}
+    locations = Unicode(
+        config=True,
+        help="""Clusters and regions that it may be in, separated by commas; see `clusters`. Empty:
+        anywhere. Default: SINGULARITY_LOCATIONS.""",
+    )
+    share = Float(
+        allow_none=True,
+        default_value=None,
+        config=True,
+        help="""Part of the time of one device that it asks for, from 0.001 to 1: below 1 it takes
+        turns with others that share. None: SINGULARITY_DEVICE_SHARE, else whole devices.""",
+    )
+    aliases = {
+        "tier": "RunApp.tier",
+        "share": "RunApp.share",
+        "devices": "RunApp.devices",
+        "locations": "RunApp.locations",
+        **CommandApp.aliases,
+    }
 
     @default("tier")  # type: ignore[untyped-decorator]
     def _default_tier(self) -> str:
         return os.environ.get("SINGULARITY_TIER", "")
+
+    @default("locations")  # type: ignore[untyped-decorator]
+    def _default_locations(self) -> str:
+        return os.environ.get("SINGULARITY_LOCATIONS", "")
 
     def parse_command_line(self, argv: list[str] | None = None) -> None:
         """Everything from the first word that is no option of ours on is the command, verbatim."""
@@ -83,7 +105,9 @@ class RunApp(CommandApp):
         super().parse_command_line(own)
 
     def execute(self) -> int:
-        return run(self.command, tier=self.tier, devices=wanted_devices(self.devices))
+        devices, locations = wanted_devices(self.devices), split_names(self.locations)
+        share = wanted_share(self.share)
+        return run(self.command, tier=self.tier, devices=devices, locations=locations, share=share)
 
     def complete(self, prefix: str) -> None:
         """File names: the words are a command's."""
@@ -101,7 +125,14 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:index]), list(words[index:])
 
 
-def run(command: Sequence[str], *, tier: str = "", devices: int | None = None) -> int:
+def run(
+    command: Sequence[str],
+    *,
+    tier: str = "",
+    devices: int | None = None,
+    locations: Sequence[str] = (),
+    share: float | None = None,
+) -> int:
     """Run `command` as a session and return the exit code; see the module's text."""
     if not command:
         raise BadRequest(
@@ -116,13 +147,19 @@ def run(command: Sequence[str], *, tier: str = "", devices: int | None = None) -
         return EXIT_NOT_FOUND
     if os.environ.get("SINGULARITY_SESSION"):
         return _run_child(command, dict(os.environ))
-    env = asyncio.run(_begin(command, tier, devices))
+    env = asyncio.run(_begin(command, tier, devices, locations, share))
     # The session is bound to this process: the node agent ends it when this process ends, however
     # that comes about, so there is nothing to do afterwards.
     return _run_child(command, env)
 
 
-async def _begin(command: Sequence[str], tier: str, devices: int | None) -> dict[str, str]:
+async def _begin(
+    command: Sequence[str],
+    tier: str,
+    devices: int | None,
+    locations: Sequence[str],
+    share: float | None,
+) -> dict[str, str]:
     """Start the session; returns the environment of its processes."""
     # Only now: a wrong command line needs no client.
     from singularity_proxy.capsule.launcher import stripped_environment
@@ -134,6 +171,8 @@ async def _begin(command: Sequence[str], tier: str, devices: int | None) -> dict
         name=_name(command[0]),
         tier=tier or None,
         devices=devices,
+        locations=locations,
+        device_share=share,
         launch={
             "mode": "joined",
             "argv": list(command),

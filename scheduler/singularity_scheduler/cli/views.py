@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from singularity_scheduler.client.words import duration
+
 from . import texts
 from .tables import Card, Column, Table
 
@@ -25,8 +27,10 @@ STYLES = {
 
 
 def session_table(sessions: Sequence[Json], now: datetime, empty: str = "") -> Table:
-    """Newest first, as they come. Their users are only shown when there are several."""
+    """Newest first, as they come. Their users and clusters are only shown when there are
+    several."""
     several = len({session.get("user") for session in sessions}) > 1
+    spread = len({session.get("cluster") for session in sessions}) > 1
     columns = [
         Column("id", style="bold"),
         *([Column("user")] if several else []),
@@ -34,6 +38,7 @@ def session_table(sessions: Sequence[Json], now: datetime, empty: str = "") -> T
         Column("kind", drop=1),
         Column("tier", drop=2),
         Column("state"),
+        *([Column("cluster", drop=4)] if spread else []),
         Column("devices", drop=3),
         Column("age", right=True),
         Column("reason", least=20),
@@ -46,6 +51,7 @@ def session_table(sessions: Sequence[Json], now: datetime, empty: str = "") -> T
             str(session.get("kind") or ""),
             str(session.get("tier") or ""),
             state_word(session),
+            *([texts.clean(session.get("cluster"))] if spread else []),
             texts.devices(session),
             texts.age(session.get("created_at"), now),
             progress_text(session) or texts.clean(session.get("reason")),
@@ -89,13 +95,18 @@ def session_card(session: Json, now: datetime) -> Card:
         ("User", texts.clean(session.get("user"))),
         ("Kind", str(session.get("kind") or "")),
         ("Tier", str(session.get("tier") or "")),
+        ("Priority", _unless(session.get("priority"), "medium")),
+        ("Virtual cluster", texts.clean(session.get("virtual_cluster"))),
         ("State", texts.outcome({**session, "state": state_word(session)})),
         ("Transfer", progress_text(session)),
         ("Activity", _activity(session, now)),
         ("Devices", _devices(session)),
         ("Node", texts.clean(session.get("node"))),
+        ("Cluster", place(session)),
+        ("May be in", ", ".join(map(texts.clean, session.get("locations") or ()))),
         ("Queue", _queue(session, now)),
         ("Others wait", _others(session)),
+        ("Service", sla_text(session)),
         ("Checkpoint", checkpoint_text(session, now)),
         ("Checkpoints", _checkpoints(session)),
         ("Last return", _loss(session, now)),
@@ -106,6 +117,16 @@ def session_card(session: Json, now: datetime) -> Card:
         *_run(session.get("run") or {}),
     ]
     return Card([(label, text) for label, text in rows if text])
+
+
+def place(document: Json) -> str:
+    """The cluster of a session or node, with its region where that has a name of its own."""
+    cluster, region = texts.clean(document.get("cluster")), texts.clean(document.get("region"))
+    return f"{cluster} ({region})" if region not in ("", cluster) else cluster
+
+
+def _unless(value: object, usual: str) -> str:
+    return "" if value in (None, usual) else str(value)
 
 
 def _ago(at: object, now: datetime) -> str:
@@ -122,9 +143,29 @@ def _activity(session: Json, now: datetime) -> str:
 
 def _devices(session: Json) -> str:
     wanted, held = int(session.get("virtual_devices") or 0), session.get("devices") or ()
+    share = float(session.get("device_share") or 1.0)
+    part = f" ({100 * share:g} % of its time)" if share < 1 else ""
     if held:
-        return ", ".join(f"cuda:{i} -> {device}" for i, device in enumerate(held))
-    return f"{texts.plural(wanted, 'virtual device')}, holds none"
+        return ", ".join(f"cuda:{i} -> {device}" for i, device in enumerate(held)) + part
+    return f"{texts.plural(wanted, 'virtual device')}{part}, holds none"
+
+
+def sla_text(session: Json) -> str:
+    """What it got of what its tier promises: "95 % kept in 11 of 12 windows of 1 h, 58 % in this
+    one"."""
+    told = session.get("sla") or {}
+    promised = float(told.get("promised_fraction") or 0.0)
+    windows, wanted_s = int(told.get("windows") or 0), float(told.get("wanted_s") or 0.0)
+    parts = []
+    if windows and promised:
+        kept = int(told.get("windows_kept") or 0)
+        hours = duration(float(told["window_s"]))
+        parts.append(f"{100 * promised:.0f} % kept in {kept} of {windows} windows of {hours}")
+    if wanted_s:
+        parts.append(f"{100 * float(told['got_s']) / wanted_s:.0f} % in this one")
+    if attained := float(told.get("attained_device_s") or 0.0):
+        parts.append(f"{duration(attained)} of device time in all")
+    return ", ".join(parts)
 
 
 def _queue(session: Json, now: datetime) -> str:
@@ -213,20 +254,27 @@ def checkpoint_table(stored: Sequence[Json], now: datetime, one: bool, empty: st
 
 
 def _run(run: Json) -> list[tuple[str, str]]:
-    """The lines of a notebook's run."""
+    """The lines of a batch run."""
     if not run:
         return []
     parameters = [
         f"{texts.clean(name)}={json.dumps(value)}"
         for name, value in (run.get("parameters") or {}).items()
     ]
+    metadata = run.get("metadata") or {}
+    tags = metadata.get("tags") or {}
     return [
+        ("Command", texts.clean(run.get("command"))),
+        ("Ranks", "one for each device" if run.get("ranked") else ""),
         ("Notebook", texts.clean(run.get("notebook"))),
         ("Output", texts.clean(run.get("output"))),
         ("Kernel", texts.clean(run.get("kernel"))),
         ("Folder", texts.clean(run.get("folder"))),
         ("Parameters", ", ".join(parameters)),
         ("Variables", ", ".join(map(texts.clean, run.get("variables") or ()))),
+        ("Time limit", f"{run['timeout_s']} s" if run.get("timeout_s") else ""),
+        ("Experiment", texts.clean(metadata.get("experiment_name"))),
+        ("Tags", ", ".join(f"{texts.clean(k)}={texts.clean(v)}" for k, v in tags.items())),
     ]
 
 
@@ -252,10 +300,13 @@ def history_table(changes: Sequence[Json], now: datetime) -> Table:
 
 def device_table(cluster: Json) -> Table:
     """Each device with its node, who has it and how it is. "(taken)": by a session that one may
-    not see."""
+    not see. Clusters are only shown when there are several."""
+    places = {n["id"]: place(n) for n in cluster.get("nodes") or ()}
+    spread = len({*places.values()} - {""}) > 1
     connected = {n["id"]: n.get("connected") for n in cluster.get("nodes") or ()}
     columns = [
         Column("node", style="bold"),
+        *([Column("cluster", drop=3)] if spread else []),
         Column("connected"),
         Column("device"),
         Column("memory", right=True),
@@ -275,6 +326,7 @@ def device_table(cluster: Json) -> Table:
         rows.append(
             [
                 str(node),
+                *([places.get(str(node), "")] if spread else []),
                 "yes" if connected.get(node) else "no",
                 str(device.get("id")),
                 texts.size(capacity) if capacity else "",
@@ -290,8 +342,39 @@ def device_table(cluster: Json) -> Table:
     with_devices = {device.get("node") for device in cluster.get("devices") or ()}
     for node, alive in connected.items():
         if node not in with_devices:
-            rows.append([str(node), "yes" if alive else "no", "none", *[""] * 7])
+            where = [places.get(str(node), "")] if spread else []
+            rows.append([str(node), *where, "yes" if alive else "no", "none", *[""] * 7])
     return Table(columns, rows, "no node has ever connected", styles)
+
+
+def cluster_table(found: Json) -> Table:
+    """The clusters by region; with several regions or clusters in one, a line for each sum."""
+    columns = [
+        Column("region", style="bold"),
+        Column("cluster"),
+        *(Column(name, right=True) for name in ("nodes", "devices", "free", "sessions")),
+        Column("waiting", least=12),
+    ]
+    clusters = {one["name"]: one for one in found.get("clusters") or ()}
+    rows = []
+    for region in found.get("regions") or ():
+        inside = [clusters[name] for name in region["clusters"] if name in clusters]
+        name = texts.clean(region["name"])
+        within = texts.clean(region.get("within"))
+        shown = f"{name} ({within})" if within else name
+        rows += [[shown, texts.clean(one["name"]), *_cluster_sums(one)] for one in inside]
+        if len(inside) > 1:
+            rows.append([shown, f"all {len(inside)}", *_cluster_sums(region)])
+    return Table(columns, rows, "there is no cluster")
+
+
+def _cluster_sums(one: Json) -> list[str]:
+    waiting = [f"{n} {tier}" for tier, n in (one.get("waiting") or {}).items() if n]
+    return [
+        f"{one.get('connected')} of {one.get('nodes')}",
+        *(str(one.get(name)) for name in ("devices", "free", "sessions")),
+        ", ".join(waiting) or "nobody",
+    ]
 
 
 def device_state(device: Json) -> str:
@@ -319,6 +402,16 @@ def cannot_store(cluster: Json) -> list[str]:
         f"{texts.clean(images.get('reason'))}"
         for node in cluster.get("nodes") or ()
         if node.get("connected") and (images := node.get("images")) and not images.get("available")
+    ]
+
+
+def not_open(cluster: Json) -> list[str]:
+    """A line for each node that gets no new sessions, and why."""
+    return [
+        f"node {texts.clean(node.get('id'))} is {node['duty']}"
+        f"{f' ({reason})' if (reason := texts.clean(node.get('reason'))) else ''}"
+        for node in cluster.get("nodes") or ()
+        if node.get("duty", "open") != "open"
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -70,6 +70,10 @@ class ServiceClient:
         kernel_id: str | None = None,
         every_s: float | None = None,
         every_steps: int | None = None,
+        virtual_cluster: str | None = None,
+        priority: str | None = None,
+        locations: Sequence[str] | None = None,
+        device_share: float | None = None,
     ) -> Json:
         """Start a session; returns its JSON plus ``"launch": {"pid", "connection", "env"}``.
 
@@ -79,12 +83,19 @@ class ServiceClient:
         agent, never stored. A repeated call with the same `key` answers with the same session
         instead of starting another. `kernel_id`: Jupyter's, for `suspended`; `every_s` and
         `every_steps`: when a checkpoint is made by itself (0: never, None: as configured).
+        `virtual_cluster`: whose quota its devices count for; `priority` "low", "medium" or "high"
+        orders sessions of one tier; `locations`: clusters and regions that it may be in, none:
+        anywhere; `device_share`: part of the time of one device, None: all of it.
         """
         body: Json = {"kind": kind, "name": name, "launch": launch}
         wishes = {
             "kernel_id": kernel_id,
             "checkpoint_every_s": every_s,
             "checkpoint_every_steps": every_steps,
+            "virtual_cluster": virtual_cluster,
+            "priority": priority,
+            "locations": list(locations) if locations else None,
+            "device_share": device_share,
         }
         body |= {key: value for key, value in wishes.items() if value is not None}
         if tier is not None:
@@ -101,15 +112,27 @@ class ServiceClient:
         devices: int | None = None,
         name: str = "",
         key: str | None = None,
+        virtual_cluster: str | None = None,
+        priority: str | None = None,
+        locations: Sequence[str] | None = None,
+        device_share: float | None = None,
     ) -> Json:
         """Submit the run of a notebook; returns its session as soon as it is durable. It starts
         when it is its turn and needs neither the caller nor its server any more.
 
         `run` is ``{"notebook", "output", "parameters", "kernel", "folder", "python",
-        "variables"}``, all but the first optional. A repeated call with the same `key` answers
-        with the same session.
+        "variables", "timeout_s", "metadata"}``, all but the first optional; or with "command",
+        "ranked" and "folder" in place of the first four. A repeated call with
+        the same `key` answers with the same session.
         """
         body: Json = {"kind": "batch", "name": name, "run": run}
+        wishes = {
+            "virtual_cluster": virtual_cluster,
+            "priority": priority,
+            "locations": list(locations) if locations else None,
+            "device_share": device_share,
+        }
+        body |= {key: value for key, value in wishes.items() if value is not None}
         if tier is not None:
             body["tier"] = tier
         if devices is not None:
@@ -177,12 +200,13 @@ class ServiceClient:
         session: str,
         device: str | int | list[str] | None = None,
         node: str | None = None,
+        cluster: str | None = None,
     ) -> Json:
         """Move it to `device` ("cpu:1" or 1; one per virtual device), None: to any other; or to
-        another `node`, through the store."""
-        body: Json = {"device": device} if node is None else {"node": node}
-        if node is not None and device is not None:
-            body["device"] = device
+        another `node` or `cluster`, through the store."""
+        named = {"device": device, "node": node, "cluster": cluster}
+        body: Json = {name: word for name, word in named.items() if word is not None}
+        body = body or {"device": None}
         return await self._verb(session, "migrate", body, timeout=MOVE_S)
 
     async def preempt(self, session: str) -> Json:
@@ -234,19 +258,40 @@ class ServiceClient:
         path = f"sessions/{quote(session, safe='')}/fork"
         return await self._json("POST", path, wanted, key=key, timeout=MOVE_S)
 
-    async def hibernate(self, user: str, server: str | None = None) -> Json:
+    async def hibernate(
+        self, user: str, server: str | None = None, wait_s: float | None = None
+    ) -> Json:
         """Suspend the notebooks of a user's server that is about to stop (None: of all) instead of
-        ending them; ``{"suspended", "suspending", "kept"}``. For the user and admins."""
-        body = {} if server is None else {"server": server}
-        return await self._json("PUT", _suspended_of(user), body, timeout=MOVE_S)
+        ending them; ``{"suspended", "suspending", "kept"}``. For the user and admins. `kept`
+        says of each why, and whether its node can store processes at all (`possible`). `wait_s`:
+        seconds after which it is answered in any case (None: the service's own limit)."""
+        asked = {"server": server, "wait_s": wait_s}
+        body = {key: value for key, value in asked.items() if value is not None}
+        return await self._json("PUT", _suspended_of(user), body, timeout=MOVE_S + (wait_s or 0))
 
-    async def suspended(self, user: str, server: str | None = None) -> list[Json]:
-        """A user's notebooks that are in the store or on their way, each ``{"session",
-        "kernel_id", "connection"}``: what a restarted server shows them with. `connection` is None
-        for everybody but the user."""
-        query = "" if server is None else f"?{urlencode({'server': server})}"
-        found: list[Json] = (await self._json("GET", _suspended_of(user) + query))["notebooks"]
+    async def connection(self, session: str) -> Json:
+        """The connection information of its kernel, with the key; to its user alone. Raises
+        `NotFound` when it has none now."""
+        path = f"sessions/{quote(session, safe='')}/connection"
+        found: Json = (await self._json("GET", path))["connection"]
         return found
+
+    async def suspended(
+        self, user: str, server: str | None = None, live: bool = False
+    ) -> list[Json]:
+        """A user's notebooks that are in the store or on their way, each ``{"session",
+        "kernel_id", "connection"}``: what a restarted server shows them with; `live`: and those
+        that run. `connection` is None for everybody but the user."""
+        asked = {"server": server, "live": "true" if live else None}
+        query = urlencode({key: value for key, value in asked.items() if value is not None})
+        path = f"{_suspended_of(user)}?{query}" if query else _suspended_of(user)
+        found: list[Json] = (await self._json("GET", path))["notebooks"]
+        return found
+
+    async def own(self, session: str, owner_pid: int) -> Json:
+        """The session belongs to process `owner_pid` of the calling server's node from now on."""
+        path = f"sessions/{quote(session, safe='')}/owner"
+        return await self._json("PUT", path, {"owner_pid": owner_pid})
 
     async def drain(self, node: str, device: str, reason: str = "") -> Json:
         """Give a device to no session any more and move those on it off; returns its JSON. For
@@ -275,11 +320,120 @@ class ServiceClient:
         path = f"sessions/{quote(session, safe='')}/log"
         return LogStream(f"{self.url}api/v1/{path}", self._headers(), offset, follow)
 
+    # -- administration ---------------------------------------------------------------------
+
+    async def parameters(self) -> list[Json]:
+        """The policy's parameters, each ``{"name", "value", "default", "set", "low", "high",
+        "help"}``. For administrators, as all of these."""
+        return await self._list("GET", "admin/parameters", "parameters")
+
+    async def set_parameters(self, changes: Mapping[str, Any], reason: str = "") -> list[Json]:
+        """Change some of them (None: its default), all or none; they count at once."""
+        body = {"parameters": dict(changes), "reason": reason}
+        return await self._list("PATCH", "admin/parameters", "parameters", body)
+
+    async def reset_parameter(self, name: str) -> list[Json]:
+        """Let one have its default again."""
+        path = f"admin/parameters/{quote(name, safe='')}"
+        return await self._list("DELETE", path, "parameters")
+
+    async def admin_log(self, subject: str | None = None, limit: int = 100) -> list[Json]:
+        """Who changed what, newest first; `subject`: of this parameter, node or virtual cluster."""
+        asked = {"subject": subject, "limit": limit}
+        query = urlencode({k: v for k, v in asked.items() if v is not None})
+        return await self._list("GET", f"admin/log?{query}", "log")
+
+    async def virtual_clusters(self) -> list[Json]:
+        """Each ``{"name", "quota_devices", "may_borrow", "used", "borrowed", "waiting",
+        "sessions"}``."""
+        return await self._list("GET", "admin/virtual-clusters", "virtual_clusters")
+
+    async def set_quota(
+        self, name: str, quota_devices: int, may_borrow: bool = True, reason: str = ""
+    ) -> list[Json]:
+        """Make a virtual cluster or give it another quota; `may_borrow`: its sessions may have
+        more while nobody else needs it."""
+        body: Json = {"quota_devices": quota_devices, "may_borrow": may_borrow, "reason": reason}
+        path = f"admin/virtual-clusters/{quote(name, safe='')}"
+        return await self._list("PUT", path, "virtual_clusters", body)
+
+    async def remove_virtual_cluster(self, name: str) -> list[Json]:
+        """Remove one that has no sessions any more."""
+        path = f"admin/virtual-clusters/{quote(name, safe='')}"
+        return await self._list("DELETE", path, "virtual_clusters")
+
+    async def nodes(self) -> list[Json]:
+        """The nodes as administrators see them: duty, who said so and why, what is on them."""
+        return await self._list("GET", "admin/nodes", "nodes")
+
+    async def cordon(self, node: str, reason: str = "") -> Json:
+        """Place nothing new on a node; what is there goes on. Returns the node's JSON, as all of
+        these."""
+        return await self._json("PUT", _of_node(node, "cordon"), {"reason": reason})
+
+    async def uncordon(self, node: str) -> Json:
+        """Place sessions there again."""
+        return await self._json("DELETE", _of_node(node, "cordon"))
+
+    async def drain_node(
+        self,
+        node: str,
+        reason: str = "",
+        deadline_s: float | None = None,
+        force: bool = False,
+        store: bool = False,
+    ) -> Json:
+        """Empty a node: its sessions go on elsewhere or wait in the store. `force`: what can
+        neither move nor be stored is ended (at the deadline, if there is one). `store`: do so even
+        when no other node could take some of them. Answered at once."""
+        body: Json = {"reason": reason, "force": force, "store": store}
+        if deadline_s is not None:
+            body["deadline_s"] = deadline_s
+        return await self._json("PUT", _of_node(node, "drain"), body)
+
+    async def undrain_node(self, node: str) -> Json:
+        """Call a drain off, or use a drained node again."""
+        return await self._json("DELETE", _of_node(node, "drain"))
+
+    async def notice(self, node: str, in_s: float, reason: str = "") -> Json:
+        """Its machine goes away in `in_s` seconds: drain it until then."""
+        body: Json = {"in_s": in_s, "reason": reason}
+        return await self._json("PUT", _of_node(node, "notice"), body)
+
+    async def upgrade(self) -> Json:
+        """The upgrade of nodes that is under way, or the last one."""
+        return await self._json("GET", "admin/upgrade")
+
+    async def begin_upgrade(
+        self, nodes: Sequence[str] = (), at_once: int = 1, reason: str = "", wait: bool = False
+    ) -> Json:
+        """Upgrade these nodes (none: all), `at_once` at a time; `wait`: sessions without room
+        elsewhere wait in the store, else it stops. Returns the upgrade's JSON, as all of these."""
+        body: Json = {"nodes": list(nodes), "at_once": at_once, "reason": reason, "wait": wait}
+        return await self._json("PUT", "admin/upgrade", body)
+
+    async def change_upgrade(self, state: str, wait: bool | None = None) -> Json:
+        """Let it be "paused" or "running"."""
+        body: Json = {"state": state} if wait is None else {"state": state, "wait": wait}
+        return await self._json("PATCH", "admin/upgrade", body)
+
+    async def cancel_upgrade(self) -> Json:
+        """Give it up: the nodes that it took out are used again."""
+        return await self._json("DELETE", "admin/upgrade")
+
+    async def upgraded(self, node: str) -> Json:
+        """Say that a node that is out is upgraded."""
+        return await self._json("PUT", f"admin/upgrade/nodes/{quote(node, safe='')}", {})
+
     # -- the cluster ------------------------------------------------------------------------
 
     async def cluster(self) -> Json:
         """``{"nodes", "devices", "tiers", "waiting"}``."""
         return await self._json("GET", "cluster")
+
+    async def clusters(self) -> Json:
+        """``{"home", "locations", "regions", "clusters"}``: all of them by their sums."""
+        return await self._json("GET", "clusters")
 
     async def identity(self, user: str) -> Json:
         """The uid and gid that `user`'s processes get: ``{"uid", "gid", "mapped", "sentence"}``.
@@ -303,6 +457,10 @@ class ServiceClient:
     async def _verb(self, session: str, verb: str, body: Json, timeout: float = 0.0) -> Json:
         path = f"sessions/{quote(session, safe='')}/{verb}"
         return await self._json("POST", path, body, timeout=timeout)
+
+    async def _list(self, method: str, path: str, key: str, body: Json | None = None) -> list[Json]:
+        found: list[Json] = (await self._json(method, path, body))[key]
+        return found
 
     async def _json(
         self,
@@ -346,6 +504,10 @@ class ServiceClient:
 
 def _drain_of(node: str, device: str) -> str:
     return f"nodes/{quote(node, safe='')}/devices/{quote(device, safe=':')}/drain"
+
+
+def _of_node(node: str, what: str) -> str:
+    return f"admin/nodes/{quote(node, safe='')}/{what}"
 
 
 def _checkpoints_of(session: str) -> str:

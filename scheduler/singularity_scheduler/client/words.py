@@ -18,6 +18,13 @@ def size(count: float) -> str:
     return f"{count:.3g} TiB"
 
 
+def duration(seconds: float) -> str:
+    """A length of time: "90 s", "5 min", "2.5 h"."""
+    if seconds < 120:
+        return f"{max(0.0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def parse_time(text: object) -> datetime | None:
     """The moment of an ISO 8601 text; None for None and for what is none."""
     try:

@@ -43,6 +43,15 @@ class TakeCheckpoint(Action):
 
 
 @dataclass(frozen=True)
+class PutBack(Action):
+    """Device state of `checkpoint` goes back into the session, which goes on. What it has now is
+    stored first, unless it is to be `discard`ed."""
+
+    checkpoint: str = ""
+    discard: bool = False
+
+
+@dataclass(frozen=True)
 class Suspend(Action):
     name: str = ""
 

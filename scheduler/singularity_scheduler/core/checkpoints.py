@@ -13,6 +13,8 @@ from typing import NoReturn
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unsupported
 
+from singularity_scheduler.client.words import duration
+
 from . import events as ev
 from . import reasons
 from .cluster import Draft
@@ -96,7 +98,7 @@ def instead(view: SessionView, reference: CheckpointRef, now: float) -> str:
     choice = older[-1] if older else others[-1] if others else None
     if choice is None:
         return "there is no other one that it could come back from"
-    age = reasons.duration(max(0.0, now - choice.at))
+    age = duration(max(0.0, now - choice.at))
     return f"the next one that can be used is '{choice.name or choice.id}' ({age} old)"
 
 
@@ -291,5 +293,5 @@ def due(
     if every_steps and steps >= every_steps:
         return f"{reasons.count(steps, 'step')} since the last one"
     if every_s and now - since >= every_s:
-        return f"{reasons.duration(now - since)} since the last one"
+        return f"{duration(now - since)} since the last one"
     return None

@@ -49,6 +49,7 @@ def stay(view: SessionView) -> SessionView:
         view,
         called=False,
         target="",
+        target_cluster="",
         moving=False,
         restore_from="",
         rollback=False,

@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from . import actions
+from .administration import (
+    AdminEvent,
+    NodeMark,
+    Order,
+    Setting,
+    Upgrade,
+    VirtualCluster,
+)
 from .model import (
     Abilities,
     AgentFacts,
@@ -22,6 +30,7 @@ Attach = actions.Attach
 End = actions.End
 Fence = actions.Fence
 Park = actions.Park
+PutBack = actions.PutBack
 Resume = actions.Resume
 Start = actions.Start
 Suspend = actions.Suspend
@@ -90,19 +99,21 @@ class PreemptAsked(Asked):
 @dataclass(frozen=True)
 class ResumeAsked(Asked):
     """Its devices are wanted now; a suspended one is to come back, from `checkpoint` (its id or
-    name; None: the newest) and to `node` (None: the one it was on, else any)."""
+    name; None: the newest) and to `node` (None: the one it was on, else any) or `cluster`."""
 
     checkpoint: str | None = None
     node: str | None = None
+    cluster: str | None = None
 
 
 @dataclass(frozen=True)
 class MigrateAsked(Asked):
     """`devices`: the wanted ones, one per virtual device; (): any others. `node`: to that node
-    instead."""
+    instead; `cluster`: to whichever node of it is the best."""
 
     devices: tuple[str, ...] = ()
     node: str | None = None
+    cluster: str | None = None
 
 
 @dataclass(frozen=True)
@@ -205,10 +216,12 @@ class NodeAway(OfNode):
 @dataclass(frozen=True)
 class NodeLost(OfNode):
     """Nothing was heard of the node for longer than its leases last, so it has fenced itself:
-    what it ran may be started elsewhere. `hopeless`: what cannot be is not waited for either."""
+    what it ran may be started elsewhere. `hopeless`: what cannot be is not waited for either.
+    `stopped`: by now it has stopped what could be; before, nothing of it is started elsewhere."""
 
     silent_s: float
     hopeless: bool = True
+    stopped: bool = True
 
 
 @dataclass(frozen=True)
@@ -266,8 +279,11 @@ class Fenced(OfLease):
 
 @dataclass(frozen=True)
 class Resumed(OfLease):
+    """`relay`: its kernel connection is on its node now."""
+
     seq: int
     loss: LossReport
+    relay: bool = False
 
 
 @dataclass(frozen=True)
@@ -305,6 +321,13 @@ class DeviceWithdrawn(OfSession):
 class Activity(OfSession):
     busy: bool
     at: float
+
+
+@dataclass(frozen=True)
+class DeviceUse(OfSession):
+    """Calls stopped to reach its devices at `quiet_since`; 0.0: they come again."""
+
+    quiet_since: float
 
 
 @dataclass(frozen=True)
@@ -393,6 +416,14 @@ class CheckpointTaken(OfSession):
 
 
 @dataclass(frozen=True)
+class ContentsBack(OfSession):
+    """The contents of device state are again what they were at a checkpoint; or why not."""
+
+    loss: LossReport | None
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
 class CheckpointsFound(OfSession):
     """What the store has of the session: a node may have died before it could tell."""
 
@@ -440,6 +471,7 @@ Event = (
     | DeviceNeeded
     | DeviceWithdrawn
     | Activity
+    | DeviceUse
     | Attached
     | AttachFailed
     | Parked
@@ -453,8 +485,10 @@ Event = (
     | ProxyAnswers
     | DeviceWorking
     | CheckpointTaken
+    | ContentsBack
     | CheckpointsFound
     | CheckpointGone
+    | AdminEvent
 )
 
 
@@ -477,11 +511,31 @@ class Decision:
     """(session, checkpoint): new ones, and those of which something changed."""
     gone: tuple[tuple[str, str], ...] = ()
     """(session, id of a checkpoint): deleted ones."""
+    orders: tuple[Order, ...] = ()
+    """What administrators changed."""
+    settings: tuple[Setting, ...] = ()
+    node_marks: tuple[NodeMark, ...] = ()
+    upgrade: Upgrade | None = None
+    clusters: tuple[tuple[str, VirtualCluster | None], ...] = ()
+    """(name, virtual cluster): new, changed, or (None) gone."""
     counter: int = 0
     """Next value of the order counter."""
 
     @property
     def empty(self) -> bool:
         return not (
-            self.sessions or self.actions or self.node or self.marks or self.stored or self.gone
+            self.sessions
+            or self.actions
+            or self.node
+            or self.marks
+            or self.stored
+            or self.gone
+            or self.administered
+        )
+
+    @property
+    def administered(self) -> bool:
+        """Whether it changes what administrators have said."""
+        return bool(
+            self.orders or self.settings or self.node_marks or self.upgrade or self.clusters
         )

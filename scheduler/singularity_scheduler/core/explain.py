@@ -1,52 +1,146 @@
-"""Why a session is in its state: one sentence for people and the facts behind it. Pure."""
+"""Why a session is in its state: one sentence for people and the facts behind it. Pure.
+
+`text` says what it waits for, its place, who goes before it by which rule, and when it is expected
+(`estimate`); of one that was preempted by whom, by which rule, and what was saved. `told` puts the
+same text into the history, so that it is also what the events of that moment say.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from . import placement, reasons
+from singularity_scheduler.client.words import duration, size
+
+from . import placement, precedence, quotas, reasons, turns
+from .administration import NodeDuty
 from .cluster import ClusterState, Draft
+from .estimate import estimate, parked_at, short, step_of, waited_s
+from .events import Decision
+from .experience import Taken
 from .model import SessionView
-from .states import WORDS, DeviceState
+from .rules import RULES
+from .states import WORDS, DeviceState, ProcessState
 
 NAMED = 3
 """How many other sessions a sentence names."""
 
+HISTORY_DEPTH = 32
+"""Where more than this wait for the devices of one node, its history has reasons only."""
+
+_AWAY = (ProcessState.SUSPENDING, ProcessState.SUSPENDED, ProcessState.RESUMING)
+_OFF = (DeviceState.PARKING, DeviceState.PARKED, DeviceState.WAITING)
+
 
 def explain(state: ClusterState, view: SessionView, now: float) -> dict[str, Any]:
     """``{"sentence", "facts"}`` for `why`; an ended session is explained by its last reason."""
+    said, more = text(state, view, now)
     facts: dict[str, Any] = {
         "state": view.word,
         "meaning": WORDS[view.word],
         "reason": view.reason,
         "tier": view.tier.value,
+        "priority": view.priority.value,
         "virtual_devices": view.virtual_devices,
         "devices": list(view.devices),
+        "node": view.node,
+        "cluster": view.cluster,
+        "region": state.geography.region(view.cluster),
+        "locations": list(view.locations),
+        **more,
     }
-    sentence = f"{view.label} is {view.word}: {view.reason}."
-    waits = view.device_state is DeviceState.WAITING
-    if view.id in state.sessions and view.returning and not view.held_back:
-        why = placement.waits(Draft(state, now), view)
-        facts |= {"place": state.place(view), "why": why}
-        sentence = f"{view.label} is {view.word}: {view.reason}; now: {why}."
-    elif view.id not in state.sessions or view.final or not (waits or view.pending):
-        pass
-    elif view.held_back:
-        sentence = f"{view.label} is {view.word}: {reasons.held_back(view)}."
-    else:
-        text, more = (_waiting if waits else _queued)(state, view, now)
-        facts |= more
-        sentence = f"{view.label} is {view.word}: {text}."
-    if view.device_state is DeviceState.HELD and view.idle and not view.final:
-        sentence += " It is idle, so it gives its devices to the next session that needs them."
+    sentence = f"{view.label} is {view.word}: {said}."
+    if (
+        view.device_state is DeviceState.HELD
+        and not view.final
+        and (rest := _rests(state, view, now))
+    ):
+        sentence += f" {rest[0]}."
+        facts |= rest[1]
     return {"sentence": sentence, "facts": facts}
 
 
-def _waiting(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[str, Any]]:
+def told(state: ClusterState, decision: Decision, now: float) -> Decision:
+    """The decision with a history that says what `why` says; `state` has it already."""
+    last = {change.session: number for number, change in enumerate(decision.history)}
+    lines = list(decision.history)
+    for session, number in last.items():
+        view = state.sessions.get(session)
+        if view is not None and not view.final and not _crowded(state, view):
+            said = text(state, view, now)[0]
+            if said != lines[number].reason:
+                lines[number] = replace(lines[number], reason=said)
+    history = tuple(lines)
+    return decision if history == decision.history else replace(decision, history=history)
+
+
+def _crowded(state: ClusterState, view: SessionView) -> bool:
+    """Whether so many wait with it that its place is not worth finding out for a line of history:
+    the next change moves it."""
+    waits = view.device_state is DeviceState.WAITING
+    return waits and len(state.nodes[view.node].queue) > HISTORY_DEPTH
+
+
+def text(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[str, Any]]:
+    """What there is to say of a session, its reason first, and the facts of it."""
+    if view.final or view.id not in state.sessions:
+        return view.reason, {}
+    parts = [view.reason]
+    facts: dict[str, Any] = {}
+    if view.held_back and (view.pending or view.device_state is DeviceState.WAITING):
+        parts = [reasons.held_back(view)]
+    elif view.returning:
+        more, facts = _returning(state, view, now)
+        parts += more
+    elif view.pending:
+        more, facts = _queued(state, view, now)
+        parts += more
+    elif view.process_state is ProcessState.LIVE and view.device_state is DeviceState.WAITING:
+        more, facts = _waiting(state, view, now)
+        parts += more
+    more, about = _preempted(state, view, now)
+    parts, facts = [*parts, *more], {**facts, **about}
+    if found := estimate(state, view, now):
+        facts["estimate"] = found.facts
+        # That it is held back is said already, and a step of its own is over in a moment.
+        if not (view.held_back or (found.low_s is None and step_of(view))):
+            parts.append(found.text)
+    return "; ".join(parts), facts
+
+
+# -- what it waits for ----------------------------------------------------------------------
+
+
+def _place(
+    state: ClusterState, view: SessionView, now: float
+) -> tuple[str, list[str], dict[str, Any]]:
+    """Its place in the queue, who goes before it by which rule, and the facts of both."""
+    number, first = precedence.ahead(state, view, NAMED)
+    rules = [precedence.rule(state, other, view) for other in first]
+    facts = {
+        "place": number + 1,
+        "ahead": number,
+        "before": [
+            {"session": other.label, "tier": other.tier.value, "rule": rule}
+            for other, rule in zip(first, rules, strict=True)
+        ],
+        "waiting_s": round(waited_s(state, view, now), 1),
+    }
+    named = [
+        f"{other.label} ({other.tier.value}, {precedence.WORDS[rule]})"
+        for other, rule in zip(first, rules, strict=True)
+    ]
+    if number > len(first):
+        named[-1:] = [f"{named[-1]} and {number - len(first)} more"]
+    before = [f"before it: {', '.join(named)}"] if named else []
+    return f"place {number + 1} of the queue", before, facts
+
+
+def _waiting(
+    state: ClusterState, view: SessionView, now: float
+) -> tuple[list[str], dict[str, Any]]:
     node = state.nodes[view.node]
-    place = state.place(view)
-    seconds = max(0.0, now - (view.waiting_since or now))
-    ahead = [state.sessions[key[-1]] for key in node.queue[: min(place - 1, NAMED)]]
+    place, before, facts = _place(state, view, now)
     holders = [
         f"{device} by {holder.label} ({_doing(holder)})"
         for device, sid in node.leases.items()
@@ -54,73 +148,155 @@ def _waiting(state: ClusterState, view: SessionView, now: float) -> tuple[str, d
     ]
     free = [d for d in node.usable if d not in node.leases]
     drained = [d for d in node.devices if d not in node.usable]
-    facts = {
-        "place": place,
-        "ahead": place - 1,
-        "waiting_s": round(seconds, 1),
-        "free": free,
-        "holders": holders,
-        "drained": drained,
-    }
-    text = (
-        f"it needs {reasons.count(view.virtual_devices)} for {view.tier.value} and waits for "
-        f"{reasons.duration(seconds)} at place {place} of the queue"
-    )
-    if not node.connected:
-        return f"{text}; node {view.node} does not answer at the moment", facts
+    facts |= {"free": free, "holders": holders, "drained": drained}
+    seconds = waited_s(state, view, now)
+    waits = f", waiting for {duration(seconds)}" if seconds >= 1 else ""
+    parts = [f"{place} for {view.tier.value}{waits}"]
     if drained:
-        text += f"; drained: {', '.join(drained)}"
-    if len(node.usable) < view.virtual_devices:
-        return (
-            f"{text}; node {view.node} has only {reasons.count(len(node.usable))} now, so it "
-            "waits until there are more",
-            facts,
-        )
-    if ahead:
-        text += f"; before it: {_named(ahead, place - 1)}"
+        parts.append(f"drained: {', '.join(drained)}")
+    stuck = not node.connected or node.duty.leaving or len(node.usable) < view.virtual_devices
+    if stuck or quotas.barred(Draft(state, now), view):
+        return parts, facts  # the estimate says why
+    parts += before
     if holders:
-        text += f"; in use: {', '.join(holders)}"
+        parts.append(f"in use: {', '.join(holders)}")
     if free:
-        text += f"; free but not enough or kept for who is before it: {', '.join(free)}"
-    return text, facts
+        parts.append(f"free but not enough or kept for who is before it: {', '.join(free)}")
+    return parts, facts
 
 
-def _queued(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[str, Any]]:
-    node, place = state.nodes[view.node], state.place(view)
+def _queued(state: ClusterState, view: SessionView, now: float) -> tuple[list[str], dict[str, Any]]:
+    node = state.nodes[view.node]
+    place, before, facts = _place(state, view, now)
     running = [
         other
-        for sid in sorted(node.sessions)
-        if (other := state.sessions[sid]).admitted and other.tier.rank >= view.tier.rank
+        for sid in sorted(node.runs)
+        if (other := state.sessions[sid]).tier.rank >= view.tier.rank
     ]
-    ahead = [state.sessions[key[-1]] for key in node.pending[: min(place - 1, NAMED)]]
-    facts = {
-        "place": place,
-        "ahead": place - 1,
-        "waiting_s": round(max(0.0, now - view.created_at), 1),
+    facts |= {
         "running": [other.label for other in running[:NAMED]],
-        "devices_of_runs": sum(other.admitted for other in running),
+        "devices_of_runs": sum(other.admitted_milli for other in running) / 1000,
         "devices_of_node": len(node.usable),
     }
-    text = f"it needs {reasons.count(view.virtual_devices)} and is at place {place} of the queue"
-    if not node.connected:
-        return f"{text}; node {view.node} does not answer at the moment", facts
-    if view.virtual_devices > len(node.usable):
-        return f"{text}; node {view.node} has only {reasons.count(len(node.usable))} now", facts
-    if ahead:
-        text += f"; before it: {_named(ahead, place - 1)}"
+    parts = [f"it needs {reasons.count(view.virtual_devices)} and is at {place}"]
+    stuck = not node.connected or node.duty.duty is not NodeDuty.OPEN
+    if stuck or view.virtual_devices > len(node.usable):
+        return parts, facts
+    if quotas.run_barred(Draft(state, now), view):
+        return parts, facts
+    parts += before
     if running:
-        text += f"; it starts when there is room after: {_named(running, len(running))}"
-    return text, facts
+        parts.append(f"it starts when there is room after: {_named(running)}")
+    return parts, facts
 
 
-def _named(sessions: list[SessionView], number: int) -> str:
-    """The first of `number` sessions by name and tier."""
+def _returning(
+    state: ClusterState, view: SessionView, now: float
+) -> tuple[list[str], dict[str, Any]]:
+    place, before, facts = _place(state, view, now)
+    why = placement.waits(Draft(state, now), view)
+    facts["why"] = why
+    said = [] if why in view.reason else [f"now: {why}"]
+    return [f"{place} for nodes", *before, *said], facts
+
+
+def _named(sessions: list[SessionView]) -> str:
+    """The first of them by name and tier."""
     shown = sessions[:NAMED]
     names = ", ".join(f"{other.label} ({other.tier.value})" for other in shown)
-    return f"{names} and {number - len(shown)} more" if number > len(shown) else names
+    more = len(sessions) - len(shown)
+    return f"{names} and {more} more" if more else names
 
 
 def _doing(holder: SessionView) -> str:
     if holder.device_state is DeviceState.HELD:
         return f"{holder.tier.value}, {'idle' if holder.idle else 'busy'}"
     return f"{holder.tier.value}, {holder.device_state.value}"
+
+
+def _rests(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[str, Any]] | None:
+    """From when on an idle holder gives its devices to others, and when it is parked by itself."""
+    gives_at = turns.released_at(Draft(state, now), view)
+    parks_at = parked_at(state, view)
+    if not view.idle and parks_at is None:
+        return None
+    parts, facts = [], {}
+    if view.idle:
+        text = "it gives its devices to the next session that needs them"
+        if gives_at is not None and gives_at > now:
+            text += f" in {short(gives_at - now)} or later"
+        parts.append(text)
+    if gives_at is not None:
+        facts["gives_in_s"] = round(max(0.0, gives_at - now), 1)
+    if parks_at is not None:
+        facts["parks_in_s"] = round(max(0.0, parks_at - now), 1)
+        parts.append(f"it is parked by itself in {short(max(0.0, parks_at - now))} (idle_soft_s)")
+    what = "It is idle" if view.idle else "No call reaches its devices"
+    return f"{what}, so {' and '.join(parts)}", facts
+
+
+# -- what was taken from it -----------------------------------------------------------------
+
+
+def _preempted(
+    state: ClusterState, view: SessionView, now: float
+) -> tuple[list[str], dict[str, Any]]:
+    """By whom, by which rule, when, and what was saved; nothing of a session that lost nothing."""
+    taken = state.experience.taken.get(view.id)
+    if taken is None or not _lacks(view, taken):
+        return [], {}
+    by = reasons.by_whom(taken.reason)
+    saved, kept = _saved(view, now)
+    facts = {
+        "preempted": {
+            "by": by,
+            "rule": taken.rule,
+            "meaning": RULES[taken.rule],
+            "reason": taken.reason,
+            "since_s": round(max(0.0, now - taken.at), 1),
+            "saved": kept,
+        }
+    }
+    said = view.reason.startswith(taken.reason)
+    rule = f"rule {taken.rule}"
+    # Of what a person did, who did it is enough.
+    clause = taken.reason.partition(": ")[0] if taken.rule.startswith("user.") else taken.reason
+    parts = [rule if said else f"before that: {clause} ({rule})"]
+    stored = any(f"in checkpoint {reasons.shown(c)} (" in view.reason for c in view.checkpoints)
+    leaves = view.process_state is ProcessState.SUSPENDING and "to the store" in view.reason
+    if not (stored or leaves):
+        parts.append(saved)
+    return parts, facts
+
+
+def _lacks(view: SessionView, taken: Taken) -> bool:
+    """Whether it has not got back what was taken."""
+    if view.process_state in _AWAY:
+        return True
+    return view.device_state in _OFF and not (
+        taken.process and view.device_state is DeviceState.PARKED
+    )
+
+
+def _saved(view: SessionView, now: float) -> tuple[str, dict[str, Any]]:
+    """What there is of it while it has no devices, and where."""
+    newest = view.newest_whole
+    stored = newest and {
+        "checkpoint": newest.id,
+        "name": newest.name,
+        "bytes": newest.bytes,
+        "age_s": round(max(0.0, now - newest.at), 1),
+    }
+    if view.process_state is ProcessState.SUSPENDING:
+        said = "everything of it is on its way to the store"
+        return said, {"where": "store", "level": "process", "done": False, **(stored or {})}
+    if view.process_state in _AWAY and newest is not None:
+        age = duration(max(0.0, now - newest.at))
+        name = reasons.shown(newest)
+        said = f"everything of it is in checkpoint {name} ({size(newest.bytes)}, {age} old)"
+        return said, {"where": "store", "level": "process", "done": True, **(stored or {})}
+    done = view.device_state is not DeviceState.PARKING
+    verb = "is kept" if done else "is being saved"
+    said = f"its device state {verb} in the memory of node {view.node}"
+    facts = {"where": "node", "node": view.node, "level": "device", "done": done}
+    return said, {**facts, "stored": stored or None}

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 
 from singularity_proxy.errors import Conflict, NotFound
 
+from singularity_scheduler.client.words import duration
+
 from . import events as ev
 from . import queue, reasons
 from .cluster import Draft
-from .model import PARK_RETRY_S, DeviceHealth, DeviceMark, SessionView
+from .model import DeviceHealth, DeviceMark, SessionView
 from .states import DeviceState
 
 HOT_S = 60.0
@@ -79,7 +81,7 @@ def faults(health: DeviceHealth, now: float) -> list[Fault]:
     if health.row_remap_failed:
         found.append(Fault("row-remap", "a faulty memory row could not be remapped"))
     if health.silent_s >= SILENT_S:
-        text = f"the driver has not answered for {reasons.duration(health.silent_s)}"
+        text = f"the driver has not answered for {duration(health.silent_s)}"
         found.append(Fault("silent", text, lasting=False))
     if health.hot_since is not None and now - health.hot_since >= HOT_S:
         hot = f"{health.temperature_c:.0f} °C" if health.temperature_c is not None else "too hot"
@@ -247,10 +249,9 @@ def move_off(draft: Draft, view: SessionView, mark: DeviceMark) -> SessionView:
 
 def _move_off(draft: Draft, node_id: str) -> None:
     for view in _holders(draft, node_id):
-        failed = view.park_failed_at
         if view.device_state is not DeviceState.HELD or view.final or view.in_flight:
             continue  # it is on its way, or `policy` asks again when its devices are there
-        if failed is not None and draft.now - failed < PARK_RETRY_S:
+        if draft.now < view.rests_until:
             continue
         if mark := leaves(draft, view):
             move_off(draft, view, mark)

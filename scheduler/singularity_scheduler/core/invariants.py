@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from .cluster import ClusterState, Node
+from . import quotas
+from .administration import NodeDuty
+from .cluster import ClusterState, Draft, Node
+from .drains import is_there
+from .geography import Cluster, Geography
 from .model import SessionView, Tier
 from .states import DeviceState, ProcessState
 
@@ -30,6 +34,7 @@ def check(state: ClusterState) -> None:
         )
         _hold(node.queue == queue, f"queue of {node.id}: {node.queue} is not {queue}")
         _check_runs(state, node)
+        _check_duty(state, node)
         members = {v.id for v in state.sessions.values() if v.node == node.id}
         _hold(node.sessions == members, f"sessions of {node.id} are not {members}")
         retry = {
@@ -41,13 +46,43 @@ def check(state: ClusterState) -> None:
             and v.device_state in (DeviceState.NONE, DeviceState.PARKED)
         }
         _hold(node.retry == retry, f"retries of {node.id}: {node.retry} is not {retry}")
+    for name in {*state.held_of, *(v.virtual_cluster for v in state.sessions.values())} - {""}:
+        of = [v for v in state.sessions.values() if v.virtual_cluster == name]
+        held, admitted = sum(v.holding for v in of), sum(v.admitted_milli for v in of)
+        counted = (state.held_of.get(name, 0), state.admitted_milli_of.get(name, 0))
+        _hold(counted == (held, admitted), f"{name} uses {(held, admitted)}, not {counted}")
     forks: dict[str, set[str]] = {}
+    coming: dict[str, set[str]] = {}
     for view in state.sessions.values():
         if view.source:
             forks.setdefault(view.source, set()).add(view.id)
+        if view.bound_for is not None:
+            coming.setdefault(view.bound_for, set()).add(view.id)
+    _hold(state.coming == coming, f"coming: {state.coming} is not {coming}")
     _hold(state.forks == forks, f"forks: {state.forks} is not {forks}")
+    _check_geography(state)
     returning = sorted(v.queue_key for v in state.sessions.values() if v.returning)
     _hold(state.returning == returning, f"returning: {state.returning} is not {returning}")
+
+
+def _check_geography(state: ClusterState) -> None:
+    kept, anew = state.geography, Geography(state.geography.home)
+    for view in state.sessions.values():
+        anew.count(view)
+        of_node = kept.of_node.get(view.node, view.cluster)
+        _hold(view.cluster == of_node, f"{view.id} is said to be in {view.cluster}, not {of_node}")
+    for node in state.nodes.values():
+        anew.look(state, node)
+    for name, cluster in kept.clusters.items():
+        counted = anew.clusters.get(name, Cluster(name))
+        _hold(cluster == counted, f"the sums of {name} are {cluster}, not {counted}")
+
+
+def _check_duty(state: ClusterState, node: Node) -> None:
+    there = sorted(sid for sid in node.sessions if is_there(state.sessions[sid]))
+    duty = node.duty.duty
+    _hold(duty is not NodeDuty.DRAINED or not there, f"{node.id} is drained and has {there}")
+    _hold(duty is not NodeDuty.DRAINING or bool(there), f"{node.id} is empty and still drained")
 
 
 def _check_runs(state: ClusterState, node: Node) -> None:
@@ -55,12 +90,19 @@ def _check_runs(state: ClusterState, node: Node) -> None:
     pending = sorted(v.queue_key for v in views if v.pending)
     _hold(node.pending == pending, f"pending of {node.id}: {node.pending} is not {pending}")
     for tier in Tier:
-        admitted = sum(v.admitted for v in views if v.tier is tier)
-        counted = node.admitted.get(tier.rank, 0)
+        admitted = sum(v.admitted_milli for v in views if v.tier is tier)
+        counted = node.admitted_milli.get(tier.rank, 0)
         _hold(counted == admitted, f"admitted {tier.value} of {node.id}: {counted}, not {admitted}")
-    if node.connected and not any(v.admitted for v in views):
+    open_ = node.duty.duty is NodeDuty.OPEN
+    if node.connected and open_ and not any(v.admitted_milli for v in views):
         fits = [v.id for v in views if v.pending and v.virtual_devices <= len(node.usable)]
-        ready = [sid for sid in fits if not state.sessions[sid].held_back]
+        draft = Draft(state, 0.0)
+        ready = [
+            sid
+            for sid in fits
+            if not state.sessions[sid].held_back
+            and not quotas.run_barred(draft, state.sessions[sid])
+        ]
         _hold(not ready, f"{ready} are queued although no run was started on {node.id}")
 
 

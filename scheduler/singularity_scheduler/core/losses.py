@@ -1,6 +1,7 @@
 """A node that is gone: what it ran goes on elsewhere from its last checkpoint. Pure.
 
-A node whose leases have run out has fenced itself, so what the store has may be started elsewhere.
+A node whose leases have run out has given up its devices and stopped the sessions that could be
+started elsewhere (`NodeLost.stopped`), so what the store has may be started elsewhere.
 If it comes back before that has happened, its sessions simply go on; if it comes back later, its
 agent is told to end what it still has of them (`nodes.joined`). So a session waits for its node as
 long as it would lose by going on elsewhere, within limits.
@@ -10,13 +11,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from singularity_proxy.errors import SingularityError
+from singularity_scheduler.client.words import duration
 
 from . import checkpoints, endings, placement, queue, reasons
 from . import events as ev
-from .cluster import ClusterState, Draft
+from .cluster import Draft
 from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
+
+_NOT_LOST = (ProcessState.STARTING, ProcessState.SUSPENDED)
 
 
 def node_lost(draft: Draft, event: ev.NodeLost) -> None:
@@ -34,7 +37,7 @@ def node_lost(draft: Draft, event: ev.NodeLost) -> None:
         view = draft.state.sessions[sid]
         if view.pending:
             _queue_elsewhere(draft, view)
-        elif view.final or view.process_state in (ProcessState.STARTING, ProcessState.SUSPENDED):
+        elif not event.stopped or view.final or view.process_state in _NOT_LOST:
             continue
         elif _whole(draft, view) and any(not placement.barred(draft, view, n.id) for n in others):
             if event.hopeless or _would_lose_s(draft, view, event.silent_s) <= event.silent_s:
@@ -59,19 +62,11 @@ def _would_lose_s(draft: Draft, view: SessionView, silent_s: float) -> float:
 
 def _queue_elsewhere(draft: Draft, view: SessionView) -> None:
     """A run that was not started yet waits on another node."""
-    try:
-        node = placement.choose_node(_without(draft, view.node), view.virtual_devices)
-    except SingularityError:
+    node = placement.choose_elsewhere(draft, view)
+    if node is None:
         return
     reason = f"waits on node {node}, because node {view.node} is gone"
     draft.note(replace(view, node=node), reason, "node.lost")
-
-
-def _without(draft: Draft, node_id: str) -> ClusterState:
-    """The state as placement sees it when this node is gone."""
-    seen = ClusterState()
-    seen.nodes = {n.id: n for n in draft.state.nodes.values() if n.id != node_id}
-    return seen
 
 
 def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
@@ -92,6 +87,7 @@ def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
         called=True,
         lost=view.process_state is not ProcessState.RESUMING,
         target="",
+        target_cluster="",
         leaving=None,
         moving=False,
         unwind=False,
@@ -121,7 +117,7 @@ def _fail(draft: Draft, view: SessionView, silent_s: float) -> None:
         draft,
         view,
         ProcessEvent.FAIL,
-        f"node {view.node} has been gone for {reasons.duration(silent_s)} with its process and "
+        f"node {view.node} has been gone for {duration(silent_s)} with its process and "
         f"variables{kept}: start it again",
         "node.lost",
     )

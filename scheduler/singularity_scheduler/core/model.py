@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from singularity_proxy.capsule.machine import Machine
+
 from .states import FINAL, LEASED, DeviceState, ProcessState, word
 
 PARK_RETRY_S = 10.0
@@ -30,6 +32,21 @@ class Tier(str, Enum):
 _RANK = {Tier.PREMIUM: 2, Tier.STANDARD: 1, Tier.BASIC: 0}
 
 
+class Priority(str, Enum):
+    """Orders sessions of one tier; `rank` as that of a tier."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+    @property
+    def rank(self) -> int:
+        return _PRIORITY[self]
+
+
+_PRIORITY = {Priority.HIGH: 2, Priority.MEDIUM: 1, Priority.LOW: 0}
+
+
 class Kind(str, Enum):
     """What a session is: a notebook with a person in front, or a run on its own."""
 
@@ -39,11 +56,11 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class NotebookRun:
-    """What a batch session runs: a notebook, by papermill, in its own capsule. JSON texts and not
-    objects where a value has an inside, so that the whole is a plain value."""
+    """What a batch session runs in its own capsule: a notebook, by papermill, or a command. JSON
+    texts and not objects where a value has an inside, so that the whole is a plain value."""
 
-    notebook: str
-    """Absolute path of the input."""
+    notebook: str = ""
+    """Absolute path of the input; "": it is a command."""
     output: str | None = None
     """Absolute path of the executed notebook; None only until the session has its id."""
     parameters: str = "{}"
@@ -56,6 +73,14 @@ class NotebookRun:
     """Interpreter that runs papermill; None: the service's own."""
     variables: str = "{}"
     """JSON object: environment of the run. It is stored, so it is no place for secrets."""
+    timeout_s: int | None = None
+    """Most seconds from its start to its end; None: no limit."""
+    command: str = ""
+    """For bash; "": it is a notebook."""
+    ranked: bool = False
+    """The command is started once for each virtual device, with RANK and its like."""
+    metadata: str = "{}"
+    """JSON object: what its job file says that changes nothing (tags, experiment, ...)."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +95,13 @@ class SessionSpec:
     kernel_id: str = ""
     every_s: float | None = None
     every_steps: int | None = None
+    virtual_cluster: str = ""
+    """"": none; its devices count for nobody's quota."""
+    priority: Priority = Priority.MEDIUM
+    share_milli: int = 1000
+    """Thousandths of the time of its one device that it asks for; 1000: whole devices."""
+    locations: tuple[str, ...] = ()
+    """Clusters and regions that it may be in; (): anywhere."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +146,12 @@ class LossReport:
     hashes_checked: int
     checkpoint: str
     at: float = 0.0
+    requests_again: int = 0
+    """Requests of Jupyter's clients since the checkpoint that are carried out again."""
+    outputs_rolled_back: int = 0
+    """Outputs that came after the checkpoint."""
+    requests_lost: int = 0
+    """Requests since the checkpoint that nobody has any more."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +167,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a node's agent says that it can do with whole sessions."""
+    """What a node's agent says of itself, and that it can do with whole sessions."""
 
     image_trouble: str = ""
     """Why it cannot put processes into the store and bring them back; "": it can."""
@@ -139,11 +177,41 @@ class Abilities:
     """Why its store cannot be used now; "": it can."""
     stores: bool = True
     """Whether it knows the commands about stored checkpoints at all."""
+    machine: Machine | None = None
+    """What process images that are taken there depend on."""
+    instance: str = ""
+    """Another one whenever the agent was started anew."""
+    version: str = ""
+    """Of the agent's software."""
+    spot: bool = False
+    """Its machine may be taken back with a notice."""
+    cluster: str = ""
+    """The cluster that it belongs to; "": the embedded one, or it never told."""
 
     @property
     def trouble(self) -> str:
         """Why no whole session can leave it or come to it; "": it can."""
         return self.image_trouble or self.store_trouble
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a session got of the service that its tier promises, in windows of time; see `shares`.
+    Accounted up to `at`, and further when somebody looks."""
+
+    at: float = 0.0
+    attained_device_s: float = 0.0
+    """Device-seconds it was served in all."""
+    window: int = -1
+    """Number of the window in progress: UNIX time by the length of windows."""
+    wanted_s: float = 0.0
+    """In the window in progress: how long it had work for devices."""
+    got_s: float = 0.0
+    """In the window in progress: how long it was served of that."""
+    windows: int = 0
+    """Completed ones in which it wanted service."""
+    kept: int = 0
+    """Those in which it got at least what its tier promises."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +239,8 @@ class SessionView:
     busy: bool | None = None
     """Last report of its kernel; None: it never reported and counts as busy."""
     idle_since: float | None = None
+    held_since: float | None = None
+    """When it got the devices that it holds."""
     waiting_since: float | None = None
     queue_order: int = 0
     """Place in time among the waiting; smaller came first."""
@@ -210,6 +280,15 @@ class SessionView:
     """Suspended, or about to be, and to come back as soon as a node has room."""
     target: str = ""
     """The only node it may come back to; "": any."""
+    target_cluster: str = ""
+    """The only cluster it may come back to; "": any."""
+    cluster: str = ""
+    """The cluster that its node belongs to, as far as that is known; kept by `Draft.put`."""
+    share_milli: int = 1000
+    """Thousandths of the time of its one device that it asks for; below 1000 it takes turns with
+    others that share."""
+    locations: tuple[str, ...] = ()
+    """Clusters and regions that it may be in; (): anywhere."""
     came_from: str = ""
     """The node it was on before the one it is coming to; "": the same."""
     restore_from: str = ""
@@ -235,13 +314,27 @@ class SessionView:
     """Optimizer steps between them; 0: none; None: as configured."""
     run: NotebookRun | None = None
     """What it runs; None for kernels and for commands that joined."""
+    virtual_cluster: str = ""
+    priority: Priority = Priority.MEDIUM
     held_by: str | None = None
     """Who preempted it: it gets no devices, and a queued run does not start, until it is
     resumed."""
     home: tuple[str, ...] = field(default=(), compare=False)
     """Devices it comes back to faster than to others, since its last park; not stored."""
+    unused_since: float | None = field(default=None, compare=False)
+    """Since when no call has reached its devices, as its node tells; 0.0: calls come; None: nobody
+    told; not stored."""
+    leave_failed: tuple[float, str] | None = field(default=None, compare=False)
+    """When and why it could not be put into the store last; not stored."""
     exit: tuple[int | None, str] | None = field(default=None, compare=False)
     """How its process ended while it was leaving or coming: counts if that fails; not stored."""
+    share: Share = Share()
+    park_s: float = field(default=0.0, compare=False)
+    """How long its last park took; 0.0: not known; not stored."""
+    attach_s: float = field(default=0.0, compare=False)
+    """How long its last attach took; as `park_s`."""
+    suspend_s: float = field(default=0.0, compare=False)
+    """How long its last way into the store took; as `park_s`."""
     story: tuple[str, ...] = field(default=(), compare=False)
     """Its last steps, for error messages; not stored."""
 
@@ -266,6 +359,22 @@ class SessionView:
     def idle(self) -> bool:
         """True only for a notebook whose kernel said so."""
         return self.kind is Kind.INTERACTIVE and self.busy is False
+
+    @property
+    def quiet_since(self) -> float | None:
+        """Since when its devices do nothing; None: they work. By the calls that reach them; of a
+        node that does not tell: since its kernel has nothing to do."""
+        if self.unused_since == 0.0:
+            return None
+        since = self.unused_since
+        if since is None:
+            since = self.idle_since if self.idle else None
+        return None if since is None else max(since, self.held_since or 0.0)
+
+    @property
+    def rests_until(self) -> float:
+        """Until when it is left alone because it could not be parked; 0.0: it could."""
+        return 0.0 if self.park_failed_at is None else self.park_failed_at + PARK_RETRY_S
 
     @property
     def last_checkpoint(self) -> CheckpointRef | None:
@@ -293,13 +402,36 @@ class SessionView:
         return self.process_state in (ProcessState.SUSPENDING, ProcessState.RESUMING)
 
     @property
+    def bound_for(self) -> str | None:
+        """The node that it is on its way to; "": whichever has room when it is in the store; None:
+        it is not on its way to any."""
+        if self.process_state is ProcessState.RESUMING:
+            return self.node
+        if self.process_state is ProcessState.SUSPENDING and self.called:
+            return self.target
+        return None
+
+    @property
     def held_back(self) -> bool:
         return self.held_by is not None
 
     @property
-    def queue_key(self) -> tuple[bool, int, int, str]:
-        """Sorts the waiting: those held back last, then by tier, then first come."""
-        return (self.held_back, -self.tier.rank, self.queue_order, self.id)
+    def queue_key(self) -> tuple[bool, int, int, int, str]:
+        """Sorts the waiting: those held back last, then by tier, priority, first come."""
+        return (
+            self.held_back,
+            -self.tier.rank,
+            -self.priority.rank,
+            self.queue_order,
+            self.id,
+        )
+
+    @property
+    def holding(self) -> int:
+        """Devices that count for the quota of its virtual cluster."""
+        stays = not self.final and self.process_state is not ProcessState.SUSPENDING
+        has = self.device_state in (DeviceState.ATTACHING, DeviceState.HELD)
+        return len(self.devices) if has and stays else 0
 
     @property
     def pending(self) -> bool:
@@ -307,11 +439,17 @@ class SessionView:
         return self.process_state is ProcessState.QUEUED
 
     @property
-    def admitted(self) -> int:
-        """Devices that a started run counts for when the next one asks to be started."""
+    def wanted_milli(self) -> int:
+        """Thousandths of devices that it asks for."""
+        return self.virtual_devices * self.share_milli
+
+    @property
+    def admitted_milli(self) -> int:
+        """Thousandths of devices that a started run counts for when the next one asks to be
+        started."""
         away = self.pending or self.final or self.process_state is ProcessState.SUSPENDED
         counts = self.run is not None and not (away or self.held_back)
-        return self.virtual_devices if counts else 0
+        return self.wanted_milli if counts else 0
 
 
 @dataclass(frozen=True)
@@ -425,6 +563,8 @@ class AgentFacts:
     suspended: bool = False
     """The node has nothing of it but its kernel connection."""
     incarnation: int = 1
+    quiet_since: float | None = None
+    """As `SessionView.unused_since`."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unavailable, Unsupported
 
-from . import checkpoints, endings, placement, queue, reasons
+from . import checkpoints, device_restores, endings, placement, queue, reasons, routes
 from . import events as ev
 from .cluster import Draft
 from .model import SessionView
@@ -28,7 +28,7 @@ def suspend_asked(draft: Draft, view: SessionView, event: ev.SuspendAsked) -> No
     by = f"{event.by}: {event.why}" if event.why else event.by
     if view.returning:
         draft.note(
-            replace(view, called=False, target="", moving=False, asked=False),
+            replace(view, called=False, target="", target_cluster="", moving=False, asked=False),
             f"stays suspended, as {by} asked; everything of it is in the store",
             "user.suspend",
         )
@@ -65,16 +65,17 @@ def refuse_away(view: SessionView) -> None:
 
 
 def require_images(draft: Draft, view: SessionView) -> None:
-    """`Unsupported` or `Unavailable` when its node cannot put it into the store."""
-    node = draft.node(view.node)
-    if not node.connected:
+    """`Unsupported` when its node cannot put it into the store, `Unavailable` when not now."""
+    node = draft.answering(view)
+    if node.abilities.image_trouble:
+        checkpoints.raise_unsupported(view, node.abilities.image_trouble)
+    if node.abilities.store_trouble:
         raise Unavailable(
-            f"node {view.node} of {view.label} does not answer at the moment; nothing was changed: "
-            "try again in a moment",
+            f"{view.label} stays as it is: the store of node {view.node} cannot be used now "
+            f"({node.abilities.store_trouble}); park or preempt frees its devices",
             session=view.id,
+            node=view.node,
         )
-    if node.abilities.trouble:
-        checkpoints.raise_unsupported(view, node.abilities.trouble)
 
 
 def leave(draft: Draft, view: SessionView, reason: str, rule: str, name: str = "") -> SessionView:
@@ -118,7 +119,9 @@ def settle(draft: Draft) -> None:
     for view in [v for v in draft.changed.values() if v.leaving is not None]:
         ready = view.process_state is ProcessState.LIVE and view.device_state not in UNSETTLED
         if ready and not view.final:
-            leave(draft, view, view.reason, "user.suspend", view.leaving or "")
+            mark = draft.duty(view.node)
+            rule = mark.rule if mark.leaving else "user.suspend"
+            leave(draft, view, view.reason, rule, view.leaving or "")
 
 
 def suspended(draft: Draft, event: ev.Suspended) -> None:
@@ -133,6 +136,7 @@ def suspended(draft: Draft, event: ev.Suspended) -> None:
                 )
             )
         return
+    view = replace(view, suspend_s=event.ms / 1000)
     view = checkpoints.add(draft, view, event.checkpoint)
     _gone_from_node(draft, view, reasons.suspended(event.checkpoint, event.ms))
 
@@ -176,6 +180,7 @@ def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
         "process.suspend_failed",
         wants=False,
         exit=None,
+        leave_failed=(draft.now, event.sentence),
     )
     if ended is not None:
         endings.exited(draft, ev.ProcessExited(view.id, *ended))
@@ -198,6 +203,8 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None
     back = newest is not None and reference.id != newest.id
     if event.node is not None:
         require_node(draft, view, event.node)
+    elif event.cluster is not None:
+        require_cluster(draft, view, event.cluster)
     elif not any(not n.abilities.trouble for n in draft.state.nodes.values()):
         raise Unsupported(
             f"{view.label} stays suspended: no node of this cluster can bring processes back",
@@ -210,6 +217,7 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None
         rollback=view.rollback or back,
         undo=view.undo or back,
         target=event.node or "",
+        target_cluster=event.cluster or "",
     )
     call(draft, view, reasons.called(event.by, reference if back else None), "user.resume")
 
@@ -254,13 +262,15 @@ def resumed(draft: Draft, event: ev.Resumed) -> None:
         reasons.came_back(view, event.loss),
         "process.resumed",
         loss=replace(event.loss, at=draft.now),
+        origin=view.node if event.relay else view.origin,
         wants=False,
         exit=None,
     )
     if ended is not None:
         endings.exited(draft, ev.ProcessExited(view.id, *ended))
-    elif wants:
-        queue.enqueue(draft, view, reasons.waits(view), "device.lazy")
+    elif wants:  # those who were called back later do not overtake it
+        reason = reasons.waits(view)
+        queue.enqueue(draft, view, reason, "device.lazy", order=view.queue_order)
 
 
 def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
@@ -334,15 +344,65 @@ def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> Non
             session=view.id,
             node=node_id,
         )
-    view = replace(
-        view, held_by=None, target=node_id, called=True, moving=True, unwind=True, restore_from=""
-    )
-    leave(draft, view, reasons.moving_node(by, node_id), "user.migrate")
+    _move(draft, replace(view, target=node_id), reasons.moving_node(by, node_id))
+
+
+def change_cluster(draft: Draft, view: SessionView, cluster: str, by: str) -> None:
+    """To another cluster, through the store; there to the node where it is off best."""
+    refuse_in_flight(view)
+    draft.state.geography.named(cluster)
+    if view.process_state is ProcessState.SUSPENDED:
+        resume_asked(draft, view, ev.ResumeAsked(view.id, by, cluster=cluster))
+        return
+    if cluster == view.cluster:
+        raise Conflict(f"{view.label} is in cluster {cluster} already", session=view.id)
+    require_images(draft, view)
+    require_cluster(draft, view, cluster)
+    seen = replace(view, wants=placement.waiting_for_device(view), target_cluster=cluster)
+    whys = [placement.no_room(draft, seen, node) for node in placement.candidates(draft, seen)]
+    if all(whys):
+        raise Conflict(
+            f"{view.label} was not moved and goes on where it is: {placement.several(whys)}",
+            session=view.id,
+            cluster=cluster,
+        )
+    _move(draft, replace(view, target_cluster=cluster), reasons.moving_cluster(by, cluster))
+
+
+def require_cluster(draft: Draft, view: SessionView, cluster: str) -> None:
+    """Refuse a cluster that does not exist, that the session may not be in, or of which no node
+    could ever take it."""
+    geography = draft.state.geography
+    geography.named(cluster)
+    why = ""
+    if not geography.allows(view.locations, cluster):
+        why = routes.only(view)
+    else:
+        nodes = placement.candidates(draft, replace(view, target="", target_cluster=cluster))
+        whys = [placement.barred(draft, view, node) for node in nodes]
+        if all(whys):
+            why = placement.several(whys) or "no node of it has ever answered"
+    if why:
+        raise Conflict(
+            f"{view.label} cannot go to {routes.where(draft.state, cluster)}, and nothing was "
+            f"changed: {why}",
+            session=view.id,
+            cluster=cluster,
+        )
+
+
+def _move(draft: Draft, view: SessionView, reason: str) -> None:
+    """Into the store, and out of it where its targets say."""
+    view = replace(view, held_by=None, called=True, moving=True, unwind=True, restore_from="")
+    leave(draft, view, reason, "user.migrate")
 
 
 def restore_asked(draft: Draft, view: SessionView, event: ev.RestoreAsked) -> None:
     """Undo: go on from an older checkpoint of its own."""
     refuse_in_flight(view)
+    if device_restores.means(view, event.checkpoint):
+        device_restores.asked(draft, view, event)
+        return
     reference = checkpoints.usable(view, event.checkpoint, draft.now)
     if view.process_state is ProcessState.SUSPENDED:
         resume_asked(draft, view, ev.ResumeAsked(view.id, event.by, checkpoint=reference.id))
@@ -373,8 +433,9 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
         )
     if source.run is not None:
         raise Conflict(
-            f"{source.label} is the run of a notebook, and two runs would write the same output "
-            f"{source.run.output}: submit it again instead",
+            f"{source.label} is a batch run, and two runs would write the same "
+            f"{f'output {source.run.output}' if source.run.output else 'files'}: submit it again "
+            "instead",
             session=source.id,
         )
     view = SessionView(
@@ -384,6 +445,7 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
         name=event.name or source.name,
         tier=source.tier,
         virtual_devices=source.virtual_devices,
+        share_milli=source.share_milli,
         node=source.node,
         created_at=draft.now,
         updated_at=draft.now,
@@ -399,5 +461,9 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
         undo=True,
         every_s=source.every_s,
         every_steps=source.every_steps,
+        virtual_cluster=source.virtual_cluster,
+        priority=source.priority,
+        cluster=source.cluster,
+        locations=source.locations,
     )
     call(draft, view, reasons.forked(event.by, source, reference), "user.fork")

@@ -27,11 +27,15 @@ def away(draft: Draft, event: ev.NodeAway) -> None:
 
 
 def joined(draft: Draft, event: ev.NodeJoined) -> None:
-    draft.set_node(event.node, connected=True, devices=event.devices, abilities=event.abilities)
+    cluster = event.abilities.cluster or draft.state.geography.home
+    able = replace(event.abilities, cluster=cluster)
+    draft.set_node(event.node, connected=True, devices=event.devices, abilities=able)
     facts = {f.id: f for f in event.sessions}
     known = draft.state.nodes.get(event.node)
     for sid in sorted(known.sessions if known else ()):
         view = draft.state.sessions[sid]
+        if view.cluster != cluster:  # the ledger is older than clusters, or the node has another
+            view = draft.put(view)
         if sid in event.starting or view.pending:
             continue  # whoever sends the command learns what became of it
         if view.in_flight:
@@ -52,7 +56,7 @@ def joined(draft: Draft, event: ev.NodeJoined) -> None:
             continue
         elif other.final:  # what it has of it, if only the kernel connection, has no use any more
             endings.command_end(draft, replace(other, node=event.node), other.reason, "recover")
-        elif not fact.suspended:
+        elif not fact.suspended or (other.origin or other.node) != event.node:
             losses.fence(draft, other, event.node)
 
 
@@ -120,7 +124,7 @@ def _unknown(draft: Draft, node: str, fact: AgentFacts) -> None:
         device_state=DeviceState.PARKED if fact.saved and not fact.devices else DeviceState.NONE,
     )
     if fact.suspended:  # its kernel connection alone; who brings it back is gone from the ledger
-        endings.command_end(draft, view, "the scheduler does not know this session", "recover")
+        losses.fence(draft, view, node)
         return
     if not complete or not fact.alive:
         endings.command_end(draft, view, "the scheduler does not know this session", "recover")
@@ -144,6 +148,8 @@ def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
     if fact.busy is not None and fact.busy is not view.busy:
         idle_since = None if fact.busy else draft.now
         view = draft.put(replace(view, busy=fact.busy, idle_since=idle_since))
+    if fact.quiet_since is not None and fact.quiet_since != view.unused_since:
+        view = draft.put(replace(view, unused_since=fact.quiet_since))
     if fact.saved and not view.saved:
         view = draft.put(replace(view, saved=True))
     if view.process_state is ProcessState.STARTING:

@@ -1,34 +1,91 @@
 """Where sessions go: a new one, and one that comes back from the store. Pure.
 
 A node has room for a session that comes back when it can bring processes back, has devices enough,
-and, if the session's code waits for devices, can give them before anybody who waits there already.
+and, if the session's code waits for devices, can give them besides those who go before it there:
+they wait there already, or are on their way.
 """
 
 from __future__ import annotations
 
-from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
 
-from . import queue, reasons
-from .cluster import ClusterState, Draft, Node
+from singularity_proxy.capsule.machine import why_not
+from singularity_proxy.errors import (
+    BadRequest,
+    Conflict,
+    NotFound,
+    SingularityError,
+    Unavailable,
+)
+
+from . import queue, quotas, reasons, routes, turns
+from .administration import NodeDuty
+from .cluster import ClusterState, Draft, Load, Node
 from .events import Resume
-from .model import SessionView
+from .model import SessionSpec, SessionView
+from .parameters import nearest
 from .states import DeviceState, ProcessEvent
 
+NAMED = 4
+"""How many nodes' reasons a sentence has."""
 
-def choose_node(state: ClusterState, devices: int) -> str:
-    """The node for a new session: connected, large enough (without its drained devices, if there
-    is such a node), fewest sessions per device, then by name. A session's devices are all on its
-    node, because its rings are in that node's memory."""
-    connected = [n for n in state.nodes.values() if n.connected]
-    if not connected:
+
+def place(draft: Draft, session: str, spec: SessionSpec) -> str:
+    """The node for a new session: inside the cluster that the levels above choose by sums."""
+    state = draft.state
+    cluster = routes.cluster_for(state, session, spec, draft.now)
+    if cluster is not None:
+        found = state.geography.clusters[cluster].least_loaded(spec.devices)
+        return found or choose_node(state, spec.devices, among=routes.nodes_of(state, [cluster]))
+    if not spec.locations:
+        return choose_node(state, spec.devices)
+    among = routes.nodes_of(state, routes.allowed(state, spec.locations))
+    return choose_node(state, spec.devices, among=among, where=" or ".join(spec.locations))
+
+
+def choose_elsewhere(draft: Draft, view: SessionView) -> str | None:
+    """Another node for a run that was not started yet: of its own cluster if one can take it, else
+    of another one that its locations allow; None: no node can."""
+    for cluster in routes.order(draft.state, view):
+        nodes = [n for n in routes.nodes_of(draft.state, [cluster]) if n != view.node]
+        with contextlib.suppress(SingularityError):
+            return choose_node(draft.state, view.virtual_devices, draft, among=nodes)
+    return None
+
+
+def choose_node(
+    state: ClusterState,
+    devices: int,
+    draft: Draft | None = None,
+    *,
+    among: Collection[str] | None = None,
+    where: str = "",
+) -> str:
+    """The node for a new session: connected, open, large enough (without its drained devices, if
+    there is such a node), fewest sessions per device, then by name. A session's devices are all on
+    its node, because its rings are in that node's memory. `draft`: as it leaves the nodes; `among`:
+    only of these nodes; `where`: what those are, for people."""
+    nodes = state.nodes.values() if among is None else [state.nodes[n] for n in among]
+    there = [n for n in nodes if n.connected]
+    inside = f" in {where}" if where else ""
+    if not there:
         raise Unavailable(
-            "no node agent is connected, so nothing can be started: try again in a few seconds"
+            f"no node agent{inside} is connected, so nothing can be started: try again in a few "
+            "seconds"
+        )
+    duties = {n.id: draft.duty(n.id) if draft else n.duty for n in there}
+    connected = [n for n in there if duties[n.id].duty is NodeDuty.OPEN]
+    if not connected:
+        whys = "; ".join(f"node {n.id} {duties[n.id].why}" for n in there)
+        raise Unavailable(
+            f"no node{inside} takes new sessions now ({whys}): try again when one is open again"
         )
     fitting = [n for n in connected if len(n.devices) >= devices]
     if not fitting:
         largest = max(len(n.devices) for n in connected)
         raise BadRequest(
-            f"{reasons.count(devices)} asked, but this cluster has "
+            f"{reasons.count(devices)} asked, but {where or 'this cluster'} has "
             f"{'no device' if not largest else f'at most {largest} for one session'}"
             f"{f': ask for 1 to {largest}' if largest else ''}",
             devices=devices,
@@ -37,18 +94,16 @@ def choose_node(state: ClusterState, devices: int) -> str:
     return min(fitting, key=lambda node: _load(node, devices)).id
 
 
-def _load(node: Node, devices: int) -> tuple[bool, float, str]:
-    usable = len(node.usable)
-    return usable < devices, len(node.sessions) / max(usable, 0.5), node.id
+def _load(node: Node, devices: int) -> tuple[bool, Load]:
+    return len(node.usable) < devices, node.load
 
 
 def named(state: ClusterState, word: str) -> Node:
-    """The node that somebody named; `NotFound` with those that there are."""
+    """The node that somebody named; `NotFound` with the nearest name or those that there are."""
     if word not in state.nodes:
         shown = word if len(word) <= 60 else f"{word[:57]}..."
         raise NotFound(
-            f"there is no node '{shown}': pick from {', '.join(sorted(state.nodes)) or 'none'}",
-            node=word,
+            f"there is no node '{shown}': {nearest(word, sorted(state.nodes))}", node=word
         )
     return state.nodes[word]
 
@@ -58,12 +113,20 @@ def barred(draft: Draft, view: SessionView, node_id: str) -> str:
     node = draft.node(node_id)
     if not node.connected:
         return f"node {node_id} does not answer"
+    if why := routes.forbidden(draft, view, node_id):
+        return why
+    duty = draft.duty(node_id)
+    # What was on a cordoned node is nothing new there; a drained one takes nothing at all.
+    if duty.leaving or (duty.duty is NodeDuty.CORDONED and view.node != node_id):
+        return f"node {node_id} {duty.why}"
     if node.abilities.trouble:
         return f"node {node_id} cannot bring processes back ({node.abilities.trouble})"
     before = draft.state.nodes.get(view.node)
     here = before.abilities.store if before else ""
     if here and node.abilities.store and here != node.abilities.store:
         return f"node {node_id} uses another store than node {view.node}"
+    if before and (why := why_not(before.abilities.machine, node.abilities.machine)):
+        return f"node {node_id} {why}"
     usable = len(draft.usable(node_id))
     if usable < view.virtual_devices:
         has = reasons.count(usable, "usable device")
@@ -78,29 +141,56 @@ def no_room(draft: Draft, view: SessionView, node_id: str) -> str:
     usable = draft.usable(node_id)
     if view.run is not None:
         rank = view.tier.rank
-        used = sum(n for other, n in draft.admitted(node_id).items() if other >= rank)
-        if used + view.virtual_devices > len(usable):
+        used = sum(n for other, n in draft.admitted_milli(node_id).items() if other >= rank)
+        if used + view.wanted_milli > 1000 * len(usable):
             return f"the runs of node {node_id} leave it no room"
     if not view.wants:
         return ""
-    free = sum(
-        holder is None or queue.parking(holder) or queue.may_preempt(view, holder, draft.now)
-        for holder in usable.values()
-    )
-    before = sum(v.virtual_devices for v in draft.waiting(node_id) if v.queue_key < view.queue_key)
-    if free - before < view.virtual_devices:
+    if why := quotas.barred(draft, view):
+        return why
+    others = (*draft.waiting(node_id), *draft.coming(node_id))
+    before = sum(v.virtual_devices for v in others if v.queue_key < view.queue_key)
+    missing = before + view.virtual_devices
+    missing -= sum(holder is None or queue.parking(holder) for holder in usable.values())
+    if missing > 0:  # asking the engine costs more than counting
+        given_up = turns.gives_up(draft, view, node_id)
+        missing -= sum(holder is not None and holder.id in given_up for holder in usable.values())
+    if missing > 0:
         return f"the devices of node {node_id} are in use by sessions that go before it"
     return ""
 
 
-def candidates(draft: Draft, view: SessionView) -> list[str]:
-    """Nodes in the order in which they are tried: the named one alone; else the one it was on,
-    then the others, the least loaded first."""
+def candidates(draft: Draft, view: SessionView) -> Iterator[str]:
+    """Nodes in the order in which they are tried: the named one alone; else the one it was on (if
+    it is open), then the others of its cluster, the least loaded first, then those of the other
+    clusters that it may be in. One that was to leave its node tries those first that have its
+    devices free, and that node last."""
     if view.target:
-        return [view.target]
-    others = [n for n in draft.state.nodes.values() if n.id != view.node]
-    others.sort(key=lambda node: _load(node, view.virtual_devices))
-    return [view.node, *(n.id for n in others)]
+        yield view.target
+        return
+    state = draft.state
+    clusters = [view.target_cluster] if view.target_cluster else routes.order(state, view)
+    of_node = state.geography.of_node
+    own = of_node.get(view.node)
+    if own not in clusters:
+        own = None
+    if own is not None and view.moving:
+        own = ""  # of no cluster until all were tried
+        for cluster in clusters:
+            free = state.geography.clusters[cluster].with_free(view.virtual_devices)
+            yield from (name for name in free if name != view.node)
+    own_first = draft.duty(view.node).duty is NodeDuty.OPEN
+    for cluster in clusters:
+        if cluster == own and own_first:
+            yield view.node
+        others = [state.nodes[n] for n in routes.nodes_of(state, [cluster]) if n != view.node]
+        yield from (n.id for n in sorted(others, key=lambda n: _load(n, view.virtual_devices)))
+        if cluster == own and not own_first:
+            yield view.node
+    if own == "":
+        yield view.node
+    if not view.target_cluster:  # of which cluster they are is not known before they answer
+        yield from (name for name in state.nodes if name not in of_node)
 
 
 def bring_back(draft: Draft) -> None:
@@ -108,8 +198,7 @@ def bring_back(draft: Draft) -> None:
     for view in draft.returning():
         if view.held_back:
             return  # they are the last ones
-        nodes = candidates(draft, view)
-        found = next((n for n in nodes if not no_room(draft, view, n)), None)
+        found = next((n for n in candidates(draft, view) if not no_room(draft, view, n)), None)
         if found is not None:
             resume(draft, view, found)
         elif not view.reason.endswith(_QUEUED):
@@ -124,7 +213,17 @@ def waits(draft: Draft, view: SessionView) -> str:
     """Why it does not come back yet."""
     nodes = candidates(draft, view)
     whys = [why for node in nodes if (why := no_room(draft, view, node))]
-    return "; ".join(dict.fromkeys(whys)) or "no node is there"
+    if not whys and view.locations:
+        return f"no node is there, and {routes.only(view)}"
+    return several(whys) or "no node is there"
+
+
+def several(whys: Iterable[str]) -> str:
+    """Reasons of several nodes in one sentence, which does not grow with their number."""
+    said = list(dict.fromkeys(whys))
+    more = len(said) - NAMED
+    rest = f"; {more} other nodes cannot take it either" if more > 1 else ""
+    return "; ".join(said[: NAMED if rest else None]) + rest
 
 
 def resume(draft: Draft, view: SessionView, node_id: str) -> SessionView:
@@ -181,13 +280,15 @@ def waiting_for_device(view: SessionView) -> bool:
 
 def targets(
     draft: Draft, view: SessionView, wanted: tuple[str, ...]
-) -> tuple[tuple[str, ...], list[SessionView]]:
-    """The devices a move goes to and who has to leave them; refuses what cannot be."""
+) -> tuple[tuple[str, ...], list[tuple[SessionView, str]]]:
+    """The devices a move goes to, and who has to leave them by which rule; refuses what cannot
+    be."""
     occupants = draft.usable(view.node)
+    given_up = turns.gives_up(draft, view, view.node)
 
     def obtainable(device: str) -> bool:
         holder = occupants[device]
-        return holder is None or queue.parking(holder) or queue.may_preempt(view, holder, draft.now)
+        return holder is None or queue.parking(holder) or holder.id in given_up
 
     if wanted:
         chosen = wanted
@@ -229,7 +330,7 @@ def targets(
         holder = occupants[device]
         if holder is None or holder.id == view.id or queue.parking(holder):
             continue
-        if not queue.may_preempt(view, holder, draft.now):
+        if holder.id not in given_up:
             raise Conflict(
                 f"{device} is used by {holder.label} ({holder.tier.value}), which may not be "
                 f"paused for {view.tier.value}: pick another device or try later",
@@ -237,4 +338,4 @@ def targets(
                 device=device,
             )
         victims[holder.id] = holder
-    return chosen, list(victims.values())
+    return chosen, [(victim, given_up[sid]) for sid, victim in victims.items()]

@@ -13,8 +13,13 @@ from typing import Any, TypeGuard
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
+from . import administration as adm
 from . import (
+    balance,
     checkpoints,
+    defragmentation,
+    device_restores,
+    drains,
     endings,
     health,
     losses,
@@ -23,7 +28,13 @@ from . import (
     placement,
     proxies,
     queue,
+    quotas,
     reasons,
+    relocation,
+    settings,
+    shares,
+    turns,
+    upgrades,
 )
 from . import events as ev
 from .cluster import ClusterState, Draft
@@ -46,12 +57,28 @@ def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
     _HANDLERS[type(event)](draft, event)
     moves.settle(draft)
     here = {event.node} if isinstance(event, ev.NodeJoined | ev.NodeLost | ev.Tick) else set()
-    if here or draft.changed or draft.marks:
+    _follow_orders(draft, here)
+    if here or draft.changed or draft.marks or draft.duties:
         placement.bring_back(draft)
-    for node in here | draft.touched():
-        queue.admit(draft, node)
-        queue.serve(draft, node)
+    for node in here | draft.touched() | draft.queued_nodes():
+        if not draft.idle(node):
+            queue.admit(draft, node)
+            turns.serve(draft, node)
+    if isinstance(event, ev.Tick):
+        relocation.proceed(draft, event.node)
+        defragmentation.proceed(draft, event.node)
+    shares.settle(draft)
     return draft.decision()
+
+
+def _follow_orders(draft: Draft, here: set[str]) -> None:
+    """Empty nodes that are to be emptied, and go on with an upgrade."""
+    nodes = here | draft.touched()
+    if nodes:
+        drains.proceed(draft, nodes)
+    if nodes or draft.upgrade:
+        while begun := upgrades.proceed(draft):
+            drains.proceed(draft, begun)
 
 
 # -- what people ask ------------------------------------------------------------------------
@@ -61,6 +88,7 @@ def _created(draft: Draft, event: ev.SessionCreated) -> None:
     if draft.get(event.session):
         raise Conflict(f"session {event.session} exists already", session=event.session)
     spec = event.spec
+    quotas.admit(draft, spec.virtual_cluster, spec.devices)
     view = SessionView(
         id=event.session,
         user=event.user,
@@ -68,7 +96,7 @@ def _created(draft: Draft, event: ev.SessionCreated) -> None:
         name=spec.name,
         tier=spec.tier,
         virtual_devices=spec.devices,
-        node=placement.choose_node(draft.state, spec.devices),
+        node=placement.place(draft, event.session, spec),
         created_at=draft.now,
         updated_at=draft.now,
         server=event.server,
@@ -76,6 +104,10 @@ def _created(draft: Draft, event: ev.SessionCreated) -> None:
         kernel_id=spec.kernel_id,
         every_s=spec.every_s,
         every_steps=spec.every_steps,
+        virtual_cluster=spec.virtual_cluster,
+        priority=spec.priority,
+        locations=spec.locations,
+        share_milli=spec.share_milli,
     )
     if view.run is None:
         queue.start(draft, view, "start")
@@ -188,10 +220,15 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
 def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
     view = _asked(draft, event.session)
     _refuse_unstarted(view)
-    if event.node is not None:
-        if event.devices:
-            raise BadRequest("name either the devices or the node to move to, not both")
-        moves.migrate_asked(draft, view, event.node, event.by)
+    if event.node is not None or event.cluster is not None:
+        if (event.node is not None) + (event.cluster is not None) + bool(event.devices) > 1:
+            raise BadRequest(
+                "name either the devices, the node or the cluster to move to, not two of them"
+            )
+        if event.cluster is not None:
+            moves.change_cluster(draft, view, event.cluster, event.by)
+        else:
+            moves.migrate_asked(draft, view, str(event.node), event.by)
         return
     moves.refuse_away(view)
     if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
@@ -210,8 +247,8 @@ def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
         draft.note(view, reason, "user.migrate")
     else:
         queue.enqueue(draft, view, reason, "user.migrate")
-    for victim in victims:
-        queue.preempt(draft, victim, view)
+    for victim, rule in victims:
+        turns.preempt(draft, victim, view, rule)
 
 
 def _checkpoint_asked(draft: Draft, event: ev.CheckpointAsked) -> None:
@@ -289,6 +326,12 @@ def _activity(draft: Draft, event: ev.Activity) -> None:
         _withdrawn(draft, ev.DeviceWithdrawn(event.session))
 
 
+def _used(draft: Draft, event: ev.DeviceUse) -> None:
+    view = draft.get(event.session)
+    if view is not None and view.leased and not view.final:
+        draft.put(replace(view, unused_since=event.quiet_since))
+
+
 def _attached(draft: Draft, event: ev.Attached) -> None:
     view = draft.get(event.session)
     if not _current(view, event.epoch, DeviceState.ATTACHING):
@@ -301,6 +344,9 @@ def _attached(draft: Draft, event: ev.Attached) -> None:
         saved=True,
         moving=False,
         asked=False,
+        held_since=draft.now,
+        unused_since=None,
+        attach_s=event.ms / 1000,
     )
     if view.held_back:  # preempted while its devices were on their way
         queue.park(draft, view, reasons.held_back(view), "user.preempt")
@@ -323,6 +369,8 @@ def _tick(draft: Draft, event: ev.Tick) -> None:
     for sid in sorted(node.retry if node else ()):
         view = draft.state.sessions[sid]
         queue.enqueue(draft, view, reasons.waits(view), "device.lazy")
+    queue.park_idle(draft, event.node)
+    balance.proceed(draft, event.node)
 
 
 def _parked(draft: Draft, event: ev.Parked) -> None:
@@ -338,6 +386,7 @@ def _parked(draft: Draft, event: ev.Parked) -> None:
         "device.parked",
         devices=(),
         park_failed_at=None,
+        park_s=event.ms / 1000,
         home=view.devices if event.stays else (),
     )
     if view.wants:
@@ -394,11 +443,16 @@ def _orphaned(draft: Draft, event: ev.Orphaned) -> None:
     if view is None or view.process_state is not ProcessState.LIVE:
         return
     sentence = event.sentence or "its Jupyter server is gone"
-    if view.leaving is None and not draft.node(view.node).abilities.trouble:
+    if view.leaving is None and not draft.node(view.node).abilities.image_trouble:
         moves.leave(draft, view, reasons.hibernating(sentence), "user.suspend")
     elif view.leaving is None:
         step, reason = endings.closed(view, "the scheduler", sentence)
         endings.finish(draft, view, step, reason, "user.end")
+
+
+def _joined(draft: Draft, event: ev.NodeJoined) -> None:
+    nodes.joined(draft, event)
+    drains.joined(draft, event)
 
 
 def _current(view: SessionView | None, epoch: int, state: DeviceState) -> TypeGuard[SessionView]:
@@ -422,7 +476,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.DrainAsked: health.drain_asked,
     ev.ReturnAsked: health.return_asked,
     ev.DevicesLooked: health.looked,
-    ev.NodeJoined: nodes.joined,
+    ev.NodeJoined: _joined,
     ev.NodeAway: nodes.away,
     ev.NodeLost: losses.node_lost,
     ev.Tick: _tick,
@@ -433,6 +487,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.DeviceNeeded: _needed,
     ev.DeviceWithdrawn: _withdrawn,
     ev.Activity: _activity,
+    ev.DeviceUse: _used,
     ev.Attached: _attached,
     ev.AttachFailed: _attach_failed,
     ev.Parked: _parked,
@@ -446,6 +501,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.ProxyAnswers: proxies.answers,
     ev.DeviceWorking: proxies.working,
     ev.CheckpointTaken: checkpoints.taken,
+    ev.ContentsBack: device_restores.done,
     ev.CheckpointsFound: checkpoints.found,
     ev.CheckpointGone: checkpoints.gone,
     ev.Suspended: moves.suspended,
@@ -455,4 +511,12 @@ _HANDLERS: dict[type, Handler] = {
     ev.ResumeFailed: moves.resume_failed,
     ev.Wanted: moves.wanted,
     ev.Orphaned: _orphaned,
+    adm.ParametersAsked: settings.asked,
+    adm.QuotaAsked: quotas.asked,
+    adm.QuotaGone: quotas.gone,
+    adm.DutyAsked: drains.asked,
+    adm.NoticeGiven: drains.noticed,
+    adm.UpgradeAsked: upgrades.asked,
+    adm.UpgradeChange: upgrades.changed,
+    adm.UpgradedAsked: upgrades.back,
 }

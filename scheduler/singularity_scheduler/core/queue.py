@@ -1,54 +1,16 @@
-"""Who gets devices next, and who gives them up for it (policy v1).
-
-Served is tier by tier, first come first served inside a tier, and nobody overtakes: a session that
-needs two devices is not starved by those that need one. A waiter takes all its devices at once:
-free ones; else those of idle notebooks (any tier, longest idle first, then the lowest tier); else
-those of busy sessions of a lower tier (lowest tier first, then the latest attached). Victims are
-parked only when that gives the waiter everything it needs.
-"""
+"""Steps of sessions that wait for devices, get them and give them up, and which queued runs are
+started. Who gets which devices is decided by `turns`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from . import reasons
+from . import quotas, reasons
+from .administration import NodeDuty
 from .cluster import Draft
 from .events import Attach, Park, Start
-from .model import PARK_RETRY_S, SessionView
+from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
-
-
-def serve(draft: Draft, node_id: str) -> None:
-    """Give out the devices of one node; called at the end of each decision that touches it.
-
-    Looks at the head of the queue only as far as devices last: at most one waiter per device.
-    """
-    if not draft.node(node_id).connected:
-        return
-    occupants = draft.usable(node_id)
-    free = [d for d, view in occupants.items() if view is None]
-    coming = [d for d, view in occupants.items() if view and parking(view)]
-    for waiter in draft.waiting(node_id):
-        if waiter.held_back:
-            return  # they are the last ones
-        preferred = waiter.preferred
-        if preferred and set(preferred) <= {*free, *coming}:
-            taken = list(preferred)
-        else:
-            missing = waiter.virtual_devices - len(free) - len(coming)
-            if missing > 0:
-                victims = choose_victims(draft, node_id, waiter, missing)
-                if not victims:
-                    return
-                for victim in victims:
-                    preempt(draft, victim, waiter)
-                    coming.extend(victim.devices)
-            home = waiter.home if set(waiter.home) <= set(free) else ()
-            taken = list(home) or [*free, *coming][: waiter.virtual_devices]
-        if set(taken) <= set(free):
-            grant(draft, waiter, tuple(taken))
-        free = [d for d in free if d not in taken]
-        coming = [d for d in coming if d not in taken]
 
 
 def admit(draft: Draft, node_id: str) -> None:
@@ -59,7 +21,7 @@ def admit(draft: Draft, node_id: str) -> None:
     devices, and nobody overtakes. Runs that somebody holds back count for nothing here, and neither
     do notebooks with a person in front: they hold devices only while they use them.
     """
-    if not draft.node(node_id).connected:
+    if not draft.node(node_id).connected or draft.duty(node_id).duty is not NodeDuty.OPEN:
         return
     devices = len(draft.usable(node_id))
     for run in draft.pending(node_id):
@@ -67,10 +29,20 @@ def admit(draft: Draft, node_id: str) -> None:
             return  # they are the last ones
         if run.virtual_devices > devices:
             continue  # the node lost devices (or they are drained): the others need not wait
-        used = sum(n for rank, n in draft.admitted(node_id).items() if rank >= run.tier.rank)
-        if used + run.virtual_devices > devices:
+        if why := quotas.run_barred(draft, run):
+            wait_for_quota(draft, run, why)
+            continue
+        used = sum(n for rank, n in draft.admitted_milli(node_id).items() if rank >= run.tier.rank)
+        if used + run.wanted_milli > 1000 * devices:
             return
         start(draft, run, "queue.admit")
+
+
+def wait_for_quota(draft: Draft, view: SessionView, why: str) -> None:
+    """Say that it waits for its virtual cluster."""
+    reason = f"waits for {reasons.count(view.virtual_devices)}: {why}"
+    if view.reason != reason:
+        draft.note(view, reason, "quota.waits")
 
 
 def start(draft: Draft, view: SessionView, rule: str) -> None:
@@ -86,57 +58,29 @@ def parking(view: SessionView) -> bool:
     return view.device_state is DeviceState.PARKING or leaves
 
 
-def may_preempt(waiter: SessionView, holder: SessionView, now: float) -> bool:
-    """Whether `holder` has to give its devices up for `waiter`."""
-    failed = holder.park_failed_at
-    return (
-        holder.device_state is DeviceState.HELD
-        and holder.process_state is ProcessState.LIVE
-        and holder.id != waiter.id
-        and (failed is None or now - failed >= PARK_RETRY_S)
-        and (holder.idle or holder.tier.rank < waiter.tier.rank)
-    )
+def _for_long(since: float | None, least_s: float, now: float) -> bool:
+    """Whether it is `least_s` seconds since then; of a time that nobody knows, it is."""
+    return not least_s or since is None or now - since >= least_s
 
 
-def _preference(holder: SessionView) -> tuple[int, float, int, int, str]:
-    """Sorts possible victims, the best one first."""
-    if holder.idle:
-        return (0, holder.idle_since or 0.0, holder.tier.rank, 0, holder.id)
-    return (1, 0.0, holder.tier.rank, -holder.attach_order, holder.id)
-
-
-def choose_victims(
-    draft: Draft, node_id: str, waiter: SessionView, missing: int
-) -> list[SessionView]:
-    """The holders to park so that at least `missing` devices come free; [] when that cannot be.
-
-    None of them is superfluous: without any one the rest would not be enough.
-    """
-    usable = draft.usable(node_id)
-    holders = {v.id: v for v in usable.values() if v and may_preempt(waiter, v, draft.now)}
-    gives = {sid: sum(d in usable for d in v.devices) for sid, v in holders.items()}
-    chosen: list[SessionView] = []
-    total = 0
-    for holder in sorted(holders.values(), key=_preference):
-        if total >= missing:
-            break
-        chosen.append(holder)
-        total += gives[holder.id]
-    if total < missing:
-        return []
-    for holder in list(reversed(chosen)):
-        if total - gives[holder.id] >= missing:
-            chosen.remove(holder)
-            total -= gives[holder.id]
-    return chosen
-
-
-def preempt(draft: Draft, victim: SessionView, waiter: SessionView) -> None:
-    """Park `victim` for `waiter`; both reasons name the other."""
-    if victim.idle:
-        park(draft, victim, reasons.paused_idle(waiter), "preempt.idle")
-    else:
-        park(draft, victim, reasons.paused_lower(victim, waiter), "preempt.tier")
+def park_idle(draft: Draft, node_id: str) -> None:
+    """Free devices that no call has reached for `idle_soft_s`; called as time goes by."""
+    limit_s = draft.state.parameters.idle_soft_s
+    node = draft.state.nodes.get(node_id)
+    if not limit_s or node is None or not node.connected:
+        return
+    for sid in sorted(set(node.leases.values())):
+        view = draft.get(sid)
+        if view is None or view.device_state is not DeviceState.HELD or view.quiet_since is None:
+            continue
+        quiet_s = draft.now - view.quiet_since
+        if (
+            view.process_state is ProcessState.LIVE
+            and quiet_s >= limit_s
+            and _for_long(view.held_since, draft.state.parameters.min_run_s, draft.now)
+            and draft.now >= view.rests_until
+        ):
+            park(draft, view, reasons.parked_idle(quiet_s, limit_s), "idle.reclaim")
 
 
 def park(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+from singularity_scheduler.client.words import duration, size
+
+from .administration import NodeMark
 from .model import CheckpointRef, LossReport, SessionView
 
 
@@ -24,16 +29,85 @@ def paused_idle(waiter: SessionView) -> str:
     )
 
 
-def paused_lower(victim: SessionView, waiter: SessionView) -> str:
+def parked_idle(quiet_s: float, limit_s: float) -> str:
     return (
-        f"paused for {waiter.label}: {waiter.tier.value} goes before {victim.tier.value} and "
-        f"needs {count(waiter.virtual_devices)}; nothing is lost; it comes back with the next "
-        "device call and running code just waits"
+        f"parked by itself: no call reached its devices for {duration(quiet_s)} (idle_soft_s is "
+        f"{limit_s:g}); nothing is lost; it comes back with the next device call"
+    )
+
+
+def _paused(waiter: SessionView, why: str) -> str:
+    """Of one that worked; `by_whom` reads these sentences."""
+    return (
+        f"paused for {waiter.label}{why}; nothing is lost; it comes back with the next device call "
+        "and running code just waits"
+    )
+
+
+def paused_lower(victim: SessionView, waiter: SessionView) -> str:
+    tiers = f"{waiter.tier.value} goes before {victim.tier.value}"
+    return _paused(waiter, f": {tiers} and needs {count(waiter.virtual_devices)}")
+
+
+def paused_borrower(victim: SessionView, waiter: SessionView) -> str:
+    own = f"virtual cluster '{waiter.virtual_cluster}' needs {count(waiter.virtual_devices)}"
+    return _paused(waiter, f": {own} of its own and '{victim.virtual_cluster}' had borrowed some")
+
+
+def paused_for_slice(victim: SessionView, waiter: SessionView) -> str:
+    return _paused(waiter, ": it is that one's turn on the device that both share")
+
+
+def paused_for_turn(victim: SessionView, waiter: SessionView) -> str:
+    both = f"({victim.tier.value} both)"
+    return _paused(waiter, f": it is that one's turn, which has been served less {both}")
+
+
+def paused_for_long_wait(victim: SessionView, waiter: SessionView) -> str:
+    both = f"({victim.tier.value} both)"
+    return _paused(waiter, f", which has waited for longer than anybody should {both}")
+
+
+def paused_for_guarantee(victim: SessionView, waiter: SessionView) -> str:
+    promised = f"what {waiter.tier.value} promises in this window"
+    return _paused(waiter, f", which would not get {promised}")
+
+
+def goes_elsewhere(view: SessionView, node_id: str) -> str:
+    return (
+        f"moves to node {node_id}, which has {count(view.virtual_devices)} free, because all of "
+        f"node {view.node} are in use; nothing is lost; running code just waits"
+    )
+
+
+def makes_room(view: SessionView, waiter: SessionView) -> str:
+    return (
+        f"moves to another node, because {waiter.label} needs {count(waiter.virtual_devices)} of "
+        f"node {view.node} at once; nothing is lost; running code just waits"
     )
 
 
 def parked_by(by: str) -> str:
     return f"parked by {by}: nothing is lost; it comes back with the next device call"
+
+
+_BY = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"paused for (.+?): (?:premium|standard|basic|virtual cluster|it is that one's turn)",
+        r"paused for (.+?), which (?:would not get what|has waited for longer) ",
+        r"(?:parked|preempted|suspended) by (?!itself)([^:]+)",
+        r"leaves node [^ ]+, which is (?:being )?drained by ([^(:]+?)(?: \(|:|$)",
+        r"leaves [^ ]+, which was drained by ([^(:]+?) \(",
+    )
+)
+
+
+def by_whom(reason: str) -> str | None:
+    """Who took devices or a node from a session, by the sentence that said so: another session's
+    label, or a person; None: the scheduler by itself."""
+    found = (pattern.match(reason) for pattern in _BY)
+    return next((match[1].strip() for match in found if match), None)
 
 
 def held_back(view: SessionView) -> str:
@@ -44,6 +118,10 @@ def held_back(view: SessionView) -> str:
         f"preempted by {view.held_by}: nothing is lost; running code just waits until the session "
         "is resumed"
     )
+
+
+def can_start_at(node: str, where: str) -> str:
+    return f"waits on node {node}{where} now, which has room for it"
 
 
 def queued() -> str:
@@ -96,6 +174,8 @@ def gone(view: SessionView) -> str:
         f"the agent of node {view.node} was started anew and no longer knows this session: its "
         "process is gone"
     )
+    if view.run and view.run.command:
+        return f"{what}; submit it again"
     if view.run:
         return f"{what}; the outputs up to then are in {view.run.output}: submit it again"
     return f"{what} and its variables are lost; start it again"
@@ -149,15 +229,6 @@ def working(operation: str, seconds: float) -> str:
     )
 
 
-def duration(seconds: float) -> str:
-    """ "90 s", "5 min", "2.5 h"."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
 def lapsed() -> str:
     return (
         "parked because its lease was not renewed in time; nothing is lost; it comes back with the "
@@ -168,15 +239,6 @@ def lapsed() -> str:
 def shown(reference: CheckpointRef) -> str:
     """A checkpoint in quotes, by its name if it has one."""
     return f"'{reference.name or reference.id}'"
-
-
-def size(count: float) -> str:
-    """ "12 MiB": bytes in binary units, three significant digits."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} TiB"
 
 
 def suspending(by: str) -> str:
@@ -217,8 +279,28 @@ def came_back(view: SessionView, loss: LossReport) -> str:
     return f"{start}{lost or '; nothing is lost'}"
 
 
+def putting_back(by: str, reference: CheckpointRef, discard: bool) -> str:
+    rest = "is given up" if discard else "is stored first, so this can be undone"
+    return (
+        f"the device state of checkpoint {shown(reference)} is put back for {by}; the present one "
+        f"{rest}"
+    )
+
+
+def put_back(view: SessionView, loss: LossReport) -> str:
+    name = next((shown(c) for c in view.checkpoints if c.id == loss.checkpoint), "")
+    return (
+        f"the device state of checkpoint {name or repr(loss.checkpoint)} is back: "
+        f"{', '.join(loss.back)}; not brought back: {', '.join(loss.lost)}"
+    )
+
+
 def moving_node(by: str, node: str) -> str:
     return f"moving to node {node} for {by}: nothing is lost; running code just waits"
+
+
+def moving_cluster(by: str, cluster: str) -> str:
+    return f"moving to cluster {cluster} for {by}: nothing is lost; running code just waits"
 
 
 def going_back(by: str, reference: CheckpointRef, discard: bool) -> str:
@@ -244,6 +326,32 @@ def lost_node(
     return (
         f"{gone}: it goes on from checkpoint {shown(reference)}, {age} old, and what it did since "
         "is lost"
+    )
+
+
+def drained(mark: NodeMark, moves: bool, called: bool) -> str:
+    start = f"leaves node {mark.node}, which {mark.why}"
+    if moves and called:
+        return f"{start}: it moves to another node; nothing is lost; running code just waits"
+    then = "as soon as a node has room for it" if called else "with its next request"
+    return f"{start}: everything of it goes to the store; nothing is lost; it comes back {then}"
+
+
+def too_late(view: SessionView, mark: NodeMark, now: float) -> str:
+    """What is left of a session when its machine goes away before everything is in the store."""
+    when = f" in {duration(max(0.0, mark.deadline - now))}" if mark.deadline is not None else ""
+    gone = f"should the machine go away{when} before everything is there"
+    reference = view.newest_whole
+    if reference is None:
+        return f"{gone}, its variables are lost, because it has no checkpoint to go on from"
+    age = duration(max(0.0, now - reference.at))
+    return f"{gone}, it goes on from checkpoint {shown(reference)}, {age} old"
+
+
+def stays(mark: NodeMark, why: str) -> str:
+    return (
+        f"stays on node {mark.node}, which {mark.why}, because it cannot be stored ({why}); its "
+        "devices are freed, nothing is lost: end it, or open the node again"
     )
 
 

@@ -12,17 +12,23 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
-from .model import Kind, NotebookRun, SessionSpec, Tier
+from .geography import require_name
+from .model import Kind, NotebookRun, Priority, SessionSpec, Tier
 
+_CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _KERNEL = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 MAX_NAME = 200
 """Characters of a session's name."""
 MAX_RUN_BYTES = 64 << 10
 """Parameters and variables of a run together, as JSON: they travel in its environment, where one
-variable has at most 128 KiB."""
+variable has at most 128 KiB. Its metadata has the same limit for itself."""
+MAX_TIMEOUT_S = 365 * 86_400
+"""Longest time limit of a run."""
+MAX_LOCATIONS = 64
+"""Most clusters and regions that one session names."""
 MAX_DEVICES = 4096
-"""More virtual devices than this are refused whatever the cluster has."""
+"""The most virtual devices that the schema of a new session allows; a cluster allows fewer."""
 
 
 def parse_tier(value: object) -> Tier:
@@ -41,9 +47,12 @@ def parse_kind(value: object) -> Kind:
 
 
 def parse_devices(value: object, largest: int | None = None) -> int:
-    """A number of virtual devices from 1 to `largest` (None: not known here)."""
-    limit = MAX_DEVICES if largest is None else largest
-    wanted = "ask for 1" if limit == 1 else f"ask for 1 to {limit}"
+    """A number of virtual devices from 1 to `largest`; None: only the service knows how many its
+    cluster has, so it says what is too many."""
+    if largest is None:
+        wanted = "ask for 1 or more"
+    else:
+        wanted = "ask for 1" if largest == 1 else f"ask for 1 to {largest}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadRequest(
             f"devices must be a whole number, not {_shown(value)}: {wanted}", devices=value
@@ -54,13 +63,13 @@ def parse_devices(value: object, largest: int | None = None) -> int:
         raise BadRequest(
             f"{value} devices asked, but a session needs at least 1: {wanted}", devices=value
         )
-    if value > limit:
+    if largest is not None and value > largest:
         plural = "device" if value == 1 else "devices"
         raise BadRequest(
-            f"{value} {plural} asked, but this cluster has at most {limit} for one session: "
+            f"{value} {plural} asked, but this cluster has at most {largest} for one session: "
             f"{wanted}",
             devices=value,
-            largest=limit,
+            largest=largest,
         )
     return value
 
@@ -92,15 +101,83 @@ def parse_spec(
         devices=parse_devices(
             default_devices if request.get("devices") is None else request["devices"], largest
         ),
-        name=parse_name(request.get("name") or "")
-        or (posixpath.basename(run.notebook)[:MAX_NAME] if run else ""),
+        name=parse_name(request.get("name") or "") or (_run_name(run) if run else ""),
         run=run,
         kernel_id=_kernel_id(request.get("kernel_id")),
         every_s=_every(request, "checkpoint_every_s"),
         every_steps=None
         if (steps := _every(request, "checkpoint_every_steps")) is None
         else int(steps),
+        virtual_cluster=parse_virtual_cluster(request.get("virtual_cluster")),
+        priority=parse_priority(request.get("priority")),
+        locations=parse_locations(request.get("locations")),
+        share_milli=_share_milli(request),
     )
+
+
+def _share_milli(request: Mapping[str, Any]) -> int:
+    value = request.get("device_share")
+    if value is None:
+        return 1000
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0.001 <= value <= 1
+    if not fits:
+        raise BadRequest(
+            f"device_share must be a number from 0.001 to 1, the part of one device, not "
+            f"{_shown(value)}",
+            device_share=value,
+        )
+    if value < 1 and request.get("devices") not in (None, 1):
+        raise BadRequest(
+            f"device_share {value:g} is a part of one device: it does not go with "
+            f"{request['devices']} devices",
+            device_share=value,
+        )
+    return max(1, round(1000 * float(value)))
+
+
+def parse_virtual_cluster(value: object) -> str:
+    """The name of a virtual cluster; of an Azure resource id its last part. None: ""."""
+    if value is None or value == "":
+        return ""
+    name = value.rpartition("/")[2] if isinstance(value, str) else ""
+    if not _CLUSTER.fullmatch(name):
+        raise BadRequest(
+            "virtual_cluster must be a name of letters, digits, '.', '_' and '-', or an Azure "
+            f"resource id that ends in one, not {_shown(value)}",
+            virtual_cluster=value,
+        )
+    return name
+
+
+def parse_locations(value: object) -> tuple[str, ...]:
+    """The clusters and regions that a session may be in; None: (), anywhere. Whether there are
+    such is seen when it is placed."""
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise BadRequest(
+            f"locations must be a list of names of clusters or regions, not {_shown(value)}",
+            locations=value,
+        )
+    if len(value) > MAX_LOCATIONS:
+        raise BadRequest(
+            f"{len(value)} locations are too many: name at most {MAX_LOCATIONS}, or a region "
+            "instead of its clusters"
+        )
+    for number, name in enumerate(value):
+        if require_name(name) in value[:number]:
+            raise BadRequest(f"locations names {_shown(name)} twice: once is enough", location=name)
+    return tuple(value)
+
+
+def parse_priority(value: object) -> Priority:
+    """A priority; None: medium."""
+    if value is None:
+        return Priority.MEDIUM
+    for priority in Priority:
+        if value == priority.value or (isinstance(value, str) and value.lower() == priority.value):
+            return priority
+    raise BadRequest(f"unknown priority {_shown(value)}: pick low, medium or high", priority=value)
 
 
 def _kernel_id(value: object) -> str:
@@ -120,17 +197,31 @@ def _every(request: Mapping[str, Any], key: str) -> float | None:
     return value
 
 
-RUN_KEYS = ("notebook", "output", "parameters", "kernel", "folder", "python", "variables")
+RUN_KEYS = (
+    "notebook",
+    "output",
+    "parameters",
+    "kernel",
+    "folder",
+    "python",
+    "variables",
+    "timeout_s",
+    "command",
+    "ranked",
+    "metadata",
+)
+_OF_A_NOTEBOOK = ("output", "parameters", "kernel")
 
 
 def parse_run(value: object) -> NotebookRun:
-    """The notebook in a request's ``run``: ``{notebook, output?, parameters?, kernel?, folder?,
-    python?, variables?}``. Whether the files are there is seen by the run itself, as its user."""
+    """The notebook or command in a request's ``run``: ``{notebook, output?, parameters?, kernel?}``
+    or ``{command, ranked?}``, each with ``{folder?, python?, variables?, timeout_s?, metadata?}``.
+    Whether the files are there is seen by the run itself, as its user."""
     if not isinstance(value, dict):
-        raise BadRequest("run must be an object that says which notebook is run")
+        raise BadRequest("run must be an object that says which notebook or command is run")
     refuse_unknown(value, RUN_KEYS, "run")
-    notebook = _path(value, "notebook")
-    if notebook is None:
+    notebook, command = _path(value, "notebook"), _command(value)
+    if notebook is None and not command:
         raise BadRequest("run.notebook is missing: the absolute path of the notebook to run")
     kernel = value.get("kernel")
     if kernel is not None and (not isinstance(kernel, str) or not _KERNEL.fullmatch(kernel)):
@@ -149,17 +240,21 @@ def parse_run(value: object) -> NotebookRun:
         if name.startswith(("SINGULARITY_", "JUPYTERHUB_")):
             raise BadRequest(f"{name} is set by the platform and cannot be given to a run")
     run = NotebookRun(
-        notebook=notebook,
+        notebook=notebook or "",
+        command=command,
+        ranked=value.get("ranked") is True,
         output=_path(value, "output"),
-        parameters=_finite(parameters),
+        parameters=_finite(parameters, "parameters"),
         kernel=kernel,
         folder=_path(value, "folder"),
         python=_path(value, "python"),
         variables=json.dumps(variables),
+        timeout_s=_timeout(value.get("timeout_s")),
+        metadata=_metadata(value.get("metadata")),
     )
-    if run.output == run.notebook:
+    if run.notebook and run.output == run.notebook:
         raise BadRequest("run.output is the notebook itself: name another file")
-    if len(run.parameters) + len(run.variables) > MAX_RUN_BYTES:
+    if len(run.parameters) + len(run.variables) + len(run.command.encode()) > MAX_RUN_BYTES:
         raise BadRequest(
             "the parameters and variables of a run have at most "
             f"{MAX_RUN_BYTES >> 10} KiB together: put larger ones in a file"
@@ -167,18 +262,68 @@ def parse_run(value: object) -> NotebookRun:
     return run
 
 
-def _finite(parameters: dict[str, Any]) -> str:
+def _command(value: Mapping[str, Any]) -> str:
+    """The command of a run; "": it is a notebook's."""
+    command, ranked = value.get("command"), value.get("ranked")
+    if ranked is not None and not isinstance(ranked, bool):
+        raise BadRequest(f"run.ranked must be true or false, not {_shown(ranked)}")
+    if command is None:
+        if value.get("ranked"):
+            raise BadRequest("run.ranked is for commands: a notebook is run once")
+        return ""
+    if not isinstance(command, str) or not command.strip() or "\0" in command:
+        raise BadRequest(f"run.command must be the text of a command, not {_shown(command)}")
+    for key in ("notebook", *_OF_A_NOTEBOOK):
+        if value.get(key):
+            raise BadRequest(f"run.{key} does not go with run.command: send one of them")
+    if value.get("folder") is None:
+        raise BadRequest("run.folder is missing: the absolute path of the folder to run in")
+    return command
+
+
+def _run_name(run: NotebookRun) -> str:
+    """The name of a session that was given none: the notebook's, or the command's first line."""
+    name = posixpath.basename(run.notebook) or run.command.strip().partition("\n")[0]
+    return "".join(c for c in name if c.isprintable())[:MAX_NAME]
+
+
+def _timeout(value: object) -> int | None:
+    if value is None:
+        return None
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 1 <= value <= MAX_TIMEOUT_S:  # type: ignore[operator]
+        raise BadRequest(
+            f"run.timeout_s must be a whole number of seconds from 1 to {MAX_TIMEOUT_S}, not "
+            f"{_shown(value)}"
+        )
+    return value  # type: ignore[return-value]
+
+
+def _metadata(value: object) -> str:
+    if value is None:
+        return "{}"
+    if not isinstance(value, dict):
+        raise BadRequest('run.metadata must be an object, for example {"tags": {"team": "vision"}}')
+    text = _finite(value, "metadata")
+    if len(text) > MAX_RUN_BYTES:
+        raise BadRequest(f"run.metadata has at most {MAX_RUN_BYTES >> 10} KiB")
+    return text
+
+
+def _finite(values: dict[str, Any], what: str) -> str:
     try:
-        return json.dumps(parameters, allow_nan=False)
+        return json.dumps(values, allow_nan=False)
     except ValueError:
         raise BadRequest(
-            "run.parameters holds a number that JSON does not have (infinity or not a number): "
+            f"run.{what} holds a number that JSON does not have (infinity or not a number): "
             "give it as text and convert it in the notebook"
         ) from None
 
 
 def run_of(run: NotebookRun, session: str) -> NotebookRun:
     """`run` with every default filled in that needs no file: output and folder."""
+    if run.command:
+        return run
     folder, name = posixpath.split(run.notebook)
     stem = name.removesuffix(".ipynb")
     return replace(

@@ -31,6 +31,12 @@ class Callbacks:
         self.event: EventCallback | None = None
         self.command: CommandCallback | None = None
         self.connection: ConnectionCallback | None = None
+        self.leader: dict[str, Any] = {}
+        """What `hello` says of this service; empty before it leads."""
+
+    def lead(self, ledger: str, epoch: int) -> None:
+        """See `service.ports.Fleet`."""
+        self.leader = {"leader": {"ledger": ledger, "epoch": epoch}}
 
 
 class AgentLink:
@@ -52,7 +58,7 @@ class AgentLink:
             socket, {"event": self._event, "session.command": self._command}, self._closed
         )
         try:
-            hello = cast("Hello", await peer.call("hello", HELLO_LIMIT_S))
+            hello = cast("Hello", await peer.call("hello", HELLO_LIMIT_S, **self._callbacks.leader))
         except BaseException:
             await peer.close()
             raise

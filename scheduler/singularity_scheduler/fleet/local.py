@@ -12,6 +12,7 @@ from singularity_proxy.errors import BadRequest, NotFound, SingularityError, Una
 from traitlets import Dict, Enum, Integer, List, TraitError, Unicode, default, validate
 from traitlets.config import LoggingConfigurable
 
+from . import namespaces
 from .base import Callbacks
 from .local_agent import LocalAgent
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
         Hello,
     )
 
-NAMESPACES = "/run/netns"
-"""Where `ip netns` keeps the network namespaces that have a name."""
+UIDS = "uids.json"
+"""In the fleet's folder: which uid each Hub user has on all of its nodes."""
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -64,12 +65,21 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
         its own: ["node-1", "node-2"]. Their folders are named after those above and the node.
         Sessions move between them through the checkpoint store. Empty: one node, called `node`.""",
     )
+    clusters = Dict(
+        value_trait=Unicode(),
+        key_trait=Unicode(),
+        config=True,
+        help="""Node -> cluster that it belongs to, so that this machine has nodes of several
+        clusters: {"node-1": "west-1", "node-2": "east-1"}. Agents that run already keep theirs
+        until they are started again. Nodes that are not here belong to the embedded cluster.""",
+    )
     netns = Dict(
         value_trait=Unicode(),
         key_trait=Unicode(),
         config=True,
         help="""Node -> network namespace (of `ip netns`) in which its agent and sessions run, with
-        addresses of their own. It must be there, and the service must be root.""",
+        addresses of their own: relays listen at the first one, so the machine and the other
+        namespaces must reach it. It must be there, and the service must be root.""",
     )
     device_type = Enum(
         ("auto", "cpu", "cuda"),
@@ -110,6 +120,14 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
             raise TraitError("two nodes have the same name")
         return names
 
+    @validate("clusters")  # type: ignore[untyped-decorator]
+    def _check_clusters(self, proposal: Any) -> dict[str, str]:
+        found: dict[str, str] = proposal["value"]
+        for node, cluster in found.items():
+            if not _NODE.fullmatch(cluster):
+                raise TraitError(f"{cluster!r} of {node} cannot be the name of a cluster")
+        return found
+
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._callbacks = Callbacks()
@@ -125,6 +143,9 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
 
     def on_connection(self, callback: ConnectionCallback) -> None:
         self._callbacks.connection = callback
+
+    def lead(self, ledger: str, epoch: int) -> None:
+        self._callbacks.lead(ledger, epoch)
 
     async def start(self) -> None:
         """Find or start the agents, connect, and keep it so. Raises `Unavailable` with an agent's
@@ -203,28 +224,55 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
             f"--NodeAgent.device_type={self.device_type}",
             f"--NodeAgent.device_count={self.cpu_devices}",
             f"--NodeAgent.device_capacity_bytes={parse_bytes(self.cpu_capacity)}",
+            f"--NodeAgent.uids_file={os.path.join(os.path.abspath(self.state_dir), UIDS)}",
+            *self._addresses(node or self.node),
         ]
+        if cluster := self.clusters.get(node or self.node):
+            command.append(f"--NodeAgent.cluster={cluster}")
         if self.runtime_dir:
             command.append(f"--NodeAgent.runtime_dir={_beside(self.runtime_dir, node)}")
         if self.shm_dir:
             command.append(f"--NodeAgent.shm_dir={_beside(self.shm_dir, node)}")
-        if not any(word.startswith("--NodeAgent.checkpoint_store=") for word in self.agent_args):
+        if not self._says("checkpoint_store"):
             store = os.path.join(os.path.abspath(self.state_dir), "store")
             command.append(f"--NodeAgent.checkpoint_store={store}")
+        if len(self.nodes) > 1 and not self._says("proxy_threads"):
+            # Each would take the machine's cores for its own.
+            share = len(os.sched_getaffinity(0)) // ((self.cpu_devices or 2) * len(self.nodes))
+            command.append(f"--NodeAgent.proxy_threads={max(1, share)}")
         return [*command, *self.agent_args]
+
+    def _says(self, setting: str) -> bool:
+        return any(word.startswith(f"--NodeAgent.{setting}=") for word in self.agent_args)
 
     def _inside(self, node: str) -> list[str]:
         """What runs a command in the network namespace of the node."""
-        name = self.netns.get(node)
-        if not name:
-            return []
-        if not os.path.exists(os.path.join(NAMESPACES, name)):
+        name = self._namespace(node)
+        return ["ip", "netns", "exec", name] if name else []
+
+    def _namespace(self, node: str) -> str:
+        name = str(self.netns.get(node, ""))
+        if name and not namespaces.exists(name):
             raise Unavailable(
                 f"there is no network namespace '{name}' for node {node}, so it was not started: "
                 f"ip netns add {name}, or leave it out of LocalFleet.netns",
                 node=node,
             )
-        return ["ip", "netns", "exec", name]
+        return name
+
+    def _addresses(self, node: str) -> list[str]:
+        """Where its relays listen, for Jupyter and for kernels on other nodes."""
+        name = self._namespace(node)
+        if not name:
+            return []
+        address = namespaces.address_of(name)
+        if not address:
+            raise Unavailable(
+                f"the network namespace '{name}' has no address, so node {node} was not started: "
+                "give one of its devices an address that the machine reaches",
+                node=node,
+            )
+        return [f"--NodeAgent.tunnel_ip={address}", f"--NodeAgent.client_ip={address}"]
 
     def _warn_about_devices(self, hello: Hello) -> None:
         found = len(hello["devices"])

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 
+from singularity_scheduler.core import turns
 from singularity_scheduler.core.cluster import ClusterState, Node
 from singularity_scheduler.core.events import Decision
 from singularity_scheduler.core.model import SessionView
@@ -50,7 +51,7 @@ class Announcer:
         moved: dict[str, int] = {}
         for name in self._touched:
             node = self._state.nodes.get(name)
-            places = dict(_places(node)) if node else {}
+            places = dict(_places(self._state, node)) if node else {}
             before = self._places.get(name, {})
             moved |= {s: n for s, n in places.items() if before.get(s) != n}
             self._places[name] = places
@@ -60,8 +61,8 @@ class Announcer:
             self._feed.add_places({s: (sessions[s].user, n) for s, n in moved.items()})
 
 
-def _places(node: Node) -> Iterator[tuple[str, int]]:
-    for queue in (node.queue, node.pending):
-        for number, (held_back, *_, session) in enumerate(queue, 1):
-            if not held_back:
+def _places(state: ClusterState, node: Node) -> Iterator[tuple[str, int]]:
+    for line in (turns.line(state, node.id), [key[-1] for key in node.pending]):
+        for number, session in enumerate(line, 1):
+            if not state.sessions[session].held_back:
                 yield session, number

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from jupyter_events import EventLogger
 from singularity_proxy.errors import Conflict, SingularityError, Unavailable
 from tornado.httpserver import HTTPServer
-from traitlets import Bool, Dict, Enum, Float, Type, Unicode, default
+from traitlets import Bool, Dict, Enum, Float, TraitError, Type, Unicode, default
 from traitlets.config import Application
 
 from singularity_scheduler import logs
@@ -39,8 +39,16 @@ from .auth import Gate, make_hub_auth
 from .controller import Controller
 from .endpoint import MAX_DISCARD_BYTES
 from .handlers import make_application
+from .leader import Leader, identity
 from .ledger import Ledger
 from .services import Services
+from .standby import Door, standby_application
+
+RESIGN_S = 2.0
+"""How long a stopping service tries to say that it leads no more."""
+
+REOPEN_S = 1.0
+"""How often a service that has lost its ledger tries to open it."""
 
 TRIM_S = 86_400.0
 """How often ended sessions that are too old are forgotten, besides at the start."""
@@ -50,11 +58,12 @@ LOCK_WAIT_S = 10.0
 
 
 class SchedulerApp(Application):  # type: ignore[misc]
-    """The process. Settings of its parts: `Controller` (leases), and those of the fleet class."""
+    """The process. Settings of its parts: `Controller` (leases), `Leader` (several services on one
+    ledger), and those of the fleet class."""
 
     name = "jupyter-singularity-service"
     description = "The scheduler service of Singularity, run by JupyterHub."
-    classes = [Controller, LocalFleet]
+    classes = [Controller, Leader, LocalFleet]
     aliases = Dict({"config": "SchedulerApp.config_file", "log-level": "Application.log_level"})
 
     state_dir = Unicode(
@@ -64,8 +73,9 @@ class SchedulerApp(Application):  # type: ignore[misc]
     )
     ledger_url = Unicode(
         config=True,
-        help="""SQLAlchemy URL of the ledger. Empty: the SQLite file ledger.sqlite in `state_dir`.
-        Example: "postgresql+psycopg://scheduler@db/singularity".""",
+        help="""URL of the ledger. Empty: the SQLite file ledger.sqlite in `state_dir`. PostgreSQL
+        (with the extra "postgres"): "postgresql://scheduler@db.example.org/singularity"; the
+        password is better in PGPASSWORD, ~/.pgpass or a service file than here.""",
     )
     fleet_class = Type(
         "singularity_scheduler.fleet.local.LocalFleet",
@@ -105,6 +115,8 @@ class SchedulerApp(Application):  # type: ignore[misc]
 
     services: Services
     """What runs, inside `running`."""
+    _standing_by = ""
+    """Why it does not lead, for people."""
 
     @default("log_level")  # type: ignore[untyped-decorator]
     def _default_log_level(self) -> int:
@@ -134,31 +146,79 @@ class SchedulerApp(Application):  # type: ignore[misc]
         except SingularityError as error:
             self.log.critical("%s", error.message)
             sys.exit(1)
+        except TraitError as error:  # a setting that cannot be
+            self.log.critical("%s", error)
+            sys.exit(1)
 
     async def _serve(self) -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        async with self.running():
-            await stop.wait()
+        work = asyncio.ensure_future(self._work())
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
             self.log.info("stopping: sessions go on")
+        stopping.cancel()
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+    async def _work(self) -> None:
+        """Serve until cancelled: as the leader, or standing by."""
+        async with self._listening() as door:
+            first = True
+            while True:
+                async with self._leading(door, None, patient=not first) as (_, lost):
+                    why = await lost
+                    self.log.error(
+                        "this scheduler service leads no more and stands by: %s; sessions go on",
+                        why,
+                    )
+                first = False
 
     @contextlib.asynccontextmanager
     async def running(self, hub_auth: Any = None) -> Any:
-        """An ``async with`` block in which the service serves; yields its `Controller`."""
+        """An ``async with`` block in which the service serves; yields its `Controller` as soon as
+        it leads."""
+        async with self._listening() as door, self._leading(door, hub_auth) as (controller, _):
+            yield controller
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> Any:
+        """The state folder and the port are this service's; yields what answers at the port."""
         host, port, prefix = service_address(os.environ)
         make_state_dir(self.state_dir)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(await lock_state_dir(self.state_dir))
             sock = listen(host, port)  # first: a taken port must change nothing
             stack.callback(sock.close)
-            ledger = await Ledger.open(self._ledger_url())
+            self._standing_by = "the scheduler service is starting: try again in a moment"
+            door = Door(standby_application(lambda: self._standing_by))
+            server = HTTPServer(door, max_body_size=MAX_DISCARD_BYTES)
+            stack.push_async_callback(_close, server)
+            server.add_socket(sock)
+            self.log.info("the scheduler listens at http://%s:%d%s", host, port, prefix)
+            yield door
+
+    @contextlib.asynccontextmanager
+    async def _leading(self, door: Door, hub_auth: Any, patient: bool = False) -> Any:
+        """Once this service leads: yields its `Controller`, and a task that ends with a sentence
+        when it leads no more. `patient`: wait for a ledger that cannot be opened."""
+        async with contextlib.AsyncExitStack() as stack:
+            ledger = await self._open_ledger(patient)
             stack.push_async_callback(ledger.close)
+            leader = Leader(identity(self.state_dir), parent=self)
+            await self._stand_by(leader, ledger)
+            stack.push_async_callback(_resign, ledger)
+            lost = asyncio.ensure_future(leader.keep(ledger))
+            stack.push_async_callback(_end, lost)
             if self.keep_history_days:
                 await self._trim(ledger)
                 stack.push_async_callback(_end, asyncio.create_task(self._trim_daily(ledger)))
-            controller = Controller(ledger, self.fleet_class(parent=self), parent=self)
+            fleet = self.fleet_class(parent=self)
+            controller = Controller(ledger, fleet, leader, parent=self)
             gate = Gate(hub_auth or make_hub_auth(parent=self))
             stack.push_async_callback(gate.close)
             events = event_logger(self.event_log, parent=self)
@@ -166,15 +226,43 @@ class SchedulerApp(Application):  # type: ignore[misc]
             audit = Audit(events, controller.state)
             services = Services(controller, gate, audit, self.authenticate_metrics)
             self.services = services
-            server = HTTPServer(make_application(services, prefix), max_body_size=MAX_DISCARD_BYTES)
-            stack.push_async_callback(_close, server)
+            application = make_application(services, service_address(os.environ)[2])
             stack.push_async_callback(controller.stop)
             services.start()
             stack.callback(services.close)
+            stack.callback(door.shut)
             await controller.start()
-            server.add_socket(sock)
-            self.log.info("the scheduler serves at http://%s:%d%s", host, port, prefix)
-            yield controller
+            door.open(application)
+            self.log.info("the scheduler leads on %s", ledger.place)
+            yield controller, lost
+
+    async def _open_ledger(self, patient: bool) -> Ledger:
+        while True:
+            try:
+                return await Ledger.open(self._ledger_url())
+            except SingularityError as error:
+                if not patient:
+                    raise
+                if error.message != self._standing_by:
+                    self.log.error("%s", error.message)
+                self._standing_by = error.message
+                await asyncio.sleep(REOPEN_S)
+
+    async def _stand_by(self, leader: Leader, ledger: Ledger) -> None:
+        """Returns when this service leads."""
+        try:
+            if await leader.take(ledger):
+                return
+        except SingularityError as error:
+            self.log.error("%s", error.message)
+        waiting = asyncio.ensure_future(leader.wait(ledger))
+        try:
+            while not waiting.done():
+                self._standing_by = leader.sentence
+                await asyncio.wait([waiting], timeout=1.0)
+            await waiting
+        finally:
+            waiting.cancel()
 
     async def _trim(self, ledger: Ledger) -> None:
         await ledger.trim(time.time() - self.keep_history_days * 86400)
@@ -261,10 +349,17 @@ async def lock_state_dir(path: str, wait_s: float = LOCK_WAIT_S) -> contextlib.E
         await asyncio.sleep(0.1)
 
 
-async def _end(task: asyncio.Task[None]) -> None:
+async def _end(task: asyncio.Future[Any]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def _resign(ledger: Ledger) -> None:
+    """Let the next one take over at once; who cannot say so is waited for."""
+    with contextlib.suppress(SingularityError, TimeoutError):
+        async with asyncio.timeout(RESIGN_S):
+            await ledger.resign()
 
 
 async def _close(server: HTTPServer) -> None:

@@ -13,7 +13,13 @@ from typing import Any
 from jupyter_events import EventLogger
 from singularity_proxy.errors import SingularityError, Unavailable
 
-from singularity_scheduler.client.schemas import NODE_STATE, SCHEMAS, SESSION_REQUEST, SESSION_STATE
+from singularity_scheduler.client.schemas import (
+    ADMIN_CHANGE,
+    NODE_STATE,
+    SCHEMAS,
+    SESSION_REQUEST,
+    SESSION_STATE,
+)
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.events import Decision
 
@@ -57,6 +63,8 @@ class Audit:
                     "at": iso(change.at),
                 },
             )
+        for order in decision.orders:
+            self._emit(ADMIN_CHANGE, {**vars(order), "at": iso(order.at)})
         if decision.node is not None and decision.node in self._state.nodes:
             node = self._state.nodes[decision.node]
             self._emit(

@@ -22,6 +22,7 @@ from singularity_scheduler.core.spec import refuse_unknown
 
 from . import schemas
 from .operations import Operation, Parameter
+from .vocabulary import Schema
 
 Json = dict[str, Any]
 
@@ -79,9 +80,16 @@ def check_body(operation: Operation, body: Json, explain: Any) -> None:
 
 @cache
 def _validator(name: str) -> Draft202012Validator:
-    return Draft202012Validator(
-        {**schemas.ref(name), "components": {"schemas": schemas.COMPONENTS}}
-    )
+    return Draft202012Validator(_whole(schemas.COMPONENTS[name]))
+
+
+def _whole(schema: Any) -> Any:
+    """`schema` with its references filled in: to follow them anew for each request takes time."""
+    if isinstance(schema, Mapping):
+        if "$ref" in schema:
+            return _whole(schemas.COMPONENTS[str(schema["$ref"]).rpartition("/")[2]])
+        return {name: _whole(part) for name, part in schema.items()}
+    return [_whole(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _told(error: ValidationError | None, body: Json) -> str:
@@ -156,7 +164,7 @@ def _value(parameter: Parameter, text: str) -> Any:
     return value
 
 
-def _wanted(schema: schemas.Schema) -> str:
+def _wanted(schema: Schema) -> str:
     if "enum" in schema:
         return f"one of {', '.join(schema['enum'])}"
     if schema["type"] == "string":

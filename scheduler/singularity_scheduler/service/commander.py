@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from singularity_proxy.errors import NotFound, SingularityError, Unavailable
@@ -28,6 +28,14 @@ log = logging.getLogger("singularity.service")
 RETRY_S = 5.0
 """Pause before the end of a session is tried again when its agent could not do it."""
 
+TELL_S = 2.0
+"""Who started a session hears of it after so long even when the ledger cannot take it in now: it
+runs, and its node tells so again."""
+
+TOLD = (ev.TakeCheckpoint, ev.PutBack)
+"""Whoever asks for these waits for them and gets their error; one that the scheduler makes by
+itself must not fail what somebody else has asked for meanwhile."""
+
 Key = tuple[type, str, int, int, str]
 
 
@@ -37,7 +45,7 @@ class Commander:
     def __init__(
         self,
         fleet: Fleet,
-        report: Callable[[ev.Event], Awaitable[None]],
+        report: Callable[[ev.Event], Coroutine[Any, Any, None]],
         look: Callable[[str], SessionView | None],
         *,
         ttl_s: float,
@@ -52,6 +60,7 @@ class Commander:
         self._ttl_s = ttl_s
         self._batch_python = batch_python
         self._tasks: dict[Key, asyncio.Task[Any]] = {}
+        self._telling: set[asyncio.Task[None]] = set()
         self._launches: dict[str, dict[str, Any]] = {}
         self._generation: dict[str, int] = {}
         self._connected: dict[str, asyncio.Event] = {}
@@ -100,7 +109,7 @@ class Commander:
 
     async def close(self) -> None:
         """Stop everything under way; the next start goes on with it from the ledger."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._telling]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -110,7 +119,7 @@ class Commander:
         if not task.cancelled() and (error := task.exception()):
             if isinstance(error, SingularityError):
                 view = self._look(key[1])
-                if view is not None and not view.final:
+                if view is not None and not view.final and key[0] not in TOLD:
                     self.failures[key[1]] = error
             else:
                 log.error("a command for session %s failed", key[1], exc_info=error)
@@ -134,6 +143,8 @@ class Commander:
             if isinstance(action, ev.Resume):
                 await self._after_fences(action)
                 return await self.transfers.resume(action)
+            if isinstance(action, ev.PutBack):
+                return await self.transfers.put_back(action)
             assert isinstance(action, ev.TakeCheckpoint)
             return await self.transfers.checkpoint(action, self._whole(action.node))
         finally:
@@ -172,7 +183,10 @@ class Commander:
             raise
         finally:
             self._launches.pop(action.session, None)
-        await self._report(ev.Started(action.session))
+        telling = asyncio.create_task(self._report(ev.Started(action.session)))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+        await asyncio.wait([telling], timeout=TELL_S)
         return answer
 
     async def start_again(self, view: SessionView, launch: dict[str, Any]) -> dict[str, Any]:
@@ -307,15 +321,18 @@ class Commander:
 
 
 def run_launch(view: SessionView, run: NotebookRun, batch_python: str) -> dict[str, Any]:
-    """How the node agent starts a run: papermill and its kernel in one capsule, which belongs to
-    no other process; see `singularity_kernel.batch`."""
+    """How the node agent starts a run: papermill and its kernel, or a command, in one capsule,
+    which belongs to no other process; see `singularity_kernel.batch`."""
     folder = run.folder or "/"
     description = {
+        "command": run.command,
+        "ranks": view.virtual_devices if run.ranked else 0,
         "notebook": run.notebook,
         "output": run.output,
         "parameters": json.loads(run.parameters),
         "kernel": run.kernel,
         "name": view.name,
+        "timeout_s": run.timeout_s,
     }
     return {
         "mode": "capsule",

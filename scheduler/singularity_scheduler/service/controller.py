@@ -1,8 +1,9 @@
 """The controller: events in, decisions made durable, actions out. One per service.
 
-Every event, from people and from nodes, takes the same way, one at a time: `core.decide`, the
-ledger, the state in memory, then the actions and the listeners. What cannot be made durable is
-not done and not answered; what nodes report then waits and is tried again, in order.
+Every event, from people and from nodes, takes the same way: `core.decide`, one at a time, on the
+state `ahead`; the ledger, several at a time (`committer`); then the `state` that everybody reads,
+the actions and the listeners. What cannot be made durable is not done and not answered; what nodes
+report then waits and is tried again, in order.
 """
 
 from __future__ import annotations
@@ -11,31 +12,36 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from singularity_proxy.errors import NoSpace, NotFound, SingularityError, Unavailable
-from traitlets import Float, Integer, Unicode, default
+from singularity_proxy.errors import BadRequest, NoSpace, SingularityError, Unavailable
+from traitlets import Dict, Float, Integer, TraitError, Unicode, default, validate
 from traitlets.config import LoggingConfigurable
 
 from singularity_scheduler import logs
-from singularity_scheduler.client.verbs import CHANGES
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import health
+from singularity_scheduler.core.administration import Administration
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.explain import explain
+from singularity_scheduler.core.explain import explain, told
+from singularity_scheduler.core.geography import HOME, Geography
 from singularity_scheduler.core.model import Retention, SessionView
+from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.placement import choose_node
 from singularity_scheduler.core.policy import decide
 
-from . import documents, translate
+from . import documents
 from .archive import Archive
 from .commander import Commander
+from .committer import Committer, DecideAgain, Waiting
+from .database import Refused
 from .desk import Desk
 from .keys import Keys
+from .leader import GuardedFleet, Leader
 from .leases import LeaseKeeper
-from .ledger import Command, Ledger
+from .ledger import Command, Ledger, Write
+from .node_reports import NodeReports
 from .ports import Fleet
 from .progress import ProgressBoard
 from .store import StoreKeeper
@@ -44,6 +50,12 @@ Json = dict[str, Any]
 
 RETRY_S = 1.0
 """Pause before something that could not be written or started is tried again."""
+
+STOP_S = 5.0
+"""Longest time that a stopping service waits for its ledger."""
+
+REMEMBERED = 10_000
+"""Lines of history from which a restarted service knows how long sessions waited."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         5.0,
         min=0.0,
         config=True,
-        help="Seconds added on this side before devices of a silent node are given to others.",
+        help="Seconds added before others get what a silent node has: its sessions stop meanwhile.",
     )
     settle_s = Float(
         20.0,
@@ -120,30 +132,74 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         help="""Days after which checkpoints are deleted, named ones too; what a session would come
         back from stays. 0: never.""",
     )
+    parameters = Dict(
+        config=True,
+        help="""First values of the policy's parameters, by name; those that are missing have their
+        own defaults. What an administrator sets while the service runs goes before them. Example:
+        {"idle_soft_s": 600}.""",
+    )
+    home_cluster = Unicode(
+        HOME,
+        config=True,
+        help="""Name of the embedded cluster: that of all nodes whose agents name none, see
+        NodeAgent.cluster.""",
+    )
+    regions = Dict(
+        key_trait=Unicode(),
+        value_trait=Unicode(),
+        config=True,
+        help="""Cluster -> the region that it lies in; region -> a wider place, if there is one.
+        Sessions name clusters, regions and such places as the locations that they may be in. A
+        cluster that is not here is a region of its own name. Example: {"west-1": "westus",
+        "east-1": "eastus", "westus": "us", "eastus": "us"}.""",
+    )
     lost_patience_s = Float(
         300.0,
         min=0.0,
         config=True,
         help="""Longest time in seconds that sessions wait, after their node was given up, for it to
         come back. Those with a checkpoint of their process go on elsewhere as soon as they have
-        waited for as long as they lose by that; those without one have failed then.""",
+        waited for as long as they lose by that; those without one have failed then. The only node
+        stops its sessions so much later.""",
     )
 
     @default("batch_python")  # type: ignore[untyped-decorator]
     def _default_batch_python(self) -> str:
         return sys.executable
 
+    @validate("parameters")  # type: ignore[untyped-decorator]
+    def _check_parameters(self, proposal: Any) -> Any:
+        try:
+            Parameters.from_dict(proposal["value"])
+        except SingularityError as error:
+            raise TraitError(f"Controller.parameters: {error.message}") from None
+        return proposal["value"]
+
+    @validate("home_cluster", "regions")  # type: ignore[untyped-decorator]
+    def _check_places(self, proposal: Any) -> Any:
+        name, value = proposal["trait"].name, proposal["value"]
+        try:
+            Geography(**{name.removesuffix("_cluster"): value})
+        except SingularityError as error:
+            raise TraitError(f"Controller.{name}: {error.message}") from None
+        return value
+
     def __init__(
         self,
         ledger: Ledger,
         fleet: Fleet,
+        leader: Leader,
         clock: Callable[[], float] = time.time,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.ledger = ledger
-        self.fleet = fleet
+        self.leader = leader
+        self.fleet = fleet = GuardedFleet(fleet, leader)
         self.state = ClusterState()
+        """What is durable; everybody reads it, and only decisions change it."""
+        self.ahead = ClusterState()
+        """The same with the decisions that are not durable yet: the next one is made on it."""
         self.node_trouble = "the node agent is being started"
         """What keeps a node from working, for `healthz`; "" when nothing does."""
         self.ledger_trouble = ""
@@ -158,10 +214,10 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self._clock = clock
         self._lock = asyncio.Lock()
         self._stopped = False
-        self._reports: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._changed = asyncio.Condition()
         self.keys = Keys(ledger, clock)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.committer = Committer(ledger, self._durable, self._rewind, self._flushed)
         self.commander = Commander(
             fleet,
             self.report_now,
@@ -173,17 +229,19 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self.desk = Desk(self)
         self.store = StoreKeeper(self)
         self.progress = ProgressBoard(self.state)
+        self.reports = NodeReports(self)
         self.commander.over = self.progress.over
         self.leases = LeaseKeeper(
             self.state,
             fleet,
             self.report_now,
-            self.resync,
+            self.reports.resync,
             ttl_s=self.lease_ttl_s,
             margin_s=self.lease_margin_s,
             patience_s=self.lost_patience_s,
             before_loss=self.store.look,
         )
+        self.commander.transfers.terms = self.leases.terms
 
     def now(self) -> float:
         """UNIX seconds."""
@@ -194,21 +252,45 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
     async def start(self) -> None:
         """Load the ledger and begin to work; the fleet may come up later."""
         self.state.retention = Retention(self.keep_checkpoints, self.keep_checkpoint_days)
+        admin, marks = await self.ledger.administration()
+        self.state.govern(self._with_defaults(admin), marks)
+        self.state.geography = Geography(self.home_cluster, self.regions)
         self.state.load(await self.ledger.active(), await self.ledger.marks())
+        self.state.experience.replay(await self.ledger.experience(REMEMBERED))
+        self._rewind()
         for view in self.state.sessions.values():
             self.leases.changed(view)
-        self.fleet.on_event(self._on_event)
-        self.fleet.on_command(self._on_command)
-        self.fleet.on_connection(self._on_connection)
-        self._spawn(self._work_off_reports())
+        self._spawn(self.committer.run())
+        standing = self.leader.standing
+        self.fleet.lead(standing.ledger, standing.epoch)
+        self.fleet.on_event(self.reports.on_event)
+        self.fleet.on_command(self.reports.on_command)
+        self.fleet.on_connection(self.reports.on_connection)
+        self._spawn(self.reports.run())
         self._spawn(self.leases.run())
         self._spawn(self.store.run())
         self._spawn(self._start_fleet())
 
+    def _with_defaults(self, admin: Administration) -> Administration:
+        """What administrators have said over what is configured here; `BadRequest` when the two do
+        not go together."""
+        admin.defaults = Parameters.from_dict(self.parameters)
+        try:
+            admin.defaults.changed(**admin.settings)
+        except SingularityError as error:
+            raise BadRequest(
+                f"Controller.parameters does not go with what administrators have set "
+                f"({error.message}): change it"
+            ) from None
+        return admin
+
     async def stop(self) -> None:
         """Stop working; sessions and agents go on, the ledger has everything."""
-        async with self._lock:  # let a decision that is being written become complete
+        async with self._lock:
             self._stopped = True
+        with contextlib.suppress(TimeoutError):  # let what is being written become complete
+            async with asyncio.timeout(STOP_S):
+                await self.committer.flush()
         async with self._changed:
             self._changed.notify_all()
         for task in list(self._tasks):
@@ -247,23 +329,64 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         return await asyncio.shield(asyncio.ensure_future(self._submit_locked(event, command)))
 
     async def _submit_locked(self, event: ev.Event, command: Command | None) -> Submitted:
-        async with self._lock:
-            return await self._submit(event, command)
+        while True:
+            async with self._lock:
+                waiting = self._decide(event, command)
+            try:
+                await waiting.done
+                return Submitted(waiting.decision, waiting.tasks)
+            except DecideAgain:
+                continue
 
-    async def _submit(self, event: ev.Event, command: Command | None = None) -> Submitted:
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[Callable[[ev.Event], Awaitable[None]]]:
+        """Everything decided so far is durable, and nobody else decides meanwhile; yields what
+        does, until that is durable."""
+        async with self._lock:
+            await self.committer.flush()
+            yield self._submit
+
+    async def _submit(self, event: ev.Event) -> None:
+        """The same for who has the lock already, until it is durable."""
+        while True:
+            try:
+                await self._decide(event).done
+                return
+            except DecideAgain:
+                continue
+
+    def _decide(self, event: ev.Event, command: Command | None = None) -> Waiting:
         if self._stopped:
             raise Unavailable("the scheduler service is stopping: try again in a moment")
-        decision = decide(self.state, event, self._clock())
-        if decision.empty and command is None:
-            return Submitted(decision, {})
-        await self.ledger.write(decision, command)
+        self.leader.check()
+        if self.committer.doubt is not None:
+            raise Unavailable(self.committer.doubt.message, **self.committer.doubt.fields)
+        now = self._clock()
+        self.state.latest = self.ahead.latest = now
+        decision = decide(self.ahead, event, now)
+        self.ahead.apply(decision)
+        self.ahead.experience.learn(decision)
+        decision = told(self.ahead, decision, now)
+        return self.committer.put(Write(decision, command, type(event).__name__))
+
+    def _rewind(self) -> None:
+        """What was decided and is not durable never was."""
+        self.ahead = self.state.copy()
+
+    def _durable(self, waiting: Waiting) -> None:
+        """A decision is durable: take it over, carry it out, tell everybody."""
+        decision = waiting.decision
+        if not waiting.write.needed:
+            return
         self.state.apply(decision)
         for view in decision.sessions:
             self.leases.changed(view)
         for mark in decision.marks:
             state = f"drained ({mark.reason})" if mark.drained else "given to sessions"
             self.log.warning("device %s of node %s is %s", mark.device, mark.node, state)
-        tasks = {}
+        for order in decision.orders:
+            who = f" by {order.by}" if order.by else ""
+            self.log.warning("%s of %s%s: %s", order.verb, order.subject, who, order.after)
         for action in decision.actions:
             with logs.bind(session=action.session, node=action.node):
                 self.log.info(
@@ -273,7 +396,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
                     action.reason,
                     action.rule,
                 )
-                tasks[action] = self.commander.carry_out(action)
+                waiting.tasks[action] = self.commander.carry_out(action)
         for observer in self.observers:
             observer(decision)
         if any(reference.dropped for _, reference in decision.stored):
@@ -281,147 +404,56 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         for view in decision.sessions:
             if view.ended:
                 self.commander.forget(view.id)
+
+    async def _flushed(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-        return Submitted(decision, tasks)
 
     async def report_now(self, event: ev.Event) -> None:
         """Decide on something that happened and cannot be refused: tried until it is durable."""
-        while True:
-            try:
-                await self.submit(event)
-            except (NoSpace, Unavailable) as error:
-                if self._stopped:
-                    return
-                self.ledger_trouble = error.message
-                self.log.error("%s", error.message)
-                await asyncio.sleep(RETRY_S)
-            except Exception as error:
-                self.log.error("%r was not taken in", event, exc_info=error)
-                return
-            else:
-                self.ledger_trouble = ""
-                return
+        await self.report([event])
 
-    async def _work_off_reports(self) -> None:
-        while True:
-            await (await self._reports.get())()
-
-    def _report_later(self, event: ev.Event) -> None:
-        """In order with everything else that nodes say."""
-        self._reports.put_nowait(lambda: self.report_now(event))
-
-    # -- what nodes say ---------------------------------------------------------------------
-
-    def _on_event(self, node: str, session: str, type_: str, data: Json) -> None:
-        if type_ == "node.devices":
-            self._observe(node, data.get("devices"))
-            self._report_later(ev.DevicesLooked(node))
-            return
-        view = self.state.sessions.get(session)
-        if type_ == "session.wanted" and view is not None and node == view.origin:
-            self._report_later(ev.Wanted(session))
-            return
-        if view is not None and view.node != node:
-            with logs.bind(session=session, node=node):
-                self.log.warning("node %s spoke of a session of node %s", node, view.node)
-            return
-        if type_ == "checkpoint.progress":
-            self.progress.told(session, data)
-            return
-        if type_ == "steps":
-            self.store.stepped(session, int(data["count"]))
-            return
-        event = translate.agent_event(session, type_, data, self._clock())
-        if type_ in translate.TOLD_TWICE:
-            return
-        if event is None:
-            self.log.warning("node %s sent an event of unknown type %r", node, type_)
-        else:
-            self._report_later(event)
-
-    def _observe(self, node: str, reports: Any) -> None:
-        now = self._clock()
-        before = self.state.node(node).health
-        told = translate.device_health(reports)
-        self.state.observe(node, (health.observed(before.get(h.id), h, now) for h in told))
-
-    def _on_connection(self, node: str, connected: bool) -> None:
-        self.commander.connection(node, connected)
-        if connected:
-            self._reports.put_nowait(lambda: self._resync_until_done(node))
-        else:
-            self.node_trouble = f"node {node} does not answer"
-            self._report_later(ev.NodeAway(node))
-
-    async def _resync_until_done(self, node: str) -> None:
-        while True:
-            try:
-                if await self.resync(node):
-                    self.node_trouble = ""
-                return
-            except SingularityError as error:
-                if self._stopped:
-                    return
-                self.node_trouble = error.message
-                self.log.error("node %s could not be taken over: %s", node, error.message)
-                await asyncio.sleep(RETRY_S)
-
-    async def resync(self, node: str) -> bool:
-        """Ask the agent for its truth and put ledger and agent right; False when it is gone again.
-        No decision is made in between, so what it says is not older than what we know."""
-        return await asyncio.shield(asyncio.ensure_future(self._resync(node)))
-
-    async def _resync(self, node: str) -> bool:
-        async with self._lock:
-            hello = next((h for h in await self.fleet.hello() if h["node"] == node), None)
-            if hello is None:
-                return False  # the next connection asks anew
-            unknown = [
-                s["session"] for s in hello["sessions"] if s["session"] not in self.state.sessions
-            ]
-            over = await self.ledger.ended_among(unknown) if unknown else set()
-            self.leases.heard(node)
-            there = {s["session"] for s in hello["sessions"]}
-            known = self.state.node(node).sessions
-            gone = [s for s in sorted(known - there) if self.state.sessions[s].here]
-            for event in await self.store.found(gone):
-                await self._submit(event)
-            await self._submit(translate.node_joined(hello, self.commander.starting(), over))
-            self._observe(node, hello.get("health"))
-            await self._submit(ev.DevicesLooked(node))
-        for session in over:
-            self.commander.carry_out(
-                ev.End(session, node, "it ended while its node was away", "recover", 0, 0)
-            )
-        return True
-
-    async def _on_command(
-        self, node: str, session: str, verb: str, args: Json, by: str
-    ) -> Json | list[Json]:
-        view = await self.find(session)
-        if view.node != node:
-            raise NotFound(f"there is no session {session} on node {node}", session=session)
-        if verb == "status":
-            return self.status(view)
-        if verb == "why":
-            return self.why(view)
-        if verb == "history":
-            return await self.archive.history(view, translate.limit(args.get("limit"), 20))
-        if verb == "checkpoints":
-            return documents.checkpoints_document(view)
-        if verb in CHANGES or verb == "fork":
-            try:
-                if verb == "fork":
-                    view = await self.desk.fork(view, args, view.user)
+    async def report(self, events: list[ev.Event]) -> None:
+        """The same for several, in their order and, if it can be, in one transaction."""
+        while events:
+            decided: list[tuple[ev.Event, Waiting]] = []
+            trouble: SingularityError | None = None
+            async with self._lock:
+                for number, event in enumerate(events):
+                    try:
+                        decided.append((event, self._decide(event)))
+                    except Unavailable as error:
+                        trouble, late = error, events[number:]
+                        break
+                    except Exception as error:
+                        self._not_taken_in(event, error)
                 else:
-                    await self.desk.act(view, verb, args, view.user)
-            except Exception as error:
-                self.on_magic(verb, view, error)
-                raise
-            self.on_magic(verb, view, None)
-            return self.status(await self.find(view.id))
-        raise NotFound(f"there is no command '{verb}' for a session", verb=verb)
+                    late = []
+            again: list[ev.Event] = []
+            for event, waiting in decided:
+                try:
+                    await waiting.done
+                except DecideAgain:
+                    again.append(event)
+                except Refused as error:
+                    self._not_taken_in(event, error)
+                except (NoSpace, Unavailable) as error:
+                    trouble = error
+                    again.append(event)
+                except Exception as error:
+                    self._not_taken_in(event, error)
+            events = again + late
+            if trouble is None:
+                self.ledger_trouble = ""
+                continue
+            if self._stopped:
+                return
+            self.ledger_trouble = trouble.message
+            self.log.error("%s", trouble.message)
+            await asyncio.sleep(RETRY_S)
+
+    def _not_taken_in(self, event: ev.Event, error: Exception) -> None:
+        self.log.error("%r was not taken in", event, exc_info=error)
 
     # -- what people ask --------------------------------------------------------------------
 
@@ -480,6 +512,11 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         return max((len(n.devices) for n in self.state.nodes.values() if n.connected), default=None)
 
     # -- waiting ----------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """Nothing changes any more; what waits for a change gives up."""
+        return self._stopped
 
     async def until(self, condition: Callable[[], bool], limit_s: float | None = None) -> None:
         async def wait() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from singularity_proxy.errors import Conflict, SingularityError
+from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unavailable, Unsupported
 
 from singularity_scheduler.core import checkpoints
 from singularity_scheduler.core import events as ev
@@ -79,8 +79,8 @@ class Desk:
         return await self._c.find(session), answer
 
     def _refuse_too_many(self, user: str) -> None:
-        nodes = self._c.state.nodes
-        queued = sum(v.user == user for n in nodes for v in self._c.state.queued(n))
+        state = self._c.ahead
+        queued = sum(v.user == user for n in state.nodes for v in state.queued(n))
         if self._c.max_queued_runs and queued >= self._c.max_queued_runs:
             raise Conflict(
                 f"{user} has {queued} queued runs already, and more are not taken; nothing was "
@@ -134,12 +134,24 @@ class Desk:
                 await asyncio.shield(asyncio.gather(*done.tasks.values()))
                 await self._c.keys.happened(command)
             else:
-                await self._c.submit(event, command)
+                done = await self._c.submit(event, command)
+                await self._put_back(done.tasks, by, key)
         await self._c.until(lambda: self._settled(view.id))
         if error := self._c.commander.failures.pop(view.id, None):
             await self._c.keys.failed(by, key)
             raise error
         return await self._c.find(view.id)
+
+    async def _put_back(
+        self, tasks: dict[ev.Action, asyncio.Task[Any]], by: str, key: str | None
+    ) -> None:
+        """Wait for device state that goes back into a session that goes on meanwhile."""
+        waited = [task for action, task in tasks.items() if isinstance(action, ev.PutBack)]
+        try:
+            await asyncio.shield(asyncio.gather(*waited))
+        except SingularityError:
+            await self._c.keys.failed(by, key)
+            raise
 
     async def end(self, view: SessionView, by: str, reason: str, grace_s: float) -> SessionView:
         """End a session and wait until its agent has confirmed it (at most `grace_s` + 10 s)."""
@@ -232,44 +244,86 @@ class Desk:
 
     # -- servers that stop and start --------------------------------------------------------
 
-    async def hibernate(self, user: str, server: str | None, by: str) -> Json:
-        """Suspend the notebooks of a user's server (None: of all servers) instead of ending them;
-        says of each what became of it. Waits until they are in the store, at most `settle_s`."""
+    async def hibernate(
+        self, user: str, server: str | None, by: str, wait_s: float | None = None
+    ) -> Json:
+        """Suspend the notebooks of a user's server (None: of all servers) instead of ending them,
+        also those that are just coming back; says of each what became of it. Waits until they are
+        in the store, at most `wait_s` (None: `settle_s`)."""
         controller = self._c
+        wait_s = controller.settle_s if wait_s is None else wait_s
+        until = asyncio.get_running_loop().time() + wait_s
         views = [
             v
             for v in controller.state.sessions.values()
             if v.user == user
             and v.kind is Kind.INTERACTIVE
-            and v.process_state is ProcessState.LIVE
+            and (v.process_state is ProcessState.LIVE or v.in_flight or v.returning)
             and (server is None or (v.server or "") == server)
         ]
-        kept: list[Json] = []
-        asked: list[str] = []
-        for view in views:
-            try:
-                event = ev.SuspendAsked(view.id, by, why="its server was stopped")
-                await controller.submit(event)
-                asked.append(view.id)
-            except SingularityError as error:
-                kept.append({"session": view.id, "reason": error.message})
-        await controller.until(lambda: all(map(self._settled, asked)))
-        suspended, leaving = [], []
-        for sid in asked:
-            now = await controller.find(sid)
-            if now.process_state is ProcessState.SUSPENDED:
-                suspended.append(sid)
-            elif now.process_state is ProcessState.SUSPENDING or now.leaving is not None:
-                leaving.append(sid)
-            else:
-                kept.append({"session": sid, "reason": now.reason})
-        return {"suspended": suspended, "suspending": leaving, "kept": kept}
+        kept = await asyncio.gather(*(self._put_away(v.id, by, until) for v in views))
+        found = [await controller.find(v.id) for v in views]
+        away = [v for v, why in zip(found, kept, strict=True) if why is None and not v.final]
+        stored = [v.id for v in away if v.process_state is ProcessState.SUSPENDED]
+        return {
+            "suspended": stored,
+            "suspending": [v.id for v in away if v.id not in stored],
+            "kept": [why for why in kept if why is not None],
+        }
 
-    async def suspended(self, user: str, server: str | None, keys: bool) -> list[Json]:
+    async def _put_away(self, session: str, by: str, until: float) -> Json | None:
+        """Suspend one notebook, once it is back if it is just coming back, and wait for that until
+        that time of the loop; why it goes on where it is, or None."""
+        controller, loop, asked = self._c, asyncio.get_running_loop(), False
+        while (view := controller.state.sessions.get(session)) is not None and not view.final:
+            live = view.process_state is ProcessState.LIVE
+            if live and (why := self._no_images(view)):
+                return _kept(session, why, Unsupported(why))
+            if asked and _came_back(view):  # refused by its node, or a request has called it
+                return _kept(session, view.reason, controller.commander.failures.pop(session, None))
+            if view.process_state is ProcessState.SUSPENDED and not view.called:
+                return None
+            if (live and view.leaving is None) or view.returning:
+                try:
+                    controller.commander.failures.pop(session, None)
+                    event = ev.SuspendAsked(session, by, why="its server was stopped")
+                    await controller.submit(event)
+                    asked = True
+                except SingularityError as error:
+                    return _kept(session, error.message, error)
+            if controller.stopped:
+                raise Unavailable(
+                    "the scheduler is stopping: notebooks that are not suspended yet go on"
+                )
+            if loop.time() >= until:
+                view = await controller.find(session)
+                return None if _leaves(view) else _kept(session, view.reason, None)
+            await controller.until(lambda: self._rests(session), until - loop.time())
+        return None
+
+    def _no_images(self, view: SessionView) -> str:
+        """Why its node cannot store its process; "" when it can or is away."""
+        node = self._c.state.nodes.get(view.node)
+        if node is None or not node.connected or not node.abilities.image_trouble:
+            return ""
+        trouble = node.abilities.image_trouble
+        return f"node {view.node} cannot store the image of a process ({trouble})"
+
+    def _rests(self, session: str) -> bool:
+        """Whether it is neither on its way to the store nor back."""
+        view = self._c.state.sessions.get(session)
+        return view is None or view.final or not (view.in_flight or view.leaving is not None)
+
+    async def suspended(
+        self, user: str, server: str | None, keys: bool, live: bool = False
+    ) -> list[Json]:
         """A user's notebooks that are away, or on their way, with what a restarted server needs to
-        show them under the kernel ids they had. `keys`: with the connection (it holds a key)."""
+        show them under the kernel ids they had. `keys`: with the connection (it holds a key);
+        `live`: and those that run."""
         controller = self._c
-        away = (ProcessState.SUSPENDING, ProcessState.SUSPENDED, ProcessState.RESUMING)
+        away = {ProcessState.SUSPENDING, ProcessState.SUSPENDED, ProcessState.RESUMING}
+        if live:
+            away.add(ProcessState.LIVE)
         views = [
             view
             for view in controller.state.sessions.values()
@@ -288,3 +342,39 @@ class Desk:
             }
             for view, connection in zip(views, connections, strict=True)
         ]
+
+    async def own(self, view: SessionView, owner_pid: int) -> SessionView:
+        """A restarted server takes its notebook over: process `owner_pid` of the node on which the
+        relay is."""
+        refuse_ended(view)
+        try:
+            await self._c.fleet.call(
+                view.origin or view.node, "session.own", session=view.id, owner_pid=owner_pid
+            )
+        except NotFound:
+            raise Unavailable(
+                f"node {view.origin or view.node} has nothing of {view.label} now; its owner was "
+                "not changed: try again in a moment",
+                session=view.id,
+            ) from None
+        return await self._c.find(view.id)
+
+
+def _came_back(view: SessionView) -> bool:
+    """Whether it is live again, or about to be."""
+    live = view.process_state is ProcessState.LIVE and view.leaving is None
+    return live or view.process_state is ProcessState.RESUMING
+
+
+def _leaves(view: SessionView) -> bool:
+    """Whether it is in the store, on its way there, or over."""
+    away = (ProcessState.SUSPENDING, ProcessState.SUSPENDED)
+    return view.final or view.leaving is not None or view.process_state in away
+
+
+def _kept(session: str, reason: str, error: SingularityError | None) -> Json:
+    return {
+        "session": session,
+        "reason": reason,
+        "possible": not isinstance(error, Unsupported),
+    }

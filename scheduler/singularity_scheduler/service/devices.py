@@ -5,9 +5,10 @@ from __future__ import annotations
 from . import schemas
 from .endpoint import Endpoint
 from .operations import Reply, Who, operation
+from .vocabulary import record
 
 schemas.COMPONENTS |= {
-    "Drain": schemas.record(
+    "Drain": record(
         {
             "reason": {
                 "type": "string",

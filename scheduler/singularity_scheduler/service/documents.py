@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from itertools import chain, islice
 from typing import Any
 
+from singularity_scheduler.core import shares, turns
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.model import (
     Change,
@@ -51,6 +52,8 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
         "kind": view.kind.value,
         "name": view.name,
         "tier": view.tier.value,
+        "priority": view.priority.value,
+        "virtual_cluster": view.virtual_cluster or None,
         "state": view.word,
         "process_state": view.process_state.value,
         "device_state": view.device_state.value,
@@ -58,13 +61,18 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
         "idle_since": iso(view.idle_since),
         "busy": view.busy is not False,
         "virtual_devices": view.virtual_devices,
+        "device_share": view.share_milli / 1000,
         "devices": list(view.devices),
         "node": view.node,
+        "cluster": view.cluster,
+        "region": state.geography.region(view.cluster),
+        "locations": list(view.locations),
         "epoch": view.epoch,
         "created_at": iso(view.created_at),
         "updated_at": iso(view.updated_at),
         "waiting_since": iso(view.waiting_since),
         "queue": queue_document(state, view),
+        "sla": sla_document(state, view),
         "last_checkpoint": checkpoint and checkpoint_document(checkpoint),
         "checkpoints": sum(not c.dropped for c in view.checkpoints),
         "incarnation": view.incarnation,
@@ -110,6 +118,9 @@ def loss_document(loss: LossReport) -> Json:
         "rolled_back": loss.rolled_back,
         "hashes_checked": loss.hashes_checked,
         "checkpoint": loss.checkpoint,
+        "requests_again": loss.requests_again,
+        "outputs_rolled_back": loss.outputs_rolled_back,
+        "requests_lost": loss.requests_lost,
         "at": iso(loss.at or None),
     }
 
@@ -125,26 +136,46 @@ def queue_document(state: ClusterState, view: SessionView) -> Json | None:
     session."""
     if not may_wait(view) or view.id not in state.sessions:
         return None
-    place = state.place(view)
+    place = turns.place(state, view)
     return {"place": place, "ahead": place - 1}
+
+
+def sla_document(state: ClusterState, view: SessionView) -> Json:
+    """What it got of what its tier promises, up to now."""
+    parameters = state.parameters
+    share = view.share if view.final else shares.accounted(view, state.latest, parameters)
+    return {
+        "promised_fraction": parameters.fraction(view.tier.value),
+        "window_s": parameters.sla_window_s,
+        "windows": share.windows,
+        "windows_kept": share.kept,
+        "wanted_s": round(share.wanted_s, 3),
+        "got_s": round(share.got_s, 3),
+        "attained_device_s": round(share.attained_device_s, 3),
+    }
 
 
 def run_document(run: NotebookRun) -> Json:
     """A run without the values of its variables: who may look at a session need not see them."""
     return {
-        "notebook": run.notebook,
+        "notebook": run.notebook or None,
+        "command": run.command or None,
+        "ranked": run.ranked,
         "output": run.output,
         "parameters": json.loads(run.parameters),
         "kernel": run.kernel,
         "folder": run.folder,
         "variables": sorted(json.loads(run.variables)),
+        "timeout_s": run.timeout_s,
+        "metadata": json.loads(run.metadata),
     }
 
 
 def others_waiting(state: ClusterState, view: SessionView) -> list[Json]:
     """Who else waits for devices of the same node, in the order in which they are served, then the
     runs that are queued."""
-    waiting = chain(state.waiting(view.node), state.queued(view.node))
+    line = (state.sessions[session] for session in turns.line(state, view.node))
+    waiting = chain(line, state.queued(view.node))
     others = (other for other in waiting if other.id != view.id and may_wait(other))
     return [
         {
@@ -221,6 +252,8 @@ def cluster_document(state: ClusterState, visible: set[str] | None) -> Json:
         "nodes": [
             {
                 "id": n.id,
+                "cluster": n.abilities.cluster or None,
+                "region": state.geography.region(n.abilities.cluster) or None,
                 "connected": n.connected,
                 "devices": len(n.devices),
                 "images": {
@@ -228,6 +261,8 @@ def cluster_document(state: ClusterState, visible: set[str] | None) -> Json:
                     "reason": n.abilities.trouble,
                 },
                 "store": n.abilities.store or None,
+                "duty": n.duty.duty.value,
+                "reason": n.duty.reason,
             }
             for n in state.nodes.values()
         ],

@@ -15,12 +15,22 @@ from tornado.web import Application, RequestHandler
 
 from singularity_scheduler.core.spec import parse_launch, parse_spec
 
-from . import checks, devices, schemas, streams, verbs
+from . import (
+    administer,
+    administer_nodes,
+    checks,
+    clusters,
+    devices,
+    schemas,
+    streams,
+    verbs,
+)
 from .endpoint import Endpoint, Unknown
 from .openapi import openapi_text
 from .operations import TABLE, Operation, Parameter, Reply, Who, operation
 from .services import Services
 from .translate import MAX_HISTORY
+from .vocabulary import KIND, STATE, TEXT, record
 
 MAX_GRACE_S = 600.0
 MAX_PAGE = 1000
@@ -35,8 +45,8 @@ CURSOR = Parameter(
 )
 
 schemas.COMPONENTS |= {
-    "Nothing": schemas.record({}),
-    "Service": schemas.record({"name": schemas.TEXT, "api": schemas.TEXT}),
+    "Nothing": record({}),
+    "Service": record({"name": TEXT, "api": TEXT}),
 }
 
 
@@ -115,10 +125,10 @@ async def put_user(call: Endpoint) -> Reply:
     query=(
         Parameter(
             "state",
-            {"type": "string", "enum": ["active", *schemas.STATE["enum"]]},
+            {"type": "string", "enum": ["active", *STATE["enum"]]},
             "Only those with this word; active: those that have not ended.",
         ),
-        Parameter("kind", schemas.KIND, "Only this kind."),
+        Parameter("kind", KIND, "Only this kind."),
         Parameter(
             "user",
             {"type": "string", "minLength": 1, "maxLength": 255},
@@ -314,4 +324,13 @@ def _logged_already(handler: RequestHandler) -> None:
     """`Endpoint.on_finish` writes the access log."""
 
 
-__all__ = ["by_path", "devices", "make_application", "streams", "verbs"]
+__all__ = [
+    "administer",
+    "administer_nodes",
+    "by_path",
+    "clusters",
+    "devices",
+    "make_application",
+    "streams",
+    "verbs",
+]

@@ -14,14 +14,16 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from singularity_proxy.errors import SingularityError
 
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.states import DeviceState, ProcessState
 
+from .node_terms import NodeTerms
 from .ports import Fleet
 
 log = logging.getLogger("singularity.service")
@@ -66,6 +68,7 @@ class LeaseKeeper:
         self._patience_s = patience_s
         self._before_loss = before_loss
         self._deadlines: dict[str, _Deadline] = {}
+        self._terms = NodeTerms(ttl_s, patience_s)
         self._heard: dict[str, float] = {}
         """node -> when it answered last; while this service was away every node counts as heard"""
         self._lost: set[str] = set()
@@ -100,10 +103,18 @@ class LeaseKeeper:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def heard(self, node: str) -> None:
-        """The node has answered: its leases run on."""
+    def heard(self, node: str, sent_at: object) -> None:
+        """The node has answered: its leases run on. `sent_at`: its own time, in the answer."""
         self._heard[node] = self._clock()
         self._lost.discard(node)
+        self._terms.got(node, sent_at)
+
+    def joined(self, node: str) -> None:
+        """A node is back, and may have stopped its sessions: it is to hear soon that they go on."""
+        if node in self._state.nodes and (ev.NodeJoined, node) not in self._telling:
+            task = asyncio.ensure_future(self.look_after(node))
+            self._telling[ev.NodeJoined, node] = task
+            task.add_done_callback(lambda _: self._telling.pop((ev.NodeJoined, node), None))
 
     def _tell(self, event: ev.LeaseLapsed | ev.LeaseReaped | ev.Tick | ev.NodeLost) -> None:
         """Report without waiting: while the ledger cannot be written, leases must be renewed."""
@@ -130,7 +141,7 @@ class LeaseKeeper:
         self._reap(node)
         self._watch(node)
         entry = self._state.nodes[node]
-        if entry.connected and (entry.retry or entry.queue):
+        if entry.connected and (entry.retry or entry.queue or entry.leases or entry.duty.leaving):
             self._tell(ev.Tick(node))
 
     def _watch(self, node: str) -> None:
@@ -138,7 +149,9 @@ class LeaseKeeper:
         silent = self._clock() - self._heard.setdefault(node, self._clock())
         limit = self._ttl_s + self._margin_s
         if silent >= limit and self._state.nodes[node].sessions:
-            self._tell(ev.NodeLost(node, silent, silent >= limit + self._patience_s))
+            stopped = silent >= self._terms.longest_s(node) + self._margin_s
+            hopeless = silent >= limit + self._patience_s
+            self._tell(ev.NodeLost(node, silent, hopeless, stopped))
 
     async def _give_up(self, event: ev.NodeLost) -> None:
         if event.node not in self._lost and self._before_loss is not None:
@@ -154,18 +167,15 @@ class LeaseKeeper:
             for sid in set(self._state.nodes[node].leases.values())
             if (view := self._state.sessions[sid])
         }
-        answer = await self._fleet.call(
-            node,
-            "renew",
-            timeout=self._ttl_s / 3,
-            leases=[{"session": v.id, "epoch": v.epoch} for v in asked.values()],
-            ttl_s=self._ttl_s,
-        )
+        answer = await self._ask(node, asked)
         now = self._clock()
         came_back = node in self._lost
-        self.heard(node)
+        self.heard(node, answer.get("sent_at"))
         if came_back:  # it was silent, and its connection held all the time
             await self._resync(node)
+        if answer.get("over"):  # it did not know yet that it was heard
+            again = await self._ask(node, {})
+            self.heard(node, again.get("sent_at"))
         held = {lease["session"] for lease in answer["held"]}
         for sid, view in asked.items():
             known = self._deadlines.get(sid)
@@ -183,6 +193,32 @@ class LeaseKeeper:
         here = [v for s in answer["gone"] if (v := self._state.sessions.get(s)) and s in asked]
         if any(v.here and not asked[v.id].in_flight for v in here):
             await self._resync(node)
+
+    def terms(self, node: str) -> dict[str, Any]:
+        """What this node is told of its lease as a whole; see `agent.node_lease.Renewal`."""
+        others = any(other != node for other in self._state.nodes)
+        # Nothing goes on there while it is being decided that it is lost.
+        dying = (ev.NodeLost, node) in self._telling
+        terms = self._terms.offer(node, alone=not others, dying=dying)
+        here = {
+            view.id: view.epoch if view.process_state is ProcessState.RESUMING else 0
+            for sid in self._state.nodes[node].sessions
+            if (view := self._state.sessions[sid]).here or view.in_flight
+        }
+        return {**terms, "here": here}
+
+    async def _ask(self, node: str, asked: dict[str, SessionView]) -> Any:
+        terms = self.terms(node)
+        answer = await self._fleet.call(
+            node,
+            "renew",
+            timeout=self._ttl_s / 3,
+            leases=[{"session": v.id, "epoch": v.epoch} for v in asked.values()],
+            ttl_s=self._ttl_s,
+            terms=terms,
+        )
+        self._terms.accepted(node, terms)
+        return answer
 
     def _reap(self, node: str) -> None:
         now = self._clock()

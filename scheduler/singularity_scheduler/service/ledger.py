@@ -1,8 +1,10 @@
 """The ledger: the only truth about sessions and leases, on disk before anything is acknowledged.
 
-SQLite in WAL mode with full synchronisation by default; any SQLAlchemy URL works. All access goes
-through one thread of its own, so the event loop never waits for a disk. Nothing of SQLAlchemy
-leaves this module: callers give and get the plain values of `core`.
+SQLite in WAL mode with full synchronisation by default; PostgreSQL by URL. Each decision is a line
+of a record from which the state can be rebuilt (`record`), and the tables that are read hold what
+the lines amount to, changed in the same transaction: they are the snapshot a restart reads. All
+access goes through one thread of its own, so the event loop never waits for a disk. Nothing of
+SQLAlchemy leaves this module and its neighbours: callers give and get the plain values of `core`.
 """
 
 from __future__ import annotations
@@ -10,106 +12,125 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
-import alembic.command
-import alembic.config
-from singularity_proxy.errors import NoSpace, SingularityError, Unavailable
-from sqlalchemy import (
-    Connection,
-    Engine,
-    and_,
-    create_engine,
-    delete,
-    event,
-    insert,
-    or_,
-    select,
-    tuple_,
-    update,
-)
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import StaticPool
+from singularity_proxy.errors import Unavailable
+from sqlalchemy import Connection, and_, delete, or_, select, tuple_, update
 
+from singularity_scheduler.core.administration import Administration, NodeMark, Order
 from singularity_scheduler.core.events import Decision
+from singularity_scheduler.core.experience import Of, placed
 from singularity_scheduler.core.model import Change, CheckpointRef, DeviceMark, SessionView
 from singularity_scheduler.core.states import DeviceState, ProcessState, word
 
-from . import rows
-from .tables import checkpoints, commands, device_marks, leases, sessions, transitions
+from . import admin_rows, rows, writing
+from .database import Database, Lost, parse
+from .leadership import Leadership, Standing
+from .tables import checkpoints, commands, decisions, device_marks, leases, sessions, transitions
+from .writing import MAX_IDS, Command, Write, Writer, without
 
 T = TypeVar("T")
 
 Line = tuple[int, Change]
 """A change with its number; numbers grow with time."""
 
-MAX_IDS = 500
-"""Most ids in one query."""
-
-BUSY_TIMEOUT_S = 5.0
-"""How long SQLite waits for another process that has the file locked (a backup, a shell)."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """A request that carried an idempotency key; written in the transaction of its decision."""
-
-    user: str
-    key: str
-    verb: str
-    session: str
-    at: float
-    fingerprint: str = ""
-    """Of the whole request: the same key for another request is a mistake."""
-
+CLOSE_S = 5.0
+"""How long closing waits for a database that does not answer."""
 
 Position = tuple[float, str]
 """Place in the list of sessions, newest first: (created_at, id) of the last one seen."""
+
+__all__ = ["Command", "Ledger", "Line", "Position", "Standing", "Write"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Sessions of which the tables say something else than the record."""
+
+    sessions: tuple[str, ...]
 
 
 class Ledger:
     """Open with `await Ledger.open(url)`, close with `await close()`. Methods raise `NoSpace` when
     the disk is full and `Unavailable` when the database cannot be used now; then nothing of the
-    call is in the ledger."""
+    call is in the ledger.
+
+    A service calls `lead` before it reads and writes; from then on every change is refused with
+    `Deposed` once another service leads."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self._database = Database(parse(url))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self._engine: Engine | None = None
+        self._writer: Writer | None = None
+        self._leadership: Leadership | None = None
         self.on_write: Callable[[float], None] = lambda seconds: None
-        """Told how many seconds each decision took to become durable."""
+        """Told how many seconds each transaction of decisions took to become durable."""
 
     @classmethod
     async def open(cls, url: str) -> Ledger:
         """Connect and bring the schema up to date. Called once at the start of the service."""
         ledger = cls(url)
         try:
-            await ledger._run(ledger._open)
+            await ledger._run(ledger._database.open)
         except BaseException:
             await ledger.close()
             raise
         return ledger
 
+    @property
+    def place(self) -> str:
+        """Which database it is, for people; no password in it."""
+        return self._database.place
+
     async def close(self) -> None:
         """Let go of the database; idempotent."""
         with contextlib.suppress(RuntimeError):  # the thread is gone: closed before
-            await self._run(self._dispose)
-        self._thread.shutdown(wait=True)
+            closing = asyncio.ensure_future(self._run(self._database.close))
+            await asyncio.wait([closing], timeout=CLOSE_S)
+        self._thread.shutdown(wait=False)
+
+    # -- who leads --------------------------------------------------------------------------
+
+    async def lead(self, holder: str, name: str, lease_s: float) -> Standing:
+        """Take the leadership if it is free or was this `holder`'s; who has it now."""
+        return await self._run(lambda: self._lead(holder, name, lease_s))
+
+    async def renew(self) -> float:
+        """Prolong the leadership; the CLOCK_BOOTTIME until which nobody else can have taken it.
+        Raises `Deposed` when somebody has."""
+        return await self._run(self._led().renew)
+
+    async def resign(self) -> None:
+        """Let others take over at once."""
+        if self._leadership is not None:
+            await self._run(self._leadership.resign)
 
     # -- writing ----------------------------------------------------------------------------
 
-    async def write(self, decision: Decision, command: Command | None = None) -> None:
+    async def write(
+        self, decision: Decision, command: Command | None = None, event: str = ""
+    ) -> None:
         """Make a decision durable: everything of it or nothing."""
-        if not decision.empty or decision.history or command:
+        await self.write_all([Write(decision, command, event)])
+
+    async def write_all(self, writes: Sequence[Write]) -> None:
+        """Make decisions durable in one transaction: all of them, in this order, or none. Raises
+        `InDoubt` when the connection broke at the wrong moment; see `happened`."""
+        needed = [write for write in writes if write.needed]
+        if needed:
             began = time.monotonic()
-            await self._run(lambda: self._write(decision, command))
+            await self._run(lambda: self._write(needed))
             self.on_write(time.monotonic() - began)
+
+    async def happened(self, writes: Sequence[Write]) -> bool:
+        """After `InDoubt`, once the database answers again: whether these are durable. If so,
+        they count as written from now on."""
+        needed = [write for write in writes if write.needed]
+        return await self._run(lambda: self._happened(needed))
 
     async def forget(self, user: str, key: str) -> None:
         """Let a request come again: what it asked for was decided and then failed."""
@@ -117,8 +138,12 @@ class Ledger:
 
     async def trim(self, before: float) -> int:
         """Forget ended sessions last changed before this time, with their history, and older
-        idempotency keys; returns how many sessions."""
+        idempotency keys and lines of the record; returns how many sessions."""
         return await self._run(lambda: self._trim(before))
+
+    async def compare(self) -> Difference:
+        """Rebuild what is active from the record and compare it with the tables."""
+        return await self._run(self._compare)
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -129,6 +154,19 @@ class Ledger:
     async def marks(self) -> list[DeviceMark]:
         """What was ever decided on devices: which are drained, which faults are acknowledged."""
         return await self._run(self._marks)
+
+    async def administration(self) -> tuple[Administration, list[NodeMark]]:
+        """What administrators have said, and of which nodes."""
+        return await self._run(lambda: self._reading(admin_rows.read))
+
+    async def admin_log(
+        self, subject: str | None, limit: int, before: int | None = None
+    ) -> list[tuple[int, Order]]:
+        """The newest `limit` lines of what administrators changed, with numbers below `before`
+        (None: the newest of all), newest first; `subject`: of this one alone."""
+        return await self._run(
+            lambda: self._reading(lambda c: admin_rows.read_log(c, subject, limit, before))
+        )
 
     async def dropped(self) -> list[tuple[str, str, CheckpointRef]]:
         """(session, user, checkpoint) of all that is to be deleted from the store, of ended
@@ -175,112 +213,87 @@ class Ledger:
         their numbers, oldest first."""
         return await self._run(lambda: self._history(session, limit, before))
 
+    async def experience(self, limit: int) -> list[tuple[Change, Of]]:
+        """The newest `limit` changes of all sessions, oldest first, with what counts of each."""
+        return await self._run(lambda: self._experience(limit))
+
     async def command(self, user: str, key: str) -> Command | None:
         return await self._run(lambda: self._command(user, key))
 
     # -- in the thread ----------------------------------------------------------------------
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: self._guarded(work)
-        )
+        def twice() -> T:
+            try:
+                return work()
+            except Lost:  # the server was restarted while nothing was asked of it
+                return work()
 
-    def _guarded(self, work: Callable[[], T]) -> T:
-        try:
-            return work()
-        except SQLAlchemyError as error:
-            raise self._explained(error) from None
+        return await asyncio.get_running_loop().run_in_executor(self._thread, twice)
 
-    def _explained(self, error: SQLAlchemyError) -> SingularityError:
-        text = str(getattr(error, "orig", None) or error)
-        where = self._engine.url.render_as_string(hide_password=True) if self._engine else self.url
-        if "full" in text or "No space" in text or "disk I/O error" in text:
-            return NoSpace(
-                f"the scheduler's ledger cannot be written ({text}); nothing was changed: free "
-                f"some space for {where} and try again",
-                ledger=where,
-            )
-        if "locked" in text:
-            return Unavailable(
-                f"the scheduler's ledger is locked by another program for more than "
-                f"{BUSY_TIMEOUT_S:g} s; nothing was changed: try again in a moment",
-                ledger=where,
-            )
-        return Unavailable(
-            f"the scheduler's ledger cannot be used ({text}); nothing was changed: look at {where}",
-            ledger=where,
-        )
+    def _led(self) -> Leadership:
+        if self._leadership is None:
+            raise Unavailable("this scheduler service does not lead: another one may")
+        return self._leadership
 
-    def _open(self) -> None:
-        sqlite = self.url.startswith("sqlite")
-        if sqlite:
-            self._engine = create_engine(
-                self.url,
-                poolclass=StaticPool,  # one connection, used by one thread
-                connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_S},
-            )
-            event.listen(self._engine, "connect", _prepare_sqlite)
-            event.listen(self._engine, "begin", _begin_sqlite)
-        else:
-            self._engine = create_engine(self.url, pool_size=1, max_overflow=0, pool_pre_ping=True)
-        config = alembic.config.Config()
-        config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
-        config.set_main_option("path_separator", "os")
-        with self._engine.begin() as connection:
-            config.attributes["connection"] = connection
-            alembic.command.upgrade(config, "head")
-        if sqlite and self._engine.url.database not in (None, "", ":memory:"):
-            os.chmod(str(self._engine.url.database), 0o600)
-
-    def _dispose(self) -> None:
-        if self._engine is not None:
-            self._engine.dispose()
-            self._engine = None
+    def _lead(self, holder: str, name: str, lease_s: float) -> Standing:
+        leadership = Leadership(self._database, holder, name, lease_s)
+        standing = leadership.take()
+        if standing.mine:
+            self._leadership, self._writer = leadership, None
+        return standing
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        if self._engine is None:
-            raise Unavailable("the scheduler's ledger is closed: the service is stopping")
-        with self._engine.begin() as connection:
+    def _writing(self) -> Iterator[Connection]:
+        """A transaction that only succeeds while nobody else leads."""
+        with self._database.writing() as connection:
+            if self._leadership is not None:
+                self._leadership.check(connection)
             yield connection
 
-    def _write(self, decision: Decision, command: Command | None) -> None:
-        changed = [view.id for view in decision.sessions]
-        with self._transaction() as connection:
-            if changed:
-                connection.execute(delete(leases).where(leases.c.session.in_(changed)))
-            for view in decision.sessions:
-                row = rows.session_to_row(view)
-                found = connection.execute(
-                    update(sessions).where(sessions.c.id == view.id).values(row)
-                )
-                if not found.rowcount:
-                    connection.execute(insert(sessions).values(row))
-            held = [row for view in decision.sessions for row in rows.lease_rows(view)]
-            if held:
-                connection.execute(insert(leases), held)
-            if decision.history:
-                connection.execute(
-                    insert(transitions), [rows.change_to_row(c) for c in decision.history]
-                )
-            for session, checkpoint in decision.gone:
-                connection.execute(_without(session, checkpoint))
-            for session, reference in decision.stored:
-                if (session, reference.id) not in decision.gone:
-                    connection.execute(_without(session, reference.id))
-                    row = rows.checkpoint_to_row(session, reference)
-                    connection.execute(insert(checkpoints).values(row))
-            for mark in decision.marks:
-                c = device_marks.c
-                connection.execute(
-                    delete(device_marks).where(c.node == mark.node, c.uuid == mark.uuid)
-                )
-                connection.execute(insert(device_marks).values(rows.mark_to_row(mark)))
-            if command:
-                connection.execute(insert(commands).values(**vars(command)))
+    def _ready(self, connection: Connection) -> Writer:
+        """What writes, going on after what is there."""
+        if self._writer is None:
+            writer = Writer(self._leadership.epoch if self._leadership else 0)
+            writer.begin(connection, self._found(connection, sessions.c.ended.is_(False)))
+            self._writer = writer
+        return self._writer
+
+    def _write(self, writes: Sequence[Write]) -> None:
+        at = time.time()
+        with self._writing() as connection:
+            writer = self._ready(connection)
+            # Of what is there, before the first line that follows it.
+            snapshot = writer.snapshot(connection, at) if writer.due else None
+            writer.write(connection, writes, at)
+        writer.wrote(writes)
+        if snapshot is not None:
+            writer.snapped(snapshot)
+
+    def _happened(self, writes: Sequence[Write]) -> bool:
+        # Waits for the broken transaction: it holds the row of the leadership until it is over.
+        with self._writing() as connection:
+            writer = self._ready(connection)
+            c = decisions.c
+            line = c.n == writer.number + len(writes), c.leader == writer.leader
+            found = connection.execute(select(c.n).where(*line)).first() is not None
+        if found:
+            writer.wrote(writes)
+        return found
+
+    def _compare(self) -> Difference:
+        with self._database.reading() as connection:
+            rebuilt = writing.rebuilt(connection).sessions
+            tables = {v.id: v for v in self._found(connection, sessions.c.ended.is_(False))}
+        differing = {s for s in rebuilt.keys() | tables.keys() if rebuilt.get(s) != tables.get(s)}
+        return Difference(tuple(sorted(differing)))
+
+    def _reading(self, read: Callable[[Connection], T]) -> T:
+        with self._database.reading() as connection:
+            return read(connection)
 
     def _forget(self, user: str, key: str) -> None:
-        with self._transaction() as connection:
+        with self._writing() as connection:
             connection.execute(
                 delete(commands).where(commands.c.user == user, commands.c.key == key)
             )
@@ -290,11 +303,12 @@ class Ledger:
         # What is still in the store must not be forgotten before it is deleted there.
         over &= sessions.c.id.not_in(select(checkpoints.c.session))
         old = select(sessions.c.id).where(over)
-        with self._transaction() as connection:
+        with self._writing() as connection:
             connection.execute(delete(commands).where(commands.c.session.in_(old)))
             connection.execute(delete(commands).where(commands.c.at < before))
             connection.execute(delete(transitions).where(transitions.c.session.in_(old)))
             gone = connection.execute(delete(sessions).where(over))
+            writing.trim(connection, before)
             return int(gone.rowcount)
 
     def _dropped(self) -> list[tuple[str, str, CheckpointRef]]:
@@ -305,18 +319,18 @@ class Ledger:
             .order_by(checkpoints.c.at)
             .limit(MAX_IDS)
         )
-        with self._transaction() as connection:
+        with self._database.reading() as connection:
             found = [dict(row) for row in connection.execute(query).mappings()]
         return [(row["session"], row.pop("user"), rows.checkpoint_from_row(row)) for row in found]
 
     def _forget_checkpoint(self, session: str, checkpoint: str) -> None:
-        with self._transaction() as connection:
-            connection.execute(_without(session, checkpoint))
+        with self._writing() as connection:
+            connection.execute(without(session, checkpoint))
 
     def _drop_old(self, before: float) -> int:
         over = select(sessions.c.id).where(sessions.c.ended.is_(True))
         c = checkpoints.c
-        with self._transaction() as connection:
+        with self._writing() as connection:
             found = connection.execute(
                 update(checkpoints)
                 .where(c.session.in_(over), c.at < before, c.dropped.is_(False))
@@ -325,29 +339,34 @@ class Ledger:
             return int(found.rowcount)
 
     def _marks(self) -> list[DeviceMark]:
-        with self._transaction() as connection:
+        with self._database.reading() as connection:
             found = connection.execute(select(device_marks)).mappings().all()
         return [rows.mark_from_row(dict(row)) for row in found]
 
     def _sessions(self, condition: Any) -> list[SessionView]:
+        with self._database.reading() as connection:
+            return self._found(connection, condition)
+
+    def _found(self, connection: Connection, condition: Any) -> list[SessionView]:
         query = select(sessions).where(condition).order_by(sessions.c.created_at.desc())
-        with self._transaction() as connection:
-            found = connection.execute(query).mappings().all()
-            held = connection.execute(
-                select(leases).order_by(leases.c.session, leases.c.virtual_device)
-            ).mappings()
-            devices: dict[str, list[str]] = {}
-            for lease in held:
-                devices.setdefault(lease["session"], []).append(lease["device"])
-            kept = connection.execute(
-                select(checkpoints)
-                .where(checkpoints.c.session.in_(select(sessions.c.id).where(condition)))
-                .order_by(checkpoints.c.at, checkpoints.c.id)
-            ).mappings()
-            stored: dict[str, list[CheckpointRef]] = {}
-            for row in kept:
-                reference = rows.checkpoint_from_row(dict(row))
-                stored.setdefault(row["session"], []).append(reference)
+        found = connection.execute(query).mappings().all()
+        some = select(sessions.c.id).where(condition)
+        held = connection.execute(
+            select(leases.c.session, leases.c.device)
+            .where(leases.c.session.in_(some))
+            .order_by(leases.c.session, leases.c.virtual_device)
+        )
+        devices: dict[str, list[str]] = {}
+        for session, device in held:
+            devices.setdefault(session, []).append(device)
+        kept = connection.execute(
+            select(checkpoints)
+            .where(checkpoints.c.session.in_(some))
+            .order_by(checkpoints.c.at, checkpoints.c.id)
+        ).mappings()
+        stored: dict[str, list[CheckpointRef]] = {}
+        for row in kept:
+            stored.setdefault(row["session"], []).append(rows.checkpoint_from_row(dict(row)))
         return [
             rows.session_from_row(
                 dict(r), tuple(devices.get(r["id"], ())), tuple(stored.get(r["id"], ()))
@@ -376,7 +395,7 @@ class Ledger:
         if after is not None:
             at, sid = after
             query = query.where(or_(c.created_at < at, and_(c.created_at == at, c.id > sid)))
-        with self._transaction() as connection:
+        with self._database.reading() as connection:
             return [(at, sid) for at, sid in connection.execute(query).all()]
 
     def _history(self, session: str, limit: int, before: int | None) -> list[Line]:
@@ -388,20 +407,31 @@ class Ledger:
         )
         if before is not None:
             query = query.where(transitions.c.n < before)
-        with self._transaction() as connection:
+        with self._database.reading() as connection:
             found = connection.execute(query).mappings().all()
         return [(int(row["n"]), rows.change_from_row(dict(row))) for row in reversed(found)]
 
+    def _experience(self, limit: int) -> list[tuple[Change, Of]]:
+        c = sessions.c
+        query = (
+            select(transitions, c.tier, c.virtual_devices, c.node)
+            .join(sessions, c.id == transitions.c.session)
+            .order_by(transitions.c.n.desc())
+            .limit(limit)
+        )
+        with self._database.reading() as connection:
+            found = connection.execute(query).mappings().all()
+        lines = (
+            (rows.change_from_row(dict(row)), Of(row["tier"], row["virtual_devices"], row["node"]))
+            for row in found
+        )
+        return placed(lines)[::-1]
+
     def _command(self, user: str, key: str) -> Command | None:
         query = select(commands).where(commands.c.user == user, commands.c.key == key)
-        with self._transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute(query).mappings().first()
         return Command(**row) if row else None
-
-
-def _without(session: str, checkpoint: str) -> Any:
-    c = checkpoints.c
-    return delete(checkpoints).where(c.session == session, c.id == checkpoint)
 
 
 @functools.cache
@@ -414,18 +444,3 @@ def _states(words: frozenset[str]) -> list[tuple[str, str, bool]]:
         for moving in (False, True)
         if word(process, device, moving) in words
     ]
-
-
-def _prepare_sqlite(connection: Any, _: Any) -> None:
-    # We say BEGIN ourselves: the driver's own would start the write transaction too late.
-    connection.isolation_level = None
-    for pragma in (
-        "journal_mode=WAL",
-        "synchronous=FULL",  # WAL with less forgets the last commits when the power fails
-        "foreign_keys=ON",
-    ):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -29,6 +29,7 @@ ACTIONS = {
     ev.Attach: "attach",
     ev.Park: "park",
     ev.TakeCheckpoint: "checkpoint",
+    ev.PutBack: "put_back",
     ev.Suspend: "suspend",
     ev.Resume: "resume",
     ev.Fence: "fence",
@@ -138,6 +139,14 @@ class Metrics:
             )
             for name, text in DEVICE_GAUGES.items()
         }
+        self.clusters = Gauge(
+            "cluster_devices",
+            "Devices of the nodes of a cluster that answer (total), and those that nobody has and "
+            "sessions may be placed on (free).",
+            ("cluster", "region", "use"),
+            namespace=PREFIX,
+            registry=registry,
+        )
         self.nodes = Gauge(
             "nodes_connected", "Nodes that answer.", namespace=PREFIX, registry=registry
         )
@@ -282,6 +291,12 @@ class Metrics:
         for key_of, number in devices.items():
             self.devices.labels(*key_of).set(number)
         self._look_at_devices()
+        self.clusters.clear()
+        geography = self._state.geography
+        for name, cluster in geography.clusters.items():
+            where = name, geography.region(name)
+            self.clusters.labels(*where, "total").set(cluster.total[1])
+            self.clusters.labels(*where, "free").set(cluster.total[3])
         self.nodes.set(sum(node.connected for node in self._state.nodes.values()))
         self.streams.set(self._feed.listeners if self._feed else 0)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import schemas
 from .operations import TABLE, Operation, Parameter, Who
+from .vocabulary import ref
 
 Json = dict[str, Any]
 
@@ -69,7 +70,7 @@ def _operation(operation: Operation) -> Json:
     if operation.body:
         made["requestBody"] = {
             "required": _needs_body(operation.body),
-            "content": {"application/json": {"schema": schemas.ref(operation.body)}},
+            "content": {"application/json": {"schema": ref(operation.body)}},
         }
     return made
 
@@ -121,12 +122,12 @@ def _responses(operation: Operation) -> Json:
     for error in operation.errors:
         said = f"{error.__name__}: {' '.join((error.__doc__ or '').split())}"
         entry = found.setdefault(str(error.http_status), {"description": said, "content": {}})
-        entry["content"]["application/problem+json"] = {"schema": schemas.ref("Problem")}
+        entry["content"]["application/problem+json"] = {"schema": ref("Problem")}
     return found
 
 
 def _content(answer: str) -> Json:
     if "/" in answer:
         return {answer.partition(";")[0]: {"schema": {"type": "string"}}}
-    schema = {"type": "object"} if answer == "object" else schemas.ref(answer)
+    schema = {"type": "object"} if answer == "object" else ref(answer)
     return {"application/json": {"schema": schema}}

@@ -25,9 +25,8 @@ from singularity_proxy.errors import (
     Unavailable,
 )
 
-from . import schemas
 from .problems import Unauthenticated
-from .schemas import Schema
+from .vocabulary import SESSION_ID, Schema
 
 if TYPE_CHECKING:
     from .endpoint import Endpoint
@@ -42,6 +41,7 @@ class Who(str, Enum):
     ANYBODY = "anybody, without a token"
     CALLER = "everybody with the scope custom:singularity:use, for own sessions; admins for all"
     USER = "users (not services) with the scope custom:singularity:use"
+    SESSION_USER = "the session's user alone, with the scope custom:singularity:use"
     OWNER = "the user of that name, and admins"
     ADMIN = "admins: tokens with the scope custom:singularity:admin"
     METRICS = "tokens with the scope custom:singularity:admin or read:metrics"
@@ -129,7 +129,7 @@ TABLE: list[Operation] = []
 PATH_PARAMETERS = {
     "session": Parameter(
         "session",
-        {"type": "string", "pattern": schemas.SESSION_ID},
+        {"type": "string", "pattern": SESSION_ID},
         "Id of a session.",
         where="path",
     ),
@@ -149,6 +149,18 @@ PATH_PARAMETERS = {
         "checkpoint",
         {"type": "string", "minLength": 1, "maxLength": 255, "pattern": r"^[^/\x00-\x1f\x7f]+$"},
         "Id or name of a checkpoint.",
+        where="path",
+    ),
+    "virtual_cluster": Parameter(
+        "virtual_cluster",
+        {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$"},
+        "Name of a virtual cluster.",
+        where="path",
+    ),
+    "parameter": Parameter(
+        "parameter",
+        {"type": "string", "minLength": 1, "maxLength": 64, "pattern": r"^[^/\x00-\x1f\x7f]+$"},
+        "Name of a parameter of the policy.",
         where="path",
     ),
     "user": Parameter(

@@ -78,6 +78,9 @@ class AgentSession(_AgentSessionBase, total=False):
     """Name for people, when the start command carried one."""
     reason: str
     """Why it ended or was parked by the agent itself."""
+    quiet_s: float | None
+    """Seconds for which no call has reached its devices, 0.0 while calls come; None: it cannot
+    tell, or has not looked for long enough."""
     suspended: bool
     """True: the node has nothing of it but its kernel connection (relay)."""
     incarnation: int
@@ -89,11 +92,19 @@ class Hello(TypedDict):
     node: str
     instance: str
     """Changes whenever the agent process was started anew."""
+    sent_at: NotRequired[float]
+    """When, on the node's own clock (CLOCK_BOOTTIME); a renewal's answer has it too."""
     devices: list[AgentDevice]
     capabilities: dict[str, Any]
     """Among others ``process_image {available, reason}`` and ``store {url, reason}``; an agent that
     says nothing of them keeps device state only."""
     sessions: list[AgentSession]
+    version: NotRequired[str]
+    """Of the agent's software."""
+    spot: NotRequired[bool]
+    """Whether its machine may be taken back with a notice."""
+    cluster: NotRequired[str]
+    """Name of the cluster that it belongs to; "": the embedded one."""
     health: NotRequired[list[AgentDeviceHealth]]
     """Its devices' last report, as in the event node.devices."""
 
@@ -128,6 +139,11 @@ class Fleet(Protocol):
     def on_command(self, callback: CommandCallback) -> None: ...
 
     def on_connection(self, callback: ConnectionCallback) -> None: ...
+
+    def lead(self, ledger: str, epoch: int) -> None:
+        """Called before `start`: what every `hello` to an agent says under "leader", as
+        ``{"ledger", "epoch"}``. Agents refuse the service of an older epoch of the same ledger."""
+        ...
 
     async def start(self) -> None:
         """Connect to every node's agent; an embedded fleet starts its agent when none answers

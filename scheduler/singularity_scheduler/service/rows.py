@@ -13,7 +13,9 @@ from singularity_scheduler.core.model import (
     Kind,
     LossReport,
     NotebookRun,
+    Priority,
     SessionView,
+    Share,
     Tier,
 )
 from singularity_scheduler.core.states import DeviceState, ProcessState
@@ -32,6 +34,7 @@ _SAME = (
     "seq",
     "busy",
     "idle_since",
+    "held_since",
     "waiting_since",
     "queue_order",
     "attach_order",
@@ -47,6 +50,8 @@ _SAME = (
     "held_by",
     "origin",
     "target",
+    "target_cluster",
+    "cluster",
     "came_from",
     "restore_from",
     "source",
@@ -60,6 +65,8 @@ _SAME = (
     "leaving",
     "every_s",
     "every_steps",
+    "virtual_cluster",
+    "share_milli",
     "created_at",
     "updated_at",
 )
@@ -85,11 +92,14 @@ def session_to_row(view: SessionView) -> Row:
         **{name: getattr(view, name) for name in _SAME},
         "kind": view.kind.value,
         "tier": view.tier.value,
+        "priority": view.priority.value,
         "process_state": view.process_state.value,
         "device_state": view.device_state.value,
         "preferred": json.dumps(view.preferred),
+        "locations": json.dumps(view.locations),
         "run": json.dumps(vars(view.run)) if view.run else None,
         "loss": json.dumps(vars(view.loss)) if view.loss else None,
+        "share": json.dumps(vars(view.share)),
     }
 
 
@@ -121,12 +131,16 @@ def session_from_row(
         **{name: row[name] for name in _SAME},
         kind=Kind(row["kind"]),
         tier=Tier(row["tier"]),
+        priority=Priority(row["priority"]),
         process_state=ProcessState(row["process_state"]),
         device_state=DeviceState(row["device_state"]),
         devices=devices,
         preferred=tuple(json.loads(row["preferred"])),
+        locations=tuple(json.loads(row["locations"])),
         checkpoints=stored,
         loss=_loss(row["loss"]),
+        # One that was never accounted begins now, and not in 1970.
+        share=Share(**{"at": row["updated_at"], **json.loads(row["share"])}),
         run=NotebookRun(**json.loads(row["run"])) if row["run"] else None,
     )
 

@@ -1,74 +1,40 @@
 """JSON Schemas of what the API takes and gives; names and values come from the tables of `core`.
 
-Requests are checked against them, the OpenAPI document shows them.
+Requests are checked against them, the OpenAPI document shows them. What they are made of is
+`vocabulary`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from singularity_scheduler.core import precedence
+from singularity_scheduler.core.administration import NodeDuty
+from singularity_scheduler.core.estimate import Basis
+from singularity_scheduler.core.model import Tier
 
-from singularity_scheduler.core.model import Kind, Tier
-from singularity_scheduler.core.rules import RULES
-from singularity_scheduler.core.spec import MAX_DEVICES, MAX_NAME
-from singularity_scheduler.core.states import WORDS, DeviceState, ProcessState
-
+from .new_session import LAUNCH, NEW_SESSION, RUN
 from .problems import ERRORS
-
-Schema = dict[str, Any]
-
-JSON = "https://json-schema.org/draft/2020-12/schema"
-SESSION_ID = r"^[A-Za-z0-9_-]{1,64}$"
-MAX_PATH = 4096
+from .vocabulary import (
+    COUNT,
+    DEVICE_STATE,
+    FRACTION,
+    KIND,
+    PRIORITY,
+    PROCESS_STATE,
+    RULE,
+    SECONDS,
+    STATE,
+    TEXT,
+    TIER,
+    TIME,
+    Schema,
+    listed,
+    nullable,
+    record,
+    ref,
+)
 
 LONGEST_PART = 2048
 """Characters of JSON of a run's parameters, and of its variables' names, in lists and events."""
-
-
-def ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def nullable(schema: Schema) -> Schema:
-    """`schema` or null."""
-    return {"oneOf": [schema, {"type": "null"}]}
-
-
-def record(properties: dict[str, Schema], *optional: str) -> Schema:
-    """An object with exactly these keys, all there but the `optional` ones."""
-    required = [name for name in properties if name not in optional]
-    return {
-        "type": "object",
-        "properties": properties,
-        **({"required": required} if required else {}),
-        "additionalProperties": False,
-    }
-
-
-def listed(schema: Schema) -> Schema:
-    return {"type": "array", "items": schema}
-
-
-TEXT: Schema = {"type": "string"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-TIME: Schema = {"type": "string", "format": "date-time"}
-STATE: Schema = {"type": "string", "enum": list(WORDS)}
-PROCESS_STATE: Schema = {"type": "string", "enum": [s.value for s in ProcessState]}
-DEVICE_STATE: Schema = {"type": "string", "enum": [s.value for s in DeviceState]}
-TIER: Schema = {"type": "string", "enum": [t.value for t in Tier]}
-KIND: Schema = {"type": "string", "enum": [k.value for k in Kind]}
-RULE: Schema = {"type": "string", "enum": sorted(RULES)}
-NAME: Schema = {
-    "type": "string",
-    "maxLength": MAX_NAME,
-    "format": "printable",
-    "description": "Printable text.",
-}
-PATH: Schema = {
-    "type": "string",
-    "pattern": r"^/[^\x00]*$",
-    "maxLength": MAX_PATH,
-    "description": "An absolute path.",
-}
 
 SESSION: dict[str, Schema] = {
     "id": TEXT,
@@ -76,6 +42,8 @@ SESSION: dict[str, Schema] = {
     "kind": KIND,
     "name": TEXT,
     "tier": TIER,
+    "priority": {**PRIORITY, "description": "Orders sessions of one tier."},
+    "virtual_cluster": {**nullable(TEXT), "description": "Whose quota its devices count for."},
     "state": {**STATE, "description": "The one word for people."},
     "process_state": PROCESS_STATE,
     "device_state": DEVICE_STATE,
@@ -83,8 +51,18 @@ SESSION: dict[str, Schema] = {
     "idle_since": nullable(TIME),
     "busy": {"type": "boolean"},
     "virtual_devices": {"type": "integer", "minimum": 1},
+    "device_share": {
+        **FRACTION,
+        "description": "Part of the time of its one device that it asks for; 1: whole devices.",
+    },
     "devices": {**listed(TEXT), "description": "Physical devices it holds, one per virtual one."},
     "node": TEXT,
+    "cluster": {**TEXT, "description": "Of its node; of a suspended one where it was last."},
+    "region": {**TEXT, "description": "In which its cluster lies."},
+    "locations": {
+        **listed(TEXT),
+        "description": "Clusters and regions that it may be in; none: anywhere.",
+    },
     "epoch": COUNT,
     "created_at": TIME,
     "updated_at": TIME,
@@ -92,6 +70,20 @@ SESSION: dict[str, Schema] = {
     "queue": {
         **nullable(record({"place": {"type": "integer", "minimum": 1}, "ahead": COUNT})),
         "description": "Its place while it waits; 1 is served next.",
+    },
+    "sla": {
+        **record(
+            {
+                "promised_fraction": FRACTION,
+                "window_s": SECONDS,
+                "windows": {**COUNT, "description": "Completed ones in which it had work."},
+                "windows_kept": {**COUNT, "description": "Those in which it got what is promised."},
+                "wanted_s": {**SECONDS, "description": "Time with work in this window so far."},
+                "got_s": {**SECONDS, "description": "Time of that in which it had its devices."},
+                "attained_device_s": {**SECONDS, "description": "Device time it has had in all."},
+            }
+        ),
+        "description": "What it got of the device time that its tier promises.",
     },
     "last_checkpoint": nullable(ref("StoredCheckpoint")),
     "checkpoints": {**COUNT, "description": "How many the store has of it."},
@@ -115,16 +107,23 @@ SESSION: dict[str, Schema] = {
         **nullable(
             record(
                 {
-                    "notebook": TEXT,
+                    "notebook": nullable(TEXT),
+                    "command": nullable(TEXT),
+                    "ranked": {
+                        "type": "boolean",
+                        "description": "The command is started for each virtual device.",
+                    },
                     "output": nullable(TEXT),
                     "parameters": {"type": "object"},
                     "kernel": nullable(TEXT),
                     "folder": nullable(TEXT),
                     "variables": {**listed(TEXT), "description": "Their names."},
+                    "timeout_s": nullable(COUNT),
+                    "metadata": {"type": "object"},
                 }
             )
         ),
-        "description": "The notebook that a batch session runs.",
+        "description": "The notebook or command that a batch session runs.",
     },
     "exit_code": nullable({"type": "integer"}),
     "owner": record({"server": TEXT}, "server"),
@@ -138,6 +137,7 @@ def _in_lists() -> Schema:
     shortened = {
         "parameters": {**nullable(run["parameters"]), "description": f"Name -> value; {long}"},
         "variables": {**nullable(listed(TEXT)), "description": f"Their names; {long}"},
+        "metadata": {**nullable(run["metadata"]), "description": long},
     }
     described = {
         **nullable(record({**run, **shortened})),
@@ -147,119 +147,6 @@ def _in_lists() -> Schema:
 
 
 OTHER_WAITING = record({"user": TEXT, "name": TEXT, "tier": TIER, "devices": COUNT})
-
-RUN = {
-    "type": "object",
-    "description": "A notebook to run by papermill under the session's own devices.",
-    "properties": {
-        "notebook": PATH,
-        "output": {
-            **nullable(PATH),
-            "description": "Where the executed notebook is written; null: beside the notebook, "
-            "named after it and the session.",
-        },
-        "parameters": {
-            **nullable(
-                {
-                    "type": "object",
-                    "propertyNames": {"type": "string", "format": "python-name"},
-                }
-            ),
-            "description": "Parameter name -> JSON value.",
-        },
-        "kernel": nullable({"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,200}$"}),
-        "folder": {**nullable(PATH), "description": "Working folder; null: the notebook's."},
-        "python": {
-            **nullable(PATH),
-            "description": "Interpreter that has jupyter-singularity and papermill; null: the "
-            "service's own.",
-        },
-        "variables": {
-            **nullable(
-                {
-                    "type": "object",
-                    "propertyNames": {
-                        "type": "string",
-                        "pattern": r"^(?!SINGULARITY_|JUPYTERHUB_)[^=\x00]+$",
-                    },
-                    "additionalProperties": {"type": "string", "pattern": r"^[^\x00]*$"},
-                }
-            ),
-            "description": "Environment of the run. Stored, so no place for secrets.",
-        },
-    },
-    "required": ["notebook"],
-    "additionalProperties": False,
-}
-
-LAUNCH = {
-    "type": "object",
-    "description": "How the node agent starts the process; passed on, never stored.",
-    "properties": {
-        "mode": {"type": "string", "enum": ["capsule", "joined"]},
-        "argv": nullable(listed(TEXT)),
-        "env": nullable({"type": "object", "additionalProperties": TEXT}),
-        "cwd": nullable(TEXT),
-        "connection": {
-            **nullable({"type": "object"}),
-            "description": "Jupyter connection information.",
-        },
-        "owner_pid": nullable({"type": "integer", "minimum": 1}),
-    },
-    "required": ["mode"],
-    "additionalProperties": False,
-    "if": {"properties": {"mode": {"const": "capsule"}}},
-    "then": {
-        "properties": {"argv": {"type": "array", "minItems": 1}},
-        "required": ["argv"],
-    },
-    "else": {
-        "properties": {"owner_pid": {"type": "integer"}},
-        "required": ["owner_pid"],
-    },
-}
-
-NEW_SESSION = {
-    "type": "object",
-    "description": "A notebook to run (`run`), or a process to start or to join (`launch`).",
-    "properties": {
-        "kind": KIND,
-        "name": nullable(NAME),
-        "tier": nullable(TIER),
-        "devices": {
-            **nullable({"type": "integer", "minimum": 1, "maximum": MAX_DEVICES}),
-            "description": "Virtual devices, at most what one node has.",
-        },
-        "run": nullable(ref("Run")),
-        "launch": nullable(ref("Launch")),
-        "kernel_id": {
-            **nullable({"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,128}$"}),
-            "description": "Jupyter's id of the kernel, so that a restarted server finds it.",
-        },
-        "checkpoint_every_s": {
-            **nullable({"type": "number", "minimum": 0, "maximum": 1e9}),
-            "description": "Seconds between checkpoints made by themselves; 0: none; null: as the "
-            "service is configured.",
-        },
-        "checkpoint_every_steps": {
-            **nullable({"type": "integer", "minimum": 0, "maximum": 1_000_000_000}),
-            "description": "The same by optimizer steps.",
-        },
-    },
-    "additionalProperties": False,
-    "oneOf": [
-        {
-            "properties": {"run": {"type": "object"}, "kind": {"const": Kind.BATCH.value}},
-            "required": ["run"],
-            "not": {"required": ["launch"], "properties": {"launch": {"type": "object"}}},
-        },
-        {
-            "properties": {"launch": {"type": "object"}},
-            "required": ["launch"],
-            "not": {"required": ["run"], "properties": {"run": {"type": "object"}}},
-        },
-    ],
-}
 
 PROBLEM = {
     "type": "object",
@@ -333,6 +220,11 @@ CLUSTER = record(
             record(
                 {
                     "id": TEXT,
+                    "cluster": {
+                        **nullable(TEXT),
+                        "description": "null: it has not answered since the service began.",
+                    },
+                    "region": nullable(TEXT),
                     "connected": {"type": "boolean"},
                     "devices": COUNT,
                     "images": {
@@ -340,6 +232,12 @@ CLUSTER = record(
                         "description": "Whether it can store whole sessions and bring them back.",
                     },
                     "store": {**nullable(TEXT), "description": "Where its checkpoints go."},
+                    "duty": {
+                        "type": "string",
+                        "enum": [duty.value for duty in NodeDuty],
+                        "description": "What it is used for; only open ones get new sessions.",
+                    },
+                    "reason": {**TEXT, "description": "Why it is not open."},
                 }
             )
         ),
@@ -384,6 +282,19 @@ LOSS_REPORT = record(
         "hashes_checked": COUNT,
         "checkpoint": TEXT,
         "at": nullable(TIME),
+        "requests_again": {
+            **COUNT,
+            "description": "Requests of Jupyter's clients since the checkpoint that are carried "
+            "out again.",
+        },
+        "outputs_rolled_back": {
+            **COUNT,
+            "description": "Messages that the kernel had sent after the checkpoint.",
+        },
+        "requests_lost": {
+            **COUNT,
+            "description": "Requests since the checkpoint that are not kept any more.",
+        },
     }
 )
 
@@ -397,6 +308,72 @@ PROGRESS = record(
     }
 )
 
+
+FACTS: Schema = {
+    "type": "object",
+    "description": "What the sentence is made of; which keys there are depends on the state.",
+    "properties": {
+        "state": STATE,
+        "meaning": {**TEXT, "description": "Of the state."},
+        "reason": TEXT,
+        "place": {**COUNT, "description": "In the queue; 1 is served next."},
+        "ahead": {**COUNT, "description": "How many are before it."},
+        "before": {
+            **listed(
+                record(
+                    {
+                        "session": TEXT,
+                        "tier": TIER,
+                        "rule": {"type": "string", "enum": list(precedence.WORDS)},
+                    }
+                )
+            ),
+            "description": "The first of them, and the rule by which each goes before it.",
+        },
+        "waiting_s": {**SECONDS, "description": "How long it has waited."},
+        "estimate": {
+            **record(
+                {
+                    "basis": {"type": "string", "enum": [basis.value for basis in Basis]},
+                    "why": {**TEXT, "description": "The basis in words."},
+                    "low_s": nullable(SECONDS),
+                    "high_s": nullable(SECONDS),
+                    "samples": {**COUNT, "description": "Waits or moves that it is based on."},
+                    "after": {
+                        **nullable(TEXT),
+                        "description": "What has to happen before the seconds count.",
+                    },
+                }
+            ),
+            "description": "Seconds from now; null where nobody can say. By experience half of the "
+            "waits of its kind were over at low_s, nine tenths at high_s.",
+        },
+        "preempted": {
+            **record(
+                {
+                    "by": {
+                        **nullable(TEXT),
+                        "description": "A session's label or a person; null: by itself.",
+                    },
+                    "rule": RULE,
+                    "meaning": {**TEXT, "description": "Of the rule."},
+                    "reason": TEXT,
+                    "since_s": SECONDS,
+                    "saved": {
+                        "type": "object",
+                        "description": "Where its state is (the store, or the memory of a node), "
+                        "how much of it (level) and, in the store, the checkpoint, its bytes and "
+                        "its age_s.",
+                    },
+                }
+            ),
+            "description": "What it lost and has not got back.",
+        },
+        "gives_in_s": {**SECONDS, "description": "When others may take its idle devices."},
+        "parks_in_s": {**SECONDS, "description": "When it is parked by itself."},
+    },
+}
+
 COMPONENTS: dict[str, Schema] = {
     "StoredCheckpoint": STORED_CHECKPOINT,
     "LossReport": LOSS_REPORT,
@@ -407,9 +384,28 @@ COMPONENTS: dict[str, Schema] = {
             "suspended": {**listed(TEXT), "description": "Ids of those in the store."},
             "suspending": {**listed(TEXT), "description": "Still on their way."},
             "kept": {
-                **listed(record({"session": TEXT, "reason": TEXT})),
+                **listed(
+                    record(
+                        {
+                            "session": TEXT,
+                            "reason": TEXT,
+                            "possible": {
+                                "type": "boolean",
+                                "description": "False where its node cannot store processes.",
+                            },
+                        }
+                    )
+                ),
                 "description": "Those that go on as they are, and why.",
             },
+        }
+    ),
+    "Connection": record(
+        {
+            "connection": {
+                "type": "object",
+                "description": "Jupyter's connection information, as in a connection file.",
+            }
         }
     ),
     "SuspendedNotebooks": record(
@@ -461,12 +457,12 @@ COMPONENTS: dict[str, Schema] = {
         }
     ),
     "HistoryPage": record({"history": listed(ref("Change")), "next": nullable(TEXT)}),
-    "Explanation": record({"sentence": TEXT, "facts": {"type": "object"}}),
+    "Explanation": record({"sentence": TEXT, "facts": FACTS}),
     "Cluster": CLUSTER,
     "Device": DEVICE,
     "Health": record(
         {
-            "status": {"type": "string", "enum": ["ok", "degraded"]},
+            "status": {"type": "string", "enum": ["ok", "degraded", "standby"]},
             "nodes": COUNT,
             "detail": TEXT,
         }

@@ -11,7 +11,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from singularity_proxy.errors import SingularityError
+from singularity_proxy.errors import CheckpointCancelled, SingularityError
 
 from singularity_scheduler.core import checkpoints
 from singularity_scheduler.core import events as ev
@@ -122,6 +122,8 @@ class StoreKeeper:
         try:
             done = await self._c.submit(ev.CheckpointAsked(view.id, BY, periodic=why))
             await asyncio.gather(*done.tasks.values())
+        except CheckpointCancelled as error:  # by a move, which stores everything itself
+            log.info("session %s was not stored by itself: %s", view.id, error.message)
         except SingularityError as error:
             self._rest[view.id] = asyncio.get_running_loop().time() + REST_S
             log.info("session %s was not stored by itself: %s", view.id, error.message)

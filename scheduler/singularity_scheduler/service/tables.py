@@ -15,6 +15,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -46,6 +47,7 @@ sessions = Table(
     Column("seq", BigInteger, nullable=False),
     Column("busy", Boolean),
     Column("idle_since", Float),
+    Column("held_since", Float),
     Column("waiting_since", Float),
     Column("queue_order", BigInteger, nullable=False),
     Column("attach_order", BigInteger, nullable=False),
@@ -77,6 +79,13 @@ sessions = Table(
     Column("loss", Text),
     Column("every_s", Float),
     Column("every_steps", BigInteger),
+    Column("virtual_cluster", String(255), nullable=False, server_default=""),
+    Column("priority", String(16), nullable=False, server_default="medium"),
+    Column("cluster", String(255), nullable=False, server_default=""),
+    Column("target_cluster", String(255), nullable=False, server_default=""),
+    Column("locations", Text, nullable=False, server_default="[]"),
+    Column("share", Text, nullable=False, server_default="{}"),
+    Column("share_milli", Integer, nullable=False, server_default="1000"),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Index("sessions_by_user", "user", "created_at"),
@@ -159,3 +168,93 @@ commands = Table(
     Index("commands_by_age", "at"),
 )
 """Requests that carried an idempotency key: which session each was about."""
+
+parameters = Table(
+    "parameters",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+)
+"""Parameters of the policy that an administrator set (JSON); the others are as configured."""
+
+node_duties = Table(
+    "node_duties",
+    metadata,
+    Column("node", String(255), primary_key=True),
+    Column("duty", String(16), nullable=False),
+    Column("by", String(255), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("deadline", Float),
+    Column("notice", Boolean, nullable=False),
+    Column("force", Boolean, nullable=False),
+    Column("instance", String(64), nullable=False),
+)
+"""Nodes that were ever cordoned, drained or opened again."""
+
+upgrades = Table(
+    "upgrades",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("document", Text, nullable=False),
+)
+"""The newest upgrade of nodes (JSON); one row at most."""
+
+virtual_clusters = Table(
+    "virtual_clusters",
+    metadata,
+    Column("name", String(255), primary_key=True),
+    Column("quota_devices", Integer, nullable=False),
+    Column("may_borrow", Boolean, nullable=False),
+)
+
+admin_log = Table(
+    "admin_log",
+    metadata,
+    Column("n", _Serial, primary_key=True, autoincrement=True),
+    Column("at", Float, nullable=False),
+    Column("by", String(255), nullable=False),
+    Column("verb", String(32), nullable=False),
+    Column("subject", String(255), nullable=False),
+    Column("before", Text, nullable=False),
+    Column("after", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("rule", String(64), nullable=False),
+    Index("admin_log_by_subject", "subject", "n"),
+)
+"""Who changed what, from what (JSON) to what."""
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("n", BigInteger, primary_key=True, autoincrement=False),
+    Column("leader", BigInteger, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("event", String(64), nullable=False),
+    Column("body", Text, nullable=False),
+    Index("decisions_by_age", "at"),
+)
+"""Every decision, without gaps: what it changed (`record`), on which event, under which leader. The
+other tables are what these lines amount to, written in the same transaction."""
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("n", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", Float, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+"""Everything active after decision `n`: from there on the lines of `decisions` rebuild it."""
+
+leadership = Table(
+    "leadership",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("ledger", String(32), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", String(64), nullable=False),
+    Column("name", String(255), nullable=False),
+    Column("until", Float, nullable=False),
+)
+"""One row: which service leads, and until when by the database's own clock. Each transaction of the
+leader changes it, so none of them succeeds once another service has taken it over."""

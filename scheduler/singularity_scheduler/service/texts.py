@@ -74,4 +74,7 @@ def _long(value: Any) -> bool:
 def _size(view: SessionView, text: str) -> int:
     """Bytes: all of it is ASCII, and keeping the text keeps what the view holds."""
     run = view.run
-    return len(text) + (len(run.parameters) + len(run.variables) if run else 0)
+    if run is None:
+        return len(text)
+    kept = (run.parameters, run.variables, run.metadata, run.command)
+    return len(text) + sum(map(len, kept))

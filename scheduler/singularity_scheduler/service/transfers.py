@@ -6,6 +6,7 @@ with the same epoch and sequence number, so an agent that has done it answers wh
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from singularity_proxy.errors import (
     NotFound,
     SingularityError,
     Unavailable,
+    Unsupported,
 )
 
 from singularity_scheduler.core import events as ev
@@ -34,6 +36,15 @@ STORE_LIMIT_S = 60.0
 
 ASK_LIMIT_S = 5.0
 """How long an agent may take to say how a kernel is reached."""
+
+
+ORIGIN_S = 5.0
+"""How long the node of its kernel connection may be away (its agent may just be restarted) before a
+session comes back with another one."""
+
+HANGS_S = 20.0
+"""The same of a node that is connected and does not answer: its agent waits up to 10 s for a relay
+that is just being replaced."""
 
 
 class Send(Protocol):
@@ -60,6 +71,8 @@ class Transfers:
         self._report = report
         self._look = look
         self._failed = failed
+        self.terms: Callable[[str], Json | None] = lambda node: None
+        """What a node is told of its lease: what comes back there must have an end at once."""
 
     async def suspend(self, action: ev.Suspend) -> None:
         try:
@@ -124,6 +137,7 @@ class Transfers:
                 from_session=action.source,
                 incarnation=action.incarnation,
                 undo=action.undo,
+                terms=self.terms(action.node),
                 connection=None if forked else await self.connection(view, action),
                 reason=action.reason,
             )
@@ -137,10 +151,14 @@ class Transfers:
                     )
                 )
             return
-        await self._report(ev.Resumed(action.session, action.epoch, action.seq, loss))
+        relay = answer.get("relay") is True
+        await self._report(ev.Resumed(action.session, action.epoch, action.seq, loss, relay))
 
     async def fence(self, action: ev.Fence) -> None:
-        """End what a node still has of a session that goes on from the store."""
+        """End what a node still has of a session that goes on from the store; its relay stays if
+        that is the one in use."""
+        view = self._look(action.session)
+        relay = view is not None and (view.origin or view.node) == action.node
         try:
             await self._send(
                 action,
@@ -151,6 +169,7 @@ class Transfers:
                 reason=action.reason,
                 grace_s=0.0,
                 keep=True,
+                keep_relay=relay,
             )
         except NotFound:
             pass
@@ -191,24 +210,61 @@ class Transfers:
         await self._report(ev.CheckpointTaken(action.session, reference))
         return reference
 
+    async def put_back(self, action: ev.PutBack) -> None:
+        """Raises what the agent refused; the session goes on as it was then."""
+        try:
+            answer = await self._send(
+                action,
+                "device.put_back",
+                lambda: self._look(action.session) is not None,
+                checkpoint=action.checkpoint,
+                discard=action.discard,
+                epoch=action.epoch,
+                seq=action.seq,
+            )
+        except SingularityError as error:
+            await self._report(ev.ContentsBack(action.session, None, error.message))
+            if isinstance(error, NotFound) and "method" in error.fields:
+                raise Unsupported(
+                    f"node {action.node} cannot put device state back; nothing was changed"
+                ) from None
+            raise
+        if answer["before"] is not None:
+            before = reference_of(answer["before"])
+            await self._report(ev.CheckpointTaken(action.session, before))
+        loss = loss_of(answer["loss"], action.checkpoint)
+        await self._report(ev.ContentsBack(action.session, loss))
+
     async def connection(self, view: SessionView, action: ev.Resume) -> Any:
         """How its kernel finds its relay, as the relay's node knows it; None when nobody can tell
-        (a fork has none yet). The relay begins a new incarnation if it is one. It holds a key, so
-        it is never stored."""
-        answer = await self._ask(view, incarnation=action.incarnation, undo=action.undo)
+        (a fork has none yet, or its node is gone: then it gets another one). The relay begins a new
+        incarnation if it is one. It holds a key, so it is never stored."""
+        now = asyncio.get_running_loop().time
+        began = asked = now()
+        while (
+            answer := await self._ask(view, incarnation=action.incarnation, undo=action.undo)
+        ) is None:
+            hangs = now() - asked >= ASK_LIMIT_S
+            if now() - began > (HANGS_S if hangs else ORIGIN_S):
+                return None
+            await asyncio.sleep(0.2)
+            asked = now()
         return answer.get("connection")
 
     async def clients(self, view: SessionView) -> Any:
         """How Jupyter reaches its relay; None when nobody can tell. It holds a key as well."""
-        return (await self._ask(view)).get("clients")
+        return (await self._ask(view) or {}).get("clients")
 
-    async def _ask(self, view: SessionView, **more: Any) -> dict[str, Any]:
+    async def _ask(self, view: SessionView, **more: Any) -> dict[str, Any] | None:
+        """{}: there is no relay; None: the agent of its node does not answer."""
         if not view.origin:
             return {}
         try:
             answer = await self._fleet.call(
                 view.origin, "session.connection", timeout=ASK_LIMIT_S, session=view.id, **more
             )
+        except Unavailable:
+            return None
         except SingularityError:
             return {}
         return answer if isinstance(answer, dict) else {}
@@ -274,6 +330,9 @@ def loss_of(told: Json, checkpoint: str) -> LossReport:
         rolled_back=bool(told.get("rolled_back")),
         hashes_checked=int(told.get("hashes_checked") or 0),
         checkpoint=str(told.get("checkpoint") or checkpoint),
+        requests_again=int(told.get("requests_again") or 0),
+        outputs_rolled_back=int(told.get("outputs_rolled_back") or 0),
+        requests_lost=int(told.get("requests_lost") or 0),
     )
 
 

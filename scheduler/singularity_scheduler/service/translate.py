@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
+from singularity_proxy.capsule.machine import Machine
 from singularity_proxy.errors import BadRequest
 
 from singularity_scheduler.core import events as ev
@@ -34,6 +35,8 @@ def agent_event(session: str, type_: str, data: Json, now: float) -> ev.Event | 
         return ev.DeviceWithdrawn(session)
     if type_ == "activity":
         return ev.Activity(session, bool(data["busy"]), parse_iso(data.get("at"), now))
+    if type_ == "device.use":
+        return ev.DeviceUse(session, _since(data.get("quiet_s"), now) or 0.0)
     if type_ == "process.live":
         return ev.Started(session)
     if type_ == "process.exited":
@@ -63,7 +66,17 @@ def agent_event(session: str, type_: str, data: Json, now: float) -> ev.Event | 
     return None
 
 
-def node_joined(hello: Hello, starting: frozenset[str], over: set[str]) -> ev.NodeJoined:
+def _since(quiet_s: Any, now: float) -> float | None:
+    """UNIX seconds since when a session's devices are quiet; 0.0: they are called; None: nobody
+    can tell."""
+    if isinstance(quiet_s, bool) or not isinstance(quiet_s, int | float):
+        return None
+    return now - quiet_s if quiet_s > 0 else 0.0
+
+
+def node_joined(
+    hello: Hello, starting: frozenset[str], over: set[str], now: float
+) -> ev.NodeJoined:
     """The event behind a `hello`, without the sessions in `over` (ended for good, see the
     ledger)."""
     return ev.NodeJoined(
@@ -79,8 +92,14 @@ def node_joined(hello: Hello, starting: frozenset[str], over: set[str]) -> ev.No
             )
             for d in hello["devices"]
         ),
-        tuple(_facts(s) for s in hello["sessions"] if s["session"] not in over),
-        abilities(hello["capabilities"]),
+        tuple(_facts(s, now) for s in hello["sessions"] if s["session"] not in over),
+        replace(
+            abilities(hello["capabilities"]),
+            instance=hello.get("instance", ""),
+            version=str(hello.get("version") or ""),
+            spot=hello.get("spot") is True,
+            cluster=str(hello.get("cluster") or ""),
+        ),
         starting,
     )
 
@@ -96,7 +115,8 @@ def abilities(told: Json) -> Abilities:
     missing = "" if url else str(place.get("reason") or "it has no checkpoint store")
     if place.get("available") is False:
         missing = str(place.get("reason") or "its checkpoint store cannot be used")
-    return Abilities(trouble, url, missing, stores=isinstance(store, dict))
+    machine = Machine.from_json(image.get("machine"))
+    return Abilities(trouble, url, missing, stores=isinstance(store, dict), machine=machine)
 
 
 def device_health(reports: Any) -> list[DeviceHealth]:
@@ -110,7 +130,7 @@ def device_health(reports: Any) -> list[DeviceHealth]:
     return found
 
 
-def _facts(session: AgentSession) -> AgentFacts:
+def _facts(session: AgentSession, now: float) -> AgentFacts:
     return AgentFacts(
         id=session["session"],
         alive=session["alive"],
@@ -128,6 +148,7 @@ def _facts(session: AgentSession) -> AgentFacts:
         name=session.get("name", ""),
         suspended=bool(session.get("suspended", False)),
         incarnation=int(session.get("incarnation") or 1),
+        quiet_since=_since(session.get("quiet_s"), now),
     )
 
 
@@ -144,11 +165,13 @@ def verb_event(
             session, by, checkpoint_word(args.get("checkpoint")), node_word(args.get("node"))
         )
     if verb == "migrate":
-        node = node_word(args.get("node"))
-        if node is not None and args.get("device") is not None:
-            raise BadRequest("name either the device or the node to move to, not both")
-        if node is not None:
-            return ev.MigrateAsked(session, by, (), node)
+        node, cluster = node_word(args.get("node")), node_word(args.get("cluster"), "cluster")
+        if sum(word is not None for word in (node, cluster, args.get("device"))) > 1:
+            raise BadRequest(
+                "name either the device, the node or the cluster to move to, not two of them"
+            )
+        if node is not None or cluster is not None:
+            return ev.MigrateAsked(session, by, (), node, cluster)
         return ev.MigrateAsked(session, by, parse_move(args.get("device"), device_types))
     if verb == "suspend":
         return ev.SuspendAsked(session, by, checkpoint_name(args.get("name")) or "")
@@ -184,12 +207,12 @@ def checkpoint_word(word: object) -> str | None:
     return word.strip()
 
 
-def node_word(word: object) -> str | None:
-    """The name of a node; None for none."""
+def node_word(word: object, what: str = "node") -> str | None:
+    """The name of a node or cluster; None for none."""
     if word is None or word == "":
         return None
     if not isinstance(word, str) or len(word) > 255 or not word.isprintable():
-        raise BadRequest("a node is named by its name, see the cluster's nodes")
+        raise BadRequest(f"a {what} is named by its name, see `jupyter singularity {what}s`")
     return word
 
 

@@ -8,6 +8,7 @@ from singularity_proxy.errors import (
     BadRequest,
     DamagedCheckpoint,
     Forbidden,
+    NotFound,
     StoreRefused,
     Unsupported,
 )
@@ -16,18 +17,19 @@ from . import documents, schemas
 from .endpoint import Endpoint
 from .operations import Parameter, Reply, Who, operation
 from .translate import MAX_CHECKPOINT_NAME
+from .vocabulary import NAME, listed, nullable, record
 
 _STORE = (Unsupported, StoreRefused, DamagedCheckpoint)
 """What the way through the store may answer besides."""
 
-_NAMED = schemas.nullable(
-    {"type": "string", "maxLength": MAX_CHECKPOINT_NAME, "format": "printable"}
-)
-_NODE = schemas.nullable({"type": "string", "maxLength": 255, "format": "printable"})
+MAX_WAIT_S = 3600
+
+_NAMED = nullable({"type": "string", "maxLength": MAX_CHECKPOINT_NAME, "format": "printable"})
+_NODE = nullable({"type": "string", "maxLength": 255, "format": "printable"})
 
 schemas.COMPONENTS |= {
-    "Signal": schemas.record({"signum": {"type": "integer", "minimum": 1, "maximum": 64}}),
-    "Move": schemas.record(
+    "Signal": record({"signum": {"type": "integer", "minimum": 1, "maximum": 64}}),
+    "Move": record(
         {
             "device": {
                 "description": 'A device ("cpu:1"), its number, one per virtual device, or null '
@@ -36,29 +38,34 @@ schemas.COMPONENTS |= {
                     {"type": "null"},
                     {"type": "string"},
                     {"type": "integer"},
-                    schemas.listed({"type": ["string", "integer"]}),
+                    listed({"type": ["string", "integer"]}),
                 ],
             },
             "node": {**_NODE, "description": "Another node instead; not together with device."},
+            "cluster": {
+                **_NODE,
+                "description": "The best node of this cluster instead; not together with others.",
+            },
         },
         "device",
         "node",
+        "cluster",
     ),
-    "Checkpoint": schemas.record(
+    "Checkpoint": record(
         {
             "name": _NAMED,
             "level": {
-                **schemas.nullable({"type": "string", "enum": ["device", "process"]}),
+                **nullable({"type": "string", "enum": ["device", "process"]}),
                 "description": "null: the best that its node can do.",
             },
         },
         "name",
         "level",
     ),
-    "Suspension": schemas.record(
+    "Suspension": record(
         {"name": {**_NAMED, "description": "For the checkpoint that it becomes."}}, "name"
     ),
-    "Return": schemas.record(
+    "Return": record(
         {
             "checkpoint": {**_NAMED, "description": "Id or name; null: the newest."},
             "node": {**_NODE, "description": "Only there; null: where it was, else anywhere."},
@@ -66,7 +73,7 @@ schemas.COMPONENTS |= {
         "checkpoint",
         "node",
     ),
-    "Restoration": schemas.record(
+    "Restoration": record(
         {
             "checkpoint": {
                 "type": "string",
@@ -81,22 +88,36 @@ schemas.COMPONENTS |= {
         },
         "discard",
     ),
-    "Fork": schemas.record(
+    "Fork": record(
         {
             "checkpoint": {**_NAMED, "description": "Id or name; null: the newest."},
-            "name": schemas.nullable(schemas.NAME),
+            "name": nullable(NAME),
         },
         "checkpoint",
         "name",
     ),
-    "Server": schemas.record(
+    "Server": record(
         {
             "server": {
-                **schemas.nullable({"type": "string", "maxLength": 255}),
+                **nullable({"type": "string", "maxLength": 255}),
                 "description": 'Name of the server ("" is the default one); null: all of them.',
-            }
+            },
+            "wait_s": {
+                **nullable({"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}),
+                "description": "Seconds after which it is answered in any case; null: as others.",
+            },
         },
         "server",
+        "wait_s",
+    ),
+    "Owner": record(
+        {
+            "owner_pid": {
+                "type": "integer",
+                "minimum": 2,
+                "description": "The new server's process, on the node of the session's relay.",
+            }
+        }
     ),
 }
 
@@ -168,7 +189,7 @@ _verb(
 )
 _verb(
     "migrate",
-    "Go on with other devices, or on another node.",
+    "Go on with other devices, on another node, or in another cluster.",
     "Move",
     errors=_STORE,
 )
@@ -232,6 +253,27 @@ async def delete_checkpoint(call: Endpoint) -> Reply:
     return Reply({"checkpoints": documents.checkpoints_document(await call.session())})
 
 
+@operation(
+    "GET",
+    "sessions/{session}/connection",
+    "How Jupyter's clients reach its kernel; it holds a key.",
+    answer="Connection",
+    who=Who.SESSION_USER,
+)
+async def get_connection(call: Endpoint) -> Reply:
+    view = await call.session()
+    if not (call.caller.is_user and call.caller.name == view.user):
+        raise Forbidden("only the user of a session may have the key of its kernel")
+    found = await call.controller.commander.transfers.clients(view)
+    if not isinstance(found, dict):
+        raise NotFound(
+            f"{view.label} has no kernel connection that its node knows of; a session whose node "
+            "is lost has one again when it is back",
+            session=view.id,
+        )
+    return Reply({"connection": found})
+
+
 # -- servers that stop and start ------------------------------------------------------------
 
 
@@ -253,8 +295,8 @@ def _own(call: Endpoint) -> str:
 )
 async def hibernate_user(call: Endpoint) -> Reply:
     user = _own(call)
-    server = call.body.get("server")
-    return Reply(await call.controller.desk.hibernate(user, server, call.caller.name))
+    server, wait_s = call.body.get("server"), call.body.get("wait_s")
+    return Reply(await call.controller.desk.hibernate(user, server, call.caller.name, wait_s))
 
 
 @operation(
@@ -270,10 +312,32 @@ async def hibernate_user(call: Endpoint) -> Reply:
             {"type": "string", "maxLength": 255},
             'Only those of this server ("" is the default one).',
         ),
+        Parameter(
+            "live",
+            {"type": "boolean"},
+            "Whether those that run are listed too.",
+            False,
+        ),
     ),
 )
 async def list_suspended(call: Endpoint) -> Reply:
     user = _own(call)
     keys = call.caller.is_user and call.caller.name == user
-    found = await call.controller.desk.suspended(user, call.query["server"], keys)
+    found = await call.controller.desk.suspended(
+        user, call.query["server"], keys, call.query["live"]
+    )
     return Reply({"notebooks": found})
+
+
+@operation(
+    "PUT",
+    "sessions/{session}/owner",
+    "A restarted notebook server takes its session over: it is suspended when that process is "
+    "gone, as with the server that started it.",
+    answer="SessionStatus",
+    body="Owner",
+)
+async def own_session(call: Endpoint) -> Reply:
+    view = await call.session()
+    done = await call.controller.desk.own(view, call.body["owner_pid"])
+    return Reply(call.controller.status(done))

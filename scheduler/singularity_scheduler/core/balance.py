@@ -1,0 +1,65 @@
+"""Queued runs wait where they can start. Part of `decide`, as time goes by.
+
+A run was never started, so nothing of it has to travel: only its place changes. Other clusters are
+chosen by their sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+from . import quotas, reasons, routes, routing
+from .administration import NodeDuty
+from .cluster import Draft
+from .model import SessionView
+
+RULE = "queue.balance"
+
+LOOKED_AT = 16
+"""Most runs of a node that are looked at in one go, and most nodes of a cluster for each."""
+
+
+def proceed(draft: Draft, node_id: str) -> None:
+    """Let queued runs of this node that another one could start at once wait there; of their own
+    cluster first, then of those that their locations allow."""
+    for run in islice(draft.pending(node_id), LOOKED_AT):
+        if run.held_back:
+            return  # they are the last ones
+        if quotas.run_barred(draft, run) or can_start(draft, run, node_id):
+            continue
+        other = _elsewhere(draft, run)
+        if other is not None:
+            cluster = draft.node(other).abilities.cluster
+            where = f" in cluster {cluster}" if cluster != run.cluster else ""
+            draft.note(replace(run, node=other), reasons.can_start_at(other, where), RULE)
+
+
+def _elsewhere(draft: Draft, run: SessionView) -> str | None:
+    geography = draft.state.geography
+    for name in routes.order(draft.state, run):
+        cluster = geography.clusters[name]
+        if name != run.cluster and not _has_room(cluster.summary(), run):
+            continue
+        for node_id in islice(cluster.with_free(run.virtual_devices), LOOKED_AT):
+            if node_id != run.node and can_start(draft, run, node_id):
+                return node_id
+    return None
+
+
+def _has_room(summary: routing.Summary, run: SessionView) -> bool:
+    """By the sums of a cluster alone."""
+    found = routing.score(summary, run.virtual_devices, run.tier.rank) if summary.capacity else None
+    return found is not None and found[0] == 0
+
+
+def can_start(draft: Draft, run: SessionView, node_id: str) -> bool:
+    """Whether the run would be started on this node now; see `queue.admit`."""
+    node = draft.node(node_id)
+    if not node.connected or draft.duty(node_id).duty is not NodeDuty.OPEN:
+        return False
+    first = next(draft.pending(node_id), None)
+    if first is not None and first.queue_key < run.queue_key:
+        return False
+    used = sum(n for rank, n in draft.admitted_milli(node_id).items() if rank >= run.tier.rank)
+    return used + run.wanted_milli <= 1000 * len(draft.usable(node_id))

@@ -1,0 +1,86 @@
+"""Checkpoints of device state alone go back into the session that they are of, while that lives.
+Pure.
+
+Nothing about where the session is changes: its node is told what to put back, and says what came of
+it. Tensors are known by numbers that count on as long as the session does, so only a checkpoint of
+the same incarnation can be put back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from singularity_proxy.errors import Conflict
+
+from . import checkpoints, reasons
+from . import events as ev
+from .cluster import Draft
+from .model import SessionView
+from .states import DeviceState, ProcessState
+
+
+def means(view: SessionView, word: str) -> bool:
+    """Whether this is a checkpoint that is put back into a session that goes on. Raises what
+    `checkpoints.find` raises."""
+    reference = checkpoints.find(view, word)
+    live = view.process_state is ProcessState.LIVE
+    return live and reference.level == "device" and not reference.damaged
+
+
+def asked(draft: Draft, view: SessionView, event: ev.RestoreAsked) -> None:
+    reference = checkpoints.find(view, event.checkpoint)
+    draft.answering(view)
+    if view.leaving is not None or view.device_state in (
+        DeviceState.ATTACHING,
+        DeviceState.PARKING,
+    ):
+        raise Conflict(
+            f"{view.label} is changing devices right now: try again in a moment",
+            session=view.id,
+            state=view.word,
+        )
+    if not view.saved and view.device_state is not DeviceState.HELD:
+        raise Conflict(
+            f"{view.label} has no device state yet, so there is nowhere to put that of a "
+            "checkpoint: call a device first",
+            session=view.id,
+            state=view.word,
+        )
+    if reference.incarnation != view.incarnation:
+        raise Conflict(
+            f"checkpoint '{reference.name or reference.id}' holds device state alone, and "
+            f"{view.label} has gone back to an older state since it was made, so its tensors may "
+            "be others now; nothing was changed: "
+            f"{checkpoints.instead(view, reference, draft.now)}",
+            session=view.id,
+            checkpoint=reference.id,
+        )
+    view = draft.note(
+        replace(view, seq=view.seq + 1),
+        reasons.putting_back(event.by, reference, event.discard),
+        "user.restore",
+    )
+    draft.actions.append(
+        ev.PutBack(
+            view.id,
+            view.node,
+            view.reason,
+            "user.restore",
+            view.epoch,
+            view.seq,
+            checkpoint=reference.id,
+            discard=event.discard,
+        )
+    )
+
+
+def done(draft: Draft, event: ev.ContentsBack) -> None:
+    view = draft.get(event.session)
+    if view is None or view.final:
+        return
+    if event.loss is None:
+        reason = f"the device state was not put back, so it goes on as it was ({event.sentence})"
+    else:
+        view = replace(view, loss=replace(event.loss, at=draft.now))
+        reason = reasons.put_back(view, event.loss)
+    draft.note(view, reason, "user.restored")

@@ -1,0 +1,368 @@
+"""When a session will have what it waits for, and what that is based on. Pure; only shown.
+
+No run time is asked of anybody. What is certain is said as such: devices that are on their way, and
+idle ones that may be taken at a known time. Otherwise the newest waits of the same kind in this
+cluster are taken, as a range in which half to nine tenths of them ended; and where there is no
+basis, that is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from singularity_scheduler.client.words import duration
+
+from . import placement, queue, quotas, reasons, turns
+from .administration import NodeDuty
+from .cluster import ClusterState, Draft, Node
+from .experience import Step, Wait
+from .model import PARK_RETRY_S, SessionView
+from .states import DeviceState, ProcessState
+
+FEWEST = 5
+"""So many waits are needed before something is said by experience."""
+
+
+class Basis(str, Enum):
+    """What an estimate is based on."""
+
+    CERTAIN = "certain"
+    """What is under way, or may be taken at a known time."""
+    EXPERIENCE = "experience"
+    """How long others waited."""
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`low_s` and `high_s` are seconds from now; None: nobody can say. `why` is the basis in
+    words."""
+
+    basis: Basis
+    why: str
+    low_s: float | None = None
+    high_s: float | None = None
+    samples: int = 0
+    """How many waits or moves it is based on."""
+    after: str = ""
+    """What has to happen first, from when on the seconds count; "": nothing."""
+
+    @property
+    def text(self) -> str:
+        """ "expected in 20 s to 3 min, as ..."."""
+        if self.low_s is None or self.high_s is None:
+            return f"it cannot be said when: {self.why}"
+        when = span(self.low_s, self.high_s)
+        when = f"{when} after {self.after}" if self.after else f"in {when}"
+        return f"expected {when}, as {self.why}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {
+            "basis": self.basis.value,
+            "why": self.why,
+            "low_s": None if self.low_s is None else round(self.low_s, 1),
+            "high_s": None if self.high_s is None else round(self.high_s, 1),
+            "samples": self.samples,
+            "after": self.after or None,
+        }
+
+
+def estimate(state: ClusterState, view: SessionView, now: float) -> Estimate | None:
+    """When it has what it waits for; of one that is parked or in the store: after it asks. None
+    for a session that waits for nothing."""
+    if view.final or view.id not in state.sessions:
+        return None
+    if view.held_back:
+        return _unknown(f"it waits until somebody resumes it, and {view.held_by} preempted it")
+    if step := step_of(view):
+        return _under_way(state, view, step, now)
+    if view.pending:
+        return _of_start(state, view, now)
+    if view.process_state in (ProcessState.SUSPENDING, ProcessState.SUSPENDED):
+        return _of_return(state, view, now) if view.called else _after_a_request(state, view)
+    if view.device_state is DeviceState.WAITING:
+        return _of_devices(state, view, now)
+    if view.device_state in (DeviceState.PARKING, DeviceState.PARKED):
+        when = "it is parked" if view.wants else "its next device call"
+        return replace(_of_devices(state, view, now), after=when)
+    return None
+
+
+# -- what is under way ----------------------------------------------------------------------
+
+_STEPS: dict[ProcessState | DeviceState, Step] = {
+    ProcessState.STARTING: Step.LAUNCH,
+    ProcessState.RESUMING: Step.RESUME,
+    DeviceState.ATTACHING: Step.ATTACH,
+}
+_NOUNS = {
+    Step.LAUNCH: "a start",
+    Step.ATTACH: "an attach",
+    Step.PARK: "a park",
+    Step.SUSPEND: "a suspend",
+    Step.RESUME: "a resume",
+}
+
+
+def step_of(view: SessionView) -> Step | None:
+    """What is done with it just now, whoever else waits; None: nothing."""
+    return _STEPS.get(view.process_state) or _STEPS.get(view.device_state)
+
+
+def _under_way(state: ClusterState, view: SessionView, step: Step, now: float) -> Estimate:
+    """Its own step, which nobody else delays."""
+    left, why, samples = _left_of(state, view, step, now)
+    if left is None:
+        return _unknown(why)
+    return Estimate(Basis.CERTAIN, why, left, left, samples)
+
+
+def _left_of(
+    state: ClusterState, view: SessionView, step: Step, now: float
+) -> tuple[float | None, str, int]:
+    """Seconds until this step of a session is done (None: nobody knows), the basis, and how many
+    steps that is based on."""
+    seen = state.experience.steps(step, view.node)
+    if not seen:
+        return None, f"{_NOUNS[step]} was not measured on node {view.node} yet", 0
+    began = state.experience.since(view.id, step)
+    spent = now - began if began is not None else 0.0
+    usual = _quantile(seen, 0.5)
+    times = f"{len(seen)} measured"
+    why = f"{_NOUNS[step]} takes about {short(usual)} on node {view.node} ({times})"
+    return max(0.0, usual - spent), why, len(seen)
+
+
+# -- what is waited for ---------------------------------------------------------------------
+
+
+def _of_devices(state: ClusterState, view: SessionView, now: float) -> Estimate:
+    """Devices of its node."""
+    node = state.nodes[view.node]
+    if not node.connected:
+        return _unknown(f"node {view.node} does not answer")
+    if node.duty.leaving:
+        return _unknown(f"node {view.node} {node.duty.why}, so its devices go to nobody")
+    if len(node.usable) < view.virtual_devices:
+        return _unknown(_too_small(node))
+    if why := quotas.barred(Draft(state, now), view):
+        return _unknown(why)
+    return _coming(state, view, node, now) or _by_waits(state, view, Wait.DEVICES, now)
+
+
+def _of_start(state: ClusterState, view: SessionView, now: float) -> Estimate:
+    """Room for a run that is not started yet."""
+    node = state.nodes[view.node]
+    if not node.connected:
+        return _unknown(f"node {view.node} does not answer")
+    if node.duty.duty is not NodeDuty.OPEN:
+        return _unknown(f"node {view.node} {node.duty.why}, and no other node can take it")
+    if len(node.usable) < view.virtual_devices:
+        return _unknown(_too_small(node))
+    if why := quotas.run_barred(Draft(state, now), view):
+        return _unknown(why)
+    return _by_waits(state, view, Wait.START, now)
+
+
+def _too_small(node: Node) -> str:
+    number = len(node.usable)
+    return f"node {node.id} has {f'only {reasons.count(number)}' if number else 'no device'} now"
+
+
+def _of_return(state: ClusterState, view: SessionView, now: float) -> Estimate:
+    """A node to come back to."""
+    draft = Draft(state, now)
+    nodes = placement.candidates(draft, view)
+    if all(placement.barred(draft, view, node) for node in nodes):
+        return _unknown("no node can take it as things are")
+    return _by_waits(state, view, Wait.RETURN, now)
+
+
+def _after_a_request(state: ClusterState, view: SessionView) -> Estimate:
+    """In the store until somebody asks for it."""
+    left, why, samples = _left_of(state, view, Step.RESUME, 0.0)
+    found = _unknown(why)
+    if left is not None:
+        why = f"{why}, when a node has room"
+        found = Estimate(Basis.CERTAIN, why, left, left, samples)
+    return replace(found, after="it is asked for")
+
+
+# -- certain: devices that become free at a known time --------------------------------------
+
+
+@dataclass(frozen=True)
+class _Supply:
+    at_s: float | None
+    """Seconds from now; None: soon, and nobody knows when."""
+    devices: int
+    why: str
+    samples: int = 0
+
+
+def parked_at(state: ClusterState, holder: SessionView) -> float | None:
+    """When a holder whose devices stay idle is parked by itself; None: it works, or that is never
+    done. As `queue.park_idle` decides."""
+    parameters = state.parameters
+    if not parameters.idle_soft_s or holder.quiet_since is None:
+        return None
+    return max(
+        holder.quiet_since + parameters.idle_soft_s,
+        (holder.held_since or 0.0) + parameters.min_run_s,
+    )
+
+
+def _coming(state: ClusterState, view: SessionView, node: Node, now: float) -> Estimate | None:
+    """By devices that are free, are being freed, or will be given up by those who are idle; None
+    when they are not enough for it and all before it."""
+    need = view.virtual_devices
+    usable = set(node.usable)
+    for sid in turns.line(state, node.id):
+        if sid == view.id:
+            break
+        other = state.sessions[sid]
+        if other.held_back or other.tier.rank < view.tier.rank:
+            break  # one that does not wait yet would be the last one of its tier
+        need += other.virtual_devices
+        if need > len(usable):
+            return None
+    takes = turns.will_give_up(Draft(state, now), view, node.id)
+    supplies = [_Supply(0.0, len(usable - node.leases.keys()), "devices are free")]
+    for sid in dict.fromkeys(node.leases[d] for d in node.devices if d in node.leases):
+        holder = state.sessions[sid]
+        count = len(usable.intersection(holder.devices))
+        if supply := _supply(state, holder, takes.get(sid), count, now):
+            supplies.append(supply)
+    supplies.sort(key=lambda s: math.inf if s.at_s is None else s.at_s)
+    total, samples = 0, 0
+    for supply in supplies:
+        total, samples = total + supply.devices, samples + supply.samples
+        if total >= need:
+            if supply.at_s is None:
+                return _unknown(supply.why)
+            return Estimate(Basis.CERTAIN, supply.why, supply.at_s, supply.at_s, samples)
+    return None
+
+
+def _supply(
+    state: ClusterState,
+    holder: SessionView,
+    takes: tuple[str, float] | None,
+    devices: int,
+    now: float,
+) -> _Supply | None:
+    """`takes`: by which rule, and from when on, the one that waits takes them."""
+    if queue.parking(holder):
+        leaves = holder.process_state is ProcessState.SUSPENDING
+        step = Step.SUSPEND if leaves else Step.PARK
+        left, why, samples = _left_of(state, holder, step, now)
+        why = f"the devices of {holder.label} are being freed and {why}"
+        return _Supply(left, devices, why, samples)
+    if holder.device_state is not DeviceState.HELD:
+        return None
+    if takes is None:
+        return None
+    rule, at = takes
+    seen = state.experience.steps(Step.PARK, holder.node)
+    left = max(0.0, at - now) + (_quantile(seen, 0.5) if seen else 0.0)
+    if rule == "preempt.idle":
+        why = (
+            f"{holder.label} is idle and others may take its devices after "
+            f"{_keeps(state, holder, at)}, if it stays idle"
+        )
+    elif rule == "preempt.service":
+        why = f"{holder.label} was served more and its turn ends then (quantum_s)"
+    else:
+        why = f"{holder.label} has to give its devices up then (rule {rule})"
+    return _Supply(left, devices, why, len(seen))
+
+
+def _keeps(state: ClusterState, holder: SessionView, at: float) -> str:
+    """Which parameter lets an idle holder keep its devices until then."""
+    parameters = state.parameters
+    if holder.held_since is not None and at == holder.held_since + parameters.min_run_s:
+        return f"it had them for {duration(parameters.min_run_s)} (min_run_s)"
+    if at == holder.rests_until:
+        return f"another try, {duration(PARK_RETRY_S)} after a park of it failed"
+    return f"{duration(parameters.idle_grace_s)} (idle_grace_s)"
+
+
+# -- by experience --------------------------------------------------------------------------
+
+_KINDS = {
+    Wait.START: "waits of {tier} runs for a start with {devices}",
+    Wait.DEVICES: "waits of {tier} sessions for {devices}",
+    Wait.RETURN: "waits of {tier} sessions with {devices} to come back from the store",
+}
+
+
+def _by_waits(state: ClusterState, view: SessionView, what: Wait, now: float) -> Estimate:
+    seen = state.experience.waits(what, view.tier.value, view.virtual_devices)
+    kind = _KINDS[what].format(tier=view.tier.value, devices=reasons.count(view.virtual_devices))
+    if len(seen) == 1:
+        return _unknown(f"only 1 of the {kind} was measured yet", 1)
+    if len(seen) < FEWEST:
+        number = f"only {len(seen)}" if seen else "no"
+        return _unknown(f"{number} {kind} were measured yet", len(seen))
+    waited = waited_s(state, view, now)
+    longer = [seconds for seconds in seen if seconds > waited]
+    if not longer:
+        return _unknown(
+            f"it has waited for {short(waited)}, longer than the {len(seen)} last {kind} "
+            f"(at most {short(max(seen))})",
+            len(seen),
+        )
+    low, high = _quantile(longer, 0.5), _quantile(longer, 0.9)
+    if waited < 1:
+        why = f"the {len(seen)} last {kind} were {span(low, high)}"
+    else:
+        why = (
+            f"of the {len(seen)} last {kind} those that were longer than {short(waited)} "
+            f"({len(longer)}) were {span(low, high)}"
+        )
+    return Estimate(Basis.EXPERIENCE, why, low - waited, high - waited, len(longer))
+
+
+def waited_s(state: ClusterState, view: SessionView, now: float) -> float:
+    """How long it has waited; 0 when it does not, or nobody knows since when."""
+    since: float | None = None
+    if view.pending:
+        since = state.experience.since(view.id, Wait.START) or view.created_at
+    elif view.returning:
+        since = state.experience.since(view.id, Wait.RETURN)
+    elif view.device_state is DeviceState.WAITING:
+        since = view.waiting_since
+    return 0.0 if since is None else max(0.0, now - since)
+
+
+def _unknown(why: str, samples: int = 0) -> Estimate:
+    return Estimate(Basis.NONE, why, samples=samples)
+
+
+# -- numbers --------------------------------------------------------------------------------
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """The nearest rank: a value that was measured."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
+
+
+def short(seconds: float) -> str:
+    """A length of time that may be less than a second."""
+    if seconds < 1:
+        return "less than 1 s"
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+
+
+def span(low: float, high: float) -> str:
+    """A range of times, or one of them when they read alike."""
+    first, last = short(low), short(high)
+    if first == last:
+        return first if low < 1 else f"about {first}"
+    return f"{first} to {last}"

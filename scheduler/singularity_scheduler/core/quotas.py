@@ -1,0 +1,128 @@
+"""Virtual clusters: how many devices belong to whom, and who has borrowed some. Pure.
+
+What sessions of a virtual cluster hold counts for its quota, on all nodes together. Beyond it they
+borrow, where they may: free and idle devices. What is borrowed is given back as soon as a session
+of a virtual cluster within its quota needs it, unless it is of a higher tier. Sessions of no
+virtual cluster neither own nor borrow.
+"""
+
+from __future__ import annotations
+
+from singularity_proxy.errors import BadRequest, Conflict, NotFound
+
+from . import reasons
+from .administration import QuotaAsked, QuotaGone, VirtualCluster
+from .cluster import Draft
+from .model import SessionView
+from .parameters import nearest
+
+RULE = "quota.set"
+
+MAX_QUOTA = 1_000_000
+
+
+# -- what is asked --------------------------------------------------------------------------
+
+
+def asked(draft: Draft, event: QuotaAsked) -> None:
+    """There is to be this virtual cluster, or it gets another quota."""
+    after = event.cluster
+    if not 0 <= after.quota_devices <= MAX_QUOTA:
+        raise BadRequest(
+            f"quota_devices must be a whole number from 0 to {MAX_QUOTA}, not "
+            f"{after.quota_devices}",
+            quota_devices=after.quota_devices,
+        )
+    before = draft.cluster(after.name)
+    if before == after:
+        return
+    draft.clusters[after.name] = after
+    said = (_short(before), _short(after), event.reason)
+    draft.order(event.by, "quota", after.name, *said, RULE)
+
+
+def gone(draft: Draft, event: QuotaGone) -> None:
+    """Remove one that has no sessions any more."""
+    before = named(draft, event.name)
+    members = [v for v in draft.state.sessions.values() if v.virtual_cluster == event.name]
+    left = [view for view in members if not view.final]
+    if left:
+        raise Conflict(
+            f"virtual cluster '{event.name}' was kept: "
+            f"{reasons.count(len(left), 'session')} of it would be nobody's, for example "
+            f"{left[0].label}: end them first",
+            virtual_cluster=event.name,
+            sessions=len(left),
+        )
+    draft.clusters[event.name] = None
+    draft.order(event.by, "remove", event.name, _short(before), None, "", RULE)
+
+
+def named(draft: Draft, name: str) -> VirtualCluster:
+    """The virtual cluster of that name; `NotFound` with the nearest name."""
+    found = draft.cluster(name)
+    if found is None:
+        shown = name if len(name) <= 60 else f"{name[:57]}..."
+        there = sorted(draft.state.admin.clusters)
+        raise NotFound(
+            f"there is no virtual cluster '{shown}': {nearest(name, there)}", virtual_cluster=name
+        )
+    return found
+
+
+def admit(draft: Draft, name: str, devices: int) -> None:
+    """`BadRequest` for a new session that its virtual cluster could never have."""
+    if not name:
+        return
+    try:
+        cluster = named(draft, name)
+    except NotFound as error:
+        raise BadRequest(error.message, **error.fields) from None
+    if devices > cluster.quota_devices and not cluster.may_borrow:
+        raise BadRequest(
+            f"{reasons.count(devices)} asked, but virtual cluster '{name}' has "
+            f"{cluster.quota_devices} and may not borrow",
+            devices=devices,
+            quota_devices=cluster.quota_devices,
+        )
+
+
+def _short(cluster: VirtualCluster | None) -> dict[str, object] | None:
+    if cluster is None:
+        return None
+    return {"quota_devices": cluster.quota_devices, "may_borrow": cluster.may_borrow}
+
+
+# -- who may have what ----------------------------------------------------------------------
+
+
+def barred(draft: Draft, view: SessionView) -> str:
+    """Why its quota keeps it from devices now; "": nothing does."""
+    used = draft.held_of(view.virtual_cluster)
+    own = view.holding  # of one that has devices and would get others for them
+    return _barred(draft, view, used - own + view.virtual_devices, used, "uses")
+
+
+def run_barred(draft: Draft, run: SessionView) -> str:
+    """The same of a run that is not started: those that are count with all that they ask for."""
+    used = draft.admitted_milli_of(run.virtual_cluster)
+    wanted = (used + run.wanted_milli) / 1000
+    return _barred(draft, run, wanted, used / 1000, "runs with")
+
+
+def _barred(draft: Draft, view: SessionView, wanted: float, used: float, verb: str) -> str:
+    cluster = draft.cluster(view.virtual_cluster)
+    if cluster is None or cluster.may_borrow:
+        return ""
+    if wanted <= cluster.quota_devices:
+        return ""
+    return (
+        f"virtual cluster '{cluster.name}' {verb} {used:g} of its "
+        f"{reasons.count(cluster.quota_devices)} and may not borrow"
+    )
+
+
+def borrowed(draft: Draft, name: str) -> int:
+    """Devices beyond its quota that sessions of a virtual cluster hold."""
+    cluster = draft.cluster(name)
+    return max(0, draft.held_of(name) - cluster.quota_devices) if cluster else 0

@@ -1,0 +1,89 @@
+"""What administrators said, as rows of the ledger and back; called in the ledger's transactions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select
+
+from singularity_scheduler.core.administration import (
+    Administration,
+    NodeDuty,
+    NodeMark,
+    Order,
+    StepState,
+    Upgrade,
+    UpgradeState,
+    UpgradeStep,
+    VirtualCluster,
+)
+from singularity_scheduler.core.events import Decision
+
+from .tables import admin_log, node_duties, parameters, upgrades, virtual_clusters
+
+UPGRADE = 1
+"""There is one upgrade at a time; its row."""
+
+
+def write(connection: Connection, decision: Decision) -> None:
+    """The part of a decision that is about administration."""
+    for setting in decision.settings:
+        connection.execute(delete(parameters).where(parameters.c.name == setting.name))
+        if setting.value is not None:
+            row: dict[str, Any] = {"name": setting.name, "value": json.dumps(setting.value)}
+            connection.execute(insert(parameters).values(row))
+    for mark in decision.node_marks:
+        connection.execute(delete(node_duties).where(node_duties.c.node == mark.node))
+        connection.execute(insert(node_duties).values({**vars(mark), "duty": mark.duty.value}))
+    if decision.upgrade is not None:
+        connection.execute(delete(upgrades).where(upgrades.c.id == UPGRADE))
+        row = {"id": UPGRADE, "document": json.dumps(_upgrade_to_json(decision.upgrade))}
+        connection.execute(insert(upgrades).values(row))
+    for name, cluster in decision.clusters:
+        connection.execute(delete(virtual_clusters).where(virtual_clusters.c.name == name))
+        if cluster is not None:
+            connection.execute(insert(virtual_clusters).values(vars(cluster)))
+    if decision.orders:
+        connection.execute(insert(admin_log), [vars(order) for order in decision.orders])
+
+
+def read(connection: Connection) -> tuple[Administration, list[NodeMark]]:
+    """All of it but the log; the defaults of parameters are the caller's."""
+    found = Administration()
+    for row in connection.execute(select(parameters)).mappings():
+        found.settings[row["name"]] = json.loads(row["value"])
+    for row in connection.execute(select(virtual_clusters)).mappings():
+        found.clusters[row["name"]] = VirtualCluster(**row)
+    upgrade = connection.execute(select(upgrades.c.document)).scalar()
+    found.upgrade = _upgrade_from_json(json.loads(upgrade)) if upgrade else None
+    marks = [
+        NodeMark(**{**row, "duty": NodeDuty(row["duty"])})
+        for row in connection.execute(select(node_duties)).mappings()
+    ]
+    return found, marks
+
+
+def read_log(
+    connection: Connection, subject: str | None, limit: int, before: int | None
+) -> list[tuple[int, Order]]:
+    """The newest `limit` lines with numbers below `before` (None: of all), of one subject or (None)
+    of all, newest first."""
+    c = admin_log.c
+    query = select(admin_log).order_by(c.n.desc()).limit(limit)
+    if subject is not None:
+        query = query.where(c.subject == subject)
+    if before is not None:
+        query = query.where(c.n < before)
+    rows = (dict(row) for row in connection.execute(query).mappings())
+    return [(int(row.pop("n")), Order(**row)) for row in rows]
+
+
+def _upgrade_to_json(upgrade: Upgrade) -> dict[str, Any]:
+    steps = [{**vars(step), "state": step.state.value} for step in upgrade.steps]
+    return {**vars(upgrade), "state": upgrade.state.value, "steps": steps}
+
+
+def _upgrade_from_json(told: dict[str, Any]) -> Upgrade:
+    steps = (UpgradeStep(**{**step, "state": StepState(step["state"])}) for step in told["steps"])
+    return Upgrade(**{**told, "state": UpgradeState(told["state"]), "steps": tuple(steps)})

@@ -1,0 +1,72 @@
+"""What a service answers while another one leads, and the door that leads to either.
+
+The service listens all the time. `Door` passes each request on to the application of the moment:
+the scheduler's own, or this one, which knows only how the service is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from singularity_proxy.errors import Unavailable
+from tornado.httputil import (
+    HTTPConnection,
+    HTTPMessageDelegate,
+    HTTPServerConnectionDelegate,
+)
+from tornado.web import Application, RequestHandler
+
+from .problems import problem
+
+
+class Standby(RequestHandler):
+    """Every address: 503 with the sentence; ``healthz`` in its own form."""
+
+    def initialize(self, why: Callable[[], str]) -> None:
+        self._why = why
+
+    def prepare(self) -> None:
+        self.set_status(503)
+        self.clear_header("Server")
+        self.set_header("Cache-Control", "no-store")
+        sentence = self._why()
+        if self.request.path.endswith("/healthz"):
+            self.set_header("Content-Type", "application/json")
+            self.finish(json.dumps({"status": "standby", "nodes": 0, "detail": sentence}))
+            return
+        self.set_header("Content-Type", "application/problem+json")
+        self.set_header("Retry-After", "5")
+        self.finish(json.dumps(problem(Unavailable(sentence), 503)))
+
+    def check_xsrf_cookie(self) -> None:
+        """Nothing can be done here."""
+
+
+def standby_application(why: Callable[[], str]) -> Application:
+    """`why`: the sentence of the moment."""
+    return Application([(r".*", Standby, {"why": why})], log_function=lambda _: None)
+
+
+class Door(HTTPServerConnectionDelegate):
+    """What the server of the service's port calls."""
+
+    def __init__(self, standby: Application) -> None:
+        self._standby = standby
+        self._application = standby
+
+    def open(self, application: Application) -> None:
+        """The scheduler works: its application answers from now on."""
+        self._application = application
+
+    def shut(self) -> None:
+        """It does not, any more."""
+        self._application = self._standby
+
+    def start_request(
+        self, server_conn: object, request_conn: HTTPConnection
+    ) -> HTTPMessageDelegate:
+        return self._application.start_request(server_conn, request_conn)
+
+    def on_close(self, server_conn: object) -> None:
+        self._application.on_close(server_conn)
