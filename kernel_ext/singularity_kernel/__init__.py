@@ -19,10 +19,12 @@ def load_ipython_extension(ip: Any) -> None:
     ``--ext singularity_kernel`` (our kernels) and ``%load_ext singularity_kernel``."""
     from .activity import Activity
     from .backpressure import wait_for_subscribers
+    from .forked_output import listen_in_the_folder
     from .magics import SingularityMagics
 
     unload_ipython_extension(ip)
     wait_for_subscribers(getattr(ip, "kernel", None))
+    listen_in_the_folder(getattr(ip, "kernel", None))
     ip.register_magics(SingularityMagics(ip))
     activity = Activity.from_environment(ip)
     if activity is not None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire.rpc import ConnectionCut, SyncPeer
+from singularity_scheduler.client.words import duration
 
 QUICK_S = 15.0
 """How long `status`, `why` and the lists wait for the answer."""
@@ -94,10 +95,3 @@ def _came_back(status: dict[str, Any], before: dict[str, Any], asked_at: float) 
 def _said(status: dict[str, Any]) -> bool:
     """Whether the scheduler has said what became of it (a refusal leaves the session live)."""
     return status.get("service") != "away" and "so it goes on" in str(status.get("reason"))
-
-
-def duration(seconds: float) -> str:
-    """ "3 s", "5 min", "2.5 h": how long it was away."""
-    if seconds < 120:
-        return f"{max(0.0, seconds):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -70,6 +70,8 @@ class Incarnation:
     """A capsule has joined it."""
     again: int = 0
     """Requests queued again when it began."""
+    lost: int = 0
+    """Requests that should have been, and are not kept any more."""
     rolled_back: int = 0
     """Outputs that the relay had and its image had not produced."""
 
@@ -90,6 +92,9 @@ class Join:
     """Per lane: outputs of the line before it with higher numbers are rolled back."""
     rolled_back: Counts
     """Per lane: how many those are."""
+    line: tuple[tuple[str, int, int], ...] = ()
+    """(lane, incarnation, newest output) of that line: an earlier way back may have undone some of
+    them, which a newer image brought back."""
 
 
 class History:
@@ -158,6 +163,7 @@ class History:
             parent = None
         before = self._before()
         received, after, kept, rolled = zeros(), zeros(), zeros(), zeros()
+        line: list[tuple[str, int, int]] = []
         for lane in LANES:
             state = hello.lanes[lane]
             if fresh:
@@ -176,6 +182,7 @@ class History:
             kept[lane] = common
             if before is not None:
                 rolled[lane] = max(0, before.received[lane] - common)
+                line += [(lane, *part) for part in self._parts(before, lane)]
         now.parent = hello.incarnation
         now.received, now.joined_with = dict(received), dict(received)
         now.began = {
@@ -183,7 +190,7 @@ class History:
         }
         now.joined = True
         now.rolled_back = sum(rolled.values())
-        return Join(after, received, kept, rolled)
+        return Join(after, received, kept, rolled, tuple(line))
 
     def receive(self, lane: str, number: int) -> None:
         """Output `number` of the present incarnation reached the relay. One that its image had said
@@ -218,6 +225,17 @@ class History:
             if parent is None or parent is last:
                 return line
             end, last = min(end, last.began[lane]), parent
+
+    def _parts(self, last: Incarnation, lane: str) -> list[tuple[int, int]]:
+        """(incarnation, number): its outputs up to that number are all of the line of `last`. Those
+        of the past that another start of an image received are among them."""
+        parts, todo = [], self._line(last, lane, last.received[lane])
+        while todo:
+            one, end = todo.pop()
+            parts.append((one.number, end))
+            starts = (c for c in self.all if c is not one and c.parent == one.number)
+            todo += [(start, min(end, start.began[lane])) for start in starts]
+        return parts
 
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(one) for one in self.all]

@@ -1,6 +1,7 @@
-"""`jupyter singularity install`: the kernelspec and the server extension's configuration.
+"""`jupyter singularity install`: the kernelspec, the server extension's configuration and the
+JupyterLab extension.
 
-A wheel brings both files by itself; an editable install and a change of place (``--user``) need
+A wheel brings all of them by itself; an editable install and a change of place (``--user``) need
 this. Idempotent: existing files are replaced.
 """
 
@@ -20,42 +21,60 @@ from traitlets import Bool, Unicode
 
 KERNELSPEC = Path("share/jupyter/kernels/singularity")
 SERVER_CONFIG = Path("etc/jupyter/jupyter_server_config.d")
+LABEXTENSION = Path("share/jupyter/labextensions/jupyter-singularity")
 
 
-def sources() -> tuple[Path, Path]:
-    """The kernelspec's folder and the configuration's: in the checkout of an editable install,
-    else where the wheel put them."""
+def sources() -> tuple[Path, Path, Path]:
+    """The folders of the kernelspec, the configuration and the JupyterLab extension: in the
+    checkout of an editable install, else where the wheel put them. The last one is missing in a
+    checkout in which `./dev setup` has not built it yet."""
     checkout = Path(__file__).resolve().parents[2]
+    prefix = Path(sys.prefix)
     candidates = [
-        (checkout / "kernel_ext" / "kernelspec", checkout / "ui_labext" / "jupyter-config"),
-        (Path(sys.prefix) / KERNELSPEC, Path(sys.prefix) / SERVER_CONFIG),
+        (
+            checkout / "kernel_ext" / "kernelspec",
+            checkout / "ui_labext" / "jupyter-config",
+            checkout / "ui_labext" / "singularity_labext" / "labextension",
+        ),
+        (prefix / KERNELSPEC, prefix / SERVER_CONFIG, prefix / LABEXTENSION),
     ]
-    for kernelspec, config in candidates:
+    for kernelspec, config, labextension in candidates:
         if (kernelspec / "kernel.json").exists():
-            return kernelspec, config
+            return kernelspec, config, labextension
     raise Unsupported(
         "the kernelspec is in none of "
-        f"{', '.join(str(k) for k, _ in candidates)}; install jupyter-singularity again"
+        f"{', '.join(str(found[0]) for found in candidates)}; install jupyter-singularity again"
     )
 
 
 def install(prefix: Path | None) -> list[Path]:
     """Install below `prefix`, or for this user only (None); returns the files written."""
-    kernelspec, config = sources()
+    kernelspec, config, labextension = sources()
     if prefix is None:
         data, etc = Path(jupyter_data_dir()), Path(jupyter_config_dir())
-        targets = (data / "kernels" / "singularity", etc / "jupyter_server_config.d")
+        targets = [data / "kernels" / "singularity", etc / "jupyter_server_config.d"]
+        page = data / "labextensions" / LABEXTENSION.name
     else:
-        targets = (prefix / KERNELSPEC, prefix / SERVER_CONFIG)
-    files = [(file, targets[0]) for file in sorted(kernelspec.iterdir())]
-    files += [(file, targets[1]) for file in sorted(config.glob("singularity*.json"))]
-    written = []
-    for file, folder in files:
-        target = folder / file.name
+        targets, page = [prefix / KERNELSPEC, prefix / SERVER_CONFIG], prefix / LABEXTENSION
+    files = [(file, targets[0] / file.name) for file in sorted(kernelspec.iterdir())]
+    files += [(file, targets[1] / file.name) for file in sorted(config.glob("singularity*.json"))]
+    # The names of its scripts hold their hashes and package.json says which to load: it comes last.
+    scripts = [file for file in labextension.rglob("*") if file.is_file()]
+    scripts.sort(key=lambda file: (file.name == "package.json", file))
+    files += [(file, page / file.relative_to(labextension)) for file in scripts]
+    for file, target in files:
         if not (target.exists() and target.samefile(file)):
             _copy(file, target)
-        written.append(target)
+    written = [target for _, target in files]
+    if scripts:
+        _remove_others(page, written)
     return written
+
+
+def _remove_others(folder: Path, keep: list[Path]) -> None:
+    """The scripts of an older build."""
+    for file in set(folder.rglob("*.js")) - set(keep):
+        file.unlink()
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -75,11 +94,12 @@ def _copy(source: Path, target: Path) -> None:
 
 
 class InstallApp(ReportApp):
-    """Installs both and says where."""
+    """Installs all of them and says where."""
 
     name = "jupyter-singularity-install"
-    description = """Install the kernelspec and the server extension's configuration where Jupyter
-    looks for them; files that are there are replaced. With --json: an array of the files."""
+    description = """Install the kernelspec, the server extension's configuration and the JupyterLab
+    extension where Jupyter looks for them; files that are there are replaced. With --json: an array
+    of the files."""
     examples = """
         jupyter singularity install                   # into this Python environment
         jupyter singularity install --user

@@ -94,6 +94,14 @@ class Signer:
         signature, *rest = found[1]
         return hmac.compare_digest(signature, self._sign(rest[:4]))
 
+    def signed(self, parts: Sequence[bytes]) -> list[bytes]:
+        """The same message with this signature; what is none stays as it is."""
+        found = split(parts)
+        if found is None:
+            return list(parts)
+        prefix, (_, *rest) = found
+        return [*prefix, DELIMITER, self._sign(rest[:4]), *rest]
+
     def _sign(self, parts: Sequence[bytes]) -> bytes:
         if not self._key:
             return b""

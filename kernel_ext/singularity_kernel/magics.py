@@ -38,6 +38,9 @@ NAMES = {
 }
 """Verbs that take a name, and what it is the name of."""
 
+WHERE = ("device", "node", "cluster")
+"""Options of migrate."""
+
 
 @magics_class
 class SingularityMagics(Magics):  # type: ignore[misc]
@@ -52,7 +55,8 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         park: free the devices; variables and tensors stay, the next device call goes on.
         preempt: the same, but device calls wait until somebody resumes the session.
         resume: take devices now instead of at the next device call, and end a preempt.
-        migrate: go on with another device, or with --node on another node.
+        migrate: go on with another device, with --node on another node, or with --cluster in
+        another cluster.
         suspend: put everything into the store, in the middle of this cell, and free the node; the
         next request or `resume` brings it back, and only then the cell goes on.
         checkpoint: store everything; execution goes on. checkpoints: what is stored.
@@ -71,6 +75,7 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         help='migrate: the device to go to, its number or its name ("cpu:1"). Default: any other.',
     )  # type: ignore[untyped-decorator]
     @argument("--node", help="migrate: the node to go to.")  # type: ignore[untyped-decorator]
+    @argument("--cluster", help="migrate: the cluster to go to, to the best node there.")  # type: ignore[untyped-decorator]
     @argument(
         "--limit", type=int, default=20, help="history: how many changes, newest kept (default 20)."
     )  # type: ignore[untyped-decorator]
@@ -111,19 +116,22 @@ def _arguments(verb: str, options: Any) -> dict[str, Any]:
     """The call's arguments; an option that the verb does not know is the user's fault."""
     name = unquoted(" ".join(options.name)) if options.name else None
     if name is not None and verb not in NAMES:
-        hint = " (a device is given with --device, a node with --node)" if verb == "migrate" else ""
+        hint = (
+            " (where to is given with --device, --node or --cluster)" if verb == "migrate" else ""
+        )
         raise UsageError(f"'{verb}' takes no name{hint}; {', '.join(NAMES)} do.")
-    for option in ("device", "node"):
+    for option in WHERE:
         if getattr(options, option) is not None and verb != "migrate":
             raise UsageError(f"'{verb}' takes no --{option}; only 'migrate' does.")
     if verb == "restore" and not name:
         raise UsageError("'restore' needs the name or id of a checkpoint: %singularity checkpoints")
     if verb == "migrate":
         device = options.device
-        if options.node is not None:
-            if device is not None:
-                raise UsageError("give either --device or --node, not both.")
-            return {"node": options.node}
+        if sum(getattr(options, option) is not None for option in WHERE) > 1:
+            raise UsageError("give either --device, --node or --cluster, not two of them.")
+        for option in ("node", "cluster"):
+            if (word := getattr(options, option)) is not None:
+                return {option: word}
         if device is None:
             return {}
         return {"device": int(device) if device.isdigit() else device}

@@ -35,8 +35,11 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound, Singularity
 from tornado.web import HTTPError
 from traitlets import Enum, Float, Integer, Unicode, default
 
+from . import late_end
 from .environment import NESTED, session_environment, with_extension
+from .late_interrupt import LateInterrupt
 from .nested import has_terminal, start_child
+from .reconnect import Follower
 
 if TYPE_CHECKING:
     from singularity_scheduler.client import ServiceClient
@@ -115,6 +118,19 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         in a kernelspec (metadata.kernel_provisioner.config.devices). 0: the scheduler's default.
         Default: SINGULARITY_DEVICES, which the spawn form sets.""",
     )
+    device_share = Float(
+        config=True,
+        help="""Part of the time of one device that a session asks for, from 0.001 to 1: below 1 it
+        takes turns with others that share. Also settable in a kernelspec
+        (metadata.kernel_provisioner.config.device_share). 0: whole devices. Default:
+        SINGULARITY_DEVICE_SHARE, which c.Spawner.environment can set.""",
+    )
+    locations = Unicode(
+        config=True,
+        help="""Clusters and regions that sessions may be in, separated by commas. Also settable in
+        a kernelspec (metadata.kernel_provisioner.config.locations). Empty: anywhere. Default:
+        SINGULARITY_LOCATIONS, which c.Spawner.environment can set.""",
+    )
     service_wait_s = Float(
         15.0,
         config=True,
@@ -125,6 +141,23 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
     @default("tier")  # type: ignore[untyped-decorator]
     def _default_tier(self) -> str:
         return os.environ.get("SINGULARITY_TIER", "")
+
+    @default("locations")  # type: ignore[untyped-decorator]
+    def _default_locations(self) -> str:
+        return os.environ.get("SINGULARITY_LOCATIONS", "")
+
+    @default("device_share")  # type: ignore[untyped-decorator]
+    def _default_share(self) -> float:
+        value = os.environ.get("SINGULARITY_DEVICE_SHARE") or "0"
+        try:
+            return float(value)
+        except ValueError:
+            raise KernelNotStarted(
+                BadRequest(
+                    f"SINGULARITY_DEVICE_SHARE is {value!r}, but it must be a number from 0.001 to "
+                    "1; no kernel was started"
+                )
+            ) from None
 
     @default("devices")  # type: ignore[untyped-decorator]
     def _default_devices(self) -> int:
@@ -154,6 +187,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         self._missing_since: float | None = None
         self._away = False
         self._service: ServiceClient | None = None
+        self._follower, self._late = Follower(), LateInterrupt(self.log)
         self.connection_info: dict[str, Any] = {}
         self.log.addFilter(_one_line)
 
@@ -200,7 +234,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         launch = created.get("launch") or {}
         self.session_id = str(created["id"])
         self.pid = launch.get("pid")
-        self._process = None
+        self._process, self._follower = None, Follower(created.get("epoch"))
         self._running, self._exit_code, self._ending = True, None, False
         self._asked_at, self._missing_since = time.monotonic(), None
         self.connection_info = _connection(self.connection_info, launch.get("connection"))
@@ -236,6 +270,8 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
                     name=self._name(env),
                     tier=self.tier or None,
                     devices=self.devices or None,
+                    device_share=self.device_share or None,
+                    locations=[word for w in self.locations.split(",") if (word := w.strip())],
                     launch=launch,
                     kernel_id=self.kernel_id or None,
                     key=key,  # asking twice gives one session
@@ -311,6 +347,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
             return self._exit_code
         self._missing_since, self._away = None, False
         self._known_process()
+        await self._follower.look(self._client(), session, self)
         if session["process_state"] in ENDED:
             code = session.get("exit_code")
             failed = session["process_state"] != "completed"
@@ -347,8 +384,10 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         elif self.session_id is not None and self._exit_code is None:
             try:
                 await self._client().signal(self.session_id, signum)
-            except (NotFound, Conflict):
+            except NotFound:
                 pass  # it has ended in the meantime
+            except Conflict:  # so it has, or it is away
+                self._late.begin(self, signum)
             except SingularityError as error:
                 if not self._signal_directly(signum):
                     self.log.warning(
@@ -418,10 +457,11 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         except SingularityError as error:
             if not self._signal_directly(signal.SIGKILL):
                 self.log.warning(
-                    "Singularity: session %s could not be ended, it ends with this server: %s",
+                    "Singularity: session %s could not be ended, that is tried again: %s",
                     self.session_id,
                     error.message,
                 )
+                late_end.begin(self._client(), self.session_id, reason, self.log)
             return
         if self._exit_code is None:
             code = ended.get("exit_code")
@@ -440,6 +480,11 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         info["connection_info"] = _as_json(info["connection_info"])
         info["singularity"] = {"mode": self.mode.value, "session": self.session_id}
         return info
+
+    def let_go(self) -> None:
+        """The server stops and its kernel does not: nothing here ends the session any more."""
+        self._late.drop()
+        self.session_id, self._running = None, False
 
     async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
         """Take over the kernel that `get_provisioner_info` described."""

@@ -33,11 +33,12 @@ from singularity_proxy.errors import Conflict, NoSpace
 
 from . import jupyter_wire, tunnel
 from .incarnations import Positions
-from .relay_clients import EXIT_USAGE, ROUTED, Clients, RelayError, read_connection
+from .relay_attend import Attendance
+from .relay_clients import EXIT_USAGE, ROUTED, Clients, RelayError, read_connection, read_json
 from .relay_control import Control, Handler
 from .relay_core import MARK_S, Core
-from .relay_store import Full, Store
-from .relay_tunnel import DOMAIN, FILE_VERSION, Gate, Listener, new_client_keys, new_keys
+from .relay_store import HELD_BYTES, Full, Store
+from .relay_tunnel import DOMAIN, FILE_VERSION, Gate, Listener, answer, new_client_keys, new_keys
 from .tunnel import Frame, Kind, TunnelError
 
 EXIT_STOPPED = 0
@@ -90,11 +91,16 @@ class Relay:
         tunnel_ip: str,
         bind_s: float,
         agent_uid: int,
+        kernel: dict[str, Any] | None = None,
+        held_bytes: int = HELD_BYTES,
+        absent: bool = False,
     ) -> None:
         self.session = session
-        self._store = Store(os.path.join(state, "relay.db"))
+        self._store = Store(os.path.join(state, "relay.db"), held_bytes)
         self._core = Core(session, self._store)
         self._signer = jupyter_wire.Signer(info)
+        self._kernel = jupyter_wire.Signer(kernel) if kernel else None
+        """How the kernel signs, when it is not how its clients do: in a fork."""
         self._context: zmq.Context[Any] = zmq.Context()
         self._gate = Gate(self._context)
         keys = self._store.fact("keys")
@@ -111,18 +117,24 @@ class Relay:
         self._clients.expected = int(self._store.fact("subscriptions", 0))
         self._away = bool(self._store.fact("away", False))
         self._store.flush()
+        # What the agent of a capsule's node may ask, wherever that is; the rest is for the own one.
+        self._far: dict[str, Handler] = {
+            "standing": lambda _: self._standing(),
+            "positions": _writing(self._positions),
+            "away": _writing(self._set_away),
+            "forget": _writing(self._forget),
+            "rolled_back": lambda p: self._store.rolled_back(int(p["incarnation"])),
+        }
+        own = {"status": lambda _: self._status(), "begin_incarnation": _writing(self._begin)}
         self._control = Control(
             os.path.join(state, "control.sock"),
             {0, os.geteuid(), agent_uid},
-            {
-                "status": lambda _: self._status(),
-                "positions": _writing(self._positions),
-                "begin_incarnation": _writing(self._begin),
-                "away": _writing(self._set_away),
-                "forget": _writing(self._forget),
-                "rolled_back": lambda p: self._store.rolled_back(int(p["incarnation"])),
-            },
+            {**self._far, **own},
         )
+        self._attendance = Attendance(self._core, self._clients, self._signer, absent=absent)
+        for lane, parts in self._store.held():
+            if lane in ROUTED:
+                self._clients.wait(lane, self._signed(parts))
         self._peer: bytes | None = None
         self._told_stuck = False
         self._waked = 0.0
@@ -171,8 +183,9 @@ class Relay:
         return {source for source, _ in poller.poll(self._timeout())}
 
     def _timeout(self) -> int | None:
-        times = []
-        now = time.monotonic()
+        times, now = [], time.monotonic()
+        if self._attendance.wait_s is not None and not self._core.stuck:
+            times.append(self._attendance.wait_s)
         if self._core.owing:
             times.append(MARK_S)
         if self._stop_at is not None:
@@ -191,8 +204,9 @@ class Relay:
                     self._request(lane, parts)
         for topic in self._clients.subscribers():
             self._welcome(topic)
+        self._attendance.look()
         if self._clients.listening:
-            self._store.set_fact("subscriptions", sum(self._clients.subscriptions.values()))
+            self._store.set_fact("subscriptions", self._clients.present)
 
     def _pass_on(self) -> None:
         """Write to disk; then acknowledge, and pass on what came."""
@@ -206,17 +220,28 @@ class Relay:
                 )
             return
         self._told_stuck = False
+        self._attendance.give(lambda parts: self._publish("iopub", parts))
         if self._core.outputs and self._clients.listening:
-            outputs = self._core.take_outputs()
-            for output in outputs:
-                self._clients.send(output.lane, output.parts)
-            self._core.sent(outputs)
+            sent, held = [], self._core.held
+            for output in self._core.take_outputs():
+                kept = held and output.lane == "iopub"
+                if kept or self._publish(output.lane, output.parts) or not held:
+                    sent.append(output)
+                else:
+                    self._store.hold(output)
+            self._core.sent(sent)
         if self._clients.owed:
             self._clients.pay()
         if self._peer is not None:
             for frame in self._core.tunnel.take():
                 if not self._listener.send(self._peer, frame.encode(), self._left):
                     break
+
+    def _publish(self, lane: str, parts: list[bytes]) -> bool:
+        return self._clients.send(lane, self._signed(parts))
+
+    def _signed(self, parts: list[bytes]) -> list[bytes]:
+        return self._signer.signed(parts) if self._kernel else parts
 
     def _begin_stop(self) -> None:
         os.read(self._wake_r, 64)
@@ -253,7 +278,7 @@ class Relay:
                 return
             if kind in WAKING:
                 self._wake(kind)
-        self._core.request(lane, kind, parts)
+        self._core.request(lane, kind, self._kernel.signed(parts) if self._kernel else parts)
 
     def _wake(self, kind: str) -> None:
         now = time.monotonic()
@@ -294,6 +319,10 @@ class Relay:
             if frame.kind is Kind.HELLO:
                 self._hello(peer, frame)
                 return
+            if frame.kind is Kind.ASK:
+                told = answer(frame, self.session, self._store.history.now.number, self._far)
+                self._listener.send(peer, told.encode(), lambda: None)
+                return
             if peer != self._peer:
                 raise TunnelError("this connection was not greeted, or replaced by another one")
             self._core.receive(frame)
@@ -305,9 +334,9 @@ class Relay:
             return
 
     def _hello(self, peer: bytes, frame: Frame) -> None:
-        answer, began = self._core.greet(tunnel.read_hello(frame))
+        welcome, began = self._core.greet(tunnel.read_hello(frame))
         self._peer = None
-        if self._listener.send(peer, answer.encode(), lambda: None):
+        if self._listener.send(peer, welcome.encode(), lambda: None):
             self._peer = peer
             # It was dumped without a connection: who greets is back, on whatever node.
             self._set_away({"away": False})
@@ -323,17 +352,27 @@ class Relay:
 
     # -- the agent's questions --------------------------------------------------------------------
 
-    def _status(self) -> dict[str, Any]:
-        keys = self._store.fact("keys")
-        now = self._store.history.now
+    def _standing(self) -> dict[str, Any]:
+        """Where the present incarnation stands; nothing secret."""
         return {
             **self._core.begun(),
             "connected": self._peer is not None and self._core.tunnel.open,
-            "joined": now.joined,
+            "joined": self._store.history.now.joined,
             "away": self._away,
             "waiting": sum(len(box) for box in self._core.tunnel.out.values()),
             "stuck": self._core.stuck,
+            "subscribed": self._clients.present > 0,
+            "held": self._store.held_count,
             "positions": self._store.positions().to_json(),
+            "requests_kept_after": self._store.gone,
+        }
+
+    def _status(self) -> dict[str, Any]:
+        """The same, and the tunnel file of a capsule that may join."""
+        keys = self._store.fact("keys")
+        now = self._store.history.now
+        return {
+            **self._standing(),
             "tunnel": {
                 "version": FILE_VERSION,
                 "session": self.session,
@@ -350,13 +389,12 @@ class Relay:
         """Where the connection stands; with `keep`, what comes from here on is kept."""
         positions = self._store.positions()
         if params.get("keep") and self._store.floor is None:
-            self._store.keep_from(positions)
+            self._store.keep_from([positions])
         return positions.to_json()
 
     def _forget(self, params: dict[str, Any]) -> dict[str, Any]:
-        """`before`: positions of the oldest checkpoint that is kept, null when there is none."""
-        before = params["before"]
-        self._store.keep_from(None if before is None else Positions.from_json(before))
+        """`kept`: the positions of every checkpoint that there is."""
+        self._store.keep_from([Positions.from_json(one) for one in params["kept"]])
         return {}
 
     def _set_away(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -402,8 +440,16 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--session", required=True, help="id of the session")
     parser.add_argument("--connection", required=True, help="connection file of the clients")
+    parser.add_argument("--kernel", help="file with the kernel's key, if it is another one")
     parser.add_argument("--state", required=True, help="folder of this relay's alone")
     parser.add_argument("--tunnel-ip", default="127.0.0.1", help="address for the kernel's side")
+    parser.add_argument(
+        "--held-bytes",
+        type=int,
+        default=HELD_BYTES,
+        help="output kept while no client is connected (default 32 MiB)",
+    )
+    parser.add_argument("--absent", action="store_true", help="there were clients before it")
     parser.add_argument("--ready-fd", type=int, help="'ready' is written here once it listens")
     parser.add_argument("--agent-uid", type=int, default=0, help="who may use the control socket")
     parser.add_argument(
@@ -435,6 +481,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _make(options: argparse.Namespace) -> Relay:
     info = read_connection(options.connection)
+    kernel = read_json(options.kernel) if options.kernel else None
     try:
         return Relay(
             options.session,
@@ -443,6 +490,9 @@ def _make(options: argparse.Namespace) -> Relay:
             options.tunnel_ip,
             options.bind_s,
             options.agent_uid,
+            kernel,
+            options.held_bytes,
+            options.absent,
         )
     except (OSError, sqlite3.Error, Full) as error:
         raise RelayError(

@@ -28,6 +28,9 @@ UNREAD_REQUESTS = 16
 UNSENT_OUTPUTS = 10_000
 """Messages that wait for one slow client; later ones pass it by, as with a kernel's own port."""
 
+UNSENT_ANSWERS = 1_000
+"""Answers per channel that wait for clients that are gone; the oldest go first."""
+
 RETURN_S = 10.0
 """After a start of the relay: how long an answer waits for its client to connect again."""
 
@@ -35,6 +38,9 @@ SUBSCRIBE_S = 2.0
 """The same for outputs, until there are as many subscriptions as before."""
 
 LINGER_MS = 500
+
+LEAVE = b"singularity.leave"
+"""Topic of iopub: a client that subscribes to it, on each of its sockets, is about to go."""
 
 
 class RelayError(Exception):
@@ -47,20 +53,33 @@ class RelayError(Exception):
 
 def read_connection(path: str) -> dict[str, Any]:
     """The connection file at `path`, checked; raises `RelayError`."""
+    info = read_json(path)
     try:
-        with open(path, encoding="utf-8") as file:
-            info: dict[str, Any] = json.load(file)
         for channel in CHANNELS:
             endpoint(info, channel)
         return info
-    except OSError as error:
-        raise RelayError(
-            f"the connection file {path} cannot be read ({error.strerror})", EXIT_USAGE
-        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RelayError(
             f"the connection file {path} is not one of Jupyter's ({type(error).__name__}: {error})",
             EXIT_USAGE,
+        ) from None
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """The JSON object at `path`; raises `RelayError`."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        if not isinstance(found, dict):
+            raise ValueError("it holds no object")
+        return found
+    except OSError as error:
+        raise RelayError(
+            f"the connection file {path} cannot be read ({error.strerror})", EXIT_USAGE
+        ) from None
+    except ValueError as error:
+        raise RelayError(
+            f"the connection file {path} is not one of Jupyter's ({error})", EXIT_USAGE
         ) from None
 
 
@@ -107,7 +126,10 @@ class Clients:
         self.subscriptions: dict[bytes, int] = {}
         self.expected = 0
         """Subscriptions of the relay before this one; see `SUBSCRIBE_S`."""
-        self._waiting: dict[str, deque[list[bytes]]] = {lane: deque() for lane in ROUTED}
+        self._patient = False
+        self._waiting: dict[str, deque[list[bytes]]] = {
+            lane: deque(maxlen=UNSENT_ANSWERS) for lane in ROUTED
+        }
         try:
             for channel in CHANNELS:
                 self.sockets[channel] = self._open(context, info, channel, bind_s)
@@ -160,13 +182,14 @@ class Clients:
                 pass  # it has left
 
     def subscribers(self) -> list[bytes]:
-        """Topics that somebody subscribed to just now and nobody was subscribed to before."""
+        """Topics that somebody subscribed to just now and nobody was subscribed to before, but for
+        `LEAVE`."""
         first = []
         for message in self.requests("iopub", 1000):
             topic = message[0][1:]
             count = self.subscriptions.get(topic, 0)
             if message[0][:1] == b"\1":
-                if count == 0:
+                if count == 0 and topic != LEAVE:
                     first.append(topic)
                 self.subscriptions[topic] = count + 1
             elif count > 1:
@@ -178,21 +201,40 @@ class Clients:
     # -- to the clients ---------------------------------------------------------------------------
 
     @property
+    def present(self) -> int:
+        """Subscriptions of clients that are here to stay."""
+        left = self.subscriptions.get(LEAVE, 0)
+        return max(0, sum(self.subscriptions.values()) - 2 * left)
+
+    @property
+    def leaving(self) -> bool:
+        """All that are still connected are about to go."""
+        return LEAVE in self.subscriptions and not self.present
+
+    @property
     def listening(self) -> bool:
         """False while clients are expected to subscribe again after a start of the relay."""
-        there = sum(self.subscriptions.values()) >= self.expected
+        there = self.present >= self.expected
         return there or time.monotonic() - self._started > SUBSCRIBE_S
 
-    def send(self, channel: str, parts: Sequence[bytes]) -> None:
+    def wait(self, channel: str, parts: Sequence[bytes]) -> None:
+        """An answer that the relay before this one could not give to its client."""
+        self._waiting[channel].append(list(parts))
+
+    def send(self, channel: str, parts: Sequence[bytes]) -> bool:
         """Send an output to its client, or to all subscribers. An answer whose client is gone is
-        dropped, as a kernel does, but waits for it right after a start of the relay."""
+        dropped, as a kernel does, but waits for it right after a start of the relay, and while
+        there is no client or it is leaving. False: it waits."""
         if channel == "iopub":
             self.sockets[channel].send_multipart(parts, zmq.NOBLOCK)
-            return
+            return True
         waiting = self._waiting[channel]
         behind = any(other[0] == parts[0] for other in waiting)
-        if (behind or not self._route(channel, parts)) and self._returning:
+        waits = behind or (self._patient and self.leaving)
+        if (waits or not self._route(channel, parts)) and self._returning:
             waiting.append(list(parts))
+            return False
+        return True
 
     def _route(self, channel: str, parts: Sequence[bytes]) -> bool:
         try:
@@ -204,24 +246,38 @@ class Clients:
         return True
 
     @property
+    def patient(self) -> bool:
+        """There is no client, and answers wait until there is one and a moment longer."""
+        return self._patient
+
+    @patient.setter
+    def patient(self, patient: bool) -> None:
+        if self._patient and not patient:
+            self._started = time.monotonic()
+        self._patient = patient
+
+    @property
     def _returning(self) -> bool:
-        return time.monotonic() - self._started < RETURN_S
+        return self._patient or time.monotonic() - self._started < RETURN_S
 
     @property
     def owed(self) -> bool:
-        """Answers wait for clients that were connected to the relay before this one."""
-        return any(self._waiting.values())
+        """Answers wait for clients that may be about to connect again."""
+        quiet = self._patient and not self.present
+        return not quiet and any(self._waiting.values())
 
     def pay(self) -> None:
         """Try the answers that wait again; called a few times a second."""
         for channel, waiting in self._waiting.items():
-            kept: deque[list[bytes]] = deque()
+            kept: deque[list[bytes]] = deque(maxlen=UNSENT_ANSWERS)
             absent: set[bytes] = set()
             for parts in waiting:
                 if parts[0] in absent or not self._route(channel, parts):
                     absent.add(parts[0])
                     kept.append(parts)
-            self._waiting[channel] = kept if self._returning else deque()
+            if not self._returning:
+                kept.clear()
+            self._waiting[channel] = kept
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
         """Give the ports back; what was sent has `linger_ms` to reach the clients."""

@@ -32,6 +32,8 @@ class Core:
         self.tunnel = Answerer(session, 0)
         self.outputs: list[Output] = store.unpublished()
         """What the clients are to be sent, oldest first."""
+        self.held = False
+        """Whether outputs are kept after they were sent, because there is no client."""
         self.stuck = ""
         """Why nothing can be written to disk; then nothing may be taken in."""
         self._arrived: list[tuple[str, Sequence[bytes]]] = []
@@ -98,14 +100,26 @@ class Core:
         if begins:
             self._mark()
             self._mark()
-            self.commit()
-            lost = self.store.join(history.join(hello))
+            try:
+                self.store.flush()
+                self.store.join(history.join(hello))
+            except Full as error:
+                self._undo(str(error))
+                raise TunnelError("the relay's disk is full; nothing was lost") from None
             self.outputs = self.store.unpublished()
             self._load()
         answer = self.tunnel.answer(hello)
         for lane in tunnel.LANES:
             self.store.take_requests(lane, self.tunnel.out[lane].acked)
-        return answer, {**self.begun(), "requests_lost": lost} if begins else None
+        return answer, self.begun() if begins else None
+
+    def _undo(self, why: str) -> None:
+        """Go on from what is on disk; the clients may get again what was not noted as sent."""
+        self.stuck = why
+        self._settling, self._sent = {}, {}
+        self.store.revert()
+        self.outputs = self.store.unpublished()
+        self._load()
 
     def lost(self) -> None:
         """The connection of the shim is gone."""
@@ -155,15 +169,19 @@ class Core:
 
     def _mark(self) -> None:
         for lane, (last, size, count) in self._settling.items():
-            self.store.published(last, lane, size, count)
+            self.store.published(last, lane, size, count, self.held and lane == "iopub")
         self._settling, self._sent = self._sent, {}
         self._mark_at = time.monotonic() + MARK_S
 
+    def settle(self) -> bool:
+        """Note at once what was sent; False: see `stuck`."""
+        self._mark()
+        self._mark()
+        return self.commit()
+
     def close(self) -> None:
         """Write what is noted, and close the file."""
-        self._mark()
-        self._mark()
-        self.commit()
+        self.settle()
         self.store.close()
 
     # -- incarnations -----------------------------------------------------------------------------
@@ -200,5 +218,6 @@ class Core:
         return {
             "incarnation": now.number,
             "requests_again": now.again,
+            "requests_lost": now.lost,
             "outputs_rolled_back": now.rolled_back,
         }

@@ -8,7 +8,8 @@ the very kernel whose messages these are.
 
 Bounds of the file: requests that wait `tunnel.QUEUE_BYTES` per lane (then the clients are not read
 any more), requests kept for a rollback `KEPT_REQUEST_BYTES`, outputs `KEPT_OUTPUT_BYTES` (of what
-is kept for a rollback the oldest goes first; outputs are still counted), each plus one message.
+is kept for a rollback the oldest goes first; outputs are still counted), outputs for clients to
+come `HELD_BYTES`, each plus one message.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from .tunnel import LANES
 KEPT_REQUEST_BYTES = 32 << 20
 KEPT_OUTPUT_BYTES = 32 << 20
 KEPT_OUTPUTS = 50_000
+
+HELD_OUTPUTS = 9_000
+HELD_BYTES = 32 << 20
+"""Outputs kept while there is no client; no more than ZeroMQ takes for one that reads slowly."""
 
 PRUNE_ROWS = 500
 
@@ -81,7 +86,8 @@ class Full(Exception):
 class Store:
     """The relay's memory. Not thread-safe; every method but `flush` and the readers only notes."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, held_bytes: int = HELD_BYTES) -> None:
+        self.held_bytes = held_bytes
         old_mask = os.umask(0o077)
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
@@ -90,6 +96,9 @@ class Store:
             self._db.executescript(_SCHEMA)
         finally:
             os.umask(old_mask)
+        self._read()
+
+    def _read(self) -> None:
         self._notes: list[tuple[str, tuple[Any, ...]]] = []
         self._facts: dict[str, Any] = {
             name: json.loads(value) for name, value in self._db.execute("SELECT * FROM fact")
@@ -110,7 +119,14 @@ class Store:
         self._last_id = int(row[0])
         row = self._db.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM output").fetchone()
         self._outputs, self._output_bytes = int(row[0]), int(row[1])
+        sql = "SELECT COUNT(*), COALESCE(SUM(size), 0) FROM output WHERE published = 2"
+        row = self._db.execute(sql).fetchone()
+        self.held_count, self._held_bytes = int(row[0]), int(row[1])
         self._kept_request_bytes = self._taken_bytes()
+
+    def revert(self) -> None:
+        """Forget everything noted since the last `flush`."""
+        self._read()
 
     def _taken_bytes(self) -> int:
         total = 0
@@ -209,9 +225,14 @@ class Store:
         self._state_changed()
         return self._last_id, len(packed)
 
-    def published(self, last: int, lane: str, size: int, count: int) -> None:
-        """The clients were sent the outputs of a lane up to id `last`: `count` of `size` bytes."""
-        if self.floor is None:
+    def published(self, last: int, lane: str, size: int, count: int, held: bool = False) -> None:
+        """The clients were sent the outputs of a lane up to id `last`: `count` of `size` bytes.
+        `held`: there was no client."""
+        if held:
+            sql = "UPDATE output SET published = 2 WHERE lane = ? AND id <= ? AND published = 0"
+            self.held_count += count
+            self._held_bytes += size
+        elif self.floor is None:
             sql = "DELETE FROM output WHERE lane = ? AND id <= ? AND published = 0"
             self._outputs -= count
             self._output_bytes -= size
@@ -227,6 +248,35 @@ class Store:
         )
         return [Output(row, LANES[lane], unpack(parts), size) for row, lane, parts, size in rows]
 
+    def hold(self, output: Output) -> None:
+        """This answer waits for its client, maybe for days: it is not noted as sent."""
+        self._notes.append(("UPDATE output SET published = 2 WHERE id = ?", (output.id,)))
+        self.held_count += 1
+        self._held_bytes += output.size
+
+    def held(self) -> list[tuple[str, list[bytes]]]:
+        """(lane, output) of what came while there was no client, oldest first; after `flush`."""
+        rows = self._db.execute(
+            "SELECT lane, parts FROM output WHERE published = 2 AND rolled_back IS NULL ORDER BY id"
+        )
+        return [(LANES[lane], unpack(parts)) for lane, parts in rows]
+
+    def give_back(self) -> None:
+        """Clients were sent those."""
+        self._let_go("published = 2", self.held_count, self._held_bytes)
+        self.set_fact("dropped", 0)
+
+    def _let_go(self, which: str, count: int, size: int) -> None:
+        """These held outputs are none any more."""
+        if self.floor is None:
+            self._notes.append((f"DELETE FROM output WHERE {which}", ()))
+            self._outputs -= count
+            self._output_bytes -= size
+        else:
+            self._notes.append((f"UPDATE output SET published = 1 WHERE {which}", ()))
+        self.held_count -= count
+        self._held_bytes -= size
+
     # -- checkpoints and incarnations -------------------------------------------------------------
 
     def positions(self) -> Positions:
@@ -235,31 +285,32 @@ class Store:
         requests = {lane: self.taken[lane] + now.shift[lane] for lane in LANES}
         return Positions(now.number, requests, dict(now.received))
 
-    def keep_from(self, floor: Positions | None) -> None:
-        """Keep requests and outputs since `floor`, the oldest checkpoint (None: there is none)."""
-        self.floor = floor
-        self._dirty.add("floor")
-        self._facts["floor"] = floor.to_json() if floor else None
-        one = self.history.of(floor.incarnation) if floor else self.history.now
+    def keep_from(self, kept: Sequence[Positions]) -> None:
+        """Keep the requests and outputs that a way back to any of the checkpoints `kept` needs
+        (none: there is no checkpoint)."""
+        self.floor = min(kept, key=lambda one: one.incarnation) if kept else None
         for place, lane in enumerate(LANES):
-            if floor is None:
-                arrival = self.taken[lane]
-            elif one is None:
-                continue
-            else:
-                arrival = min(self.taken[lane], floor.requests[lane] - one.shift[lane])
+            arrivals = [self.taken[lane]]
+            for one in kept:
+                began = self.history.of(one.incarnation)
+                # Of one that this relay never saw nothing is here.
+                arrivals += [] if began is None else [one.requests[lane] - began.shift[lane]]
+            arrival = min(arrivals)
             self.gone[lane] = max(self.gone[lane], arrival)
             self._notes.append(
                 ("DELETE FROM request WHERE lane = ? AND arrival <= ?", (place, arrival))
             )
-            if floor is None:
-                self._notes.append(("DELETE FROM output WHERE lane = ? AND published", (place,)))
+            if self.floor is None:
+                self._notes.append(
+                    ("DELETE FROM output WHERE lane = ? AND published = 1", (place,))
+                )
             else:
+                number = min(one.outputs[lane] for one in kept)
                 self._notes.append(
                     (
-                        "DELETE FROM output WHERE lane = ? AND published AND "
+                        "DELETE FROM output WHERE lane = ? AND published = 1 AND "
                         "incarnation <= ? AND number <= ?",
-                        (place, floor.incarnation, floor.outputs[lane]),
+                        (place, self.floor.incarnation, number),
                     )
                 )
         self._state_changed()
@@ -272,9 +323,9 @@ class Store:
         self._state_changed()
         self.flush()
 
-    def join(self, join: Join) -> int:
-        """The present incarnation begins as `join` says (`History.join` made it). Returns how many
-        requests should be queued again but are not kept any more. Writes at once."""
+    def join(self, join: Join) -> None:
+        """The present incarnation begins as `join` says (`History.join` made it). Writes at
+        once."""
         lost, again = 0, 0
         now = self.history.now
         undo = self.fact("undo") == now.number
@@ -309,10 +360,17 @@ class Store:
                     (now.number, place, now.number, join.kept[lane]),
                 )
             )
-        now.again = again
+        for lane, incarnation, end in join.line:
+            self._notes.append(
+                (
+                    "UPDATE output SET rolled_back = ? WHERE lane = ? AND incarnation = ? "
+                    "AND number > ? AND number <= ?",
+                    (now.number, LANES.index(lane), incarnation, join.kept[lane], end),
+                )
+            )
+        now.again, now.lost = again, lost
         self._state_changed()
         self.flush()
-        return lost
 
     def rolled_back(self, incarnation: int, limit: int = 200) -> list[dict[str, Any]]:
         """The newest outputs that incarnation's begin rolled back: when, lane, type, request."""
@@ -334,6 +392,12 @@ class Store:
         if not self._notes and not self._dirty:
             return
         self._prune()
+        self._write()
+        self._prune_held()
+        if self._notes:
+            self._write()
+
+    def _write(self) -> None:
         facts = {
             "history": self.history.to_json(),
             "arrived": self.arrived,
@@ -360,19 +424,34 @@ class Store:
         self._notes.clear()
         self._dirty.clear()
 
+    def _prune_held(self) -> None:
+        """Keep what waits for clients to come within its bounds; after it was written."""
+        count, size, last = self.held_count, self._held_bytes, 0
+        if count <= HELD_OUTPUTS and size <= self.held_bytes:
+            return
+        for last, bytes_ in self._db.execute(  # noqa: B007
+            "SELECT id, size FROM output WHERE published = 2 ORDER BY id"
+        ):
+            count, size = count - 1, size - bytes_
+            if count <= HELD_OUTPUTS and size <= self.held_bytes:
+                break
+        gone = self.held_count - count
+        self._let_go(f"published = 2 AND id <= {int(last)}", gone, self._held_bytes - size)
+        self.set_fact("dropped", self.fact("dropped", 0) + gone)
+
     def _prune(self) -> None:
         """Keep what is only kept for rollbacks within its bounds."""
         if self.floor is None:
             return
         if self._outputs > KEPT_OUTPUTS or self._output_bytes > KEPT_OUTPUT_BYTES:
             rows = self._db.execute(
-                "SELECT id, size FROM output WHERE published ORDER BY id LIMIT ?", (PRUNE_ROWS,)
+                "SELECT id, size FROM output WHERE published = 1 ORDER BY id LIMIT ?", (PRUNE_ROWS,)
             ).fetchall()
             if rows:
                 self._outputs -= len(rows)
                 self._output_bytes -= sum(size for _, size in rows)
                 self._notes.append(
-                    ("DELETE FROM output WHERE published AND id <= ?", (rows[-1][0],))
+                    ("DELETE FROM output WHERE published = 1 AND id <= ?", (rows[-1][0],))
                 )
 
     def prune_requests(self) -> None:

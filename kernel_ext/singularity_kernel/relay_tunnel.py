@@ -1,5 +1,8 @@
 """The tunnel's end in the relay: a TCP port with CurveZMQ, and who may come in.
 
+Besides the shim that is the agent of the node where the capsule is: its questions (`answer`) need
+no service in between, and only who has the present incarnation's key can ask.
+
 CurveZMQ and not TLS, because both processes have ZeroMQ anyway and nothing else: no certificates
 to make, to date or to verify, both sides prove who they are, and a key pair is 80 characters in a
 private file. Only the shim's key of the present incarnation is let in (ZAP, ZeroMQ RFC 27), so the
@@ -8,13 +11,16 @@ capsule of an earlier one is shut out even when it still runs somewhere.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import zmq
+from singularity_proxy.errors import BadRequest, Conflict, NotFound, SingularityError, to_wire
 from zmq.utils import z85
 
 from .relay_clients import RelayError, bind
+from .tunnel import Frame, Kind
 
 DOMAIN = b"tunnel"
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
@@ -119,3 +125,47 @@ class Listener:
             gone()
             return False
         return True
+
+
+Handler = Callable[[dict[str, Any]], Any]
+
+
+ASKED_WRONGLY = (
+    AttributeError,
+    LookupError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What a handler raises for words that a capsule has made up."""
+
+
+def answer(frame: Frame, session: str, incarnation: int, handlers: Mapping[str, Handler]) -> Frame:
+    """The answer to an ASK: what the handler returns, or why it was refused."""
+    told: dict[str, Any]
+    try:
+        told = {"result": _ask(frame, session, incarnation, handlers)}
+    except SingularityError as error:
+        told = {"error": to_wire(error)}
+    except ASKED_WRONGLY as error:
+        wrong = BadRequest(f"the relay was asked wrongly ({type(error).__name__}: {error})")
+        told = {"error": to_wire(wrong)}
+    body = json.dumps(told, separators=(",", ":")).encode()
+    return Frame(Kind.TOLD, incarnation, number=frame.number, parts=(body,))
+
+
+def _ask(frame: Frame, session: str, incarnation: int, handlers: Mapping[str, Handler]) -> Any:
+    name, question = frame.parts
+    if name != session.encode():
+        raise Conflict(f"this is the relay of session {session}")
+    if frame.incarnation != incarnation:
+        raise Conflict(
+            f"incarnation {frame.incarnation} of session {session} is over: it is in incarnation "
+            f"{incarnation}"
+        )
+    asked = json.loads(question)
+    handler = handlers.get(asked["method"])
+    if handler is None:
+        raise NotFound(f"the relay has no method '{asked['method']}' for the node of a capsule")
+    return handler(asked.get("params") or {})

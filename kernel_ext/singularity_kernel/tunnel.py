@@ -62,6 +62,11 @@ class Kind(enum.IntEnum):
     """Either side: every message of the lane up to `number` is safe with the receiver."""
     REFUSE = 5
     """Relay: this connection may not go on; one sentence says why."""
+    ASK = 6
+    """The agent of the capsule's node, on a connection of its own: question `number`; the session
+    and the question (JSON: method, params) follow. Only in the present incarnation."""
+    TOLD = 7
+    """Relay: the answer to question `number` (JSON: result or error)."""
 
 
 class TunnelError(Exception):

@@ -1,7 +1,9 @@
-"""What a batch capsule starts: runs one notebook under papermill and ends with its fate.
+"""What a batch capsule starts: runs one notebook under papermill, or a command, and ends with its
+fate.
 
     RUN_DESCRIPTION='{"notebook": "/home/ada/train.ipynb", "output": "/home/ada/out.ipynb",
-                      "parameters": {"lr": 0.1}, "kernel": null, "name": "train.ipynb"}'
+                      "parameters": {"lr": 0.1}, "kernel": null, "name": "train.ipynb",
+                      "timeout_s": 3600}'
     python -m singularity_kernel.batch
 
 The kernel is a child in the same capsule, so its device calls belong to the session. What the cells
@@ -11,8 +13,8 @@ there is is saved.
 
 Exit codes: 0 all cells ran; 1 a cell raised or its kernel died; 64 parameters that the notebook
 does not take; 66 the notebook is missing or none; 69 the kernel could not start; 73 the output
-cannot be written; 143 cancelled. Unless it is 0, the last line on standard error is one sentence
-about why.
+cannot be written; 124 its time limit is over; 143 cancelled; a command's own. Unless it is 0, the
+last line on standard error is one sentence about why.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import traceback
 from collections.abc import MutableMapping
 from typing import Any
 
-from .fates import BadRun, CellFailed, Fate, NotWritten
+from .commands import run_command
+from .fates import BadRun, CellFailed, CommandFailed, Fate, NotWritten
 from .files import WholeFiles, check_writable, read_notebook, refuse_itself, why_not
 from .kernels import kernel_of
 from .parameters import check
@@ -76,8 +79,14 @@ def take_description(environ: MutableMapping[str, str]) -> dict[str, Any]:
     text = environ.pop(DESCRIPTION, "")
     try:
         found = json.loads(text)
+        if found.get("command"):
+            return {
+                "command": str(found["command"]),
+                "ranks": int(found["ranks"]),
+                "timeout_s": found.get("timeout_s"),
+            }
         wanted = {"notebook": str(found["notebook"]), "output": str(found["output"])}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise BadRun(
             f"{DESCRIPTION} does not describe a run; nothing was run: the node agent sets it, use "
             "'jupyter singularity submit' to start one"
@@ -86,6 +95,7 @@ def take_description(environ: MutableMapping[str, str]) -> dict[str, Any]:
         **wanted,
         "parameters": dict(found.get("parameters") or {}),
         "kernel": found.get("kernel"),
+        "timeout_s": found.get("timeout_s"),
     }
 
 
@@ -144,7 +154,15 @@ def main() -> int:
     """Called by ``python -m singularity_kernel.batch``; returns the exit code."""
     with Stop().listening() as stop:
         try:
-            execute(take_description(os.environ), stop, Log())
+            description = take_description(os.environ)
+            with stop.limited(description["timeout_s"]):
+                if "command" in description:
+                    run_command(description["command"], description["ranks"], stop, os.environ)
+                else:
+                    execute(description, stop, Log())
+        except CommandFailed as failed:
+            say(failed.message)
+            return failed.code
         except Fate as fate:
             say(" ".join(fate.message.split()))
             return fate.exit_code

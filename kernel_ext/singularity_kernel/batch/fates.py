@@ -31,6 +31,18 @@ class CellFailed(Fate):
     http_status = 422
 
 
+class CommandFailed(Fate):
+    """A command ended with another exit code than 0, which is the runner's too; ended by signal N:
+    128 + N."""
+
+    reason = "command_failed"
+    http_status = 422
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message, code=code)
+        self.code = code
+
+
 class BadRun(Fate):
     """The run was described wrongly: a parameter of an unknown name or of the wrong type."""
 
@@ -69,6 +81,13 @@ class Cancelled(Fate):
     reason = "cancelled"
     exit_code = 143
     http_status = 409
+
+
+class TimedOut(Cancelled):
+    """Its time limit is over."""
+
+    reason = "timed_out"
+    exit_code = 124
 
 
 class Interrupted(Cancelled):

@@ -1,4 +1,4 @@
-"""The wish to end a run, from SIGTERM or Ctrl-C, at whatever moment it comes."""
+"""The wish to end a run, from SIGTERM, Ctrl-C or its time limit, at whatever moment it comes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from .fates import Cancelled, Interrupted
+from .fates import Cancelled, Interrupted, TimedOut
 
 
 class Stop:
@@ -21,6 +21,7 @@ class Stop:
     def __init__(self) -> None:
         self.signum: int | None = None
         self._wake: Callable[[], Any] | None = None
+        self._limit_s: int | None = None
 
     @contextmanager
     def listening(self) -> Iterator[Stop]:
@@ -37,6 +38,22 @@ class Stop:
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
+
+    @contextmanager
+    def limited(self, seconds: int | None) -> Iterator[None]:
+        """Ask for the end by itself in so many seconds (None: never) unless this is left before.
+        The timer is the operating system's: a process image takes what is left of it along."""
+        if seconds is None:
+            yield
+            return
+        self._limit_s = seconds
+        before = signal.signal(signal.SIGALRM, self._asked)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
     @contextmanager
     def waking(self, wake: Callable[[], Any]) -> Iterator[None]:
@@ -57,5 +74,7 @@ class Stop:
 
     def fate(self, kept: str) -> Cancelled:
         """What the run ends with; `kept` says what there is of it."""
+        if self.signum == signal.SIGALRM:
+            return TimedOut(f"the run's time limit of {self._limit_s} s is over; {kept}")
         kind = Interrupted if self.signum == signal.SIGINT else Cancelled
         return kind(f"the run was cancelled; {kept}")

@@ -1,4 +1,8 @@
-"""`jupyter singularity submit NOTEBOOK`: run a notebook as a batch session.
+"""`jupyter singularity submit NOTEBOOK`, or JOB.yml: run it as a batch session.
+
+A file that ends in .yml or .yaml is a job file: an Azure ML command job, or a notebook in the same
+style. What the command line says goes before what the file says, and both before what the
+notebook's own metadata.singularity says. --dry-run shows what would be submitted.
 
 The run starts when the runs before it leave it room, and then needs neither this terminal nor the
 server it was submitted from. It keeps its state when its devices are taken away, in the middle of a
@@ -22,47 +26,28 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from singularity_proxy.errors import BadRequest, NotFound, SingularityError, Unavailable
+from singularity_proxy.errors import Unavailable
 from singularity_scheduler.cli import output as printing
-from singularity_scheduler.cli.base import ServiceApp, wanted_devices
-from singularity_scheduler.cli.exits import FAILED_RUN, CannotWrite
-from traitlets import Bool, Integer, Unicode, default
+from singularity_scheduler.cli.base import ServiceApp, split_names, wanted_devices, wanted_share
+from singularity_scheduler.cli.exits import FAILED_RUN
+from singularity_scheduler.core.spec import parse_spec
+from singularity_scheduler.jobs import read, resolve
+from singularity_scheduler.jobs.wishes import merged
+from singularity_scheduler.jobs.writing import written
+from traitlets import Bool, Float, Integer, Unicode
 
-from .fates import BadRun, Fate, NoKernel, NoNotebook, NotWritten
-from .options import HELP, Given, split_options
+from .fates import Fate
+from .options import HELP, split_options
+from .submission import Asked, Submission, make_folders, of_job, of_words, typed
 
 if TYPE_CHECKING:
     from singularity_scheduler.client import ServiceClient
 
-PASSED_ON = frozenset(
-    {
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "PATH",
-        "LANG",
-        "TZ",
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
-        "CONDA_DEFAULT_ENV",
-        "PYTHONPATH",
-        "IPYTHONDIR",
-        "JUPYTER_PATH",
-        "JUPYTER_DATA_DIR",
-        "JUPYTER_CONFIG_DIR",
-        "JUPYTER_CONFIG_PATH",
-        "JUPYTER_PREFER_ENV_PATH",
-        "JUPYTER_PLATFORM_DIRS",
-        "XDG_CONFIG_HOME",
-        "XDG_CACHE_HOME",
-        "XDG_DATA_HOME",
-        "XDG_STATE_HOME",
-    }
-)
-"""Variables that a run gets without being asked for; LC_* too. None of them holds a secret."""
+JOB_FILES = (".yml", ".yaml")
+"""How the name of a job file ends."""
 
 ENDED = frozenset({"completed", "failed", "cancelled"})
 
@@ -83,8 +68,9 @@ class SubmitApp(ServiceApp):
         jupyter singularity submit train.ipynb
         jupyter singularity submit train.ipynb -o out.ipynb -p lr 0.1 -p epochs 3 --tier basic
         jupyter singularity submit train.ipynb --devices 2 --follow
+        jupyter singularity submit job.yml --dry-run
     """
-    synopsis = "NOTEBOOK"
+    synopsis = "NOTEBOOK|JOB.yml"
     fewest = 1
     most = 1
 
@@ -94,8 +80,22 @@ class SubmitApp(ServiceApp):
     )
     tier = Unicode(
         config=True,
-        help="""SLA tier of the run: "premium", "standard" or "basic". Empty: the scheduler's
-        default. Default: SINGULARITY_TIER, which the spawn form sets.""",
+        help="""SLA tier of the run: "premium", "standard" or "basic". Empty: SINGULARITY_TIER,
+        which the spawn form sets, else the scheduler's default.""",
+    )
+    priority = Unicode(
+        config=True,
+        help="""Place among the runs of its tier: "low", "medium" or "high". Empty: medium.""",
+    )
+    virtual_cluster = Unicode(
+        config=True,
+        help="""The virtual cluster whose quota its devices count for, by its name or its Azure
+        resource id. Empty: none.""",
+    )
+    locations = Unicode(
+        config=True,
+        help="""Clusters and regions that the run may be in, separated by commas; see
+        `jupyter singularity clusters`. Empty: SINGULARITY_LOCATIONS, else anywhere.""",
     )
     devices = Integer(
         allow_none=True,
@@ -103,6 +103,13 @@ class SubmitApp(ServiceApp):
         config=True,
         help="""Virtual devices: how many accelerators the notebook sees. None: SINGULARITY_DEVICES,
         which the spawn form sets, else the scheduler's default.""",
+    )
+    share = Float(
+        allow_none=True,
+        default_value=None,
+        config=True,
+        help="""Part of the time of one device that it asks for, from 0.001 to 1: below 1 it takes
+        turns with others that share. None: SINGULARITY_DEVICE_SHARE, else whole devices.""",
     )
     kernel = Unicode(
         config=True,
@@ -114,6 +121,20 @@ class SubmitApp(ServiceApp):
     )
     run_name = Unicode(
         config=True, help="""What the session is called. Empty: the notebook's file name."""
+    )
+    run_timeout = Integer(
+        allow_none=True,
+        default_value=None,
+        min=1,
+        config=True,
+        help="""Most seconds from the run's start to its end, without the time it is in the store.
+        None: no limit.""",
+    )
+    dry_run = Bool(
+        False,
+        config=True,
+        help="""Check everything that can be checked here, print the spec that would be submitted,
+        and submit nothing.""",
     )
     wait = Bool(
         False,
@@ -127,6 +148,10 @@ class SubmitApp(ServiceApp):
         standard error.""",
     )
     flags = {
+        "dry-run": (
+            {"SubmitApp": {"dry_run": True}},
+            "Print what would be submitted, with every default filled in; submit nothing.",
+        ),
         "wait": ({"SubmitApp": {"wait": True}}, "Wait for the end of the run."),
         "follow": ({"SubmitApp": {"follow": True}}, "Print what the run prints until its end."),
         **{name: flag for name, flag in ServiceApp.flags.items() if "y" not in name},
@@ -135,18 +160,19 @@ class SubmitApp(ServiceApp):
         ("o", "output"): "SubmitApp.output",
         "tier": "SubmitApp.tier",
         "devices": "SubmitApp.devices",
+        "share": "SubmitApp.share",
+        "priority": "SubmitApp.priority",
+        "virtual-cluster": "SubmitApp.virtual_cluster",
+        "locations": "SubmitApp.locations",
         ("k", "kernel"): "SubmitApp.kernel",
         "cwd": "SubmitApp.cwd",
         "name": "SubmitApp.run_name",
+        "run-timeout": "SubmitApp.run_timeout",
         **ServiceApp.aliases,
     }
 
     session = ""
     """Id of the session, once there is one."""
-
-    @default("tier")  # type: ignore[untyped-decorator]
-    def _default_tier(self) -> str:
-        return os.environ.get("SINGULARITY_TIER", "")
 
     def parse_command_line(self, argv: list[str] | None = None) -> None:
         """Options with two words are read here, the others by traitlets."""
@@ -162,7 +188,7 @@ class SubmitApp(ServiceApp):
         return None
 
     def interrupted(self) -> str:
-        if not self.session and hasattr(self, "_run"):  # described, so it may have been sent
+        if not self.session and hasattr(self, "_submission"):  # described, so it may have been sent
             return "the run may have been submitted: jupyter singularity ls shows it"
         if not self.session:
             return "nothing was submitted"
@@ -171,19 +197,40 @@ class SubmitApp(ServiceApp):
     def execute(self) -> int | None:
         """Check what can be checked here, before the service is looked for."""
         try:
-            self._run, notes = described(
-                self.words[0],
-                self.given,
-                output=self.output,
-                kernel=self.kernel,
-                cwd=self.cwd,
-                environ=os.environ,
-            )
+            self._submission = self._described()
         except Fate as fate:
-            raise _typed(fate) from None
-        for note in notes:
+            raise typed(fate) from None
+        for note in self._submission.notes:
             print(f"note: {note}", file=sys.stderr)
+        if self.dry_run:
+            resolved = self._submission.resolved()
+            self.show(resolved, lambda: written(resolved).rstrip())
+            return None
         return super().execute()
+
+    def _described(self) -> Submission:
+        """What would be sent; the wishes of the environment are the last that count."""
+        word, environ = self.words[0], os.environ
+        asked = Asked(
+            word,
+            self.output,
+            self.kernel,
+            self.cwd,
+            timeout_s=self.run_timeout,
+        )
+        if word.endswith(JOB_FILES):
+            job = resolve(read(word))
+            made = of_job(job, asked, self.given, self.run_name, self._wishes(), environ)
+        else:
+            asked = replace(
+                asked,
+                parameters=self.given.parameters(),
+                variables=self.given.variables(environ),
+            )
+            made = of_words(asked, self.run_name, self._wishes(), environ)
+        request = merged(made.request, surroundings(made.request, environ))
+        parse_spec(request)
+        return replace(made, request=request)
 
     async def work(self, client: ServiceClient) -> int | None:
         """Send, say the session's id; then wait or follow if asked to."""
@@ -196,18 +243,25 @@ class SubmitApp(ServiceApp):
             return None
         return await self._end(client)
 
+    def _wishes(self) -> dict[str, Any]:
+        """What the command line says."""
+        return {
+            "tier": self.tier,
+            "devices": self.devices,
+            "priority": self.priority,
+            "virtual_cluster": self.virtual_cluster,
+            "locations": split_names(self.locations),
+            "device_share": self.share,
+        }
+
     async def _send(self, client: ServiceClient) -> dict[str, Any]:
+        make_folders(self._submission.folders)
         key, loop = uuid.uuid4().hex, asyncio.get_running_loop()
         give_up_at = loop.time() + RETRY_S
+        wanted = {k: v for k, v in self._submission.request.items() if k != "kind"}
         while True:
             try:
-                return await client.submit(
-                    run=self._run,
-                    tier=self.tier or None,
-                    devices=wanted_devices(self.devices),
-                    name=self.run_name,
-                    key=key,  # asking twice gives one run
-                )
+                return await client.submit(**wanted, key=key)  # asking twice gives one run
             except Unavailable:
                 if loop.time() >= give_up_at:
                     raise
@@ -225,58 +279,22 @@ class SubmitApp(ServiceApp):
         if self.json:
             self.show(session, str)
         good = session["process_state"] == "completed"
-        where = (session.get("run") or {}).get("output")
+        where = (session.get("run") or {}).get("output")  # None: a command's
         sentence = f"session {self.session} {session['state']}: {session['reason']}"
-        print(f"{sentence}; its output is {where}" if good else sentence, file=sys.stderr)
+        print(f"{sentence}; its output is {where}" if good and where else sentence, file=sys.stderr)
         return 0 if good else FAILED_RUN
 
 
-def described(
-    notebook: str,
-    given: Given,
-    *,
-    output: str = "",
-    kernel: str = "",
-    cwd: str = "",
-    environ: Mapping[str, str],
-) -> tuple[dict[str, Any], list[str]]:
-    """(the run as the service takes it, notes for the user); raises a `Fate` or a typed error with
-    nothing sent."""
-    from .files import check_writable, read_notebook, refuse_itself
-    from .kernels import kernel_of
-    from .parameters import check
-
-    path = os.path.abspath(notebook)
-    node = read_notebook(path)
-    target = os.path.abspath(output) if output else None
-    if target is not None:
-        refuse_itself(path, target)
-    check_writable(target or path.removesuffix(".ipynb") + "-output.ipynb")
-    folder = os.path.abspath(cwd) if cwd else None
-    if folder is not None and not os.path.isdir(folder):
-        raise NotFound(f"there is no folder {folder} to run in; nothing was started")
-    _, language = kernel_of(node, kernel or None)
-    parameters = given.parameters()
-    notes = check(node, parameters, language)
-    run = {
-        "notebook": path,
-        "output": target,
-        "parameters": parameters,
-        "kernel": kernel or None,
-        "folder": folder,
-        "python": sys.executable,
-        "variables": {**passed_on(environ), **given.variables(environ)},
+def surroundings(request: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the spawn form has set for everything started here; only looked at where `request` says
+    nothing, so what is wrong there disturbs nobody else."""
+    found: dict[str, Any] = {
+        "tier": environ.get("SINGULARITY_TIER", ""),
+        "locations": split_names(environ.get("SINGULARITY_LOCATIONS", "")),
     }
-    return run, notes
-
-
-def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of `environ` what a run gets by itself."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in PASSED_ON or name.startswith("LC_")
-    }
+    if "devices" not in request and "device_share" not in request:
+        found |= {"devices": wanted_devices(None), "device_share": wanted_share(None)}
+    return found
 
 
 async def reached(
@@ -301,21 +319,12 @@ async def reached(
 
 def _accepted(session: Mapping[str, Any], waits: bool) -> str:
     output_path = (session.get("run") or {}).get("output")
-    lines = [f"session {session['id']} is {session['state']}; its output will be {output_path}"]
+    lines = [f"session {session['id']} is {session['state']}"]
+    if output_path:
+        lines[0] += f"; its output will be {output_path}"
     if not waits:
         lines.append(f"follow it with: jupyter singularity logs -f {session['id']}")
     return "\n".join(lines)
-
-
-def _typed(fate: Fate) -> SingularityError:
-    """The command line's own error for what a run would have ended with."""
-    kinds: dict[type[Fate], type[SingularityError]] = {
-        BadRun: BadRequest,
-        NoNotebook: NotFound,
-        NoKernel: NotFound,
-        NotWritten: CannotWrite,
-    }
-    return kinds.get(type(fate), SingularityError)(fate.message, **fate.fields)
 
 
 def main(argv: list[str] | None = None) -> int:

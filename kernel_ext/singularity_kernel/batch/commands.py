@@ -1,0 +1,92 @@
+"""Runs a command, once or as several ranks, in a batch capsule."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+
+from .fates import BadRun, CommandFailed
+from .stop import Stop
+
+GRACE_S = 10.0
+"""From SIGTERM to SIGKILL, when a command does not end."""
+
+
+def run_command(command: str, ranks: int, stop: Stop, environ: Mapping[str, str]) -> None:
+    """Run `command` with bash to its end, `ranks` times at once (0: once, as no rank); raises the
+    `Fate` that it ends with when that is not success. The first rank that fails ends the others."""
+    if stop.signum is not None:
+        raise stop.fate("nothing was run")
+    started = [_start(command, {**environ, **more}) for more in environments(ranks, environ)]
+    with stop.waking(lambda: _end(started)):
+        failed = _first_failure(started)
+    if stop.signum is not None:
+        raise stop.fate("what it wrote is kept")
+    if failed is not None:
+        raise failed
+
+
+def environments(ranks: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """What each rank gets more than `environ`, as `torchrun` names it; 0: one that gets nothing."""
+    if ranks == 0:
+        return [{}]
+    same = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "NODE_RANK": "0",
+        "MASTER_ADDR": environ.get("MASTER_ADDR", "127.0.0.1"),
+        "MASTER_PORT": environ.get("MASTER_PORT") or str(_free_port()),
+    }
+    return [{**same, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(["bash", "-c", command], env=environ, start_new_session=True)
+    except (OSError, ValueError) as error:
+        raise BadRun(f"the command could not be started ({error}); nothing was run") from None
+
+
+def _first_failure(started: Sequence[subprocess.Popen[bytes]]) -> CommandFailed | None:
+    """Wait for all; the failure of the one that failed first."""
+    failed = None
+    left = {child.pid: rank for rank, child in enumerate(started)}
+    while left:
+        pid, status = os.wait()
+        rank = left.pop(pid, None)  # None: an orphan, when this is the capsule's first process
+        if rank is None:
+            continue
+        code = os.waitstatus_to_exitcode(status)
+        started[rank].returncode = code
+        if code and failed is None:
+            who = f"rank {rank} of the command" if len(started) > 1 else "the command"
+            how = f"exit code {code}" if code > 0 else f"signal {-code}"
+            failed = CommandFailed(f"{who} ended with {how}", code if code > 0 else 128 - code)
+            _end(started)
+    return failed
+
+
+def _end(started: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask all that still run to end, and kill them when they do not. Called from a signal handler
+    too."""
+    _signal(started, signal.SIGTERM)
+    last = threading.Timer(GRACE_S, _signal, (started, signal.SIGKILL))
+    last.daemon = True
+    last.start()
+
+
+def _signal(started: Sequence[subprocess.Popen[bytes]], signum: int) -> None:
+    for child in started:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signum)

@@ -1,0 +1,92 @@
+"""What a notebook server writes down for the one that comes after it.
+
+Below the user's data folder, one folder for each server (0700): `kernels.json` says of each kernel
+what Jupyter alone knows (kernelspec, folder, notebook), `notebooks.db` which notebook has which
+kernel, `<kernel id>.outputs` what no page has shown yet. What is lost here costs comfort: the
+sessions themselves are the platform's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jupyter_core.paths import jupyter_data_dir
+
+log = logging.getLogger("singularity.server")
+
+
+def server_name() -> str:
+    """The Hub's name of this server; "" is the default one."""
+    return os.environ.get("JUPYTERHUB_SERVER_NAME", "")
+
+
+def server_folder() -> Path:
+    """The folder of this server's notes, which may not exist."""
+    name = server_name()
+    place = f"server-{quote(name, safe='')}" if name else "server"
+    return Path(jupyter_data_dir()) / "singularity" / place
+
+
+class Notes:
+    """`kernels.json`. A disk that takes nothing is logged and nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / "kernels.json"
+        self._kernels = self._read()
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            found = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return {}
+        found = found if isinstance(found, dict) else {}
+        return {key: value for key, value in found.items() if isinstance(value, dict)}
+
+    def of(self, kernel_id: str) -> dict[str, Any]:
+        """What was noted of a kernel; {} for an unknown one."""
+        return dict(self._kernels.get(kernel_id, {}))
+
+    def note(self, kernel_id: str, **facts: Any) -> None:
+        """Add `facts` to what is known of a kernel."""
+        self._kernels[kernel_id] = {**self.of(kernel_id), **facts}
+        self._write()
+
+    def forget(self, kernel_id: str) -> None:
+        """The kernel has ended."""
+        if self._kernels.pop(kernel_id, None) is not None:
+            self._write()
+
+    def keep_only(self, kernel_ids: set[str]) -> None:
+        """Forget all others, and what waited for their pages: they ended without this server."""
+        gone = set(self._kernels) - kernel_ids
+        for kernel_id in gone:
+            del self._kernels[kernel_id]
+            with contextlib.suppress(OSError):
+                self.outputs(kernel_id).unlink(missing_ok=True)
+        if gone:
+            self._write()
+
+    def outputs(self, kernel_id: str) -> Path:
+        """The file of what no page has shown."""
+        return self.folder / f"{quote(kernel_id, safe='')}.outputs"
+
+    def _write(self) -> None:
+        partial = self._path.with_suffix(f".{os.getpid()}")
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            partial.write_text(json.dumps(self._kernels))
+            os.replace(partial, self._path)
+        except OSError as error:
+            log.warning(
+                "%s cannot be written (%s): after the next start of this server its kernels come "
+                "back without their names",
+                self._path,
+                error,
+            )
