@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from .options import TIER_NAMES, TIERS, ServerOptions
 
@@ -74,4 +75,15 @@ def render(
         "notebook is idle and somebody else needs it; variables and tensors stay.</div>"
         f'<div class="form-text" id="singularity-free" role="status">{escape(now)}</div>'
         "</div>"
+    )
+
+
+def cluster_view(cluster: dict[str, Any]) -> ClusterView:
+    """The service's ``GET cluster`` answer as the form and the progress page show it."""
+    devices = cluster.get("devices") or []
+    return ClusterView(
+        devices=len(devices),
+        free=sum(1 for device in devices if not device.get("session")),
+        waiting=sum((cluster.get("waiting") or {}).values()),
+        kinds=tuple(sorted({str(device.get("type") or "") for device in devices} - {""})),
     )

@@ -16,7 +16,9 @@ What it adds, next to what is there already and never instead of it:
 * for the roles ``user`` and ``server``: access to the service and the use scope; for the Hub's
   admins: the admin scope;
 * the Spawner class: `SingularitySpawner` when none was chosen, else a class that puts
-  `SingularitySpawnerMixin` in front of the chosen one.
+  `SingularitySpawnerMixin` in front of the chosen one;
+* with `cull_idle_s` or `cull_max_age_s`: the service ``singularity-culler``, which stops idle or
+  old servers and suspends their notebooks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from importlib import import_module
+from importlib import import_module, util
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -33,8 +35,17 @@ from traitlets.config import Config, LazyConfigValue
 from .mixin import ADMIN_SCOPE, SERVER_SCOPES, SERVICE_NAME, USE_SCOPE, SingularitySpawnerMixin
 
 SPAWNER_ACCOUNT = "singularity-spawner"
+CULLER = "singularity-culler"
 ACCESS_SCOPE = f"access:services!service={SERVICE_NAME}"
 DEFAULT_SERVICE_URL = "http://127.0.0.1:8765"
+
+NEVER_S = 100 * 365 * 86400
+"""A time limit that no server reaches: the culler has no word for none."""
+
+_CULLER_SCOPES = (
+    *("list:users", "read:users:activity", "read:servers", "delete:servers"),
+    *(ACCESS_SCOPE, ADMIN_SCOPE),
+)
 
 _BUILT_IN_ROLES: Mapping[str, Sequence[str]] = {
     "user": ("self",),
@@ -54,6 +65,9 @@ def configure(
     server_api_url: str = "",
     spawner_token: str | None = None,
     admin_users: Collection[str] = (),
+    cull_idle_s: int = 0,
+    cull_max_age_s: int = 0,
+    cull_every_s: int = 0,
 ) -> None:
     """Add service, scopes, roles and Spawner class to the Hub configuration `c`.
 
@@ -67,11 +81,16 @@ def configure(
     `server_api_url`: the service's URL as single-user servers reach it, when that differs.
     `spawner_token`: token of the Spawner's service account (None: a new one at each Hub start).
     `admin_users`: users with ``custom:singularity:admin`` besides the Hub's admins.
+    `cull_idle_s`: stop servers that were inactive for so many seconds and have no notebook in the
+    middle of a cell; `cull_max_age_s`: stop those that are older, whatever they do; 0: do not.
+    `cull_every_s`: seconds between two looks (0: half of the smaller one). Notebooks of what is
+    stopped are suspended. Needs the package jupyterhub-idle-culler.
 
-    Raises `ValueError` with a sentence when the configuration has another service of our name.
+    Raises `ValueError` with a sentence when the configuration has another service of our name, or
+    the culler is wanted and not installed.
     """
     services = _materialize(c.JupyterHub, "services", [])
-    if any(service.get("name") in (SERVICE_NAME, SPAWNER_ACCOUNT) for service in services):
+    if any(service.get("name") in (SERVICE_NAME, SPAWNER_ACCOUNT, CULLER) for service in services):
         raise ValueError(
             f"c.JupyterHub.services already has a service named {SERVICE_NAME!r}: call "
             "singularity_spawner.configure once, or remove that service"
@@ -116,6 +135,9 @@ def configure(
         services=[SERVICE_NAME],
     )
     _grant(roles, SPAWNER_ACCOUNT, [ACCESS_SCOPE, ADMIN_SCOPE], services=[SPAWNER_ACCOUNT])
+    if cull_idle_s or cull_max_age_s:
+        services.append(culler_service(base + path, cull_idle_s, cull_max_age_s, cull_every_s))
+        _grant(roles, CULLER, _CULLER_SCOPES, services=[CULLER])
     admins = {*admin_users, *_set_of(c.Authenticator, "admin_users")}
     _grant(roles, f"{SERVICE_NAME}-admin", [ACCESS_SCOPE, ADMIN_SCOPE], users=sorted(admins))
 
@@ -141,6 +163,27 @@ def service_command(
     if devices is not None:
         command.append(f"--LocalFleet.cpu_devices={devices}")
     return [*command, *extra]
+
+
+def culler_service(url: str, idle_s: int, max_age_s: int, every_s: int = 0) -> dict[str, Any]:
+    """The entry of ``c.JupyterHub.services`` that culls; `url`: of the scheduler service."""
+    if util.find_spec("jupyterhub_idle_culler") is None:
+        raise ValueError(
+            "cull_idle_s and cull_max_age_s need the package jupyterhub-idle-culler (2.0 or newer) "
+            "where the Hub runs: install it, or leave both out"
+        )
+    every_s = every_s or max(1, min(s for s in (idle_s, max_age_s) if s) // 2)
+    return {
+        "name": CULLER,
+        "command": [
+            *(sys.executable, "-m", "singularity_spawner.culling"),
+            f"--timeout={idle_s or NEVER_S}",
+            f"--max-age={max_age_s}",
+            f"--cull-every={every_s}",
+        ],
+        "environment": {"SINGULARITY_API_URL": url},
+        "display": False,
+    }
 
 
 def spawner_class(chosen: object) -> type | str:

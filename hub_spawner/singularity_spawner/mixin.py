@@ -8,22 +8,24 @@
 
 `hubconfig.configure` builds such a class by itself. The mixin never starts a process: it asks the
 person for tier and devices, asks the scheduler service whether that can be, tells the server
-where the service is, and ends the server's sessions when the server ends.
+where the service is, and suspends the server's sessions when the server stops.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from functools import partial
 from inspect import isawaitable
 from typing import Any
 
 from singularity_proxy.errors import SingularityError, Unavailable
 from singularity_scheduler.client import ServiceClient
-from traitlets import Float, Integer, List, Unicode, default
+from traitlets import Bool, Float, Integer, List, Unicode, default
 from traitlets.config import Configurable
 
-from . import form
+from . import form, hibernation, removals
 from .hub_errors import spawn_refused
 from .options import (
     MAX_DEVICES,
@@ -92,6 +94,27 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
         help="""
         Seconds that stopping a server waits for the service to end the server's sessions. When
         they pass, the service's own leases do it later; the server is stopped in any case.
+        """,
+    ).tag(config=True)
+
+    hibernate = Bool(
+        True,
+        help="""
+        Whether a server that stops suspends its notebooks instead of ending them, and the next one
+        finds them again under the same kernel ids. The servers' environment needs this package
+        for it. Notebooks of a node that cannot store processes end with their server.
+
+        False: all end with their server.
+        """,
+    ).tag(config=True)
+
+    hibernate_timeout = Float(
+        60.0,
+        min=0.0,
+        max=3600.0,
+        help="""
+        Seconds that stopping a server waits until its notebooks are suspended. When they pass, the
+        server is stopped; its notebooks are kept, and suspended without it.
         """,
     ).tag(config=True)
 
@@ -185,7 +208,7 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
         client = self._client(timeout=2.0)
         if client is not None:
             try:
-                view = cluster_view(await client.cluster())
+                view = form.cluster_view(await client.cluster())
             except SingularityError as error:
                 self._hub_log.warning("The spawn form cannot show free devices: %s", error.message)
         preselected = self.default_choice()
@@ -232,6 +255,8 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
             self._apply(getattr(self, "user_options", None) or {})
             assert self.choice is not None
             await self._admit(self.choice, story)
+            await removals.finished(self.user.name, self.name or "", self.service_timeout)
+            await self._tell_what_waits(story)
             await self.before_start(story)
             story.say(40, "Starting the notebook server.")
             started = super().start()
@@ -244,6 +269,18 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
         story.end()
         return result
 
+    async def _tell_what_waits(self, story: StartStory) -> None:
+        client = self._client(timeout=2.0)
+        if client is None or not self.hibernating:
+            return
+        try:
+            waiting = await client.suspended(self.user.name, self.name or "")
+        except SingularityError as error:
+            self._hub_log.debug("What waits for the server is not known: %s", error)
+            return
+        if sentence := hibernation.waiting_sentence(waiting):
+            story.say(20, sentence)
+
     async def before_start(self, story: StartStory) -> None:
         """For subclasses: work after the service said yes and before the server starts."""
 
@@ -252,7 +289,7 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
         story.say(
             5, f"Asking the scheduler about {choice.devices} {noun} at the {choice.tier} tier."
         )
-        view = cluster_view(await self.ask_service("cluster", story))
+        view = form.cluster_view(await self.ask_service("cluster", story))
         try:
             check_capacity(choice, view.devices)
         except OptionsError as error:
@@ -325,60 +362,85 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
             }
 
     async def stop(self, now: bool = False) -> None:
-        """Stop the server, then end its sessions: the second place of release, because a server
-        that is stopped from outside often skips its own."""
+        """Suspend the server's sessions, stop it, and end those that cannot be suspended.
+
+        While it lives, the server passes on what its kernels still say. What ends does so after
+        it: it would restart the kernels."""
+        until = time.monotonic() + self.hibernate_timeout
+        found = await self._hibernated(self.hibernate_timeout)
         try:
             await super().stop(now=now)
         finally:
-            # After the server: while it lives, it would restart the kernels that end.
-            await self.release()
+            if found is not None:  # a page that was still open may have called some back
+                left = max(self.release_timeout, until - time.monotonic())
+                found = found.and_then(await self._hibernated(left))
+            await self.release(found)
 
     async def run_post_stop_hook(self) -> None:
         """The Hub calls it after every end of a server, also one that ended by itself (then
         without `stop`)."""
         if self._release_due:
-            await self.release()
+            await self.release(await self._hibernated(self.hibernate_timeout))
         answer = super().run_post_stop_hook()
         if isawaitable(answer):
             await answer
 
-    async def release(self) -> None:
-        """End the sessions of this server at the service; a failure is logged, never raised."""
+    @property
+    def hibernating(self) -> bool:
+        """Whether this server's notebooks are suspended when it stops."""
+        return bool(self.hibernate) and hibernation.can_hibernate(self.args)
+
+    async def _hibernated(self, seconds: float) -> hibernation.Hibernation | None:
+        """Suspend the sessions of this server and wait so long for it; None where it does not
+        hibernate."""
         client = self._client(timeout=self.release_timeout)
+        if client is None or not self.hibernating:
+            return None
+        found = await hibernation.hibernate(client, self.user.name, self.name or "", seconds)
+        for sentence in found.sentences(self._server_title()):
+            self._hub_log.info("%s", sentence)
+        return found
+
+    async def release(self, found: hibernation.Hibernation | None = None) -> None:
+        """End the sessions of this server at the service, or of those that were to be suspended
+        (`found`) the ones that cannot be; a failure is logged, never raised."""
+        self._release_due = False
+        if found is None:
+            await self._end(None)
+        elif found.to_end:
+            await self._end(found.to_end)
+
+    async def delete_forever(self) -> None:
+        """The Hub calls it when the server is removed or its user deleted: nothing comes back, so
+        its notebooks end, suspended or not; while the scheduler is away, later."""
+        await self._end(None, "was removed", forever=True)
+        answer = super().delete_forever()
+        if isawaitable(answer):
+            await answer
+
+    async def _end(
+        self, only: dict[str, str] | None, what: str = "was stopped", forever: bool = False
+    ) -> None:
+        client, user, server = self._client(self.release_timeout), self.user.name, self.name or ""
         if client is None:
             return
-        self._release_due = False
+        title, mine = self._server_title(), partial(hibernation.belongs, user=user, server=server)
+        reason = f"the notebook server of {title} {what}"
+        end = partial(hibernation.end_sessions, client, mine, reason, only)
         try:
-            await asyncio.wait_for(self._end_sessions(client), self.release_timeout)
+            await asyncio.wait_for(end(), self.release_timeout)
         except (SingularityError, asyncio.TimeoutError, TimeoutError) as error:
-            self._hub_log.warning(
-                "The sessions of %s are left to their leases: %s", self._server_title(), error
-            )
+            later = "ended when the scheduler answers" if forever else "left to their leases"
+            self._hub_log.warning("The sessions of %s are %s: %s", title, later, error)
+            if forever:
+                removals.repeat(user, server, end)
 
-    async def _end_sessions(self, client: ServiceClient) -> None:
-        user = self.user.name
-        mine = [
-            session["id"]
-            for session in await client.list_sessions("active")
-            if session["user"] == user and self._belongs(session)
-        ]
-        reason = f"the notebook server of {self._server_title()} was stopped"
-        results = await asyncio.gather(
-            *(client.end_session(sid, reason=reason, grace_s=1.0) for sid in mine),
-            return_exceptions=True,
-        )
-        failed = [error for error in results if isinstance(error, Exception)]
-        if failed:
-            raise Unavailable(f"{len(failed)} of {len(mine)} sessions did not end: {failed[0]}")
+    # -- command line, environment and state ------------------------------------------------
 
-    def _belongs(self, session: dict[str, Any]) -> bool:
-        """Whether `session` was started by this server. A batch run outlives its server."""
-        owner = session.get("owner") or {}
-        if session["kind"] != "interactive":
-            return False
-        return "server" not in owner or owner["server"] == (self.name or "")
-
-    # -- environment and state --------------------------------------------------------------
+    def get_args(self) -> list[str]:
+        """The server's command line: with our kernel manager, if it is to hibernate."""
+        args = list(super().get_args())
+        return [*args, *(hibernation.server_arguments(args) if self.hibernating else [])]
 
     def get_env(self) -> dict[str, str]:
         """The server's environment: where the service is, the choice, no device of its own."""
@@ -421,9 +483,7 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
         return ServiceClient(self.service_url, self.service_token, timeout=timeout)
 
     def _server_title(self) -> str:
-        name = self.name
-        user = self.user.name
-        return f"{user}/{name}" if name else str(user)
+        return f"{self.user.name}/{self.name}" if self.name else str(self.user.name)
 
     @property
     def _hub_log(self) -> Any:
@@ -437,14 +497,3 @@ SERVER_SCOPES: tuple[str, ...] = (
     USE_SCOPE,
 )
 """Scopes of a single-user server's token."""
-
-
-def cluster_view(cluster: dict[str, Any]) -> form.ClusterView:
-    """The service's ``GET cluster`` answer as the form and the progress page show it."""
-    devices = cluster.get("devices") or []
-    return form.ClusterView(
-        devices=len(devices),
-        free=sum(1 for device in devices if not device.get("session")),
-        waiting=sum((cluster.get("waiting") or {}).values()),
-        kinds=tuple(sorted({str(device.get("type") or "") for device in devices} - {""})),
-    )

@@ -95,9 +95,7 @@ def configure_platform(c: Config, folder: str) -> None:
         devices=settings.devices,
         service_url=settings.service_url,
         service_args=[
-            # Known in advance, so that the next run can clean up after one that was killed.
-            f"--LocalFleet.runtime_dir={settings.runtime_dir}",
-            f"--LocalFleet.shm_dir={settings.shm_dir}",
+            *settings.fleet_args,
             *settings.service_args,
         ],
         service_environment={MARK: settings.instance, "PATH": os.environ.get("PATH", "")},

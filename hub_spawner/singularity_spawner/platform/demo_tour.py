@@ -21,6 +21,9 @@ from .notebook import Cell, Notebook
 SECONDS = 120.0
 """Longest wait for anything."""
 
+ONE_THREAD = "--LocalFleet.agent_args=--NodeAgent.proxy_threads=1"
+"""Of the scheduler service: devices compute with one thread, like the native reference runs."""
+
 ENDED = ("completed", "failed", "cancelled")
 
 

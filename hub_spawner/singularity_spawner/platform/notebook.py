@@ -57,10 +57,16 @@ class Notebook:
         """Start the kernel and connect to it."""
         answer = await self._server.rest("POST", "api/kernels", {"name": kernel})
         self.kernel_id = str(answer["id"])
+        await self.connect()
+        return self
+
+    async def connect(self) -> None:
+        """Connect to the kernel; again when the server has closed the connection, as a browser
+        does."""
+        await self._disconnect()
         url = f"{self._server.url.replace('http', 'ws', 1)}api/kernels/{self.kernel_id}/channels"
         self._socket = await websocket_connect(HTTPRequest(url, headers=self._server.headers))
         self._reader = asyncio.create_task(self._read(self._socket))
-        return self
 
     async def start(self, code: str) -> Cell:
         """Send a cell and return at once."""
@@ -108,6 +114,19 @@ class Notebook:
 
     async def close(self) -> None:
         """Shut the kernel down, as closing a notebook with "Shut down kernel" does. Idempotent."""
+        await self._disconnect()
+        if self.kernel_id:
+            kernel, self.kernel_id = self.kernel_id, ""
+            await self._server.rest("DELETE", f"api/kernels/{kernel}", None)
+
+    async def closed(self, timeout: float = 60.0) -> None:
+        """Wait until the server has closed the connection; raises `Unavailable`."""
+        if self._reader is not None:
+            await asyncio.wait([self._reader], timeout=timeout)
+            if not self._reader.done():
+                raise Unavailable(f"the connection was not closed within {timeout:g} s")
+
+    async def _disconnect(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -115,9 +134,6 @@ class Notebook:
             await asyncio.wait([self._reader], timeout=5)  # it ends with the closed socket
             self._reader.cancel()
             self._reader = None
-        if self.kernel_id:
-            kernel, self.kernel_id = self.kernel_id, ""
-            await self._server.rest("DELETE", f"api/kernels/{kernel}", None)
 
     async def _read(self, socket: WebSocketClientConnection) -> None:
         while (raw := await socket.read_message()) is not None:

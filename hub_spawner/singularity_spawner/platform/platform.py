@@ -18,13 +18,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from singularity_proxy.errors import Conflict, SingularityError, Unavailable
+from singularity_proxy.errors import Conflict, SingularityError, Unavailable, Unsupported
 from singularity_scheduler.client import ServiceClient
+from singularity_scheduler.fleet import namespaces
 
 from singularity_spawner.homes import blocked_folder
 from singularity_spawner.proc import Process
@@ -55,7 +57,9 @@ class Platform:
     """One platform on 127.0.0.1 with its state in `state_dir`; start and stop it once.
 
     `port`: for people (None: 8000, or a free one when that is taken). `devices`: number of ``cpu``
-    devices. `service_args`: more command-line arguments of the scheduler service, for instance
+    devices of each node. `nodes`: how many nodes, each with folders and devices of its own; with
+    `netns` they have network namespaces and addresses of their own too, which needs root.
+    `service_args`: more command-line arguments of the scheduler service, for instance
     smaller timeouts in tests. `spawn_defaults`: traits of `SingularitySpawnerMixin`.
 
     All constructor work is free of side effects; `start` raises the typed errors.
@@ -69,12 +73,16 @@ class Platform:
         port: int | None = None,
         service_args: Sequence[str] = (),
         spawn_defaults: Mapping[str, int | str] | None = None,
+        nodes: int = 1,
+        netns: bool = False,
     ) -> None:
         self.folder = StateFolder(Path(state_dir).resolve())
         self._devices = devices
         self._wanted_port = port
         self._service_args = list(service_args)
         self._spawn_defaults = dict(spawn_defaults or {})
+        self._nodes = [f"node-{n}" for n in range(1, nodes + 1)] if nodes > 1 or netns else []
+        self._netns = netns
         self._settings: Settings | None = None
         self._hub: subprocess.Popen[bytes] | None = None
         self._lock_fd: int | None = None
@@ -135,8 +143,9 @@ class Platform:
         """Start everything and return when a user can log in and the devices are there.
 
         Raises `Conflict` (port taken, state folder in use or closed to other uids), `Unsupported`
-        (a program is missing) or `Unavailable` (something did not come up within `timeout`
-        seconds; then it is all stopped again and the last lines of the log are in the sentence).
+        (a program is missing, or network namespaces cannot be made) or `Unavailable` (something
+        did not come up within `timeout` seconds; then it is all stopped again and the last lines of
+        the log are in the sentence).
         """
         path = search_path()
         command = proxy_command(path)
@@ -158,8 +167,11 @@ class Platform:
                 path=path,
                 service_args=self._service_args,
                 spawn_defaults=self._spawn_defaults,
+                nodes=self._nodes,
             )
-            self._settings.save()
+            self._settings.save()  # before anything is made: the next run cleans up after it
+            if self._netns:
+                await self._make_network()
             write_private(self.folder.hub_config, CONFIG_TEXT.format(folder=str(self.folder.path)))
             self.folder.hub_log.write_bytes(b"")
             self._start_hub()
@@ -244,6 +256,16 @@ class Platform:
 
     # -- inside -----------------------------------------------------------------------------
 
+    async def _make_network(self) -> None:
+        if why := await asyncio.to_thread(namespaces.why_not):
+            raise Unsupported(
+                f"The nodes cannot have network namespaces of their own ({why}); nothing was "
+                "started: leave out --netns."
+            )
+        made = await asyncio.to_thread(namespaces.create, self.settings.network, self._nodes)
+        self._settings = replace(self.settings, netns=made)
+        self._settings.save()
+
     def _start_hub(self) -> None:
         settings = self.settings
         env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
@@ -300,8 +322,11 @@ class Platform:
             client = ServiceClient(
                 f"{self.settings.service_url}/services/singularity/", self.admin_token, timeout=5.0
             )
-            if not (await client.cluster())["devices"]:
+            cluster = await client.cluster()
+            if not cluster["devices"]:
                 return "the node agent with its devices"
+            if sum(node["connected"] for node in cluster["nodes"]) < len(self._nodes):
+                return "one of the node agents"
         except SingularityError:
             return "the scheduler service"
         if not await self.hub.healthy():
@@ -353,14 +378,14 @@ async def clean_up_after(last: Settings | None) -> None:
     """End what is left of an earlier run whose `up` was killed."""
     if last is not None:
         left = await processes.end_run(last.instance, 1.0)
-        _remove_memory(last)
+        await asyncio.to_thread(_remove_memory, last)
         _refuse_survivors(left)
 
 
 async def end_platform(settings: Settings) -> None:
     """End every process of the run: first all are asked, after `STOP_SECONDS` they are killed."""
     left = await processes.end_run(settings.instance, STOP_SECONDS)
-    _remove_memory(settings)
+    await asyncio.to_thread(_remove_memory, settings)
     _refuse_survivors(left)
 
 
@@ -371,9 +396,11 @@ def _refuse_survivors(left: set[Process]) -> None:
 
 
 def _remove_memory(settings: Settings) -> None:
-    """Remove the folders of a run whose agent could not do it itself."""
-    for folder in (settings.runtime_dir, settings.shm_dir):
+    """Remove the folders of a run whose agents could not do it themselves, and its network."""
+    for folder in settings.memory:
         shutil.rmtree(folder, ignore_errors=True)
+    if settings.nodes and os.geteuid() == 0 and settings.network:
+        namespaces.remove(settings.network)
 
 
 def refuse_unreachable(folder: StateFolder) -> None:

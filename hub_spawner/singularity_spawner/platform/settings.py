@@ -108,6 +108,10 @@ class Settings:
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     service_args: list[str] = field(default_factory=list)
     spawn_defaults: dict[str, int | str] = field(default_factory=dict)
+    nodes: list[str] = field(default_factory=list)
+    """Names of several nodes; empty: one."""
+    netns: dict[str, str] = field(default_factory=dict)
+    """Node -> network namespace, made for this run; empty: all are in the machine's own."""
 
     @property
     def folder(self) -> StateFolder:
@@ -131,6 +135,28 @@ class Settings:
     def shm_dir(self) -> str:
         """Folder of the rings and snapshots, in memory."""
         return f"/dev/shm/singularity-{self.instance}"
+
+    @property
+    def network(self) -> str:
+        """What the run's network namespaces and bridge are named after."""
+        return self.instance[:8]
+
+    @property
+    def memory(self) -> list[str]:
+        """Folders outside of the state folder that nobody needs after the run."""
+        folders = [self.runtime_dir, self.shm_dir]
+        return folders + [f"{folder}-{node}" for folder in folders for node in self.nodes]
+
+    @property
+    def fleet_args(self) -> list[str]:
+        """The service's command-line arguments about its nodes. Folders are known in advance, so
+        that the next run can clean up after one that was killed."""
+        return [
+            f"--LocalFleet.runtime_dir={self.runtime_dir}",
+            f"--LocalFleet.shm_dir={self.shm_dir}",
+            *(f"--LocalFleet.nodes={node}" for node in self.nodes),
+            *(f"--LocalFleet.netns={node}={name}" for node, name in self.netns.items()),
+        ]
 
     def save(self) -> None:
         write_private(self.folder.settings, json.dumps(asdict(self), indent=1) + "\n")
