@@ -1,4 +1,4 @@
-"""Handlers of the server extension: authenticated GETs, relayed with the server's own token."""
+"""Handlers of the server extension: authenticated requests, relayed with the server's own token."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SessionsHandler(_Handler):
 
 
 class SessionHandler(_Handler):
-    """GET sessions/ID, sessions/ID/why, sessions/ID/history[?limit=]."""
+    """GET sessions/ID, sessions/ID/why, sessions/ID/history[?limit=]; DELETE sessions/ID."""
 
     @web.authenticated
     @authorized  # type: ignore[untyped-decorator]
@@ -75,11 +75,66 @@ class SessionHandler(_Handler):
             return
         self.finish(json.dumps(answer))
 
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def delete(self, session: str, part: str | None = None) -> None:
+        if part:
+            raise web.HTTPError(405)
+        try:
+            answer = await self.client.end_session(session, "cancelled in JupyterLab")
+        except SingularityError as error:
+            self.refuse(error)
+            return
+        self.finish(json.dumps(answer))
+
     def _limit(self) -> int:
         text = self.get_query_argument("limit", "100")
         if not text.isdigit() or not 0 < int(text) <= 10_000:
             raise web.HTTPError(400, f"limit is {text!r}, it must be a number from 1 to 10000")
         return int(text)
+
+
+class VerbHandler(_Handler):
+    """POST sessions/ID/VERB, with the keys of the scheduler's own API in a JSON object."""
+
+    KEYS = {
+        "checkpoint": ("name", "level"),
+        "suspend": ("name",),
+        "resume": ("checkpoint", "node"),
+        "migrate": ("device", "node", "cluster"),
+        "park": (),
+    }
+    """What a page may ask for: verb -> keys of its body."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def post(self, session: str, verb: str) -> None:
+        body = self.get_json_body() or {}
+        known = self.KEYS[verb]
+        if not isinstance(body, dict) or not body.keys() <= {*known}:
+            raise web.HTTPError(
+                400, f"{verb} takes a JSON object with {' and '.join(known) or 'no keys'}"
+            )
+        try:
+            answer = await getattr(self.client, verb)(session, **body)
+        except SingularityError as error:
+            self.refuse(error)
+            return
+        self.finish(json.dumps(answer))
+
+
+class KernelsHandler(_Handler):
+    """GET kernels: the session behind each kernel of this server, by kernel id."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self) -> None:
+        kernels = self.kernel_manager
+        behind = {
+            kernel_id: getattr(kernels.get_kernel(kernel_id).provisioner, "session_id", None)
+            for kernel_id in kernels.list_kernel_ids()
+        }
+        self.finish(json.dumps({"kernels": {k: s for k, s in behind.items() if s}}))
 
 
 class ClusterHandler(_Handler):
@@ -170,6 +225,8 @@ def handlers() -> list[tuple[str, type[_Handler]]]:
     return [
         (url_path_join(PREFIX, "sessions"), SessionsHandler),
         (PREFIX + session + r"(?:/(why|history))?", SessionHandler),
+        (PREFIX + session + rf"/({'|'.join(VerbHandler.KEYS)})", VerbHandler),
+        (url_path_join(PREFIX, "kernels"), KernelsHandler),
         (url_path_join(PREFIX, "cluster"), ClusterHandler),
         (url_path_join(PREFIX, "events"), EventsHandler),
     ]

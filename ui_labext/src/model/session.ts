@@ -1,0 +1,162 @@
+/**
+ * A session as the page uses it, read from the scheduler's JSON.
+ *
+ * Reading is tolerant on purpose: the server may be older or newer than the page. Only `id` and
+ * `state` are needed; a key that is missing or of another type counts as unknown.
+ */
+
+/** How far a transfer to or from the store is. */
+export interface IProgress {
+  bytesDone: number;
+  bytesTotal: number;
+  /** Bytes per second. */
+  rate: number;
+  /** Seconds left; null: nobody can say. */
+  etaS: number | null;
+}
+
+/** The newest stored checkpoint of a session. */
+export interface ICheckpoint {
+  id: string;
+  /** Given by a person; empty: none. */
+  name: string;
+  /** Milliseconds since 1970; null: unknown. */
+  at: number | null;
+  level: string;
+  bytes: number;
+}
+
+/** What came back, and what did not, at a session's last return from the store. */
+export interface ILoss {
+  back: string[];
+  lost: string[];
+  rolledBack: boolean;
+  at: number | null;
+}
+
+/** Times are in milliseconds since 1970, null where unknown. */
+export interface ISession {
+  id: string;
+  user: string;
+  kind: string;
+  name: string;
+  tier: string;
+  /** The one word for people; may be one that this page does not know. */
+  state: string;
+  processState: string;
+  deviceState: string;
+  reason: string;
+  node: string;
+  /** Physical devices that it holds. */
+  devices: string[];
+  virtualDevices: number;
+  /** Place in the queue, 1 is served next; null: it does not wait. */
+  place: number | null;
+  createdAt: number | null;
+  updatedAt: number | null;
+  heldBack: boolean;
+  checkpoint: ICheckpoint | null;
+  progress: IProgress | null;
+  loss: ILoss | null;
+}
+
+const ENDED = new Set(['completed', 'failed', 'cancelled']);
+
+/** Whether the session is over, with no way back. */
+export function hasEnded(session: ISession): boolean {
+  return ENDED.has(session.state);
+}
+
+type Json = Record<string, unknown>;
+
+function isObject(value: unknown): value is Json {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+function text(value: unknown): string {
+  return typeof value === 'string' ? value : '';
+}
+
+function count(value: unknown): number {
+  return typeof value === 'number' && Number.isFinite(value) ? Math.max(0, value) : 0;
+}
+
+function texts(value: unknown): string[] {
+  return Array.isArray(value) ? value.filter(item => typeof item === 'string') : [];
+}
+
+function time(value: unknown): number | null {
+  const at = typeof value === 'string' ? Date.parse(value) : NaN;
+  return Number.isNaN(at) ? null : at;
+}
+
+/** A place in the queue; null: none. */
+export function readPlace(value: unknown): number | null {
+  return typeof value === 'number' && value >= 1 ? value : null;
+}
+
+/** The progress of a transfer; null: there is none. */
+export function readProgress(value: unknown): IProgress | null {
+  if (!isObject(value)) {
+    return null;
+  }
+  return {
+    bytesDone: count(value.bytes_done),
+    bytesTotal: count(value.bytes_total),
+    rate: count(value.rate),
+    etaS: typeof value.eta_s === 'number' ? count(value.eta_s) : null
+  };
+}
+
+function readCheckpoint(value: unknown): ICheckpoint | null {
+  if (!isObject(value)) {
+    return null;
+  }
+  return {
+    id: text(value.id),
+    name: text(value.name),
+    at: time(value.at),
+    level: text(value.level),
+    bytes: count(value.bytes)
+  };
+}
+
+function readLoss(value: unknown): ILoss | null {
+  if (!isObject(value)) {
+    return null;
+  }
+  return {
+    back: texts(value.back),
+    lost: texts(value.lost),
+    rolledBack: value.rolled_back === true,
+    at: time(value.at)
+  };
+}
+
+/** A session from its JSON; null: it is nothing that this page can show. */
+export function readSession(value: unknown): ISession | null {
+  if (!isObject(value) || !text(value.id) || !text(value.state)) {
+    return null;
+  }
+  return {
+    id: text(value.id),
+    user: text(value.user),
+    kind: text(value.kind),
+    name: text(value.name) || text(value.id),
+    tier: text(value.tier),
+    state: text(value.state),
+    processState: text(value.process_state),
+    deviceState: text(value.device_state),
+    reason: text(value.reason),
+    node: text(value.node),
+    devices: texts(value.devices),
+    virtualDevices: count(value.virtual_devices),
+    place: isObject(value.queue) ? readPlace(value.queue.place) : null,
+    createdAt: time(value.created_at),
+    updatedAt: time(value.updated_at),
+    heldBack: value.held_back === true,
+    checkpoint: readCheckpoint(value.last_checkpoint),
+    progress: readProgress(value.progress),
+    loss: readLoss(value.loss)
+  };
+}

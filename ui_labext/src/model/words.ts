@@ -1,0 +1,152 @@
+import { ILink } from './feed';
+import { IProgress, ISession } from './session';
+
+/** The part of JupyterLab's `TranslationBundle` that is used here. */
+export interface ITexts {
+  __(text: string, ...args: unknown[]): string;
+  _n(one: string, many: string, count: number, ...args: unknown[]): string;
+}
+
+/** What a state looks like: the name of an icon and of a colour. */
+export interface ILook {
+  icon: 'play' | 'ready' | 'clock' | 'pause' | 'store' | 'move' | 'done' | 'cross' | 'unknown';
+  colour: 'good' | 'busy' | 'calm' | 'bad';
+}
+
+const LOOKS: Record<string, ILook> = {
+  queued: { icon: 'clock', colour: 'busy' },
+  starting: { icon: 'move', colour: 'busy' },
+  ready: { icon: 'ready', colour: 'good' },
+  waiting: { icon: 'clock', colour: 'busy' },
+  attaching: { icon: 'move', colour: 'busy' },
+  running: { icon: 'play', colour: 'good' },
+  parking: { icon: 'pause', colour: 'busy' },
+  parked: { icon: 'pause', colour: 'calm' },
+  migrating: { icon: 'move', colour: 'busy' },
+  suspending: { icon: 'store', colour: 'busy' },
+  suspended: { icon: 'store', colour: 'calm' },
+  resuming: { icon: 'move', colour: 'busy' },
+  completed: { icon: 'done', colour: 'calm' },
+  failed: { icon: 'cross', colour: 'bad' },
+  cancelled: { icon: 'cross', colour: 'calm' }
+};
+
+/** Icon and colour of a state; of one that this page does not know, too. */
+export function look(state: string): ILook {
+  return (Object.hasOwn(LOOKS, state) && LOOKS[state]) || { icon: 'unknown', colour: 'calm' };
+}
+
+/** The state as people read it; one that this page does not know is shown as it is. */
+export function stateWord(state: string, texts: ITexts): string {
+  const words: Record<string, () => string> = {
+    queued: () => texts.__('queued'),
+    starting: () => texts.__('starting'),
+    ready: () => texts.__('ready'),
+    waiting: () => texts.__('waiting'),
+    attaching: () => texts.__('attaching'),
+    running: () => texts.__('running'),
+    parking: () => texts.__('parking'),
+    parked: () => texts.__('parked'),
+    migrating: () => texts.__('migrating'),
+    suspending: () => texts.__('suspending'),
+    suspended: () => texts.__('suspended'),
+    resuming: () => texts.__('resuming'),
+    completed: () => texts.__('completed'),
+    failed: () => texts.__('failed'),
+    cancelled: () => texts.__('cancelled')
+  };
+  return (Object.hasOwn(words, state) && words[state]?.()) || state;
+}
+
+/** 1536 -> "1.5 KiB". */
+export function bytes(count: number): string {
+  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+  let value = count;
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+}
+
+/** Seconds in one unit, rounded: "40 s", "3 min", "2 h", "5 d". */
+export function duration(seconds: number, texts: ITexts): string {
+  const s = Math.max(0, Math.round(seconds));
+  if (s < 60) {
+    return texts.__('%1 s', s);
+  }
+  if (s < 90 * 60) {
+    return texts.__('%1 min', Math.round(s / 60));
+  }
+  if (s < 36 * 3600) {
+    return texts.__('%1 h', Math.round(s / 3600));
+  }
+  return texts.__('%1 d', Math.round(s / 86400));
+}
+
+/** The hour and minute of a time in ms since 1970, as this browser writes them. */
+export function clock(at: number): string {
+  return new Date(at).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+}
+
+const WANTS = new Set(['queued', 'starting', 'waiting', 'attaching', 'resuming']);
+
+/** The devices it holds, or how many it waits for. */
+export function deviceText(session: ISession, texts: ITexts): string {
+  if (session.devices.length) {
+    return session.devices.join(', ');
+  }
+  return WANTS.has(session.state) && session.virtualDevices
+    ? texts._n('wants %1 device', 'wants %1 devices', session.virtualDevices)
+    : texts.__('no device');
+}
+
+/** How old the newest checkpoint is at `now` (ms), or that there is none. */
+export function checkpointText(session: ISession, now: number, texts: ITexts): string {
+  const { checkpoint } = session;
+  if (!checkpoint) {
+    return texts.__('no checkpoint');
+  }
+  if (checkpoint.at === null) {
+    return texts.__('checkpoint stored');
+  }
+  const age = duration((now - checkpoint.at) / 1000, texts);
+  return checkpoint.name
+    ? texts.__('checkpoint "%1", %2 ago', checkpoint.name, age)
+    : texts.__('checkpoint %1 ago', age);
+}
+
+/** "1.0 GiB of 2.0 GiB, 512 MiB/s, 2 s left". */
+export function progressText(progress: IProgress, texts: ITexts): string {
+  const parts = [texts.__('%1 of %2', bytes(progress.bytesDone), bytes(progress.bytesTotal))];
+  if (progress.rate > 0) {
+    parts.push(`${bytes(progress.rate)}/s`);
+  }
+  if (progress.etaS !== null) {
+    parts.push(texts.__('%1 left', duration(progress.etaS, texts)));
+  }
+  return parts.join(', ');
+}
+
+/** The one line about how current the list is and what is wrong with it; "": all is well. */
+export function linkText(link: ILink, unreadable: number, texts: ITexts): string {
+  if (link.state === 'connecting') {
+    return texts.__('connecting to the scheduler');
+  }
+  if (link.state === 'lost') {
+    const lost =
+      link.known === null
+        ? texts.__('no connection to the scheduler')
+        : texts.__('connection lost, last known state of %1', clock(link.known));
+    return link.why ? `${lost} (${link.why})` : lost;
+  }
+  if (unreadable) {
+    return texts._n(
+      'the scheduler is of another version: %1 session cannot be shown',
+      'the scheduler is of another version: %1 sessions cannot be shown',
+      unreadable
+    );
+  }
+  return '';
+}

@@ -1,0 +1,66 @@
+import * as React from 'react';
+
+import { Behind } from '../model/behind';
+import { Feed } from '../model/feed';
+import { ISession } from '../model/session';
+import { Sessions } from '../model/sessions';
+import { checkpointText, deviceText, ITexts, linkText, look, stateWord } from '../model/words';
+import { useChanges, useNow } from './changes';
+import { StateIcon } from './icons';
+
+/** What the status bar says of the session of the active notebook. */
+export function StatusItem(props: {
+  session: ISession;
+  /** The line about a lost connection; "": all is well. */
+  link: string;
+  now: number;
+  texts: ITexts;
+  open: () => void;
+}): JSX.Element {
+  const { session, link, now, texts, open } = props;
+  const word = stateWord(session.state, texts);
+  const parts = [deviceText(session, texts), session.tier, checkpointText(session, now, texts)];
+  const text = [word, ...parts.filter(Boolean)].join(' · ');
+  const tip = [link, session.reason].filter(Boolean).join('\n');
+  return (
+    <button
+      type="button"
+      className={`jp-Singularity-status${link ? ' jp-mod-stale' : ''}`}
+      title={tip}
+      aria-label={texts.__('Session %1: %2. %3', session.name, text, tip)}
+      data-state={session.state}
+      onClick={open}
+    >
+      <StateIcon look={look(session.state)} />
+      <span>{text}</span>
+    </button>
+  );
+}
+
+/** Keeps the item current; nothing is shown for a notebook without a session. */
+export function Status(props: {
+  sessions: Sessions;
+  feed: Feed;
+  behind: Behind;
+  /** The kernel of the active notebook, and when that becomes another. */
+  kernel: () => string | null;
+  subscribe: (listener: () => void) => () => void;
+  texts: ITexts;
+  open: () => void;
+}): JSX.Element | null {
+  const { sessions, feed, behind, kernel, subscribe, texts, open } = props;
+  useChanges([
+    listener => sessions.subscribe(listener),
+    listener => feed.subscribe(listener),
+    listener => behind.subscribe(listener),
+    subscribe
+  ]);
+  const now = useNow(30_000);
+  const id = kernel();
+  const session = id && behind.session(id);
+  if (!session) {
+    return null;
+  }
+  const link = feed.link.state === 'lost' ? linkText(feed.link, 0, texts) : '';
+  return <StatusItem session={session} link={link} now={now} texts={texts} open={open} />;
+}
