@@ -25,7 +25,7 @@ from rich.table import Table
 
 from .figures import Figure
 
-NAMES = ("proxy", "api", "checkpoint")
+NAMES = ("proxy", "api", "checkpoint", "admissions", "scheduler", "million")
 
 
 def machine() -> dict[str, Any]:
@@ -52,13 +52,13 @@ def machine() -> dict[str, Any]:
 
 
 def judge(
-    key: str, median: float | None, bounds: dict[str, float], floors: dict[str, float]
+    key: str, quoted: float | None, bounds: dict[str, float], floors: dict[str, float]
 ) -> tuple[str, bool]:
-    """(the promise in words, whether `median` keeps it)."""
+    """(the promise in words, whether `quoted` keeps it)."""
     if key in floors:
-        return f">= {floors[key]:g}", median is not None and median >= floors[key]
+        return f">= {floors[key]:g}", quoted is not None and quoted >= floors[key]
     if key in bounds:
-        return f"<= {bounds[key]:g}", median is not None and median <= bounds[key]
+        return f"<= {bounds[key]:g}", quoted is not None and quoted <= bounds[key]
     return "", True
 
 
@@ -73,14 +73,14 @@ def show(
         title=f"bench {name}"
         + (" (quick: sizes are smaller, bounds are not judged)" if quick else "")
     )
-    for column in ("key", "median", "min .. max", "runs", "bound", ""):
+    for column in ("key", "median or worst", "min .. max", "runs", "bound", ""):
         table.add_column(column, justify="left" if column == "key" else "right")
     for key, figure in figures.items():
-        promise, kept = judge(key, figure.median, bounds, floors)
+        promise, kept = judge(key, figure.quoted, bounds, floors)
         judged = ""
-        if not quick and promise and figure.median is not None:
+        if not quick and promise and figure.quoted is not None:
             judged = "ok" if kept else "MISSED"
-        shown = "-" if figure.median is None else f"{figure.median:.4g}"
+        shown = "-" if figure.quoted is None else f"{figure.quoted:.4g}"
         spread = f"{figure.low:.4g} .. {figure.high:.4g}" if figure.values else figure.note
         table.add_row(
             key,
@@ -115,10 +115,10 @@ def main() -> int:
     }
     floors: dict[str, float] = getattr(module, "FLOORS", {})
     for key, figure in figures.items():
-        report[key] = figure.median
+        report[key] = figure.quoted
         report[f"{key}_spread"] = figure.spread()
-        promise, kept = judge(key, figure.median, module.BOUNDS, floors)
-        if promise and figure.median is not None and not options.quick:
+        promise, kept = judge(key, figure.quoted, module.BOUNDS, floors)
+        if promise and figure.quoted is not None and not options.quick:
             report |= {f"{key}_bound": promise, f"{key}_kept": kept}
     Console(width=110).print(show(options.name, figures, module.BOUNDS, floors, options.quick))
     if options.json:

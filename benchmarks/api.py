@@ -141,6 +141,8 @@ class Fleet:
     def on_command(self, callback): self._callbacks.command = callback
     def on_connection(self, callback): self._callbacks.connection = callback
 
+    def lead(self, ledger, epoch): self._callbacks.lead(ledger, epoch)
+
     async def start(self):
         await self._link.connect(os.environ["BENCH_AGENT"])
 

@@ -3,23 +3,25 @@ move."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from singularity_proxy.capsule import criu
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
 from singularity_proxy.checkpoint.store import ObjectStore, open_store
 from singularity_proxy.checkpoint.writer import Request
 
-from . import moves
+from . import connection, moves, sameness
 from .cores import cores
 from .figures import Figure
+from .tools import see_support
 
 DESCRIPTION = "checkpoints: chunks per second, Azure Blob, the second one, sessions that move"
 BOUNDS = {
@@ -27,8 +29,9 @@ BOUNDS = {
     "suspend_s": 4.0,
     "resume_s": 2.0,
     "migrate_s": 6.0,
+    **connection.BOUNDS,
 }
-FLOORS = {"chunk_mb_s": 500.0, "azurite_ratio": 0.6}
+FLOORS = {"chunk_mb_s": 500.0, "azurite_ratio": 0.6, **sameness.FLOORS}
 MB = 1_000_000
 STREAM_BLOB = 8 << 20
 """Bytes of one upload when the emulator's own speed is measured."""
@@ -43,6 +46,8 @@ def sizes(quick: bool) -> dict[str, Any]:
         "rounds": 2 if quick else 5,
         "cores": 2,
         **moves.sizes(quick),
+        **connection.sizes(quick),
+        **sameness.sizes(quick),
     }
 
 
@@ -113,7 +118,7 @@ def second_checkpoint_sent_fraction(bench: Bench) -> Figure:
 def azurite_ratio(bench: Bench) -> Figure:
     """A checkpoint's bytes per second as a fraction of what one plain stream of uploads reaches,
     both into Microsoft's emulator, one right after the other."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    see_support()
     from support.azurite import Azurite
 
     path = bench.state(bench.size["azurite_mb"])
@@ -151,6 +156,12 @@ async def measure(quick: bool, say: Callable[[str], object]) -> dict[str, Figure
             figures[part.__name__] = part(bench)
         say("measuring sessions that move ...")
         figures.update(await moves.measure_moves(size))
+        if criu.probe().ok:
+            for key in (sameness.second_image_shrink, sameness.migrations_bitwise_equal):
+                say(f"measuring {key.__name__} ...")
+                figures[key.__name__] = await key(size)
+            say("measuring a kernel's messages across suspends ...")
+            figures.update(await asyncio.to_thread(connection.measure_connection, size))
     finally:
         bench.close()
         os.sched_setaffinity(0, allowed)

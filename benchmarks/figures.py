@@ -1,22 +1,25 @@
-"""A measured figure: its values, the median that is quoted, and the spread beside it."""
+"""A measured figure: its values, the one that is quoted, and the spread beside it."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass
 class Figure:
-    """Values of one key; empty with a `note` when this run does not measure it."""
+    """Values of one key; empty with a `note` when this run does not measure it. `quote`: which one
+    stands for all, the median of a measurement and the worst of what may never happen."""
 
     values: list[float] = field(default_factory=list)
     note: str = ""
+    quote: Callable[[list[float]], float] = statistics.median
 
     @property
-    def median(self) -> float | None:
-        return statistics.median(self.values) if self.values else None
+    def quoted(self) -> float | None:
+        return self.quote(self.values) if self.values else None
 
     @property
     def low(self) -> float:

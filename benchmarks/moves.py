@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import mmap
+import os
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from singularity_proxy.capsule import criu
 
 from .figures import Figure
+from .tools import see_support
 
 CELL = """
 import os, time, torch
@@ -20,6 +21,9 @@ state = torch.empty({state_mb} << 18, device="cuda").uniform_()
 print("made", int(state.numel()), flush=True)
 tick = 0
 while True:
+    if tick % 64 == 8:
+        state.mul_(1.0001)  # all of it is new for the store
+        print("changed", float(state[-1]), flush=True)
     state[:1024].add_(1)
     tick += int(state[0].item() > 0)
     print("tick", tick, flush=True)
@@ -41,17 +45,16 @@ async def measure_moves(size: dict[str, Any]) -> dict[str, Figure]:
     in a folder. Nothing is measured where CRIU is missing."""
     if not criu.probe().ok:
         return {}
-    _see_support()
+    see_support()
     from support.agent import AgentBox
-    from support.agent_kernels import client_of, connection
+    from support.agent_kernels import client_of, start_kernel
 
     found: dict[str, list[float]] = {"suspend_s": [], "resume_s": [], "migrate_s": []}
+    _touch(4 * (size["session_state_mb"] + size["session_host_mb"]) << 20)
     with tempfile.TemporaryDirectory(prefix="singularity-bench-") as store:
         options = (f"--NodeAgent.checkpoint_store={store}/store",)
         async with AgentBox(*options, warm=1) as one, AgentBox(*options, warm=1) as two:
-            info = connection(one)
-            words = ["-m", "ipykernel_launcher", "-f", "{connection_file}"]
-            session = await one.start([sys.executable, *words], connection=info)
+            session, info = await start_kernel(one)
             client = await client_of(info)
             client.execute(
                 CELL.format(host_mb=size["session_host_mb"], state_mb=size["session_state_mb"])
@@ -61,7 +64,8 @@ async def measure_moves(size: dict[str, Any]) -> dict[str, Figure]:
             await _until_printed(client, "made")
             here, there = one, two
             for round_ in range(size["session_rounds"]):
-                await _until_printed(client, "tick")
+                await asyncio.to_thread(os.sync)  # what was measured before is still being written
+                await _until_printed(client, "changed")
                 times = await _move(session, here, there, one, client, epoch=2 * round_ + 2)
                 for name, seconds in zip(found, times, strict=True):
                     found[name].append(seconds)
@@ -72,9 +76,12 @@ async def measure_moves(size: dict[str, Any]) -> dict[str, Figure]:
     return {name: Figure(values) for name, values in found.items()}
 
 
-def _see_support() -> None:
-    """The tests' own tools run agents and kernels."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+def _touch(count: int) -> None:
+    """Use so much memory once: the first use of memory that a virtual machine was not given yet
+    waits for its host, which is no cost of a checkpoint."""
+    with mmap.mmap(-1, count) as memory:
+        for at in range(0, count, mmap.PAGESIZE):
+            memory[at] = 1
 
 
 async def _move(
