@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import NoSpace, SingularityError
 from singularity_proxy.wire.rpc import SyncPeer
-from support.agent import AgentBox, alive, until
+from support.agent import SUPPORT, AgentBox, alive, until
 from support.agent_moves import listed
 from support.disks import fill, needs_root, small_disk
 
@@ -100,6 +100,32 @@ async def test_proxies_that_end_as_soon_as_they_serve_are_not_replaced_for_ever(
         assert "ended 6 times within a minute and nothing could be done" in sentence
         assert (await box.session(other))["devices"] == ["cpu:1"]
         assert [t for s, t, _ in box.events if s == other and t.startswith("proxy.")] == []
+
+
+@pytest.mark.asyncio
+async def test_folders_in_the_place_of_files_end_nobodys_leases() -> None:
+    async with AgentBox("--NodeAgent.lease_ttl_s=3.0", double=True) as box:
+        go = box.work / "go"
+        words = [sys.executable, str(SUPPORT / "agent_worker.py"), "open", f"next:{go}"]
+        session = await box.python(
+            f"import subprocess, time; subprocess.run({words}); print('over'); time.sleep(600)"
+        )
+        await box.logged(session, "opened r1")
+        folder = box.shm / session
+        (folder / "r1.ring").unlink()
+        for name in ("r1.ring", "r1.snap.tmp", "r1.journal"):
+            (folder / name).mkdir()
+            (folder / name / "file").touch()
+        go.touch()
+        await until(lambda: "r1.journal stays until its session ends" in box.agent_log())
+        other = await box.worker("open", "need", "sleep")
+        await box.event("device.need", other)
+        await box.attach(other, 1)
+        await box.event("lease.lapsed", other)
+        await until(lambda: not box.proxies_of(other))
+        assert (await box.session(session))["alive"]
+        await box.end(session)
+        assert [path.name for path in box.shm.iterdir()] == [other]
 
 
 @pytest.mark.root

@@ -88,12 +88,13 @@ async def test_what_ended_meanwhile_is_noticed() -> None:
         assert report[stays]["alive"] is True
         # Its proxy died while nobody watched: another one serves the ring now.
         assert report[stays]["devices"] == ["cpu:1"]
-        assert sorted(p.name for p in box.shm.iterdir()) == [stays]
+        assert [p.name for p in box.shm.iterdir()] == [stays]
+        assert [p.name for p in (box.runtime / "l").iterdir()] == [f"{stays}.lease"]
 
 
 @pytest.mark.asyncio
 async def test_a_lease_runs_on_while_the_agent_is_dead() -> None:
-    async with AgentBox("--NodeAgent.lease_ttl_s=1.5", double=True) as box:
+    async with AgentBox("--NodeAgent.lease_ttl_s=4.0", double=True) as box:
         session = await box.worker("open", "need", "sleep")
         await box.event("device.need", session)
         await box.attach(session, 1)

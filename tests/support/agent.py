@@ -203,6 +203,10 @@ class AgentBox:
             return (self.folder(session) / "capsule.log").read_text()
         return ""
 
+    def agent_log(self, count: int = 4000) -> str:
+        """The last characters of what the agents said."""
+        return (self.root / "state" / "agent.log").read_text()[-count:]
+
     async def logged(self, session: str, text: str) -> None:
         """Wait until the session's process printed `text`."""
         await until(lambda: text in self.log(session), lambda: self.log(session))
@@ -246,7 +250,7 @@ class AgentBox:
         return [pid for pid in self.proxies() if _has_open(pid, f"{self.shm}/{session}/")]
 
     def relays(self, session: str) -> list[int]:
-        return _with_words(lambda words: f"/r/{session}/client.json" in words)
+        return _with_words(lambda words: f"{self.runtime}/r/{session}/client.json" in words)
 
 
 def _has_open(pid: int, start: str) -> bool:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from jupyter_client.asynchronous import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 from support.agent import AgentBox
+
+KERNEL = (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}")
+"""How an agent starts a kernel."""
+
+NO_HISTORY = "--HistoryManager.enabled=False"
+"""No database in the home folder, for kernels that are many or move often."""
+
+
+async def start_kernel(box: AgentBox, *options: str, **launch: Any) -> tuple[str, dict[str, Any]]:
+    """Start a session that is a kernel; it and what its clients connect to."""
+    info = connection(box)
+    return await box.start([*KERNEL, *options], connection=info, **launch), info
 
 
 def connection(box: AgentBox) -> dict[str, Any]:
@@ -25,13 +38,17 @@ async def client_of(info: dict[str, Any]) -> AsyncKernelClient:
     return client
 
 
-async def run(client: AsyncKernelClient, code: str) -> str:
-    """Run a cell; what it printed."""
+async def run(client: AsyncKernelClient, code: str, answer: str | None = None) -> str:
+    """Run a cell; what it printed or showed. `answer`: to what it asks on stdin."""
     said: list[str] = []
 
     def hear(message: dict[str, Any]) -> None:
         content = message["content"]
-        said.append(content.get("text") or "\n".join(content.get("traceback", [])))
+        shown = content.get("text") or content.get("data", {}).get("text/plain")
+        said.append(shown or "\n".join(content.get("traceback", [])))
 
-    await client.execute_interactive(code, output_hook=hear, timeout=60)
+    asked = {}
+    if answer is not None:
+        asked = {"allow_stdin": True, "stdin_hook": lambda _: client.input(answer)}
+    await client.execute_interactive(code, output_hook=hear, timeout=60, **asked)
     return "".join(said)

@@ -58,9 +58,11 @@ async def after(box: AgentBox, session: str, step: int) -> None:
 async def gone(box: AgentBox, session: str) -> None:
     """Nothing of the session is on the node."""
     [hello] = await box.fleet.hello()
-    assert hello["sessions"] == [], hello["sessions"]
+    mine = [s for s in hello["sessions"] if s["session"] == session]
+    assert [s for s in mine if not s.get("suspended")] == []
     assert not box.folder(session).exists()
     assert not (box.shm / session).exists()
+    assert not (box.runtime / "l" / f"{session}.lease").exists()
     assert box.everything_of(session) == []
     assert box.proxies_of(session) == []
     assert list((box.root / "state" / "images").iterdir()) == []

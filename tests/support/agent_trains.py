@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from singularity_proxy.errors import SingularityError
 from support.agent import SUPPORT, AgentBox
 
 TRAINING = str(SUPPORT / "agent_training.py")
@@ -54,3 +58,15 @@ async def reach(box: AgentBox, session: str, step: int) -> None:
 def go(box: AgentBox, step: int) -> None:
     """Let it go on with `step`."""
     (box.work / f"go-{step}").touch()
+
+
+async def logged(client: Any, session: str, text: str) -> str:
+    """The session's log, once `text` is in it."""
+    said = ""
+    for _ in range(2400):
+        with contextlib.suppress(SingularityError):  # on its way, it has no log
+            said = "".join([text async for text in client.log(session)])
+            if text in said:
+                return said
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{said}\n{await client.get_session(session)}")

@@ -1,27 +1,31 @@
-"""The node agent, killed by itself at a step that a test names: `<state folder>/fault` holds the
-name, and is removed at the step, so that the next agent gets by."""
+"""The node agent, held up at a step that a test names: `<state folder>/fault` holds the name, and
+is called `reached` from the moment at which the agent is there until the test removes it. What
+happens to whom meanwhile is the test's business."""
 
 import functools
 import os
-import signal
 import sys
+import time
 from pathlib import Path
 
 from singularity_scheduler.agent import app
 from singularity_scheduler.agent.node import Node
 
 [STATE] = [word.partition("=")[2] for word in sys.argv if word.startswith("--NodeAgent.state_dir=")]
-FAULT = Path(STATE) / "fault"
+FAULT, REACHED = Path(STATE) / "fault", Path(STATE) / "reached"
+LIMIT_S = 30.0
 
 
 def step(name: str) -> None:
     try:
         if FAULT.read_text() != name:
             return
-    except FileNotFoundError:
+        os.rename(FAULT, REACHED)
+    except FileNotFoundError:  # nothing is wanted, or another thread was here before
         return
-    FAULT.unlink()
-    os.kill(os.getpid(), signal.SIGKILL)
+    deadline = time.monotonic() + LIMIT_S
+    while REACHED.exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
 
 
 app.Node = functools.partial(Node, on_step=step)  # type: ignore[misc, assignment]

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from singularity_spawner.platform.tools import search_path
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -19,7 +21,7 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 def command() -> list[str] | None:
     """How to start it; None where it is not installed."""
-    node = shutil.which("node")
+    node = shutil.which("node", path=search_path())  # not a launcher, which dies and leaves it
     for root in (ROOT, Path(sys.prefix).parent):  # the checkout, or the one of the environment
         script = root / "node_modules/azurite/dist/src/blob/main.js"
         if node and script.exists():

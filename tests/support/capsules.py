@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from singularity_proxy.capsule import criu, namespace
 from singularity_proxy.capsule.launcher import CapsuleSpec
+from singularity_proxy.capsule.lease_word import LeaseWord
 from singularity_proxy.capsule.namespace import NamespaceCapsule, NamespaceLauncher
 
 from . import uids
@@ -42,6 +43,7 @@ class Place:
         self.uid = OWN_UID + number if uids.OWN_UIDS else os.geteuid()
         self.session = uuid.uuid4().hex[:12]
         self.capsules: list[NamespaceCapsule] = []
+        self.words: list[LeaseWord] = []
 
     def __enter__(self) -> Place:
         self.root = Path(tempfile.mkdtemp(prefix="cp-"))
@@ -86,10 +88,10 @@ class Place:
     async def python(self, code: str, **more: Any) -> NamespaceCapsule:
         return await self.start(sys.executable, "-c", code, **more)
 
-    async def prepare(self) -> NamespaceCapsule:
+    async def prepare(self, **more: Any) -> NamespaceCapsule:
         """An empty capsule to restore in."""
         assert isinstance(LAUNCHER, NamespaceLauncher)
-        capsule = await LAUNCHER.prepare(self.spec("unused"))
+        capsule = await LAUNCHER.prepare(self.spec("unused", **more))
         self.capsules.append(capsule)
         return capsule
 
@@ -107,7 +109,14 @@ class Place:
     async def logged(self, text: str) -> None:
         await self.until(lambda: text in self.log())
 
+    def lease(self) -> LeaseWord:
+        """The word of this place's capsules; pass its path as `lease`."""
+        self.words.append(LeaseWord(str(self.root / "lease")))
+        return self.words[-1]
+
     async def close(self) -> None:
+        for word in self.words:
+            word.close()
         for capsule in self.capsules:
             await capsule.end(0)
 

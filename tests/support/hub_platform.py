@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import requests
+from singularity_scheduler.fleet import namespaces
 from singularity_spawner.platform import Platform
 from singularity_spawner.platform.ports import free_ports
 from singularity_spawner.platform.processes import of_run
@@ -43,8 +44,10 @@ async def running_platform(**kwargs):
 def left_of(settings):
     """What a run that is over left behind: processes, folders in memory and in /tmp."""
     processes = [Path(f"/proc/{p.pid}/cmdline").read_text() for p in of_run(settings.instance)]
-    folders = [path for path in (settings.runtime_dir, settings.shm_dir) if Path(path).exists()]
-    return processes + folders
+    folders = [path for path in settings.memory if Path(path).exists()]
+    links = [f"/sys/class/net/{name}" for name in os.listdir("/sys/class/net")]
+    networks = [*links, *map(str, Path(namespaces.NAMESPACES).glob("*"))]
+    return processes + folders + [n for n in networks if f"sg{settings.network}" in n]
 
 
 class Person:

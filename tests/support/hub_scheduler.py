@@ -17,7 +17,10 @@ TOKEN = "spawner-token"
 
 
 class Scheduler:
-    """`devices`: session holding each device, or None. `sessions`: what GET sessions lists."""
+    """`devices`: session holding each device, or None. `sessions`: what GET sessions lists. `kept`:
+    what could not be suspended. `notebooks`: what waits for the next server."""
+
+    notebooks: tuple = ()
 
     def __init__(self):
         self.devices = [None, None]
@@ -26,6 +29,9 @@ class Scheduler:
         self.identities = {}
         self.refusals = []
         self.ended = []
+        self.hibernated = []
+        self.waits = []
+        self.kept = []
         self.tokens = []
         self.url = ""
 
@@ -56,10 +62,19 @@ async def scheduler():
                 self.finish(json.dumps({**problem, "error": error, "reason": error.lower()}))
 
         def get(self, what):
+            if what.endswith("/suspended"):
+                self.finish({"notebooks": state.notebooks})
+                return
             self.finish(state.cluster() if what == "cluster" else {"sessions": state.sessions})
 
         def put(self, what):
             user = what.split("/")[1]
+            if what.endswith("/suspended"):
+                asked = json.loads(self.request.body)
+                state.hibernated.append((user, asked["server"]))
+                state.waits.append(asked["wait_s"])
+                self.finish({"suspended": [], "suspending": [], "kept": state.kept})
+                return
             self.finish(state.identities[user])
 
         def delete(self, what):

@@ -108,7 +108,7 @@ class Platform:
             ready.set()
             await self._stop.wait()
             if self._end_agent:
-                await controller.fleet.stop_agent()
+                await controller.fleet.bare.stop_agent()
         finally:
             await running.__aexit__(None, None, None)
 
@@ -117,8 +117,8 @@ class Platform:
 def platform(folder: Path, devices: int = 2) -> Iterator[Platform]:
     """A running platform; all of it is ended afterwards."""
     found = Platform(folder, devices)
-    found.start()
     try:
+        found.start()
         yield found
     finally:
         found.stop(end_agent=True)

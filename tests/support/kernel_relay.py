@@ -279,3 +279,51 @@ def run(found: BlockingKernelClient, code: str, **options: Any) -> tuple[dict[st
 
     reply = found.execute_interactive(code, output_hook=output, timeout=60, **options)
     return reply["content"], "".join(streams)
+
+
+class Everything:
+    """A comm, a subshell, input and an interrupt of one kernel, set up once."""
+
+    def __init__(self, found: BlockingKernelClient) -> None:
+        self._client = found
+        run(
+            found,
+            "import time\n"
+            "def opened(comm, message):\n"
+            "    comm.on_msg(lambda m: comm.send({'twice': 2 * m['content']['data']['n']}))\n"
+            "get_ipython().kernel.comm_manager.register_target('double', opened)",
+        )
+        self._comm = {"comm_id": uuid.uuid4().hex}
+        opening = {**self._comm, "target_name": "double", "data": {}}
+        found.shell_channel.send(found.session.msg("comm_open", opening))
+        found.control_channel.send(found.session.msg("create_subshell_request", {}))
+        self._subshell = found.get_control_msg(timeout=30)["content"]["subshell_id"]
+
+    def works(self) -> None:
+        """All of it works now."""
+        found = self._client
+        found.shell_channel.send(found.session.msg("comm_msg", {**self._comm, "data": {"n": 21}}))
+        assert iopub(found, "comm_msg")["content"]["data"] == {"twice": 42}
+        reply, text = run(
+            found,
+            "print('hello', input('name? '))",
+            allow_stdin=True,
+            stdin_hook=lambda _: found.input("Ada"),
+        )
+        assert (reply["status"], text) == ("ok", "hello Ada\n")
+        while found.shell_channel.socket.poll(100) != 0:
+            found.get_shell_msg(timeout=1)
+        run(found, "go = False")
+        busy = found.execute("while not go: time.sleep(0.01)")
+        content = {"code": "go = True", "silent": False, "store_history": False}
+        message = found.session.msg("execute_request", content)
+        message["header"]["subshell_id"] = self._subshell
+        found.shell_channel.send(message)
+        replies = {found.get_shell_msg(timeout=30)["parent_header"]["msg_id"] for _ in range(2)}
+        assert replies == {message["header"]["msg_id"], busy}
+        found.execute("print('on', flush=True)\nfor _ in range(600): time.sleep(0.1)")
+        while "on" not in iopub(found, "stream")["content"]["text"]:
+            pass
+        found.control_channel.send(found.session.msg("interrupt_request", {}))
+        assert found.get_control_msg(timeout=30)["msg_type"] == "interrupt_reply"
+        assert found.get_shell_msg(timeout=30)["content"]["ename"] == "KeyboardInterrupt"

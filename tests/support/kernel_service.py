@@ -14,11 +14,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from singularity_proxy.errors import Conflict, Forbidden, NotFound, SingularityError, to_wire
 from singularity_proxy.wire.rpc import SyncPeer
+from support.kernel_relay import free_ports
 from tornado import web
 from tornado.iostream import StreamClosedError
 
@@ -32,36 +34,23 @@ class Session:
     json: dict[str, Any]
     launch: dict[str, Any]
     folder: Path
+    kernel_id: str | None = None
     kernel: subprocess.Popen[bytes] | None = None
     relay: subprocess.Popen[bytes] | None = None
     signals: list[int] = field(default_factory=list)
     ends: list[dict[str, str]] = field(default_factory=list)
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    """Verbs that it was asked for, with their bodies."""
 
     def start(self) -> None:
         connection = self.launch["connection"]
-        client, kernel = self.folder / "client.json", self.folder / "kernel.json"
-        client.write_text(json.dumps(connection))
+        kernel = self.folder / "kernel.json"
         ports = {
             k: n for n, k in enumerate(sorted(k for k in connection if k.endswith("_port")), 1)
         }
         ipc = {**connection, "transport": "ipc", "ip": str(self.folder / "k"), **ports}
         kernel.write_text(json.dumps(ipc))
-        read, write = os.pipe()
-        command = [sys.executable, "-m", "singularity_kernel.relay", "--ready-fd", str(write)]
-        command += ["--connection", str(client), "--state", str(self.folder), "--bind-s", "0.2"]
-        command += ["--session", self.json["id"]]
-        self.relay = subprocess.Popen(command, pass_fds=[write], stderr=subprocess.PIPE)
-        os.close(write)
-        with os.fdopen(read) as ready:
-            if not ready.read():
-                assert self.relay.stderr is not None
-                with self.relay.stderr:
-                    why = self.relay.stderr.read().decode().strip()
-                code, self.relay = self.relay.wait(), None
-                raise Conflict(why, port=True) if code == 3 else SingularityError(why)
-        tunnel = self.folder / "tunnel.json"
-        with SyncPeer(self.folder / "control.sock") as peer:
-            tunnel.write_text(json.dumps(peer.call("status")["tunnel"]))
+        tunnel = self._start_relay(self.folder)
         shim = [sys.executable, "-m", "singularity_kernel.shim"]
         shim += ["--kernel", str(kernel), "--tunnel", str(tunnel), "--"]
         argv = [word.replace("{connection_file}", str(kernel)) for word in self.launch["argv"]]
@@ -72,6 +61,41 @@ class Session:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    def _start_relay(self, state: Path, *options: str) -> Path:
+        """Returns the tunnel file."""
+        client = state / "client.json"
+        client.write_text(json.dumps(self.launch["connection"]))
+        read, write = os.pipe()
+        command = [sys.executable, "-m", "singularity_kernel.relay", "--ready-fd", str(write)]
+        command += ["--connection", str(client), "--state", str(state), "--bind-s", "0.2"]
+        command += ["--session", self.json["id"], *options]
+        self.relay = subprocess.Popen(command, pass_fds=[write], stderr=subprocess.PIPE)
+        os.close(write)
+        with os.fdopen(read) as ready:
+            if not ready.read():
+                assert self.relay.stderr is not None
+                with self.relay.stderr:
+                    why = self.relay.stderr.read().decode().strip()
+                code, self.relay = self.relay.wait(), None
+                raise Conflict(why, port=True) if code == 3 else SingularityError(why)
+        tunnel = self.folder / "tunnel.json"
+        with SyncPeer(state / "control.sock") as peer:
+            tunnel.write_text(json.dumps(peer.call("status")["tunnel"]))
+        return tunnel
+
+    def lose_relay(self) -> None:
+        """Its node is gone: the kernel goes on behind another relay, at other ports."""
+        assert self.relay is not None
+        assert self.relay.stderr is not None
+        self.relay.kill()
+        self.relay.communicate(timeout=20)
+        ports = [k for k in self.launch["connection"] if k.endswith("_port")]
+        self.launch["connection"] |= dict(zip(ports, free_ports(len(ports)), strict=True))
+        state = self.folder / "again"
+        state.mkdir(mode=0o700)
+        self._start_relay(state, "--absent")
+        self.json["epoch"] += 1
 
     def variables(self) -> dict[str, str]:
         return {
@@ -149,8 +173,16 @@ class Scheduler:
         routes = [
             (prefix, _Sessions, {"scheduler": self}),
             (prefix + "/([^/]+)", _Session, {"scheduler": self}),
+            (prefix + "/([^/]+)/connection", _Connection, {"scheduler": self}),
             (prefix + "/([^/]+)/signal", _Signal, {"scheduler": self}),
             (prefix + "/([^/]+)/(why|history)", _About, {"scheduler": self}),
+            (prefix + "/([^/]+)/owner", _Owner, {"scheduler": self}),
+            (
+                prefix + "/([^/]+)/(checkpoint|suspend|resume|migrate|park)",
+                _Verb,
+                {"scheduler": self},
+            ),
+            (prefix.replace("sessions", "users/[^/]+/suspended"), _Found, {"scheduler": self}),
             (prefix.replace("sessions", "cluster"), _Cluster, {"scheduler": self}),
             (prefix.replace("sessions", "events"), _Events, {"scheduler": self}),
         ]
@@ -170,8 +202,10 @@ class Scheduler:
         folder = self.folder / sid
         folder.mkdir()
         answer = {k: body.get(k) for k in ("kind", "name", "tier", "devices")}
-        answer |= {"id": sid, "process_state": "live", "device_state": "none", "exit_code": None}
-        session = Session(answer, body["launch"], folder)
+        created = datetime.now(timezone.utc).isoformat()
+        answer |= {"id": sid, "epoch": 1, "created_at": created}
+        answer |= {"process_state": "live", "device_state": "none", "exit_code": None}
+        session = Session(answer, body["launch"], folder, body.get("kernel_id"))
         if body["launch"]["mode"] == "capsule":
             session.start()
         self.sessions.append(session)
@@ -237,6 +271,11 @@ class _Session(_Base):
         self.finish(json.dumps(session.look()))
 
 
+class _Connection(_Base):
+    def get(self, sid: str) -> None:
+        self.finish(json.dumps({"connection": self.scheduler.find(sid).launch["connection"]}))
+
+
 class _Signal(_Base):
     def post(self, sid: str) -> None:
         session = self.scheduler.find(sid)
@@ -254,6 +293,38 @@ class _About(_Base):
         limit = int(self.get_query_argument("limit", "0"))
         answers = {"why": {"sentence": "because", "facts": {}}, "history": {"history": [limit]}}
         self.finish(json.dumps(answers[what]))
+
+
+class _Verb(_Base):
+    def post(self, sid: str, verb: str) -> None:
+        session = self.scheduler.find(sid)
+        if self.scheduler.refusal:
+            raise self.scheduler.refusal
+        session.asked.append((verb, json.loads(self.request.body)))
+        self.finish(json.dumps(session.look()))
+
+
+class _Owner(_Base):
+    def put(self, sid: str) -> None:
+        session = self.scheduler.find(sid)
+        session.launch["owner_pid"] = json.loads(self.request.body)["owner_pid"]
+        self.finish(json.dumps(session.look()))
+
+
+class _Found(_Base):
+    """What the next server of a user finds; nothing is suspended here."""
+
+    def get(self) -> None:
+        there = [s for s in self.scheduler.sessions if s.look()["process_state"] == "live"]
+        notebooks = [
+            {
+                "session": {**s.json, "busy": False},
+                "kernel_id": s.kernel_id,
+                "connection": s.launch["connection"],
+            }
+            for s in there
+        ]
+        self.finish(json.dumps({"notebooks": notebooks}))
 
 
 class _Cluster(_Base):

@@ -20,6 +20,7 @@ from singularity_proxy.errors import (
     Unavailable,
 )
 from singularity_proxy.wire import rpc
+from singularity_scheduler.agent.leaders import Leaders
 from singularity_scheduler.fleet.base import AgentLink, Callbacks
 
 WHOLE = (
@@ -27,6 +28,8 @@ WHOLE = (
     "session.checkpoint",
     "session.resume",
     "session.connection",
+    "device.put_back",
+    "session.own",
     "checkpoints.list",
     "checkpoints.delete",
 )
@@ -91,8 +94,10 @@ class PaperAgent:
         self.hold: dict[str, asyncio.Event] = {}
         """method -> gate its calls wait at"""
         self.holds_leases = True
+        self.version = self.cluster = ""
         self.logs: dict[str, bytes] = {}
         """session -> what it printed"""
+        self.leaders = Leaders()
         self.peer: rpc.Peer | None = None
         self._server: asyncio.AbstractServer | None = None
         self._peers: set[rpc.Peer] = set()
@@ -159,7 +164,10 @@ class PaperAgent:
             if error := self.refuse.pop(method, None):
                 raise error
             if method == "hello":
+                self.leaders.hello(peer, params)
                 self.peer = peer
+            else:
+                self.leaders.check(peer)
             key = (method, params.get("session", ""), params.get("epoch", 0), params.get("seq", 0))
             if "seq" in params and key in self.answers:
                 return self.answers[key]
@@ -180,6 +188,8 @@ class PaperAgent:
         return {
             "node": self.node,
             "instance": self.instance,
+            "version": self.version,
+            "cluster": self.cluster,
             "devices": self.devices,
             "capabilities": able,
             "sessions": list(self.sessions.values()),
@@ -204,7 +214,7 @@ class PaperAgent:
             "saved": False,
             "waiting": False,
             "busy": None,
-            "life": 1,
+            "incarnation": 1,
         }
         return {"pid": 4711, "connection": params["launch"]["connection"], "env": {}}
 
@@ -212,11 +222,14 @@ class PaperAgent:
         session = self._known(params)
         assert self.store is not None
         reference = self.store.save(
-            params["session"], params["epoch"], name=params["name"], incarnation=session["life"]
+            params["session"],
+            params["epoch"],
+            name=params["name"],
+            incarnation=session["incarnation"],
         )
         del self.sessions[params["session"]]
         ms = {"freeze": 1.0, "device": 2.0, "image": 3.0, "store": 4.0, "total": 1500.0}
-        return {"checkpoint": reference, "ms": ms, "incarnation": session["life"]}
+        return {"checkpoint": reference, "ms": ms, "incarnation": session["incarnation"]}
 
     def _session_checkpoint(self, params: dict[str, Any]) -> Any:
         session = self._known(params)
@@ -228,8 +241,20 @@ class PaperAgent:
             name=params["name"],
             level=level,
             reason=self.image_trouble,
-            incarnation=session["life"],
+            incarnation=session["incarnation"],
         )
+
+    def _device_put_back(self, params: dict[str, Any]) -> Any:
+        assert self.store is not None
+        self._known(params)
+        stored = self.store.checkpoints[params["session"], params["checkpoint"]]
+        before = None
+        if not params["discard"]:
+            asked = {**params, "name": "", "level": "device"}
+            before = self._session_checkpoint(asked)
+        loss = {"level": "device", "back": ["the contents of 2 tensors (8 bytes)"]}
+        loss |= {"lost": ["Python variables, which are as they are now"], "hashes_checked": 3}
+        return {"loss": {**loss, "checkpoint": stored["id"]}, "before": before}
 
     def _session_resume(self, params: dict[str, Any]) -> Any:
         assert self.store is not None
@@ -242,7 +267,7 @@ class PaperAgent:
         self.sessions[params["session"]] |= {
             "epoch": params["epoch"],
             "saved": True,
-            "life": params["incarnation"],
+            "incarnation": params["incarnation"],
         }
         loss = {
             "level": reference["level"],
@@ -259,6 +284,9 @@ class PaperAgent:
             "connection": {"tunnel": {"secret": f"of incarnation {params.get('incarnation')}"}},
             "clients": {"shell_port": 5001, "key": "connection-secret"},
         }
+
+    def _session_own(self, params: dict[str, Any]) -> Any:
+        return {}
 
     def _checkpoints_list(self, params: dict[str, Any]) -> Any:
         assert self.store is not None
@@ -353,6 +381,9 @@ class PaperFleet:
 
     def on_connection(self, callback: Any) -> None:
         self._callbacks.connection = callback
+
+    def lead(self, ledger: str, epoch: int) -> None:
+        self._callbacks.lead(ledger, epoch)
 
     async def start(self) -> None:
         self._tasks = [asyncio.ensure_future(self._stay_connected(p)) for p in self._links]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.administration import Administration
 from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.health import observed
 from singularity_scheduler.core.invariants import check, check_succession
 from singularity_scheduler.core.model import (
@@ -21,17 +23,26 @@ from singularity_scheduler.core.model import (
     SessionView,
     Tier,
 )
+from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.policy import decide
 from singularity_scheduler.core.rules import RULES
+
+AT_ONCE = Parameters(idle_soft_s=0, idle_grace_s=0, min_run_s=0)
+"""Idle devices are taken whenever somebody waits, and never otherwise."""
 
 
 class World:
     """One cluster; `do(event)` decides, checks and applies; `answer` plays the obedient agent."""
 
     def __init__(
-        self, devices: int = 2, node: str = "local", abilities: Abilities | None = None
+        self,
+        devices: int = 2,
+        node: str = "local",
+        abilities: Abilities | None = None,
+        parameters: Parameters = AT_ONCE,
     ) -> None:
         self.state = ClusterState()
+        self.state.govern(Administration(defaults=parameters))
         self.now = 1000.0
         self.pending: list[ev.Action] = []
         self.all_actions: list[ev.Action] = []
@@ -51,6 +62,7 @@ class World:
 
     def do(self, event: ev.Event) -> ev.Decision:
         self.now += 1.0
+        self.state.latest = self.now
         before = dict(self.state.sessions)
         queues = {n.id: list(n.queue) for n in self.state.nodes.values()}
         decision = decide(self.state, event, self.now)
@@ -63,7 +75,10 @@ class World:
             assert action.reason, action
             assert action.rule in RULES, action
         self.state.apply(decision)
+        self.state.experience.learn(decision)
         check(self.state)
+        for view in decision.sessions:
+            assert explain(self.state, view, self.now)["sentence"]
         self.pending += decision.actions
         self.all_actions += decision.actions
         self.history += decision.history
@@ -130,6 +145,8 @@ class World:
         """The same world after the service was started anew from its ledger; no node is back."""
         fresh = World.__new__(World)
         fresh.state, fresh.now = ClusterState(), self.now
+        duties = [node.duty for node in self.state.nodes.values()]
+        fresh.state.govern(self.state.admin, duties)
         marks = [mark for node in self.state.nodes.values() for mark in node.marks.values()]
         fresh.state.load(list(self.state.sessions.values()), marks)
         fresh.pending, fresh.all_actions, fresh.history = [], [], []
@@ -157,6 +174,9 @@ def outcome(action: ev.Action) -> ev.Event:
         return ev.Resumed(action.session, action.epoch, action.seq, loss)
     if isinstance(action, ev.Fence):
         return ev.Fenced(action.session, action.epoch, action.seq, action.node)
+    if isinstance(action, ev.PutBack):
+        loss = LossReport("device", ("2 tensors",), (), False, 3, action.checkpoint)
+        return ev.ContentsBack(action.session, loss)
     if isinstance(action, ev.TakeCheckpoint):
         level = action.level or "process"
         reference = CheckpointRef(

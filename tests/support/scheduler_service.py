@@ -32,6 +32,9 @@ LAUNCH = {
     "connection": {"key": "connection-secret", "shell_port": 1},
 }
 
+AT_ONCE = {"idle_soft_s": 0, "idle_grace_s": 0, "min_run_s": 0}
+"""Parameters: idle devices are taken whenever somebody waits, and never otherwise."""
+
 TOKENS: dict[str, dict[str, Any]] = {
     "alice-token": {"name": "alice", "kind": "user", "scopes": [ACCESS, USE]},
     "bob-token": {"name": "bob", "kind": "user", "scopes": [ACCESS, USE]},
@@ -94,6 +97,8 @@ class Platform:
             }
         else:
             self.agents = {"local": PaperAgent(socket)}
+        for name, cluster in settings.get("clusters", {}).items():
+            self.agents[name].cluster = cluster
         self.agent = next(iter(self.agents.values()))
         self.hub = TokenHub()
         self.controller: Controller
@@ -120,7 +125,7 @@ class Platform:
                 "ledger_url": self._settings.get("ledger_url", ""),
                 **self._settings.get("app", {}),
             },
-            Controller=self._settings.get("controller", {}),
+            Controller={"parameters": AT_ONCE, **self._settings.get("controller", {})},
         )
         app = SchedulerApp(config=config)
         app.fleet_class = fleet

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 import pytest
 from singularity_proxy.capsule.tree import inner_pid
 from support.agent import AgentBox, alive, until
-from support.agent_kernels import client_of, connection, run
+from support.agent_kernels import client_of, run, start_kernel
 
 
 @pytest.mark.asyncio
 async def test_a_kernel_lives_behind_its_relay_and_through_an_agent_restart() -> None:
     async with AgentBox() as box:
-        info = connection(box)
-        session = await box.start(
-            [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-            connection=info,
-        )
+        session, info = await start_kernel(box)
         assert box.started["connection"] == info
         client = await client_of(info)
         try:

@@ -276,3 +276,12 @@ async def test_a_kernel_port_that_is_taken_is_named_and_nothing_is_left() -> Non
                 await box.worker("sleep", connection=connection)
             assert "port" in refused.value.fields
             assert list((box.runtime / "s").iterdir()) == []
+
+
+@pytest.mark.asyncio
+async def test_only_a_session_with_namespaces_has_an_end_to_obey() -> None:
+    async with AgentBox("--NodeAgent.capsule=process") as box:
+        session = await box.python("import time; print('runs'); time.sleep(600)")
+        await box.logged(session, "runs")
+        assert not (box.runtime / "l").exists()
+        await box.end(session)

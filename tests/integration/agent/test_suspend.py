@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 from singularity_proxy.errors import (
+    BadRequest,
     CheckpointCancelled,
     Conflict,
     SingularityError,
     Unsupported,
 )
 from support.agent import AgentBox, sleeper, stop, until
-from support.agent_kernels import client_of, connection, run
+from support.agent_kernels import NO_HISTORY, client_of, run, start_kernel
 from support.agent_moves import after, checkpoint, gone, listed, resume, suspend
 from support.agent_trains import STEPS, losses, native_losses, start_training
 from support.capsules import needs_criu
@@ -118,7 +118,7 @@ async def test_a_checkpoint_is_taken_while_it_goes_on(reference: dict[int, str])
         await box.attach(session, 2)
         await box.logged(session, "done")
         assert losses(box.log(session)) == reference
-        assert (await box.session(session))["life"] == 2
+        assert (await box.session(session))["incarnation"] == 2
 
 
 @pytest.mark.asyncio
@@ -176,11 +176,8 @@ for tick in range(20):
 async def test_a_kernel_moves_in_the_middle_of_a_cell(tmp_path: Path) -> None:
     store = f"--NodeAgent.checkpoint_store={tmp_path}/store"
     async with AgentBox(store, warm=1) as one, AgentBox(store, warm=1) as two:
-        info = connection(one)
         # SQLite notices that a database in /tmp is another file now, and IPython says so.
-        words = ["-f", "{connection_file}", "--HistoryManager.enabled=False"]
-        argv = [sys.executable, "-m", "ipykernel_launcher", *words]
-        session = await one.start(argv, connection=info)
+        session, info = await start_kernel(one, NO_HISTORY)
         client, other = await client_of(info), await client_of(info)
         try:
             cell = asyncio.ensure_future(run(client, TICKS))
@@ -253,9 +250,8 @@ async def test_without_a_process_image_the_device_state_is_saved() -> None:
 @pytest.mark.asyncio
 async def test_a_kernel_whose_server_is_gone_can_wait_in_the_store() -> None:
     async with AgentBox("--NodeAgent.orphan_grace_s=0.2") as box:
-        info, owner = connection(box), sleeper()
-        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        session = await box.start(argv, connection=info, owner_pid=owner.pid)
+        owner = sleeper()
+        session, info = await start_kernel(box, owner_pid=owner.pid)
         client = await client_of(info)
         client.stop_channels()
         stop(owner)
@@ -276,11 +272,50 @@ async def test_a_kernel_whose_server_is_gone_can_wait_in_the_store() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_server_that_ends_while_its_kernel_comes_back_leaves_an_orphan() -> None:
+    async with AgentBox("--NodeAgent.orphan_grace_s=0.2") as box:
+        owner = sleeper()
+        session, _ = await start_kernel(box, owner_pid=owner.pid)
+        await suspend(box, session, 1)
+        await gone(box, session)
+        [reference] = await listed(box, session)
+        back = asyncio.create_task(resume(box, session, 2, reference["id"]))
+        await until(lambda: box.folder(session).exists(), "it comes back")
+        assert not back.done()
+        stop(owner)
+        await back
+        told = await box.event("session.orphaned", session)
+        assert f"process {owner.pid}" in told["reason"]
+
+
+@pytest.mark.asyncio
+async def test_another_server_takes_a_kernel_over_and_no_service_means_no_end() -> None:
+    async with AgentBox("--NodeAgent.orphan_grace_s=0.2") as box:
+        owners = [sleeper(**await box.user_options()) for _ in range(3)]
+        session, _ = await start_kernel(box, owner_pid=owners[0].pid)
+        await box.call("session.own", session=session, owner_pid=owners[1].pid)
+        with pytest.raises(BadRequest, match="there is no process"):
+            await box.call("session.own", session=session, owner_pid=2**22 + 1)
+        stop(owners[0])  # it is nobody's any more
+        done = await suspend(box, session, 1)
+        await gone(box, session)
+        await box.call("session.own", session=session, owner_pid=owners[2].pid)
+        await resume(box, session, 2, done["checkpoint"]["id"])
+        stop(owners[1])
+        assert not [e for e in box.events if e[1] == "session.orphaned"]
+        await box.fleet.stop()  # the Hub with the service in it ends, and its servers
+        stop(owners[2])
+        await asyncio.sleep(1.0)
+        await box.fleet.start()
+        told = await box.event("session.orphaned", session)
+        assert f"process {owners[2].pid}" in told["reason"]
+        assert (await box.session(session))["alive"]
+
+
+@pytest.mark.asyncio
 async def test_a_kernel_goes_back_to_an_older_checkpoint_behind_the_same_relay() -> None:
     async with AgentBox() as box:
-        info = connection(box)
-        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        session = await box.start(argv, connection=info)
+        session, info = await start_kernel(box)
         client = await client_of(info)
         try:
             await run(client, "x = 1")
@@ -292,7 +327,7 @@ async def test_a_kernel_goes_back_to_an_older_checkpoint_behind_the_same_relay()
             assert told["loss"]["rolled_back"]
             # What the older image had not received is carried out again: x += 1.
             assert await run(client, "x += 10; print(x)") == "12\n"
-            assert (await box.session(session))["life"] == 2
+            assert (await box.session(session))["incarnation"] == 2
             # Its node was taken for dead: what is here ends, the clients' end stays.
             words = {"reason": "it lives elsewhere", "grace_s": 0.0}
             await box.call("session.end", session=session, keep=True, **words)

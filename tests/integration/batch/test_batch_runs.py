@@ -135,6 +135,99 @@ def test_cancelled_in_the_middle_of_a_cell_it_keeps_the_outputs(
     assert "the run was cancelled" in runs.log(sid)
 
 
+def test_a_job_file_with_a_time_limit(runs: Runs, short_dir: Path) -> None:
+    write_notebook(short_dir / "n.ipynb", f"lr = 1\n{LONG}", "print('never')")
+    (short_dir / "job.yml").write_text(
+        "type: notebook\ndisplay_name: digits\nnotebook: n.ipynb\n"
+        "output: ${{outputs.made}}/o.ipynb\noutputs: {made: {path: .}}\n"
+        "queue_settings: {job_tier: Spot}\ntags: {team: vision}\n"
+        "limits: {timeout: 12}\n"
+    )
+    done = runs.command("submit", "job.yml", "--wait", "--json")
+    assert done.returncode == 1, done.stderr
+    assert "note: job.yml, line 6: the tier Spot is 'basic' here" in done.stderr
+    session = json.loads(done.stdout)
+    assert (session["name"], session["tier"]) == ("digits", "basic")
+    assert (session["state"], session["exit_code"]) == ("failed", 124)
+    assert "the run's time limit of 12 s is over; the outputs so far are in" in session["reason"]
+    assert session["run"]["metadata"]["tags"] == {"team": "vision"}
+    out = read(short_dir / "o.ipynb")
+    assert "step 9\n" in text_of(out)
+    assert statuses(out) == ["failed", "pending"]
+    exported = runs.command("export", session["id"], "-o", "again.yml")
+    assert exported.returncode == 0, exported.stderr
+    first, again = (
+        json.loads(runs.command("submit", name, "--dry-run", "--json").stdout)
+        for name in ("job.yml", "again.yml")
+    )
+    assert again == first
+
+
+RANKS = """
+import os, sys, torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+device = f"cuda:{os.environ['LOCAL_RANK']}"
+x = torch.full((4,), float(dist.get_rank() + 1), device=device) * 2
+total = x.sum().cpu()
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "of", torch.cuda.device_count(), "total", total.item(), flush=True)
+dist.destroy_process_group()
+sys.exit(int(sys.argv[1]) if device == "cuda:1" else 0)
+"""
+
+
+def test_a_command_of_two_ranks(runs: Runs, short_dir: Path) -> None:
+    (short_dir / "src").mkdir()
+    (short_dir / "src" / "train.py").write_text(RANKS)
+    (short_dir / "job.yml").write_text(
+        "command: echo $VERSION; python train.py ${{inputs.code}}\ncode: src\ninputs: {code: 0}\n"
+        "environment_variables: {VERSION: 1.10}\n"
+        "distribution: {type: pytorch, process_count_per_instance: 2}\n"
+    )
+    done = runs.command("submit", "job.yml", "--wait", "--json")
+    assert done.returncode == 0, done.stderr
+    session = json.loads(done.stdout)
+    assert (session["state"], session["exit_code"]) == ("completed", 0)
+    assert (session["virtual_devices"], session["run"]["ranked"]) == (2, True)
+    log = runs.log(session["id"])
+    assert log.count("1.10\n") == 2
+    for rank in range(2):
+        assert f"rank {rank} of 2 total 24.0\n" in log
+
+
+def test_a_preempted_command_goes_on_where_it_was(runs: Runs, short_dir: Path) -> None:
+    script = "import torch\ntorch.manual_seed(3)\n" + STEPS.format(steps=60, pause=0.3)
+    (short_dir / "train.py").write_text(script)
+    run = {
+        "command": "python train.py",
+        "folder": str(short_dir),
+        "variables": runs.variables(),
+    }
+    sid = runs.ask(lambda service: service.submit(run=run))["id"]
+    runs.printed(sid, "\n5 ")
+    assert runs.verb(sid, "preempt")["held_back"] is True
+    assert runs.session(sid)["devices"] == []
+    runs.verb(sid, "resume")
+    runs.wait(sid, lambda found: found["device_state"] == "held")
+    (short_dir / "hurry").touch()
+    assert runs.end(sid)["state"] == "completed", runs.log(sid)
+    alone = runs.ask(lambda service: service.submit(run=run))["id"]
+    assert runs.end(alone)["state"] == "completed"
+    assert runs.log(sid).splitlines() == runs.log(alone).splitlines()
+    assert len(runs.log(sid).splitlines()) == 60
+
+
+def test_a_command_that_fails(runs: Runs, short_dir: Path) -> None:
+    (short_dir / "job.yml").write_text("command: echo before; echo after >&2; exit 3\n")
+    done = runs.command("submit", "job.yml", "--follow")
+    assert done.returncode == 1
+    assert "before\n" in done.stdout
+    assert "after\n" in done.stdout
+    assert done.stderr.splitlines()[-1].endswith("(the command ended with exit code 3)")
+
+
 MAGICS = """
 import time, torch
 x = torch.ones(3, device="cuda")

@@ -60,7 +60,7 @@ NOWHERE = {"SINGULARITY_API_URL": "", "JUPYTERHUB_API_TOKEN": ""}
     ("line", "offered"),
     [
         ("jupyter-singularity ", list(COMMANDS)),
-        ("jupyter-singularity s", ["submit", "show", "suspend"]),
+        ("jupyter-singularity s", ["submit", "show", "suspend", "simulate"]),
         ("jupyter-singularity completion ", ["bash", "zsh", "fish"]),
         ("jupyter-singularity ls --st", ["--state"]),
         ("jupyter-singularity ls --state par", ["parking", "parked"]),
@@ -85,7 +85,7 @@ async def test_options_are_those_of_the_command() -> None:
 
 
 async def test_behind_jupyter_too() -> None:
-    assert await complete("jupyter singularity par", NOWHERE, "jupyter") == ["park"]
+    assert await complete("jupyter singularity park", NOWHERE, "jupyter") == ["park"]
     assert await complete("jupyter singularity ls --st", NOWHERE, "jupyter") == ["--state"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -49,6 +50,14 @@ async def test_store_suspend_move_and_undo(tmp_path: Path) -> None:
         assert "Rolled back       yes, to that checkpoint" in undone.out
         forked = await cli("fork", session, "at noon", "--called", "b.ipynb")
         assert "(b.ipynb)" in forked.out
+        place = tmp_path / "b.json"
+        made = await cli("connect", "b.ipynb", "--file", str(place))
+        assert f"jupyter console --existing {place}" in made.out
+        assert json.loads(place.read_text())["shell_port"] == 5001
+        assert place.stat().st_mode & 0o777 == 0o600
+        again = await cli("connect", "b.ipynb", "--file", str(place))
+        assert (again.code, again.out) == (70, "")
+        assert "was not written: File exists" in again.err
         shown = (await cli("show", session)).out
         assert "what it did after that is undone" in shown
         left = await cli("checkpoints", session, "--delete", "at noon", "--json")

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def platform():
-    async with running_platform(devices=2) as running:
+    # What a server leaves is the subject of test_hibernate.
+    async with running_platform(devices=2, spawn_defaults={"hibernate": False}) as running:
         yield running
 
 

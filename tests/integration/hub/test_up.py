@@ -13,10 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from singularity_scheduler.fleet import namespaces
 from singularity_spawner.platform.ports import free_ports
 from singularity_spawner.platform.processes import end_run, of_run
 from singularity_spawner.platform.settings import Settings, StateFolder
 from support.hub_platform import left_of, state_folder
+
+WHY_NOT = namespaces.why_not()
 
 
 class Up:
@@ -126,6 +129,43 @@ async def test_what_a_killed_run_left_is_cleaned_up_at_the_next_start(folder):
     finally:
         await end_run(first.instance, 1.0)
     assert left_of(second) == []
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+@pytest.mark.asyncio
+async def test_networks_of_a_killed_run_are_removed_at_the_next_start(folder):
+    port = str(free_ports(1)[0])
+    async with up(folder, "--port", port, "--nodes", "2", "--netns", "--devices", "1") as running:
+        assert "devices: node-1/cpu:0, node-2/cpu:0" in await running.until("ready in")
+        assert "have a network of their own" in await running.until("nothing beyond")
+        first = settings_of(folder)
+        assert set(first.netns) == {"node-1", "node-2"}
+        await running.end(signal.SIGKILL)
+    try:
+        assert all(namespaces.exists(name) for name in first.netns.values())
+        async with up(folder, "--port", port) as running:
+            assert "devices: cpu:0, cpu:1" in await running.until("ready in")
+            assert left_of(first) == []
+            assert (await running.end(signal.SIGTERM))[0] == 0
+    finally:
+        await end_run(first.instance, 1.0)
+        namespaces.remove(first.network)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--nodes", "0"], "--nodes takes a number from 1 to 16"),
+        (["--nodes", "17"], "--nodes takes"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_numbers_of_nodes_that_cannot_be(folder, options, sentence):
+    async with up(folder, *options) as running:
+        code, _, err = await running.end()
+    assert code == 2
+    assert sentence in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.asyncio

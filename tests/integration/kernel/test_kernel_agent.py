@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,11 +16,10 @@ from jupyter_client.asynchronous import AsyncKernelClient
 from singularity_proxy.errors import Conflict
 from singularity_proxy.wire.rpc import SyncPeer
 from support.agent import AgentBox, until
+from support.agent_kernels import KERNEL
 from support.kernel_relay import Channels
 
 pytestmark = pytest.mark.asyncio
-
-KERNEL = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
 
 @asynccontextmanager

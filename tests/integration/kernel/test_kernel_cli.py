@@ -190,14 +190,17 @@ def test_devices_of_the_server_that_are_no_number(platform: Scheduler) -> None:
     assert "SINGULARITY_DEVICES is 'many'" in done.stderr
 
 
+EXTENSION = "share/jupyter/labextensions/jupyter-singularity"
+
 # ---- install -------------------------------------------------------------------------------------
 
 
-def test_install_puts_both_files_where_jupyter_looks(tmp_path: Path) -> None:
+def test_install_puts_all_files_where_jupyter_looks(tmp_path: Path) -> None:
     for _ in range(2):  # idempotent
         done = cli("install", "--prefix", str(tmp_path), "--json")
         assert done.returncode == 0, done.stderr
-    spec, config = (Path(path) for path in json.loads(done.stdout))
+    spec, config, *page = (Path(path) for path in json.loads(done.stdout))
+    assert {path.is_relative_to(tmp_path / EXTENSION) for path in page} == {True}
     assert spec == tmp_path / "share/jupyter/kernels/singularity/kernel.json"
     assert config.parent == tmp_path / "etc/jupyter/jupyter_server_config.d"
     enabled = json.loads(config.read_text())["ServerApp"]["jpserver_extensions"]
@@ -211,6 +214,16 @@ def test_install_puts_both_files_where_jupyter_looks(tmp_path: Path) -> None:
     found = json.loads(listed.stdout)["kernelspecs"]["singularity"]["spec"]
     assert found["display_name"] == "Python 3 (Singularity)"
     assert found["metadata"]["kernel_provisioner"]["provisioner_name"] == "singularity"
+
+
+def test_an_older_build_of_the_extension_leaves_no_scripts(tmp_path: Path) -> None:
+    old = tmp_path / EXTENSION / "static/remoteEntry.0123.js"
+    old.parent.mkdir(parents=True)
+    old.write_text("old")
+    assert cli("install", "--prefix", str(tmp_path)).returncode == 0
+    assert not old.exists()
+    about = json.loads((tmp_path / EXTENSION / "package.json").read_text())
+    assert (tmp_path / EXTENSION / about["jupyterlab"]["_build"]["load"]).exists()
 
 
 def test_install_for_one_user(tmp_path: Path) -> None:

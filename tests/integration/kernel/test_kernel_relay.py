@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 import zmq
 from jupyter_client.blocking import BlockingKernelClient
+from singularity_kernel.relay_clients import LEAVE
+from singularity_proxy.capsule.sockets import tcp_sockets
 from singularity_proxy.errors import NoSpace
 from singularity_proxy.wire.rpc import SyncPeer
 from support.kernel_relay import (
@@ -178,6 +180,16 @@ def test_a_subshell_answers_while_a_cell_runs(kernel: tuple[Channels, int]) -> N
         assert found.get_control_msg(timeout=30)["content"]["status"] == "ok"
 
 
+def test_a_kernel_behind_a_shim_listens_on_no_port_and_hears_what_it_forked(
+    channels: Channels,
+) -> None:
+    options = ("--ext", "singularity_kernel")
+    with relay(channels), ipykernel(channels, *options) as shim_, client(channels) as found:
+        code = "import os\nif (pid := os.fork()) == 0: print('forked', flush=True); os._exit(0)"
+        assert run(found, f"{code}\nos.waitpid(pid, 0); print('done')")[1] == "forked\ndone\n"
+        assert [s for s in tcp_sockets(children(shim_.pid)) if not s.remote] == []
+
+
 def test_the_first_subscriber_is_welcomed(kernel: tuple[Channels, int]) -> None:
     with client(kernel[0]):
         pass
@@ -222,6 +234,41 @@ def test_a_killed_relay_loses_no_output_and_no_request(channels: Channels) -> No
                 assert seen == list(range(400))
                 while found.get_shell_msg(timeout=30)["parent_header"]["msg_id"] != later:
                     pass
+
+
+def _said(running: RelayProcess) -> int:
+    """How much of the kernel's output the relay has."""
+    return int(running.ask("positions")["outputs"]["iopub"])
+
+
+def test_a_relay_that_is_killed_again_and_again_at_500_messages_a_second(
+    channels: Channels,
+) -> None:
+    code = (
+        "import time\nstart = time.monotonic()\n"
+        "for i in range(1500):\n"
+        "    print(i, flush=True)\n"
+        "    time.sleep(max(0, start + i / 500 - time.monotonic()))"
+    )
+    with ipykernel(channels):
+        running = RelayProcess(channels)
+        running.point_shim_here()
+        with client(channels) as found:
+            run(found, "seen = []")
+            found.execute(code)
+            for generation in range(3):
+                for n in range(3):
+                    found.execute(f"seen.append({3 * generation + n})")
+                here = _said(running)
+                wait_until(lambda here=here, running=running: _said(running) > here + 150)
+                running.kill()
+                running = RelayProcess(channels)
+                running.point_shim_here()
+            assert numbers(found, 1500) == list(range(1500))
+            while found.shell_channel.socket.poll(500):
+                found.get_shell_msg(timeout=1)
+            assert run(found, "print(seen)")[1] == f"{list(range(9))}\n"
+        assert running.stop() == ""
 
 
 def test_a_relay_that_is_stopped_and_started_loses_and_doubles_nothing(channels: Channels) -> None:
@@ -409,6 +456,159 @@ def test_while_away_pages_open_and_a_request_wants_the_kernel_back(channels: Cha
                     b'{"method":"away","params":{"away":%s}}\n' % str(away).lower().encode()
                 )
             assert json.loads(agent._file.readline()) == message
+
+
+# ---- nobody is connected -------------------------------------------------------------------------
+
+
+def _subscribed(running: RelayProcess, wanted: bool) -> None:
+    wait_until(lambda: running.ask("status")["subscribed"] is wanted)
+
+
+@contextlib.contextmanager
+def _unheard(channels: Channels, running: RelayProcess, count: int) -> Iterator[str]:
+    """A cell that prints so many numbers, and who asked for it is gone before the first; the id of
+    the request."""
+    go = channels.folder / "go"
+    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    with ipykernel(channels):
+        running.point_shim_here()
+        with client(channels) as found:
+            asked = found.execute(wait + COUNT.format(n=count, pause=0))
+            _subscribed(running, True)
+        _subscribed(running, False)
+        go.touch()
+        wait_until(lambda: running.ask("status")["held"] > count)
+        yield asked
+
+
+def test_output_while_nobody_is_connected_is_given_once_to_who_comes_back(
+    channels: Channels,
+) -> None:
+    first = RelayProcess(channels)
+    with _unheard(channels, first, 100) as asked:
+        first.kill()  # what it had for them is on disk
+        # A server makes several connections at once; each of them hears everything.
+        with relay(channels) as running, raw_client(channels) as one, raw_client(channels) as two:
+            for each in (one, two):
+                each.execute("print('live')", silent=False)
+            for each in (one, two):
+                heard = []
+                while heard.count("live") < 2:
+                    message = iopub(each, "stream")
+                    heard += message["content"]["text"].split()
+                    # What one print writes can come in two messages.
+                    if message["content"]["text"].strip() not in ("live", ""):
+                        assert message["parent_header"]["msg_id"] == asked
+                assert heard == [*map(str, range(100)), "live", "live"]
+            assert running.ask("status")["held"] == 0
+            with raw_client(channels) as late:  # there is nothing for the next one
+                run_there = late.execute("print('late')")
+                message = iopub(late, "stream")
+                assert message["parent_header"]["msg_id"] == run_there
+                assert iopub(one, "stream")["content"]["text"].strip() == "late"
+
+
+def test_an_answer_that_nobody_was_there_for_outlives_the_relay(channels: Channels) -> None:
+    first = RelayProcess(channels)
+    with _unheard(channels, first, 10) as asked:
+        # The first answer was to the client that waited for the kernel.
+        wait_until(lambda: first.ask("status")["positions"]["outputs"]["shell"] == 2)
+        held = first.ask("status")["held"]
+        first.kill()
+        with relay(channels) as running:
+            assert running.ask("status")["held"] >= held
+            back = BlockingKernelClient()
+            back.load_connection_file(str(channels.client))
+            back.session.session = asked.partition("_")[0]  # the same page
+            back.start_channels(hb=False)
+            try:
+                reply = back.get_shell_msg(timeout=30)
+                assert reply["parent_header"]["msg_id"] == asked
+                with pytest.raises(queue.Empty):
+                    back.get_shell_msg(timeout=1)
+            finally:
+                back.stop_channels()
+                back.context.destroy(linger=0)
+            wait_until(lambda: running.ask("status")["held"] == 0)
+
+
+def test_nothing_is_kept_for_who_leaves_while_somebody_stays(channels: Channels) -> None:
+    with relay(channels) as running, ipykernel(channels), client(channels) as stays:
+        with raw_client(channels) as leaves:
+            _leave(leaves)
+            assert run(stays, "print('still')")[1] == "still\n"
+            assert running.ask("status")["held"] == 0
+        _leave(stays)
+        while stays.iopub_channel.socket.recv_multipart()[0] != LEAVE:
+            pass
+        stays.execute("print('later')")
+        wait_until(lambda: running.ask("status")["held"] >= 4)
+        with pytest.raises(queue.Empty):
+            stays.get_iopub_msg(timeout=0.5)
+
+
+def _leave(found: BlockingKernelClient) -> None:
+    found.iopub_channel.socket.subscribe(LEAVE)
+
+
+def test_a_full_disk_while_output_is_to_be_given_makes_nothing_spin(channels: Channels) -> None:
+    running = RelayProcess(channels)
+    try:
+        with _unheard(channels, running, 200) as asked:
+            limits = resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (0, -1))
+            with raw_client(channels) as late:
+                wait_until(lambda: running.ask("status")["stuck"], why="it still writes")
+                time.sleep(0.6)  # by now it would give
+                before = running.cpu_ticks()
+                time.sleep(1)
+                assert running.cpu_ticks() - before <= 5
+                resource.prlimit(running.pid, resource.RLIMIT_FSIZE, limits)
+                heard: list[str] = []
+                while "199" not in heard:
+                    message = iopub(late, "stream")
+                    assert message["parent_header"]["msg_id"] == asked
+                    heard += message["content"]["text"].split()
+                assert heard == [*map(str, range(200))]
+    finally:
+        said = running.stop()
+    assert "its state cannot be written" in said
+
+
+def test_who_stays_connected_hears_nothing_twice(channels: Channels) -> None:
+    with relay(channels) as running, ipykernel(channels), client(channels) as stays:
+        with client(channels) as leaves:
+            leaves.execute(COUNT.format(n=50, pause=0.01))
+        assert numbers(stays, 50) == list(range(50))
+        with client(channels) as back:
+            assert run(back, "print('back')")[1] == "back\n"
+            assert iopub(stays, "stream")["content"]["text"] == "back\n"
+        assert running.ask("status")["held"] == 0
+
+
+def test_too_much_output_for_nobody_loses_the_oldest_and_says_how_much(
+    channels: Channels,
+) -> None:
+    with relay(channels, "--held-bytes", "100000") as running, ipykernel(channels):
+        with client(channels) as found:
+            cell = "import time; time.sleep(0.5)\n"
+            cell += "for n in range(1000): print(str(n) + ' ' + 'x' * 1000, flush=True)"
+            asked = found.execute(cell)
+        _subscribed(running, False)
+        reached = running.ask("positions")["outputs"]["iopub"]
+        wait_until(lambda: running.ask("positions")["outputs"]["iopub"] > reached + 1000)
+        assert running.ask("status")["held"] < 100
+        with raw_client(channels) as found:
+            first = iopub(found, "stream")
+            assert first["parent_header"]["msg_id"] == asked
+            assert first["content"]["name"] == "stderr"
+            dropped = int(first["content"]["text"].split()[0].strip("["))
+            kept = []
+            while not kept or kept[-1] != 999:
+                kept.append(int(iopub(found, "stream")["content"]["text"].split()[0]))
+            assert kept == list(range(kept[0], 1000))
+            assert dropped >= kept[0]
+            assert 50 < len(kept) < 100
 
 
 # ---- bad input -----------------------------------------------------------------------------------

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from singularity_proxy.errors import BadRequest, Unavailable
 from support.kernel_relay import wait_until
-from support.kernel_server import Server, server
+from support.kernel_server import TOKEN, Server, server
 from support.kernel_service import Scheduler, scheduler
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 API = "singularity/api/v1/"
 
@@ -61,6 +66,87 @@ def test_a_kernel_of_the_server_is_a_session(
     assert all(s.look()["process_state"] != "live" for s in platform.sessions)
 
 
+async def _run_in(socket: WebSocketClientConnection, code: str) -> str:
+    """Run a cell over a kernel's websocket; what it printed."""
+    header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "username": "ada"}
+    header |= {"session": "page", "version": "5.3", "date": "2026-01-01T00:00:00Z"}
+    content = {"code": code, "silent": False, "store_history": False}
+    asked = {"channel": "shell", "header": header, "parent_header": {}, "metadata": {}}
+    await socket.write_message(json.dumps({**asked, "content": content, "buffers": []}))
+    text = ""
+    while True:
+        answer = await asyncio.wait_for(socket.read_message(), 30)
+        assert answer is not None, "the server closed the websocket"
+        message = json.loads(answer)
+        if message["parent_header"].get("msg_id") != header["msg_id"]:
+            continue
+        text += message["content"].get("text", "")
+        if message["content"].get("execution_state") == "idle":
+            return text
+
+
+async def _closed(socket: WebSocketClientConnection) -> None:
+    while await asyncio.wait_for(socket.read_message(), 30) is not None:
+        pass
+    socket.close()
+
+
+def test_a_page_goes_on_when_the_kernel_is_reached_elsewhere(
+    jupyter: Server, platform: Scheduler
+) -> None:
+    started = jupyter.ask("api/kernels", "POST", {"name": "singularity"})
+    session = platform.sessions[-1]
+    where = f"{jupyter.url.replace('http', 'ws')}api/kernels/{started.body['id']}/channels"
+    request = HTTPRequest(f"{where}?session_id=page", headers={"Authorization": f"token {TOKEN}"})
+
+    async def page() -> None:
+        first = await websocket_connect(request)
+        assert await _run_in(first, "x = 'kept'; print(x)") == "kept\n"
+        session.lose_relay()
+        await _closed(first)
+        assert first.close_code == 1012  # upon which a browser connects again
+        second = await websocket_connect(request)
+        assert await _run_in(second, "print(x)") == "kept\n"
+        second.close()
+        await _closed(second)
+
+    asyncio.run(page())
+    state = jupyter.ask(f"api/kernels/{started.body['id']}").body
+    assert state["execution_state"] == "idle"
+    assert jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE").status == 204
+    assert session.look()["exit_code"] == 0, "it was not asked to end at its new ports"
+
+
+def test_a_kernel_is_used_by_its_connection_file(
+    jupyter: Server, platform: Scheduler, tmp_path: Path
+) -> None:
+    """As that of a fork is, which no server has started."""
+    started = jupyter.ask("api/kernels", "POST", {"name": "singularity"})
+    connection = platform.sessions[-1].launch["connection"]
+    external = tmp_path / "external"
+    external.mkdir()
+    named = {**connection, "kernel_name": ""}  # as the agent writes it
+    (external / "train-b.json").write_text(json.dumps(named))
+    own = {"JUPYTER_TOKEN": TOKEN, "SINGULARITY_API_URL": ""}
+    options = ["--ServerApp.allow_external_kernels=True"]
+    options += [f"--ServerApp.external_connection_dir={external}"]
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with server(folder, *options, **own) as other:
+        [found] = other.ask("api/kernels").body
+        where = f"{other.url.replace('http', 'ws')}api/kernels/{found['id']}/channels"
+        token = {"Authorization": f"token {TOKEN}"}
+
+        async def page() -> None:
+            socket = await websocket_connect(HTTPRequest(f"{where}?session_id=b", headers=token))
+            assert await _run_in(socket, "print('reached')") == "reached\n"
+            socket.close()
+            await _closed(socket)
+
+        asyncio.run(page())
+    assert jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE").status == 204
+
+
 def test_a_refusal_reaches_the_dialog_as_its_sentence(jupyter: Server, platform: Scheduler) -> None:
     platform.refusal = BadRequest("there are 2 devices, not 9: choose fewer in the spawn form")
     answer = jupyter.ask("api/kernels", "POST", {"name": "singularity"})
@@ -92,11 +178,93 @@ def test_refusals_keep_status_and_sentence(jupyter: Server) -> None:
     assert jupyter.ask(API + "sessions/x/history?limit=many").status == 400
 
 
-@pytest.mark.parametrize("path", ["sessions", "sessions/x", "cluster", "events"])
-def test_strangers_are_refused(jupyter: Server, platform: Scheduler, path: str) -> None:
-    assert jupyter.ask(API + path, token=None).status == 403
-    assert jupyter.ask(API + path, token="wrong").status == 403
+def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler) -> None:
+    started = jupyter.ask("api/kernels", "POST", {"name": "singularity"})
+    session = platform.sessions[-1]
+    path = f"{API}sessions/{session.json['id']}"
+    assert jupyter.ask(API + "kernels").body == {
+        "kernels": {started.body["id"]: session.json["id"]}
+    }
+    for verb, body in (
+        ("checkpoint", {"name": "before lr"}),
+        ("suspend", None),
+        ("resume", {}),
+        ("migrate", {"node": "b"}),
+        ("park", {}),
+    ):
+        answer = jupyter.ask(f"{path}/{verb}", "POST", body)
+        assert (answer.status, answer.body["id"]) == (200, session.json["id"])
+    assert session.asked == [
+        ("checkpoint", {"name": "before lr"}),
+        ("suspend", {}),
+        ("resume", {}),
+        ("migrate", {"node": "b"}),
+        ("park", {}),
+    ]
+    refused = jupyter.ask(f"{path}/checkpoint", "POST", {"colour": "red"})
+    assert (refused.status, len(session.asked)) == (400, 5)
+    assert "name and level" in refused.body["message"]
+    platform.refusal = BadRequest("its node cannot store processes: it has no CRIU")
+    answer = jupyter.ask(f"{path}/suspend", "POST", {})
+    assert (answer.status, answer.body["message"]) == (400, platform.refusal.message)
+    platform.refusal = None
+    assert jupyter.ask(f"{path}/why", "DELETE").status == 405
+    assert jupyter.ask(path, "DELETE").status == 200
+    assert session.ends[-1]["reason"] == "cancelled in JupyterLab"
+    jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE")
+
+
+METHODS = ("get", "post", "put", "patch", "delete", "head")
+
+
+def every_request() -> list[tuple[str, str]]:
+    """(method, path) of all that the handlers define."""
+    from singularity_labext.handlers import handlers
+    from tornado.web import RequestHandler
+
+    return [
+        (method.upper(), rest_of(route, part))
+        for route, handler in handlers()
+        for part in ("", "why", "checkpoint")
+        for method in METHODS
+        if getattr(handler, method) is not getattr(RequestHandler, method)
+        and re.fullmatch(route, "/" + rest_of(route, part))
+    ]
+
+
+def rest_of(route: str, part: str) -> str:
+    """A path that a route matches, without the leading slash."""
+    return (API + "sessions/x" + (f"/{part}" if part else "")) if "(" in route else route[1:]
+
+
+def test_every_handler_refuses_strangers(jupyter: Server, platform: Scheduler) -> None:
+    requests = set(every_request())
+    assert {("DELETE", API + "sessions/x"), ("POST", API + "sessions/x/checkpoint")} <= requests
+    assert len({path for _, path in requests}) >= 7
+    for method, path in sorted(requests):
+        for token in (None, "wrong"):
+            assert jupyter.ask(path, method, token=token).status == 403, (method, path)
     assert platform.listeners == 0
+
+
+def test_every_method_of_the_handlers_is_authenticated_and_authorized() -> None:
+    """What the next handler must have too, wherever it is routed."""
+    import ast
+    import inspect
+
+    import singularity_labext.handlers as module
+
+    functions = [
+        function
+        for node in ast.parse(inspect.getsource(module)).body
+        if isinstance(node, ast.ClassDef)
+        for function in node.body
+        if isinstance(function, ast.AsyncFunctionDef | ast.FunctionDef) and function.name in METHODS
+    ]
+    assert len(functions) >= 7
+    for function in functions:
+        names = [ast.unparse(decorator) for decorator in function.decorator_list]
+        assert names == ["web.authenticated", "authorized"], function.lineno
 
 
 def _event(stream: object) -> tuple[str, object]:

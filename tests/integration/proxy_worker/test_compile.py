@@ -27,6 +27,27 @@ pytestmark = [
 ]
 
 
+@contextlib.contextmanager
+def paused(session: Standalone, program: str) -> Iterator[subprocess.Popen[str]]:
+    """A worker with this program that has stopped in its middle and waits for a line."""
+    worker = subprocess.Popen(
+        [sys.executable, str(PROGRAMS), program, "cuda"], env=session.env(), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "paused\n"
+        yield worker
+    finally:
+        worker.kill()
+
+
+def kill_proxy(session: Standalone) -> None:
+    pid = session.proxy_pids()[0]
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compiled_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of its own for what the proxies of this module compile, shared by its tests."""
@@ -108,24 +129,13 @@ def test_one_warning_says_why_a_graph_is_not_sent(session: Standalone) -> None:
 def test_training_goes_on_bitwise_after_its_device_went_away(
     how: str, undisturbed: dict[str, object]
 ) -> None:
-    with Standalone() as session:
-        worker = subprocess.Popen(
-            [sys.executable, str(PROGRAMS), "interrupted", "cuda"], env=session.env(), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            assert worker.stdout is not None
-            assert worker.stdout.readline() == "paused\n"
-            if how == "park":
-                session.park()
-            else:
-                pid = session.proxy_pids()[0]
-                os.kill(pid, signal.SIGKILL)
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            session.attach()
-            out, _ = worker.communicate("go on\n", timeout=200)
-        finally:
-            worker.kill()
+    with Standalone() as session, paused(session, "interrupted") as worker:
+        if how == "park":
+            session.park()
+        else:
+            kill_proxy(session)
+        session.attach()
+        out, _ = worker.communicate("go on\n", timeout=200)
     assert json.loads(out) == undisturbed
 
 
@@ -133,36 +143,22 @@ def test_training_goes_on_bitwise_after_its_device_went_away(
 def test_a_proxy_that_cannot_compile_what_ran_compiled_does_not_take_the_session(
     undisturbed: dict[str, object], tmp_path: Path
 ) -> None:
-    def kill_proxy() -> None:
-        pid = session.proxy_pids()[0]
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-
-    with Standalone() as session:
-        worker = subprocess.Popen(
-            [sys.executable, str(PROGRAMS), "interrupted", "cuda"], env=session.env(), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            assert worker.stdout is not None
-            assert worker.stdout.readline() == "paused\n"
-            session.wait_warm()
-            session.proxy_env |= {"PATH": "", "CXX": "", "TMPDIR": str(tmp_path)}  # for later ones
-            kill_proxy()
+    with Standalone() as session, paused(session, "interrupted") as worker:
+        session.wait_warm()
+        session.proxy_env |= {"PATH": "", "CXX": "", "TMPDIR": str(tmp_path)}  # for later ones
+        kill_proxy(session)
+        session.attach()
+        session.wait_warm()
+        kill_proxy(session)
+        with pytest.raises(Conflict, match=r"succeeded before and fails here.*was kept"):
             session.attach()
-            session.wait_warm()
-            kill_proxy()
-            with pytest.raises(Conflict, match=r"succeeded before and fails here.*was kept"):
+        session.proxy_env.clear()
+        for _ in range(3):  # the next one was started before
+            kill_proxy(session)
+            with contextlib.suppress(Conflict):
                 session.attach()
-            session.proxy_env.clear()
-            for _ in range(3):  # the next one was started before
-                kill_proxy()
-                with contextlib.suppress(Conflict):
-                    session.attach()
-                    break
-            out, _ = worker.communicate("go on\n", timeout=200)
-        finally:
-            worker.kill()
+                break
+        out, _ = worker.communicate("go on\n", timeout=200)
     assert json.loads(out) == undisturbed
 
 
@@ -175,30 +171,20 @@ def test_graphs_that_nothing_calls_any_more_are_gone_in_the_proxy_too(tmp_path: 
         files = [path for path in folder.rglob("*") if path.is_file()]
         return sum(path.read_bytes().count(b"singularity::graph") for path in files)
 
-    with Standalone() as session:
-        worker = subprocess.Popen(
-            [sys.executable, str(PROGRAMS), "freed", "cuda"], env=session.env(), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            assert worker.stdout.readline() == "paused\n"
-            assert living("one") == 1
-            pid = session.proxy_pids()[0]
-            os.kill(pid, signal.SIGKILL)
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            session.attach()  # from the journal: of all that were made
-            assert living("rebuilt") == 1
-            worker.stdin.write("go on\n")
-            worker.stdin.flush()
-            assert worker.stdout.readline() == "paused\n"
-            assert living("two") == 2
-            session.park()
-            session.attach()
-            out, _ = worker.communicate("go on\n", timeout=200)
-        finally:
-            worker.kill()
+    with Standalone() as session, paused(session, "freed") as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert living("one") == 1
+        kill_proxy(session)
+        session.attach()  # from the journal: of all that were made
+        assert living("rebuilt") == 1
+        worker.stdin.write("go on\n")
+        worker.stdin.flush()
+        assert worker.stdout.readline() == "paused\n"
+        assert living("two") == 2
+        session.park()
+        session.attach()
+        out, _ = worker.communicate("go on\n", timeout=200)
     answer = json.loads(out)
     x = torch.arange(1.0, 7.0)
     assert answer["first"] == pytest.approx((x + 1).log().tolist())

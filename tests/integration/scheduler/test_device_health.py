@@ -39,7 +39,7 @@ async def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         try:
             yield made
         finally:
-            fleet: Any = made.controller.fleet
+            fleet: Any = made.controller.fleet.bare
             await fleet.stop_agent()
 
 
@@ -194,7 +194,7 @@ async def test_without_a_driver_the_reason_is_told_and_devices_are_given(
 ) -> None:
     write(tmp_path / "none.json", {"init": 12, "gpus": {}})
     async with gpus(tmp_path, monkeypatch) as made:
-        fleet: Any = made.controller.fleet
+        fleet: Any = made.controller.fleet.bare
         await fleet.stop_agent()
         monkeypatch.setenv("NVML_WORLD", str(tmp_path / "none.json"))
         await fleet.start()

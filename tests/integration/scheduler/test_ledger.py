@@ -1,4 +1,5 @@
-"""The ledger on a real disk: what goes in comes out, all or nothing, and its troubles in words."""
+"""The ledger on a real disk, in SQLite and in a real PostgreSQL server: what goes in comes out, all
+or nothing, and its troubles in words."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import functools
 import os
 import sqlite3
 import stat
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +20,38 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from singularity_proxy.errors import Unavailable
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.experience import Experience, Step, Wait
 from singularity_scheduler.core.model import CheckpointRef, Kind, LossReport, SessionSpec, Tier
-from singularity_scheduler.service import ledger as ledger_module
+from singularity_scheduler.service import database
+from singularity_scheduler.service.database import parse
 from singularity_scheduler.service.ledger import Command, Ledger
 from singularity_scheduler.service.tables import metadata
 from sqlalchemy import create_engine
+from support.postgres import PostgresServer, needs_postgres
 from support.scheduler_core import World, whole
 
 
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    made = PostgresServer()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.remove()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=needs_postgres)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database of each kind."""
+    if request.param == "sqlite":
+        return url(tmp_path)
+    made: PostgresServer = request.getfixturevalue("server")
+    return made.url()
 
 
 async def written(ledger: Ledger, world: World, *events: Any) -> None:
@@ -36,9 +60,9 @@ async def written(ledger: Ledger, world: World, *events: Any) -> None:
 
 
 @pytest.mark.asyncio
-async def test_migrations_make_exactly_the_tables_we_use(tmp_path: Path) -> None:
-    ledger = await Ledger.open(url(tmp_path))
-    engine = ledger._engine
+async def test_migrations_make_exactly_the_tables_we_use(place: str) -> None:
+    ledger = await Ledger.open(place)
+    engine = ledger._database.engine
     assert engine is not None
 
     def differences() -> list[Any]:
@@ -52,27 +76,27 @@ async def test_migrations_make_exactly_the_tables_we_use(tmp_path: Path) -> None
 
 
 @pytest.mark.asyncio
-async def test_a_ledger_of_the_version_before_keeps_its_checkpoints(tmp_path: Path) -> None:
-    engine = create_engine(url(tmp_path))
+async def test_a_ledger_of_the_version_before_keeps_its_checkpoints(place: str) -> None:
+    engine = create_engine(parse(place))
     config = alembic.config.Config()
-    folder = Path(ledger_module.__file__).with_name("migrations")
+    folder = Path(database.__file__).with_name("migrations")
     config.set_main_option("script_location", str(folder))
     config.set_main_option("path_separator", "os")
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         alembic.command.upgrade(config, "0003")
-        for number, ended in ((1, 0), (2, 1)):
+        for number, ended in ((1, "false"), (2, "true")):
             connection.exec_driver_sql(
-                "INSERT INTO sessions (id, user, kind, name, tier, virtual_devices, node, "
+                'INSERT INTO sessions (id, "user", kind, name, tier, virtual_devices, node, '
                 "process_state, device_state, reason, epoch, seq, queue_order, attach_order, "
                 "saved, wants, asked, moving, preferred, ended, grace_s, checkpoint_id, "
                 "checkpoint_at, checkpoint_bytes, checkpoint_level, created_at, updated_at) "
                 f"VALUES ('s{number}', 'ada', 'interactive', '', 'basic', 1, 'local', 'live', "
-                "'none', 'its process runs', 1, 2, 0, 0, 1, 0, 0, 0, '[]', "
+                "'none', 'its process runs', 1, 2, 0, 0, true, false, false, false, '[]', "
                 f"{ended}, 5.0, 'c{number}', 77.0, 1024, 'device', 1.0, 2.0)"
             )
     engine.dispose()
-    ledger = await Ledger.open(url(tmp_path))
+    ledger = await Ledger.open(place)
     try:
         [view] = await ledger.active()
         assert view.last_checkpoint == CheckpointRef("c1", 77.0, 1024, "device")
@@ -83,7 +107,7 @@ async def test_a_ledger_of_the_version_before_keeps_its_checkpoints(tmp_path: Pa
         await ledger.close()
 
     def down() -> None:
-        engine = create_engine(url(tmp_path))
+        engine = create_engine(parse(place))
         with engine.begin() as connection:
             config.attributes["connection"] = connection
             alembic.command.downgrade(config, "0003")
@@ -93,8 +117,8 @@ async def test_a_ledger_of_the_version_before_keeps_its_checkpoints(tmp_path: Pa
 
 
 @pytest.mark.asyncio
-async def test_checkpoints_and_reports_come_back_as_they_were(tmp_path: Path) -> None:
-    ledger = await Ledger.open(url(tmp_path))
+async def test_checkpoints_and_reports_come_back_as_they_were(place: str) -> None:
+    ledger = await Ledger.open(place)
     world = World(1)
     write = functools.partial(written, ledger, world)
     spec = SessionSpec(Kind.INTERACTIVE, Tier.BASIC, 1, "a", None, "kernel-1", 60.0, 500)
@@ -113,7 +137,7 @@ async def test_checkpoints_and_reports_come_back_as_they_were(tmp_path: Path) ->
         resume = world.pending[-1]
         await write(ev.Resumed("a", resume.epoch, resume.seq, loss))
         await ledger.close()
-        ledger = await Ledger.open(url(tmp_path))
+        ledger = await Ledger.open(place)
         [view] = await ledger.active()
         assert view == world["a"]
         assert [c.id for c in view.checkpoints] == ["k1", "k2", "k3"]
@@ -139,8 +163,8 @@ async def test_checkpoints_and_reports_come_back_as_they_were(tmp_path: Path) ->
 
 
 @pytest.mark.asyncio
-async def test_sessions_come_back_as_they_were(tmp_path: Path) -> None:
-    ledger = await Ledger.open(url(tmp_path))
+async def test_sessions_come_back_as_they_were(place: str) -> None:
+    ledger = await Ledger.open(place)
     world = World(4)
 
     spec = SessionSpec(Kind.INTERACTIVE, Tier.PREMIUM, 3, "näme")
@@ -158,7 +182,7 @@ async def test_sessions_come_back_as_they_were(tmp_path: Path) -> None:
         ev.MigrateAsked("b", "bob", ("cpu:3", "cpu:1", "cpu:0")),
     )
     await ledger.close()
-    ledger = await Ledger.open(url(tmp_path))
+    ledger = await Ledger.open(place)
     try:
         found = {view.id: view for view in await ledger.active()}
         assert found == world.state.sessions
@@ -174,15 +198,41 @@ async def test_sessions_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_the_database_itself_refuses_to_lease_a_device_twice(tmp_path: Path) -> None:
-    ledger = await Ledger.open(url(tmp_path))
+async def test_what_waits_took_is_found_in_it_again(place: str) -> None:
+    ledger = await Ledger.open(place)
+    try:
+        world = World(1)
+        spec = SessionSpec(Kind.INTERACTIVE, Tier.BASIC, 1)
+        for sid in ("s1", "s2"):
+            await written(ledger, world, ev.SessionCreated(sid, "alice", spec), ev.Started(sid))
+        await written(ledger, world, ev.DeviceNeeded("s1"), ev.Attached("s1", 1))
+        await written(ledger, world, ev.DeviceNeeded("s2"), ev.ParkAsked("s1", "alice"))
+        await written(ledger, world, ev.Parked("s1", 1), ev.Attached("s2", 1))
+        live, again = world.state.experience, Experience()
+        again.replay(await ledger.experience(1000))
+        assert again.waits(Wait.DEVICES, "basic", 1) == live.waits(Wait.DEVICES, "basic", 1) != ()
+        assert again.steps(Step.PARK, "local") == live.steps(Step.PARK, "local") == (1.0,)
+        assert again.taken == live.taken
+        assert set(again.taken) == {"s1"}
+        newest = await ledger.experience(2)
+        assert [(c.session, c.rule) for c, _ in newest] == [
+            ("s2", "queue.grant"),
+            ("s2", "device.attached"),
+        ]
+    finally:
+        await ledger.close()
+
+
+@pytest.mark.asyncio
+async def test_the_database_itself_refuses_to_lease_a_device_twice(place: str) -> None:
+    ledger = await Ledger.open(place)
     try:
         world = World(1)
 
         spec = SessionSpec(Kind.BATCH, Tier.BASIC, 1, "")
         await written(ledger, world, ev.SessionCreated("a", "alice", spec), ev.DeviceNeeded("a"))
         thief = replace(world["a"], id="b")
-        with pytest.raises(Unavailable, match="UNIQUE constraint failed"):
+        with pytest.raises(Unavailable, match=r"(?i)unique constraint"):
             await ledger.write(ev.Decision(sessions=(thief,)))
         assert [view.id for view in await ledger.active()] == ["a"]
     finally:
@@ -193,15 +243,16 @@ async def test_the_database_itself_refuses_to_lease_a_device_twice(tmp_path: Pat
 async def test_a_locked_ledger_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_module, "BUSY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 0.2)
     ledger = await Ledger.open(url(tmp_path))
     other = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
     try:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(Unavailable, match="locked by another program"):
-            await ledger.active()
-        other.execute("ROLLBACK")
         assert await ledger.active() == []
+        with pytest.raises(Unavailable, match="locked by another program"):
+            await ledger.trim(0.0)
+        other.execute("ROLLBACK")
+        assert await ledger.trim(0.0) == 0
     finally:
         other.close()
         await ledger.close()
@@ -232,8 +283,8 @@ async def test_only_the_owner_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_old_sessions_are_forgotten_live_ones_never(tmp_path: Path) -> None:
-    ledger = await Ledger.open(url(tmp_path))
+async def test_old_sessions_are_forgotten_live_ones_never(place: str) -> None:
+    ledger = await Ledger.open(place)
     try:
         world = World()
 

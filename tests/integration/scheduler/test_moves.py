@@ -17,6 +17,7 @@ from singularity_proxy.errors import (
     SingularityError,
     Unsupported,
 )
+from singularity_scheduler.core import events as ev
 from support.scheduler_service import LAUNCH, Platform, platform, until
 from tornado.httpclient import AsyncHTTPClient
 
@@ -90,9 +91,9 @@ async def test_migrate_to_a_node_and_what_is_refused(tmp_path: Path) -> None:
         client = p.client()
         session = await p.holder(name="a")
         away = await elsewhere(p, session)
-        with pytest.raises(NotFound, match="there is no node 'node-9': pick from node-1, node-2"):
+        with pytest.raises(NotFound, match="there is no node 'node-9': did you mean 'node-"):
             await client.migrate(session, node="node-9")
-        with pytest.raises(BadRequest, match="not both"):
+        with pytest.raises(BadRequest, match="not two of them"):
             await client.migrate(session, "cpu:1", node=away)
         moved = await client.migrate(session, node=away)
         assert (moved["node"], moved["state"], moved["incarnation"]) == (away, "running", 1)
@@ -122,8 +123,6 @@ async def test_checkpoints_restore_and_fork(tmp_path: Path) -> None:
         ] == "device"
         with pytest.raises(NotFound, match="did you mean 'before fine tuning'"):
             await client.restore(session, "before finetuning")
-        with pytest.raises(Conflict, match="holds device state alone"):
-            await client.restore(session, "weights")
         undone = await client.restore(session, "before fine tuning")
         assert (undone["state"], undone["incarnation"]) == ("running", 2)
         assert undone["loss"]["rolled_back"] is True
@@ -141,6 +140,46 @@ async def test_checkpoints_restore_and_fork(tmp_path: Path) -> None:
         await until(lambda: (session, good["id"]) not in p.store.checkpoints, "deleted")
         with pytest.raises(NotFound):
             await client.delete_checkpoint(session, "before fine tuning")
+
+
+@pytest.mark.asyncio
+async def test_device_state_goes_back_into_a_session_that_lives(tmp_path: Path) -> None:
+    async with two(tmp_path) as p:
+        client = p.client()
+        session = await p.holder(name="a")
+        await client.checkpoint(session, "weights", "device")
+        back = await client.restore(session, "weights")
+        assert (back["state"], back["incarnation"]) == ("running", 1)
+        assert (back["loss"]["level"], back["loss"]["rolled_back"]) == ("device", False)
+        assert "the device state of checkpoint 'weights' is back: the contents of" in back["reason"]
+        known = await client.checkpoints(session)
+        assert [(c["name"], c["level"]) for c in known] == [("", "device"), ("weights", "device")]
+        await client.restore(session, "weights", discard=True)
+        assert len(await client.checkpoints(session)) == len(known)
+        p.agent.refuse["device.put_back"] = Conflict("it waits for a device")
+        p.agents["node-2"].refuse["device.put_back"] = Conflict("it waits for a device")
+        with pytest.raises(Conflict, match="it waits for a device"):
+            await client.restore(session, "weights")
+        goes_on = await client.get_session(session)
+        assert goes_on["state"] == "running"
+        assert "was not put back, so it goes on as it was (it waits" in goes_on["reason"]
+        await client.suspend(session)
+        with pytest.raises(Conflict, match="holds device state alone"):
+            await client.restore(session, "weights")
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_by_itself_that_fails_is_nobody_elses_error(tmp_path: Path) -> None:
+    async with two(tmp_path) as p:
+        client = p.client()
+        session = await p.holder(name="a")
+        for agent in p.agents.values():
+            agent.refuse["session.checkpoint"] = Conflict("it was cancelled by a move")
+        asked = ev.CheckpointAsked(session, "the scheduler", periodic="it is due")
+        done = await p.controller.submit(asked)
+        await asyncio.gather(*done.tasks.values(), return_exceptions=True)
+        away = (await client.suspend(session))["state"]
+        assert away == "suspended"
 
 
 @pytest.mark.asyncio
@@ -336,6 +375,11 @@ async def test_a_server_that_stops_and_starts(tmp_path: Path) -> None:
         assert (found["kernel_id"], found["session"]["id"]) == ("1f0c-aa", first["id"])
         assert found["connection"] == {"shell_port": 5001, "key": "connection-secret"}
         assert found["session"]["reason"].startswith("everything of it is in checkpoint")
+        assert await server.connection(first["id"]) == found["connection"]
+        with pytest.raises(Forbidden, match="only the user of a session"):
+            await p.client("admin").connection(first["id"])
+        with pytest.raises(NotFound):
+            await p.client("bob").connection(first["id"])
         [seen] = await p.client("admin").suspended("alice")
         assert seen["connection"] is None, "the key is the user's alone"
         with pytest.raises(Forbidden):
@@ -347,6 +391,85 @@ async def test_a_server_that_stops_and_starts(tmp_path: Path) -> None:
         back = await server.resume(first["id"])
         assert back["state"] == "ready"
         assert await server.suspended("alice", "big") == []
+        [found] = await server.suspended("alice", "big", live=True)
+        assert (found["session"]["id"], found["kernel_id"]) == (first["id"], "1f0c-aa")
+        assert (await server.own(first["id"], 77))["id"] == first["id"]
+        owned = [params for a in p.agents.values() for m, params in a.calls if m == "session.own"]
+        assert [(o["session"], o["owner_pid"]) for o in owned] == [(first["id"], 77)]
+        with pytest.raises(NotFound):
+            await p.client("bob").own(first["id"], 77)
+
+
+@pytest.mark.asyncio
+async def test_a_server_whose_node_cannot_store_processes(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        session = await p.kernel(name="one")
+        [kept] = (await p.client("admin").hibernate("alice"))["kept"]
+        assert (kept["session"], kept["possible"]) == (session, False)
+        assert "cannot store the image of a process" in kept["reason"]
+        assert (await p.client().get_session(session))["state"] == "ready"
+
+
+@pytest.mark.asyncio
+async def test_a_server_stops_while_its_notebooks_come_back(tmp_path: Path) -> None:
+    async with two(tmp_path, controller={"settle_s": 0.1}) as p:
+        coming = await p.kernel(name="coming")
+        done = await p.client().hibernate("alice", wait_s=20.0)
+        assert done["suspended"] == [coming]
+        gates = {}
+        for agent in p.agents.values():
+            gates[agent.node] = agent.hold["session.resume"] = asyncio.Event()
+        assert (await p.client().resume(coming))["state"] == "resuming"
+        hibernated = asyncio.create_task(p.client().hibernate("alice", wait_s=20.0))
+        await asyncio.sleep(0.3)
+        assert not hibernated.done(), "it waits until it can be suspended"
+        for gate in gates.values():
+            gate.set()
+        done = await hibernated
+        assert (done["suspended"], done["suspending"], done["kept"]) == ([coming], [], [])
+        assert (await p.client().get_session(coming))["state"] == "suspended"
+
+
+@pytest.mark.asyncio
+async def test_a_server_stops_while_a_page_calls_its_notebooks(tmp_path: Path) -> None:
+    async with two(tmp_path, controller={"settle_s": 0.1}) as p:
+        session = await p.kernel(name="one")
+        agent = p.agents[(await p.controller.find(session)).node]
+        gate = agent.hold["session.suspend"] = asyncio.Event()
+        stopping = asyncio.create_task(p.client().hibernate("alice", wait_s=20.0))
+        await p.state(session, "suspending")
+        agent.event(session, "session.wanted")
+        await until(lambda: p.controller.state.sessions[session].called, "called back")
+        gate.set()
+        [kept] = (await stopping)[
+            "kept"
+        ]  # it is not waited for while pages call it again and again
+        assert (kept["session"], kept["possible"]) == (session, True)
+        assert (await p.client().hibernate("alice", wait_s=20.0))["suspended"] == [session]
+        for agent in p.agents.values():  # then there is no room for it
+            await agent.stop()
+        await until(lambda: not any(n.connected for n in p.controller.state.nodes.values()), "away")
+        assert (await p.client().resume(session))["called_back"]
+        assert (await p.client().hibernate("alice"))["suspended"] == [session]
+        assert not (await p.client().get_session(session))["called_back"]
+
+
+@pytest.mark.asyncio
+async def test_a_stop_waits_as_long_as_it_was_told(tmp_path: Path) -> None:
+    async with two(tmp_path, controller={"settle_s": 0.1}) as p:
+        session = await p.kernel(name="one")
+        gates = [asyncio.Event() for _ in p.agents]
+        for agent, gate in zip(p.agents.values(), gates, strict=True):
+            agent.hold["session.suspend"] = gate
+        nothing = {"suspended": [], "kept": []}
+        for wait_s in (None, 0.0, 0.2):
+            done = await p.client().hibernate("alice", wait_s=wait_s)
+            assert done == {**nothing, "suspending": [session]}
+        hibernated = asyncio.create_task(p.client().hibernate("alice", wait_s=20.0))
+        await asyncio.sleep(0.5)
+        for gate in gates:
+            gate.set()
+        assert (await hibernated)["suspended"] == [session]
 
 
 @pytest.mark.asyncio

@@ -40,7 +40,7 @@ async def sleeper(p: Platform, name: str) -> dict[str, Any]:
 @pytest.mark.asyncio
 async def test_sessions_spread_and_each_node_says_what_it_can(tmp_path: Path) -> None:
     async with platform(tmp_path, nodes=NODES, fleet=Nodes) as p:
-        fleet: Any = p.controller.fleet
+        fleet: Any = p.controller.fleet.bare
         try:
             client = p.client()
             cluster = await client.cluster()
@@ -81,7 +81,7 @@ class Trainers(LocalFleet):
 async def test_a_training_migrates_and_loses_nothing(tmp_path: Path) -> None:
     reference = native_losses(tmp_path)
     async with platform(tmp_path, nodes=NODES, fleet=Trainers) as p:
-        fleet: Any = p.controller.fleet
+        fleet: Any = p.controller.fleet.bare
         try:
             client = p.client()
             program = [sys.executable, TRAINING, "cuda", str(STEPS), str(tmp_path), "0.2"]

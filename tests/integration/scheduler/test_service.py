@@ -276,7 +276,9 @@ async def test_lease_is_renewed_while_the_agent_answers_and_reaped_when_not(
         a = await p.holder(name="a")
         renewals = lambda: [c for c in p.agent.calls if c[0] == "renew" and c[1]["leases"]]  # noqa: E731
         await until(lambda: len(renewals()) >= 12, "twelve renewals, so two TTLs")
-        assert renewals()[-1][1] == {"leases": [{"session": a, "epoch": 1}], "ttl_s": 1.2}
+        last = renewals()[-1][1]
+        assert (last["leases"], last["ttl_s"]) == ([{"session": a, "epoch": 1}], 1.2)
+        assert last["terms"]["here"] == {a: 0}
         assert (await p.client().get_session(a))["state"] == "running"
         await p.agent.stop()
         await p.state(a, "parked")
@@ -300,7 +302,7 @@ async def test_a_lease_the_agent_does_not_hold_any_more_is_parked(tmp_path: Path
 
 async def _limit_ledger(p: Platform, pages: int | None) -> None:
     """Let the ledger's file have this many pages; None: as many as it has now."""
-    engine = p.controller.ledger._engine
+    engine = p.controller.ledger._database.engine
     assert engine is not None
 
     def limit() -> None:

@@ -208,8 +208,8 @@ async def test_a_node_only_speaks_for_its_own_sessions(tmp_path: Path) -> None:
     async with platform(tmp_path) as p:
         a = await p.holder("alice", name="a")
         with pytest.raises(NotFound):
-            await p.controller._on_command("elsewhere", a, "status", {}, "user")
-        p.controller._on_event("elsewhere", a, "process.exited", {"exit_code": 0})
+            await p.controller.reports.on_command("elsewhere", a, "status", {}, "user")
+        p.controller.reports.on_event("elsewhere", a, "process.exited", {"exit_code": 0})
         assert (await p.client().get_session(a))["state"] == "running"
 
 

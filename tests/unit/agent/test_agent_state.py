@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from singularity_proxy.capsule.process import ProcessIdentity
-from singularity_proxy.errors import BadRequest, Conflict, Forbidden, NoSpace, StaleEpoch
+from singularity_proxy.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    NoSpace,
+    SingularityError,
+    StaleEpoch,
+)
 from singularity_scheduler.agent.identity import Identities, parse_uid_range
 from singularity_scheduler.agent.launch import LaunchRequest
 from singularity_scheduler.agent.leases import LeaseTable
@@ -28,6 +35,7 @@ from singularity_scheduler.agent.sessions import (
     RingRecord,
     SessionRecord,
 )
+from singularity_scheduler.agent.uids import FileUids
 from singularity_scheduler.fleet.local import parse_bytes
 from support.uids import needs_own_uids
 
@@ -204,6 +212,32 @@ async def test_every_user_has_a_uid_for_ever_until_there_are_no_more(tmp_path: P
         with pytest.raises(BadRequest):
             await identities.of(name)
     ledger.close()
+
+
+@pytest.mark.root
+@needs_own_uids
+@pytest.mark.asyncio
+async def test_agents_of_one_machine_give_a_uid_to_one_user(tmp_path: Path) -> None:
+    uids, path = range(1900000000, 1900000004), str(tmp_path / "uids.json")
+    ledgers = [Ledger(str(tmp_path / name)) for name in "ab"]
+    ledgers[0].put("uid", "early", 1900000002)  # from before there was a file
+    first, second = (
+        Identities(ledger, uids, str(tmp_path), table=FileUids(path, ledger)) for ledger in ledgers
+    )
+    assert (await second.of("early")).uid == 1900000002
+    assert (await first.of("alice")).uid == 1900000000
+    assert (await second.of("bob")).uid == 1900000001
+    assert (await second.of("alice")).uid == 1900000000
+    await second.claim("bob", 1900000001, 1900000001)
+    with pytest.raises(Conflict, match="sessions of carol run as uid"):
+        await first.claim("carol", 1900000001, 1900000001)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    with open(path, "w") as file:  # noqa: ASYNC230
+        file.write("no json")
+    with pytest.raises(SingularityError, match="is damaged; nobody's uid was changed"):
+        await first.of("dora")
+    for ledger in ledgers:
+        ledger.close()
 
 
 @pytest.mark.root

@@ -91,6 +91,14 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Double:
             0,
         ),
         (migrate.main, ["--node=node-2"], {}, ("migrate", FIRST, {"node": "node-2"}), 70),
+        (
+            migrate.main,
+            ["--cluster", "west-1"],
+            {"cluster": "west-1", "loss": LOSS},
+            ("migrate", FIRST, {"cluster": "west-1"}),
+            0,
+        ),
+        (migrate.main, ["--cluster=west-1"], {}, ("migrate", FIRST, {"cluster": "west-1"}), 70),
         (checkpoint.main, ["a name"], {}, ("checkpoint", FIRST, "a name"), 0),
         (
             checkpoint.main,

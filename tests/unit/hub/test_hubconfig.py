@@ -129,3 +129,22 @@ def test_an_unknown_spawner_gets_a_sentence(chosen):
     c.JupyterHub.spawner_class = chosen
     with pytest.raises(ValueError, match="spawner_class is"):
         configure(c)
+
+
+def test_the_culler_is_a_service_of_the_hub(monkeypatch):
+    monkeypatch.setattr("singularity_spawner.hubconfig.util.find_spec", lambda name: object())
+    c = Config()
+    configure(c, cull_idle_s=3600, cull_max_age_s=600)
+    culler = services(c)["singularity-culler"]
+    assert culler["command"][:3] == [sys.executable, "-m", "singularity_spawner.culling"]
+    assert culler["command"][3:] == ["--timeout=3600", "--max-age=600", "--cull-every=300"]
+    assert culler["environment"] == {"SINGULARITY_API_URL": c.SingularitySpawnerMixin.service_url}
+    role = roles(c)["singularity-culler"]
+    assert {ACCESS, ADMIN, "delete:servers", "read:servers"} <= set(role["scopes"])
+    assert role["services"] == ["singularity-culler"]
+
+
+def test_a_culler_that_is_not_installed_is_refused(monkeypatch):
+    monkeypatch.setattr("singularity_spawner.hubconfig.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="install it, or leave both out"):
+        configure(Config(), cull_idle_s=3600)

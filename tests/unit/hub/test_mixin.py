@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 from jupyterhub.spawner import Spawner, SpawnException
-from singularity_spawner import SingularitySpawnerMixin
+from singularity_spawner import SingularitySpawnerMixin, removals
 from singularity_spawner.options import ServerOptions
 from support.hub_scheduler import TOKEN, scheduler
 
@@ -37,12 +37,12 @@ class MixedSpawner(SingularitySpawnerMixin, BaseSpawner):
     pass
 
 
-def make(url="", name="", **traits):
+def make(url="", name="", kind=MixedSpawner, **traits):
     user = SimpleNamespace(name="alice", url="/user/alice/")
     orm_spawner = SimpleNamespace(
         name=name, user_options={"tier": "basic"}, display_name="", server=None, started=None
     )
-    spawner = MixedSpawner(service_url=url, service_token=TOKEN, service_timeout=0.0, **traits)
+    spawner = kind(service_url=url, service_token=TOKEN, service_timeout=0.0, **traits)
     spawner.user = user
     spawner.orm_spawner = orm_spawner
     return spawner
@@ -203,25 +203,123 @@ def session(sid, **changes):
 
 
 @pytest.mark.asyncio
-async def test_a_stop_ends_the_servers_sessions_and_no_others(service):
+async def test_without_hibernation_a_stop_ends_the_servers_sessions_and_no_others(service):
     service.sessions = [
         session("aaaaaaaaaaaa"),
         session("bbbbbbbbbbbb", user="bob"),
         session("cccccccccccc", kind="batch"),
         session("dddddddddddd", owner={"server": "second"}),
     ]
-    spawner = make(service.url)
+    spawner = make(service.url, hibernate=False)
     await hub_start(spawner, {})
     await spawner.stop()
     assert not spawner.running
+    assert service.hibernated == []
     assert service.ended == [("aaaaaaaaaaaa", "the notebook server of alice was stopped")]
     await spawner.run_post_stop_hook()
     assert len(service.ended) == 1
 
 
 @pytest.mark.asyncio
+async def test_a_stop_suspends_and_ends_only_what_cannot_be_suspended(service, caplog):
+    service.sessions = [session("aaaaaaaaaaaa"), session("bbbbbbbbbbbb")]
+    service.kept = [
+        {"session": "aaaaaaaaaaaa", "reason": "CRIU is missing", "possible": False},
+        {"session": "bbbbbbbbbbbb", "reason": "the disk is full", "possible": True},
+    ]
+    spawner = make(service.url, name="big")
+    for each in service.sessions:
+        each["owner"] = {"server": "big"}
+    await hub_start(spawner, {})
+    with caplog.at_level("INFO"):
+        await spawner.stop()
+    assert not spawner.running
+    assert service.hibernated == [("alice", "big")] * 2
+    why = "the notebook server of alice/big was stopped (CRIU is missing)"
+    assert service.ended == [("aaaaaaaaaaaa", why)]
+    assert "A notebook of alice/big ends with its server: CRIU is missing" in caplog.text
+    assert "bbbbbbbbbbbb goes on without the server: the disk is full" in caplog.text
+    await spawner.delete_forever()
+    assert [sid for sid, why in service.ended[1:] if "was removed" in why] == [
+        "aaaaaaaaaaaa",
+        "bbbbbbbbbbbb",
+    ]
+
+
+@pytest.mark.asyncio
+async def test_what_an_open_page_calls_back_is_suspended_once_the_server_is_gone(service):
+    running = []
+
+    class Watched(MixedSpawner):
+        async def _hibernated(self, seconds):
+            running.append((self.running, seconds))
+            return await super()._hibernated(seconds)
+
+    spawner = make(service.url, kind=Watched, hibernate_timeout=45.0)
+    await hub_start(spawner, {})
+    await spawner.stop()
+    (before, first), (after, second) = running
+    assert (before, after) == (True, False)
+    assert (first, second) == tuple(service.waits), "the service waits as long as the stop"
+    assert first == 45.0
+    assert 40 < second <= 45.0
+
+
+@pytest.mark.asyncio
+async def test_a_removed_named_server_takes_only_its_own_notebooks_along(service):
+    service.sessions = [
+        session("aaaaaaaaaaaa", owner={"server": "big"}),
+        session("bbbbbbbbbbbb", owner={}),
+        session("cccccccccccc"),
+    ]
+    await make(service.url, name="big").delete_forever()
+    assert [sid for sid, _ in service.ended] == ["aaaaaaaaaaaa"]
+    await make(service.url).delete_forever()
+    assert [sid for sid, _ in service.ended[1:]] == ["bbbbbbbbbbbb", "cccccccccccc"]
+
+
+@pytest.mark.asyncio
+async def test_a_removal_while_the_scheduler_is_away_is_made_up_for(service, monkeypatch):
+    monkeypatch.setattr(removals, "RETRY_S", 0.01)
+    service.sessions = [session("aaaaaaaaaaaa")]
+    service.refusals = [(503, "Unavailable", "starting")] * 3
+    await make(service.url).delete_forever()
+    assert service.ended == []
+    later = make(service.url)  # of a new user with the same name
+    with pytest.raises(SpawnException, match="are still to be ended"):
+        await removals.finished("alice", "", 0.0)
+    later.service_timeout = 20.0
+    await hub_start(later, {})
+    assert service.ended == [("aaaaaaaaaaaa", "the notebook server of alice was removed")]
+
+
+@pytest.mark.asyncio
+async def test_the_server_gets_our_kernel_manager_unless_it_has_another_one(service):
+    ours = "--ServerApp.kernel_manager_class=singularity_kernel.server.kernels."
+    spawner = make(service.url, args=["--x"])
+    assert [a for a in spawner.get_args() if a.startswith(ours)]
+    other = make(service.url, args=["--ServerApp.kernel_manager_class=their.Own"])
+    for spawner in (other, make(service.url, hibernate=False)):
+        assert not [a for a in spawner.get_args() if a.startswith(ours)]
+        service.sessions, service.ended = [session("aaaaaaaaaaaa")], []
+        await hub_start(spawner, {})
+        await spawner.stop()
+        assert service.ended, "its kernels end with it, as without hibernation"
+
+
+@pytest.mark.asyncio
+async def test_the_progress_page_says_what_waits(service):
+    service.notebooks = [{}, {}]
+    spawner = make(service.url)
+    await hub_start(spawner, {})
+    said = [event["message"] async for event in spawner._story.events()]
+    assert "2 notebooks wait in the store. Each comes back when it is opened." in said
+
+
+@pytest.mark.asyncio
 async def test_a_server_that_died_by_itself_is_released_too(service):
     service.sessions = [session("aaaaaaaaaaaa")]
+    service.kept = [{"session": "aaaaaaaaaaaa", "reason": "no CRIU", "possible": False}]
     spawner = make(service.url)
     await hub_start(spawner, {})
     spawner.running = False  # then the Hub calls the post-stop hook and not `stop`

@@ -110,6 +110,7 @@ def test_the_description_is_taken_out_of_the_environment() -> None:
         "output": "/o.ipynb",
         "parameters": {"a": 1},
         "kernel": None,
+        "timeout_s": None,
     }
     assert environ == {"PATH": "/bin"}
     for text in ("", "{", "[]", '{"notebook": "/n.ipynb"}'):
@@ -135,6 +136,25 @@ def test_a_signal_is_remembered_and_wakes(signum: int, kind: type[Cancelled], co
     fate = stop.fate("all is saved")
     assert type(fate) is kind
     assert (fate.exit_code, fate.message) == (code, "the run was cancelled; all is saved")
+
+
+def test_a_time_limit_asks_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[float] = []
+    monkeypatch.setattr(signal, "setitimer", lambda _, seconds: set_to.append(seconds))
+    before = signal.getsignal(signal.SIGALRM)
+    stop = Stop()
+    with stop.limited(None):
+        assert set_to == []
+    with stop.limited(60):
+        assert set_to == [60]
+        os.kill(os.getpid(), signal.SIGALRM)
+    assert set_to == [60, 0]
+    assert signal.getsignal(signal.SIGALRM) is before
+    fate = stop.fate("all is saved")
+    assert (fate.exit_code, fate.message) == (
+        124,
+        "the run's time limit of 60 s is over; all is saved",
+    )
 
 
 def test_preemptions_are_counted() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from singularity_kernel.batch import submit
 from singularity_kernel.batch.options import split_options
-from singularity_kernel.batch.submit import SubmitApp, described, main, passed_on
+from singularity_kernel.batch.submission import Asked, described, passed_on
+from singularity_kernel.batch.submit import SubmitApp, main
 from singularity_proxy.errors import BadRequest
 from support.batch_runs import write_notebook
 
@@ -75,10 +76,11 @@ def test_a_run_is_described_with_absolute_paths(
     write_notebook(tmp_path / "n.ipynb", "print(lr)", parameters="lr = 0.1")
     (tmp_path / "work").mkdir()
     given, _ = split_options(["-p", "lr", "2", "--env", "DATA=/data"])
-    run, notes = described(
-        "n.ipynb", given, output="out.ipynb", cwd="work", environ={"PATH": "/bin", "TOKEN": "x"}
-    )
-    assert notes == []
+    environ = {"PATH": "/bin", "TOKEN": "x"}
+    parameters, variables = given.parameters(), given.variables(environ)
+    asked = Asked("n.ipynb", "out.ipynb", "", "work", parameters, {**variables, "PATH": None})
+    run, notes, wishes = described(asked, environ)
+    assert (notes, wishes) == ([], {})
     assert run.pop("python").startswith("/")
     assert run == {
         "notebook": f"{tmp_path}/n.ipynb",
@@ -87,6 +89,8 @@ def test_a_run_is_described_with_absolute_paths(
         "kernel": None,
         "folder": f"{tmp_path}/work",
         "variables": {"PATH": "/bin", "DATA": "/data"},
+        "timeout_s": None,
+        "metadata": {},
     }
 
 
@@ -111,6 +115,9 @@ def test_a_run_is_described_with_absolute_paths(
         (["n.ipynb", "--cwd", "none"], 66, "there is no folder"),
         (["n.ipynb", "--devices", "many"], 64, "devices"),
         (["n.ipynb", "--teir", "basic"], 64, "did you mean --tier?"),
+        (["n.ipynb", "--tier", "gold"], 64, "unknown tier 'gold'"),
+        (["n.ipynb", "--run-timeout", "0"], 64, "run_timeout"),
+        (["none.yml"], 66, "the job file none.yml cannot be read"),
         (["n.ipynb"], 69, "SINGULARITY_API_URL and JUPYTERHUB_API_TOKEN are not set"),
     ],
 )
@@ -155,7 +162,7 @@ def test_a_configuration_file_is_generated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "sentence"),
     [
-        ("described", "nothing was submitted"),
+        ("of_words", "nothing was submitted"),
         ("submit", "the run may have been submitted: jupyter singularity ls shows it"),
         ("reached", "the run goes on; jupyter singularity logs -f 0123 follows it"),
     ],

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from singularity_kernel import relay_store, tunnel
-from singularity_kernel.incarnations import Positions
+from singularity_kernel.incarnations import Join, Positions
 from singularity_kernel.relay_core import Core
 from singularity_kernel.relay_store import Store
 from singularity_kernel.tunnel import Dialer, Frame, Inbox, Kind, Outbox, TunnelError
@@ -148,7 +148,7 @@ class World:
     def checkpoint(self, _: str = "") -> None:
         positions = self.core.store.positions()
         if self.core.store.floor is None:
-            self.core.store.keep_from(positions)
+            self.core.store.keep_from([positions])
         state = (self.shim, self.kernel, self.pending, self.said)
         self.images.append((copy.deepcopy(state), positions))
 
@@ -251,6 +251,29 @@ def linked(folder: Path) -> World:
     world = World(str(folder))
     world.heal()
     return world
+
+
+def test_what_is_undone_again_is_told_again(tmp_path: Path) -> None:
+    """An image from after an output brings it back; going back before it takes it away again."""
+    world = linked(tmp_path)
+    world.checkpoint()
+    world.output("iopub")
+    world.heal()
+    world.checkpoint()
+    for image, gone in ((0, 1), (1, 0), (0, 1)):
+        world.rollback(image)
+        assert len(world.core.store.rolled_back(world.joins)) == gone
+
+
+def test_so_is_what_another_start_of_the_image_received(tmp_path: Path) -> None:
+    """The image had it, and only an incarnation that was undone brought it to the relay."""
+    world = linked(tmp_path)
+    world.checkpoint()
+    world.output("shell")
+    world.checkpoint()
+    for image in (1, 0, 1, 0):
+        world.rollback(image)
+    assert len(world.core.store.rolled_back(world.joins)) == 1
 
 
 def test_a_kernel_started_anew_goes_on_with_what_nobody_received(tmp_path: Path) -> None:
@@ -365,6 +388,68 @@ def test_what_is_not_kept_any_more_is_counted(
     assert world.began["requests_again"] == 40 - lost
     assert world.kernel["shell"] == world.asked["shell"][lost:]
     assert positions == Positions.from_json(positions.to_json())
+
+
+def test_what_any_of_several_checkpoints_needs_is_kept(tmp_path: Path) -> None:
+    """One of a later incarnation can need more than an older one that was taken further on."""
+    world = linked(tmp_path)
+
+    def work() -> None:
+        world.request("shell")
+        world.output("iopub")
+        world.heal()
+
+    world.checkpoint()
+    for _ in range(5):
+        work()
+    world.checkpoint()  # behind five
+    world.rollback(0)
+    world.heal()
+    world.checkpoint()  # carried out again: behind the same five
+    for _ in range(3):
+        work()
+    world.core.store.keep_from([positions for _, positions in world.images[1:]])
+    world.rollback(2)
+    world.heal()
+    assert world.began is not None
+    assert world.began["requests_again"] == 3
+    assert world.began["requests_lost"] == 0
+    assert world.kernel["shell"] == world.asked["shell"]
+
+
+def test_a_full_disk_in_the_middle_of_a_greeting_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = linked(tmp_path)
+    world.checkpoint()
+    world.request("shell")
+    world.output("iopub")
+    world.heal()
+    image, _ = world.images[0]
+    assert world.core.begin(2, fresh=False)
+    world.shim, world.kernel, world.pending, world.said = copy.deepcopy(image)
+    world.joins = 2
+    hello = tunnel.read_hello(world.shim.hello(2))
+    joined = world.core.store.join
+
+    def full(join: Join) -> None:
+        def flush() -> None:
+            raise relay_store.Full("no space")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.core.store, "flush", flush)
+            joined(join)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.core.store, "join", full)
+        with pytest.raises(TunnelError, match="disk is full; nothing was lost"):
+            world.core.greet(hello)
+    assert world.core.stuck == "no space"
+    assert not world.core.store.history.now.joined
+    world.heal()
+    assert world.began is not None
+    assert world.began["requests_again"] == 1
+    assert world.kernel["shell"] == world.asked["shell"]
 
 
 def test_a_queue_says_when_it_is_full_and_sends_within_its_window() -> None:

@@ -56,4 +56,5 @@ def test_versions_are_pinned() -> None:
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     loose = [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+!-]+", line)]
     assert not loose
-    assert not re.search(r'"resolved"', (ROOT / "package-lock.json").read_text())
+    for lock in ("package-lock.json", "ui_labext/package-lock.json"):
+        assert not re.search(r'"resolved"', (ROOT / lock).read_text()), lock

@@ -10,7 +10,7 @@ from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import Abilities, CheckpointRef, Kind, SessionSpec, Tier
 from singularity_scheduler.core.policy import decide
 from singularity_scheduler.core.states import DeviceState
-from support.scheduler_core import World, devices_of
+from support.scheduler_core import AT_ONCE, World, devices_of
 
 PREMIUM, STANDARD, BASIC = Tier.PREMIUM, Tier.STANDARD, Tier.BASIC
 
@@ -95,8 +95,8 @@ def test_all_devices_at_once_or_none() -> None:
     assert world["b"].devices == ("cpu:0", "cpu:1")
 
 
-def test_nobody_overtakes_a_larger_request_of_the_same_tier() -> None:
-    world = World(2)
+def test_nobody_overtakes_a_larger_request_of_the_same_tier_where_that_is_set() -> None:
+    world = World(2, parameters=AT_ONCE.changed(backfill_depth=0))
     world.holding("a")
     world.create("big", devices=2)
     world.create("small")
@@ -123,7 +123,7 @@ def test_idle_notebook_is_paused_even_for_a_lower_tier() -> None:
     )
 
 
-def test_longest_idle_is_paused_first_then_the_lowest_tier() -> None:
+def test_idle_ones_are_paused_by_tier_then_the_longest_idle() -> None:
     world = World(3)
     world.holding("a", PREMIUM)
     world.holding("b", STANDARD)
@@ -137,12 +137,26 @@ def test_longest_idle_is_paused_first_then_the_lowest_tier() -> None:
     world.answer()
     world.do(ev.Activity("b", True, at))
     world.do(ev.Activity("b", False, at + 100))
+    world.now += 200
     world.create("e", BASIC)
     world.need("e")
-    assert parks(world) == ["c", "a"]
+    assert parks(world) == ["c", "b"]
 
 
-def test_busy_lower_tier_is_paused_lowest_tier_first_then_latest_attached() -> None:
+def test_of_idle_ones_of_one_tier_the_longest_idle_is_paused() -> None:
+    world = World(2)
+    world.holding("a")
+    world.holding("b")
+    at = world.now
+    world.do(ev.Activity("b", False, at))
+    world.do(ev.Activity("a", False, at + 100))
+    world.now += 300
+    world.create("c", BASIC)
+    world.need("c")
+    assert parks(world) == ["b"]
+
+
+def test_busy_lower_tier_is_paused_lowest_tier_first_then_who_ran_longest() -> None:
     world = World(4)
     world.holding("s", STANDARD)
     world.holding("b1", BASIC)
@@ -154,10 +168,10 @@ def test_busy_lower_tier_is_paused_lowest_tier_first_then_latest_attached() -> N
     world.create("w", PREMIUM)
     for sid in "xyzw":
         world.need(sid)
-    assert parks(world) == ["b2", "b1", "s"]
+    assert parks(world) == ["b1", "b2", "s"]
     world.answer()
     assert world["w"].word == "waiting"
-    assert world["b2"].reason == (
+    assert world["b1"].reason == (
         "paused for eve/x: premium goes before basic and needs 1 device; nothing is lost; it "
         "comes back with the next device call and running code just waits"
     )
@@ -541,8 +555,9 @@ def test_why_of_a_waiter_names_place_holders_and_waiting_time() -> None:
     world.need("a")
     why = explain(world.state, world["a"], world.now + 59)
     assert why["sentence"] == (
-        "alice/a is waiting: it needs 1 device for standard and waits for 59 s at place 1 of the "
-        "queue; in use: cpu:0 by bob/h (premium, busy)."
+        "alice/a is waiting: its code called a device: it waits for 1 device; place 1 of the queue "
+        "for standard, waiting for 59 s; in use: cpu:0 by bob/h (premium, busy); it cannot be said "
+        "when: no waits of standard sessions for 1 device were measured yet."
     )
     assert why["facts"]["place"] == 1
 

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unsupported
+from singularity_proxy.capsule.machine import Machine
+from singularity_proxy.errors import (
+    BadRequest,
+    Conflict,
+    NotFound,
+    SingularityError,
+    Unavailable,
+    Unsupported,
+)
 from singularity_scheduler.core import checkpoints
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.explain import explain
@@ -203,10 +213,33 @@ def test_it_comes_back_where_it_was_else_where_there_is_room() -> None:
     assert world["a"].origin == "n1", "its kernel connection stays where it is"
 
 
+def test_one_free_device_brings_one_of_two_back() -> None:
+    world = two_nodes(1)
+    for sid in ("a", "b"):
+        world.holding(sid)
+    assert [world[sid].node for sid in ("a", "b")] == ["n1", "n2"]
+    for sid in ("a", "b"):
+        world.do(ev.SuspendAsked(sid, "alice"))
+        world.answer()
+    world.holding("c")
+    taken = world["c"].node
+    [free] = {"n1", "n2"} - {taken}
+    for sid in ("a", "b"):
+        world.do(ev.ResumeAsked(sid, "alice"))
+    assert (world["a"].word, world["a"].node) == ("resuming", free)
+    assert world["b"].word == "suspended"
+    assert "in use by sessions that go before it" in world["b"].reason
+    world.answer()
+    world.do(ev.EndAsked("c", "alice"))
+    world.answer()
+    assert [world[sid].word for sid in ("a", "b")] == ["running", "running"]
+    assert world["b"].node == taken
+
+
 def test_on_a_node_that_is_named_and_on_no_other() -> None:
     world = two_nodes(1)
     suspended(world)
-    with pytest.raises(NotFound, match="there is no node 'n3': pick from n1, n2"):
+    with pytest.raises(NotFound, match="there is no node 'n3': did you mean 'n2'"):
         world.do(ev.ResumeAsked("a", "alice", node="n3"))
     world.do(ev.ResumeAsked("a", "alice", node="n2"))
     action = take(world, ev.Resume)
@@ -278,7 +311,7 @@ def test_migrate_refuses_before_anything_is_frozen() -> None:
     world.join("n2", 1, NO_CRIU, facts(world["b"]))
     with pytest.raises(Unsupported, match=r"cannot go to node n2, .*\(criu is missing\)"):
         world.do(ev.MigrateAsked("a", "alice", node="n2"))
-    with pytest.raises(BadRequest, match="not both"):
+    with pytest.raises(BadRequest, match="not two of them"):
         world.do(ev.MigrateAsked("a", "alice", ("cpu:0",), "n2"))
     assert world["a"].word == "running"
 
@@ -360,6 +393,53 @@ def test_restore_may_discard_the_present() -> None:
     world.answer()
     assert (world["a"].word, world["a"].incarnation) == ("running", 2)
     assert len(world["a"].checkpoints) == 1
+
+
+def with_weights() -> World:
+    """A session that holds its device, and has a checkpoint of device state alone."""
+    world = World(1)
+    world.holding("a")
+    world.do(ev.CheckpointAsked("a", "alice", "weights", "device"))
+    world.answer()
+    return world
+
+
+def test_device_state_is_put_back_into_a_session_that_goes_on() -> None:
+    world = with_weights()
+    world.do(ev.RestoreAsked("a", "alice", "weights"))
+    action = take(world, ev.PutBack)
+    assert isinstance(action, ev.PutBack)
+    assert (action.checkpoint, action.discard) == (world["a"].checkpoints[0].id, False)
+    assert world["a"].word == "running"
+    loss = LossReport("device", ("2 tensors",), ("Python variables",), False, 3, action.checkpoint)
+    world.do(ev.ContentsBack("a", loss))
+    assert (world["a"].word, world["a"].incarnation) == ("running", 1)
+    assert world["a"].reason == (
+        "the device state of checkpoint 'weights' is back: 2 tensors; not brought back: Python "
+        "variables"
+    )
+    world.do(ev.RestoreAsked("a", "alice", "weights", discard=True))
+    assert take(world, ev.PutBack).discard  # type: ignore[attr-defined]
+    world.do(ev.ContentsBack("a", None, "no room"))
+    assert world["a"].reason == (
+        "the device state was not put back, so it goes on as it was (no room)"
+    )
+    assert world["a"].loss is not None
+
+
+def test_device_state_of_another_history_is_not_put_back() -> None:
+    world = with_weights()
+    world.do(ev.CheckpointAsked("a", "alice", "whole"))
+    world.answer()
+    world.do(ev.RestoreAsked("a", "alice", "whole"))
+    world.answer()
+    assert world["a"].incarnation == 2
+    with pytest.raises(Conflict, match=r"gone back to an older state .* its tensors may be others"):
+        world.do(ev.RestoreAsked("a", "alice", "weights"))
+    world.do(ev.SuspendAsked("a", "alice"))
+    world.answer()
+    with pytest.raises(Conflict, match="holds device state alone, not the process"):
+        world.do(ev.RestoreAsked("a", "alice", "weights"))
 
 
 def test_fork_is_a_second_session_with_an_id_of_its_own() -> None:
@@ -499,6 +579,44 @@ def test_what_has_a_checkpoint_goes_on_elsewhere_by_itself() -> None:
     assert (world["a"].node, world["a"].word) == ("n2", "running")
 
 
+def test_a_session_whose_connection_was_lost_has_another_one_where_it_is() -> None:
+    world = two_nodes()
+    world.holding("a")
+    world.do(ev.CheckpointAsked("a", "alice", "good"))
+    world.answer()
+    old = AgentFacts("a", False, 0, (), False, False, None, suspended=True)
+    lost(world)
+    action = take(world, ev.Resume)
+    assert isinstance(action, ev.Resume)
+    assert world["a"].origin == "n1"
+    world.join("n1", 2, None, old)
+    assert [a for a in world.pending if isinstance(a, ev.Fence)] == [], "it may still be used"
+    loss = LossReport("process", (), (), True, 3, action.checkpoint)
+    world.do(ev.Resumed("a", action.epoch, action.seq, loss, relay=True))
+    assert (world["a"].node, world["a"].origin) == ("n2", "n2")
+    # The first node is there again with the connection that nobody uses any more.
+    world.join("n1", 2, None, old)
+    fence = take(world, ev.Fence)
+    assert (fence.node, fence.session) == ("n1", "a")
+    # One of a session that nobody knows has no use either; its checkpoints are left alone.
+    stranger = AgentFacts("s", False, 0, (), False, False, None, suspended=True)
+    world.join("n1", 2, None, stranger)
+    assert (take(world, ev.Fence).session, world.state.sessions.get("s")) == ("s", None)
+
+
+def test_a_store_with_trouble_ends_nobody() -> None:
+    world = World(1, "n1", Abilities(store_trouble="the disk is full"))
+    world.holding("a")
+    with pytest.raises(Unavailable, match="stays as it is: the store of node n1 cannot be used"):
+        world.do(ev.SuspendAsked("a", "alice"))
+    world.do(ev.Orphaned("a", "its server is gone"))
+    assert world["a"].word == "suspending", "its agent tries, and says what it finds"
+    other = World(1, "n1", NO_CRIU)
+    other.holding("b")
+    other.do(ev.Orphaned("b", "its server is gone"))
+    assert other["b"].process_state in (ProcessState.CANCELLED, ProcessState.COMPLETED)
+
+
 def test_it_waits_for_its_node_as_long_as_it_would_lose() -> None:
     world = two_nodes()
     world.holding("a")
@@ -612,3 +730,36 @@ def test_a_restarted_service_goes_on_with_every_move() -> None:
     assert (again["a"].node, again["a"].word) == ("n2", "running")
     assert again["b"].word == "running"
     assert again["c"].word == "suspended"
+
+
+def test_a_node_whose_processor_lacks_something_is_not_gone_to() -> None:
+    large = Machine("x86_64", frozenset({"sse2", "avx2"}), "6.1", "4.2")
+    small = replace(large, cpu=frozenset({"sse2"}))
+    world = World(1, "n1", Abilities(machine=large))
+    world.join("n2", 1, Abilities(machine=small))
+    world.holding("a")
+    why = "node n2 has a processor without avx2, which the session may use"
+    with pytest.raises(SingularityError, match=why):
+        world.do(ev.MigrateAsked("a", "alice", (), "n2"))
+    assert not [a for a in world.pending if isinstance(a, ev.Suspend)]
+    world.do(ev.SuspendAsked("a", "alice"))
+    world.answer()
+    world.do(ev.NodeAway("n1"))
+    world.do(ev.ResumeAsked("a", "alice"))
+    assert world["a"].word == "suspended"
+    assert why in world["a"].reason
+    world.join("n3", 1, Abilities(machine=large))
+    world.do(ev.Tick("n3"))
+    assert world["a"].node == "n3"
+
+
+def test_a_silent_node_that_may_still_run_its_sessions_keeps_them() -> None:
+    world = two_nodes()
+    world.holding("a")
+    node = world["a"].node
+    world.do(ev.CheckpointTaken("a", whole("c1", at=world.now)))
+    world.do(ev.NodeLost(node, 40.0, False, False))
+    assert world["a"].node == node
+    assert world["a"].process_state is ProcessState.LIVE
+    world.do(ev.NodeLost(node, 340.0, True, True))
+    assert world["a"].node != node

@@ -13,10 +13,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable, Unsupported
+from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import placement, queue
+from singularity_scheduler.core import placement, quotas, turns
+from singularity_scheduler.core.administration import DutyEvent, NodeDuty, UpgradeState
 from singularity_scheduler.core.cluster import Draft
-from singularity_scheduler.core.model import Kind, NotebookRun, SessionSpec, Tier
+from singularity_scheduler.core.model import Kind, NotebookRun, Priority, SessionSpec, Tier
 from singularity_scheduler.core.states import ProcessState
 from support.scheduler_core import World, devices_of, facts, outcome
 
@@ -24,6 +26,8 @@ VERBS = [
     *("park", "preempt", "resume", "migrate", "end", "checkpoint"),
     *("suspend", "suspend", "restore", "discard", "go", "fork", "drop"),
 ]
+
+ORDERS = [DutyEvent.CORDON, DutyEvent.UNCORDON, DutyEvent.DRAIN, DutyEvent.UNDRAIN]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -36,6 +40,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.world.do(ev.NodeJoined("n2", devices_of("n2", self.sizes["n2"])))
         self.number = 0
         self.resumed: set[str] = set()
+        self.forced = False
         self.left: dict[str, tuple[int, str]] = {}
         """session -> incarnation and checkpoint with which it was suspended last"""
 
@@ -52,12 +57,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         except (Conflict, NotFound, Unavailable, Unsupported):
             pass
 
-    @rule(tier=st.sampled_from(Tier), kind=st.sampled_from(Kind), devices=st.integers(1, 3))
-    def create(self, tier: Tier, kind: Kind, devices: int) -> None:
+    @rule(
+        tier=st.sampled_from(Tier),
+        kind=st.sampled_from(Kind),
+        devices=st.integers(1, 3),
+        priority=st.sampled_from(Priority),
+        cluster=st.sampled_from(["", "", "a", "b"]),
+    )
+    def create(
+        self, tier: Tier, kind: Kind, devices: int, priority: Priority, cluster: str
+    ) -> None:
         self.number += 1
-        spec = SessionSpec(kind, tier, min(devices, max(self.sizes.values())))
+        cluster = cluster if cluster in self.world.state.admin.clusters else ""
+        number = min(devices, max(self.sizes.values()))
+        spec = SessionSpec(kind, tier, number, virtual_cluster=cluster, priority=priority)
+        if cluster:
+            self.asked_or_too_large(ev.SessionCreated(f"s{self.number:03}", "alice", spec))
+            return
         fits = any(
-            n.connected and len(n.devices) >= spec.devices for n in self.world.state.nodes.values()
+            n.connected and n.duty.duty is NodeDuty.OPEN and len(n.devices) >= spec.devices
+            for n in self.world.state.nodes.values()
         )
         event = ev.SessionCreated(f"s{self.number:03}", "alice", spec)
         if fits:
@@ -66,14 +85,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             with pytest.raises((BadRequest, Unavailable)):
                 self.world.do(event)
 
-    @rule(tier=st.sampled_from(Tier), devices=st.integers(1, 3))
-    def submit(self, tier: Tier, devices: int) -> None:
+    @rule(
+        tier=st.sampled_from(Tier),
+        devices=st.integers(1, 3),
+        cluster=st.sampled_from(["", "", "a", "b"]),
+    )
+    def submit(self, tier: Tier, devices: int, cluster: str) -> None:
         self.number += 1
         sid = f"s{self.number:03}"
         run = NotebookRun(f"/n/{sid}.ipynb", f"/n/{sid}-out.ipynb")
-        self.asked_or_too_large(
-            ev.SessionCreated(sid, "alice", SessionSpec(Kind.BATCH, tier, devices, sid, run))
-        )
+        cluster = cluster if cluster in self.world.state.admin.clusters else ""
+        spec = SessionSpec(Kind.BATCH, tier, devices, sid, run, virtual_cluster=cluster)
+        self.asked_or_too_large(ev.SessionCreated(sid, "alice", spec))
 
     def asked_or_too_large(self, event: ev.Event) -> None:
         try:
@@ -198,6 +221,44 @@ class SchedulerMachine(RuleBasedStateMachine):
             if before.process_state is ProcessState.LIVE and not before.checkpoints:
                 assert after.final is hopeless
 
+    @rule(node=st.sampled_from(["n1", "n2"]), event=st.sampled_from(ORDERS), force=st.booleans())
+    def administrator(self, node: str, event: DutyEvent, force: bool) -> None:
+        self.forced |= force
+        self.asked(adm.DutyAsked("root", node, event, "maintenance", None, False, force, True))
+        if event is DutyEvent.DRAIN:
+            assert self.world.state.node(node).duty.leaving
+
+    @rule(what=st.sampled_from(["begin", "pause", "go on", "wait", "cancel", "n1", "n2"]))
+    def upgrade(self, what: str) -> None:
+        self.asked(
+            {
+                "begin": adm.UpgradeAsked("root", (), 1),
+                "pause": adm.UpgradeChange("root", UpgradeState.PAUSED),
+                "go on": adm.UpgradeChange("root", UpgradeState.RUNNING),
+                "wait": adm.UpgradeChange("root", UpgradeState.RUNNING, wait=True),
+                "cancel": adm.UpgradeChange("root", UpgradeState.CANCELLED),
+            }.get(what)
+            or adm.UpgradedAsked("root", what)
+        )
+
+    @rule(name=st.sampled_from("ab"), devices=st.integers(0, 4), may_borrow=st.booleans())
+    def quota(self, name: str, devices: int, may_borrow: bool) -> None:
+        self.world.do(adm.QuotaAsked("root", adm.VirtualCluster(name, devices, may_borrow)))
+
+    @rule(name=st.sampled_from("ab"))
+    def no_quota(self, name: str) -> None:
+        self.asked(adm.QuotaGone("root", name))
+
+    @precondition(have_sessions)
+    @rule(data=st.data(), quiet=st.booleans())
+    def devices_are_quiet(self, data: st.DataObject, quiet: bool) -> None:
+        self.world.do(ev.DeviceUse(self.pick(data), self.world.now if quiet else 0.0))
+
+    @rule(soft=st.sampled_from([0, 5, None]), grace=st.sampled_from([0, 30]))
+    def parameters(self, soft: float | None, grace: float) -> None:
+        changes = (("idle_soft_s", soft), ("idle_grace_s", grace))
+        self.world.do(adm.ParametersAsked("root", changes))
+
     @rule(node=st.sampled_from(["n1", "n2"]))
     def node_away(self, node: str) -> None:
         self.world.do(ev.NodeAway(node))
@@ -228,23 +289,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_what_could_be_had(self) -> None:
-        """The head of a connected node's queue is served as soon as that is possible at all."""
+        """Whoever can be served is, at once."""
         if not hasattr(self, "world"):
             return
         for node in self.world.state.nodes.values():
-            head = next(self.world.state.waiting(node.id), None)
-            if head is None or head.held_back or not node.connected:
-                continue
-            # At this time who could not be parked lately counts as not to be had.
-            draft = Draft(self.world.state, float("-inf"))
-            occupants = draft.occupants(node.id)
-            free = sum(v is None for v in occupants.values())
-            coming = sum(v is not None and queue.parking(v) for v in occupants.values())
-            if free >= head.virtual_devices:
-                assert head.preferred, (head, occupants)  # waits for the device it moves to
-            if free + coming < head.virtual_devices:
-                missing = head.virtual_devices - free - coming
-                assert not queue.choose_victims(draft, node.id, head, missing)
+            draft = Draft(self.world.state, self.world.now)
+            for sid in node.sessions:  # who could not be parked lately is not to be had
+                if self.world[sid].park_failed_at is not None:
+                    draft.changed[sid] = replace(self.world[sid], park_failed_at=self.world.now)
+            turns.serve(draft, node.id)
+            assert not draft.actions, (node.id, draft.actions)
 
     @invariant()
     def nobody_stays_away_who_could_come_back(self) -> None:
@@ -279,12 +333,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             views = [self.world[sid] for sid in node.sessions]
             devices = len(node.devices)
             queued = [self.world[key[-1]] for key in node.pending]
-            head = next((v for v in queued if v.virtual_devices <= devices), None)
-            if head and node.connected and not head.held_back:
-                used = sum(v.admitted for v in views if v.tier.rank >= head.tier.rank)
-                assert used + head.virtual_devices > devices
+            draft = Draft(self.world.state, self.world.now)
+            fits = (v for v in queued if v.virtual_devices <= devices)
+            head = next((v for v in fits if not quotas.run_barred(draft, v)), None)
+            open_ = node.duty.duty is NodeDuty.OPEN
+            if head and node.connected and open_ and not head.held_back:
+                used = sum(v.admitted_milli for v in views if v.tier.rank >= head.tier.rank)
+                assert used + head.wanted_milli > 1000 * devices
             if not any(v.run and v.id in self.resumed for v in views):
-                assert sum(v.admitted for v in views if v.tier is Tier.PREMIUM) <= devices
+                assert (
+                    sum(v.admitted_milli for v in views if v.tier is Tier.PREMIUM) <= 1000 * devices
+                )
 
     def teardown(self) -> None:
         """When everything is answered and ended, nothing is held and nobody is left."""

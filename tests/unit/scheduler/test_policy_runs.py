@@ -109,17 +109,19 @@ def test_why_a_run_is_queued() -> None:
     world.submit("b")
     answer = explain(world.state, world["b"], world.now)
     assert answer["sentence"] == (
-        "alice/b is queued: it needs 1 device and is at place 1 of the queue; it starts when there "
-        "is room after: alice/a (standard)."
+        "alice/b is queued: accepted: it starts when the runs before it leave it room; it needs 1 "
+        "device and is at place 1 of the queue; it starts when there is room after: alice/a "
+        "(standard); it cannot be said when: no waits of standard runs for a start with 1 device "
+        "were measured yet."
     )
     assert answer["facts"]["ahead"] == 0
     for sid in ("c", "d", "e", "f"):
         world.submit(sid)
-    assert explain(world.state, world["f"], world.now)["sentence"] == (
-        "alice/f is queued: it needs 1 device and is at place 5 of the queue; before it: alice/b "
-        "(standard), alice/c (standard), alice/d (standard) and 1 more; it starts when there is "
-        "room after: alice/a (standard)."
-    )
+    assert (
+        "it needs 1 device and is at place 5 of the queue; before it: alice/b (standard, came "
+        "first), alice/c (standard, came first), alice/d (standard, came first) and 1 more; it "
+        "starts when there is room after: alice/a (standard); "
+    ) in explain(world.state, world["f"], world.now)["sentence"]
 
 
 def test_a_queued_run_is_cancelled_without_a_word_to_its_node() -> None:
@@ -277,7 +279,7 @@ def test_the_reason_of_one_held_back_stays_true_whatever_happens_to_it() -> None
     world.need("a")  # and another one was run
     sentence = explain(world.state, world["a"], world.now)["sentence"]
     assert "preempted by root" in world["a"].reason
-    assert sentence.endswith("running code just waits until the session is resumed.")
+    assert "running code just waits until the session is resumed; rule user.preempt" in sentence
 
 
 def test_one_preempted_and_resumed_while_it_starts_gets_no_device_before_its_code_asks() -> None:

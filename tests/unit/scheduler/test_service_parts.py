@@ -39,6 +39,7 @@ from singularity_scheduler.service.metrics import Metrics
 from singularity_scheduler.service.problems import problem
 from singularity_scheduler.service.streams import same_length
 from support.scheduler_core import World
+from traitlets.config import Config
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,22 @@ def test_started_by_hand_it_says_what_it_is() -> None:
     (line,) = map(json.loads, done.stderr.splitlines())
     assert "started by JupyterHub as a managed service" in line["message"]
     assert line["level"] == "critical"
+
+
+def test_a_setting_that_cannot_be_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", "/services/singularity/")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_URL", url)
+    circle = {"regions": {"a": "b", "b": "a"}}
+    app = SchedulerApp(config=Config(Controller=circle), state_dir=str(tmp_path / "state"))
+    app.log.propagate = True
+    with pytest.raises(SystemExit) as ended:
+        app.start()
+    assert ended.value.code == 1
+    assert caplog.messages[-1] == "Controller.regions: the places go in a circle: a in b in a"
 
 
 def test_the_client_is_light() -> None:

@@ -57,8 +57,9 @@ def test_refusals(request_: dict[str, Any], sentence: str) -> None:
 def test_no_device_at_all_and_an_unknown_number_of_them() -> None:
     with pytest.raises(BadRequest, match="no device at all"):
         parse_devices(1, 0)
-    with pytest.raises(BadRequest, match="at most 4096"):
-        parse_devices(10**6)
+    assert parse_devices(10**6) == 10**6
+    with pytest.raises(BadRequest, match=r"at least 1: ask for 1 or more$"):
+        parse_devices(0)
     with pytest.raises(BadRequest, match=r"ask for 1$"):
         parse_devices(2, 1)
 
@@ -106,12 +107,29 @@ def test_a_run_and_its_defaults() -> None:
     assert complete.folder == "/home/ada"
     given = parse_run({"notebook": "/n.ipynb", "output": "/o/x.ipynb", "folder": "/f"})
     assert run_of(given, "0123456789ab") == given
+    more = parse_run({"notebook": "/n.ipynb", "timeout_s": 60, "metadata": {"tags": {"a": "b"}}})
+    assert (more.timeout_s, more.metadata) == (60, '{"tags": {"a": "b"}}')
 
 
 @pytest.mark.parametrize(
     ("run", "sentence"),
     [
-        ("train.ipynb", "run must be an object that says which notebook is run"),
+        ("train.ipynb", "run must be an object that says which notebook or command is run"),
+        ({"command": " "}, "run.command must be the text of a command, not ' '"),
+        ({"command": "ls"}, "run.folder is missing: the absolute path of the folder to run in"),
+        (
+            {"command": "ls", "folder": "/", "notebook": "/n.ipynb"},
+            "run.notebook does not go with run.command: send one of them",
+        ),
+        (
+            {"command": "ls", "folder": "/", "parameters": {"a": 1}},
+            "run.parameters does not go with run.command: send one of them",
+        ),
+        (
+            {"notebook": "/n.ipynb", "ranked": True},
+            "run.ranked is for commands: a notebook is run once",
+        ),
+        ({"command": "ls", "ranked": 2}, "run.ranked must be true or false, not 2"),
         ({}, "run.notebook is missing: the absolute path of the notebook to run"),
         ({"notebook": "train.ipynb"}, "run.notebook must be an absolute path, not 'train.ipynb'"),
         ({"notebook": 3}, "run.notebook must be an absolute path, not 3"),
@@ -129,7 +147,7 @@ def test_a_run_and_its_defaults() -> None:
         (
             {"notebook": "/n.ipynb", "ouput": "/o.ipynb"},
             "'run.ouput' is not known; did you mean 'output'? known are notebook, output, "
-            "parameters, kernel, folder, python, variables",
+            "parameters, kernel, folder, python, variables, timeout_s, command, ranked, metadata",
         ),
         (
             {"notebook": "/n.ipynb", "kernel": "../python3"},
@@ -156,6 +174,22 @@ def test_a_run_and_its_defaults() -> None:
             "SINGULARITY_SESSION is set by the platform and cannot be given to a run",
         ),
         (
+            {"notebook": "/n.ipynb", "timeout_s": 0},
+            "run.timeout_s must be a whole number of seconds from 1 to 31536000, not 0",
+        ),
+        (
+            {"notebook": "/n.ipynb", "timeout_s": True},
+            "run.timeout_s must be a whole number of seconds from 1 to 31536000, not True",
+        ),
+        (
+            {"notebook": "/n.ipynb", "metadata": ["a"]},
+            'run.metadata must be an object, for example {"tags": {"team": "vision"}}',
+        ),
+        (
+            {"notebook": "/n.ipynb", "metadata": {"x": "y" * 70_000}},
+            "run.metadata has at most 64 KiB",
+        ),
+        (
             {"notebook": "/n.ipynb", "parameters": {"x": "y" * 70_000}},
             "the parameters and variables of a run have at most 64 KiB together: put larger ones "
             "in a file",
@@ -166,6 +200,16 @@ def test_refused_runs(run: Any, sentence: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_spec({"kind": "batch", "run": run})
     assert caught.value.message == sentence
+
+
+def test_a_run_of_a_command() -> None:
+    run = {"command": " torchrun a.py\\\n --x", "folder": "/home/ada", "ranked": True}
+    spec = parse_spec({"run": run, "devices": 2})
+    assert (spec.kind, spec.name, spec.devices) == (Kind.BATCH, "torchrun a.py\\", 2)
+    assert spec.run is not None
+    assert run_of(spec.run, "0123456789ab") == spec.run
+    assert parse_spec({"run": {"notebook": "/"}}).name == ""
+    assert (spec.run.command, spec.run.ranked, spec.run.output) == (run["command"], True, None)
 
 
 def test_a_run_is_no_notebook_with_a_person_in_front() -> None:

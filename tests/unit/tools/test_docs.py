@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from singularity_scheduler.jobs import BadJob, parse, resolve, rows
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
@@ -41,6 +42,29 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "reference" / "states" / "index.html").exists()
+
+
+def test_every_key_of_job_files_is_in_their_page() -> None:
+    page = (DOCS / "reference" / "job-files.md").read_text()
+    listed = re.findall(
+        r"^\| `([^`]+)` \| (?:both|command|notebook) \| (\w+) \|", page, re.MULTILINE
+    )
+    assert listed == [(".".join(row.path), row.use.value) for row in rows()]
+
+
+def test_the_job_files_of_the_pages_are_right(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "src").mkdir()
+    page = (DOCS / "how-to" / "batch.md").read_text()
+    jobs = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "type:" in text]
+    assert len(jobs) == 3
+    for text in jobs:
+        assert resolve(parse(text, str(tmp_path / "job.yml"))).wishes["devices"] == 2
+    shown = re.search(r"submit: job\.yml, (line \d+: 'job_teir' .*)\n", page)
+    assert shown is not None
+    wrong = jobs[0].replace("job_tier", "job_teir")
+    with pytest.raises(BadJob, match=re.escape(shown[1])):
+        resolve(parse(wrong, str(tmp_path / "job.yml")))
 
 
 def support_table(path: Path) -> list[str]:

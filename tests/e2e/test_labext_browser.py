@@ -1,0 +1,152 @@
+"""The JupyterLab extension in a real browser, on a real platform: what a person sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.hub_platform import running_platform
+
+SCRIPT = Path(__file__).parent / "browser" / "extension.cjs"
+CHANGES = 10
+"""How often the state changes while the time until the page shows it is measured."""
+
+
+class Page:
+    """A browser page; `do` takes one step of `extension.cjs`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), 100)
+        assert line, "the browser ended"
+        found: dict[str, Any] = json.loads(line)
+        assert "failed" not in found, json.dumps(found, indent=1)
+        return found
+
+    async def do(self, *words: str) -> dict[str, Any]:
+        await self._send(json.dumps(words))
+        return await self.read()
+
+    async def end(self) -> list[str]:
+        """Its errors."""
+        await self._send("end")
+        errors: list[str] = (await self.read())["errors"]
+        return errors
+
+    async def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        await self._process.stdin.drain()
+
+
+@asynccontextmanager
+async def page_of(folder: Path, **task: str) -> AsyncIterator[Page]:
+    """`task`: who logs in and where, as `extension.cjs` takes it."""
+    chromium = next(
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    )
+    task |= {"chromium": chromium, "folder": str(folder)}
+    process = await asyncio.create_subprocess_exec(
+        "node",
+        str(SCRIPT),
+        env={**os.environ, "BROWSER_TEST": json.dumps(task)},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    page = Page(process)
+    try:
+        assert (await page.read()) == {"ready": True}
+        yield page
+        await asyncio.wait_for(process.wait(), 30)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.browser
+@pytest.mark.asyncio
+@pytest.mark.timeout(300)
+async def test_a_person_sees_the_session_of_a_notebook(tmp_path: Path) -> None:
+    async with running_platform(devices=1) as platform:
+        server = await platform.start_server("alice", {"tier": "standard", "devices": 1})
+        service = platform.service()
+        async with page_of(
+            tmp_path,
+            login=f"{platform.url}hub/login",
+            user="alice",
+            password=platform.password,
+            lab=f"{server}lab",
+        ) as page:
+            await page.do("notebook")
+            ready = await page.do("status", "ready")
+            assert "standard · no checkpoint" in ready["text"]
+            await page.do("run", 'import torch; x = torch.ones(2, device="cuda"); print(x + 1)')
+            running = await page.do("status", "running")
+            assert "cpu:0" in running["text"]
+            (session,) = await service.list_sessions("active")
+            assert running["title"] == session["reason"]
+
+            shown = await page.do("panel")
+            assert shown["status"] == "1 running, 1 in all"
+            assert session["name"] in shown["text"]
+            assert session["reason"] in shown["text"]
+
+            await service.preempt(session["id"])
+            await page.do("status", "parked")
+            taken = await service.get_session(session["id"])
+            banner = await page.do("banner")
+            assert f"Your session is parked: {taken['reason']}" in banner["text"]
+            await page.do("shot", "taken", "1280", "800")
+            await service.resume(session["id"])
+            await page.do("status", "running")
+            await page.do("nobanner")
+
+            asked = await page.do("verb", "Checkpoint", "before lr")
+            assert "Name; one without" in asked["text"]
+            await page.do("see", 'checkpoint "before lr"')
+            assert (await service.checkpoints(session["id"]))[0]["name"] == "before lr"
+
+            asked = await page.do("verb", "Migrate", "no-such-node")
+            refused = await page.do("dialog")
+            assert "no-such-node" in refused["text"]
+
+            found = await page.do("palette", "suspend session")
+            assert any("Suspend session" in item for item in found["found"])
+
+            delays = []
+            for number in range(CHANGES):
+                verb = service.park if number % 2 == 0 else service.resume
+                await verb(session["id"])
+                known = time.time() * 1000
+                seen = await page.do("status", "parked" if number % 2 == 0 else "running")
+                delays.append(max(0.0, seen["at"] - known))
+            print("state_to_page_ms", [round(delay) for delay in delays])
+
+            await page.do("shot", "panel", "1920", "1080")
+            await page.do("theme", "JupyterLab Dark")
+            await page.do("shot", "dark", "1280", "800")
+            asked = await page.do("verb", "Cancel")
+            assert "Its variables are lost" in asked["text"]
+            await page.do("see", "cancelled")
+            # What the browser itself says of the refused migration; nothing else went wrong.
+            errors = [error for error in await page.end() if "/migrate?" not in error]
+            assert errors == []
+        ended = await service.get_session(session["id"])
+        assert "cancelled in JupyterLab" in ended["reason"]
+        if keep := os.environ.get("SCREENSHOTS"):
+            for name in ("taken", "panel", "dark"):
+                shutil.copy(tmp_path / f"{name}.png", keep)

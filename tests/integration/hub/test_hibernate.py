@@ -1,0 +1,264 @@
+"""A real Hub, real servers, CRIU: notebooks outlive their server and the next one finds them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from unittest import mock
+
+import pytest
+import pytest_asyncio
+from singularity_spawner.platform import config
+from singularity_spawner.platform.hubapi import HubError
+from support.capsules import needs_criu
+from support.hub_notebooks import OPEN, Page, session_of
+from support.hub_platform import running_platform
+from tornado.websocket import WebSocketClosedError
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_criu, pytest.mark.timeout(300)]
+
+COUNT = """\
+import time
+for number in range({n}):
+    print(number, flush=True)
+    time.sleep(0.1)
+"""
+
+
+QUICK = ["--LocalFleet.agent_args=--NodeAgent.orphan_grace_s=1.0"]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def hub():
+    # As most Hubs are: when the Hub stops, so do the servers. Its scheduler service stops first.
+    text = config.CONFIG_TEXT + "get_config().JupyterHub.cleanup_servers = True  # noqa: F821\n"
+    with mock.patch("singularity_spawner.platform.platform.CONFIG_TEXT", text):
+        async with running_platform(devices=1, service_args=QUICK) as running:
+            yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def platform(hub):
+    """The platform; what a test leaves of alice is removed."""
+    yield hub
+    for page in list(OPEN):
+        page.close()
+    for session in await hub.service().list_sessions("active"):
+        await hub.service().end_session(session["id"], grace_s=0.0)
+    if await hub.hub.server("alice") is not None:
+        await hub.stop_server("alice")
+
+
+async def opened(platform, page, user="alice", **more):
+    """`page` on the user's server, which is started if need be."""
+    url = await platform.start_server(user, {}, **more)
+    return await page.open(url, await platform.user_token(user))
+
+
+def numbers(page, cell):
+    return [int(line) for line in page.text(cell).split()]
+
+
+async def test_a_server_that_is_stopped_in_the_middle_of_a_cell(platform):
+    page = await opened(platform, Page())
+    kernel, first = page.kernel, await session_of(platform.service(), "alice")
+    cell = await page.execute(COUNT.format(n=100))
+    await page.until(lambda: len(numbers(page, cell)) > 5)
+    await platform.stop_server("alice")
+    away = await session_of(platform.service(), "alice")
+    assert (away["id"], away["state"]) == (first["id"], "suspended"), away["reason"]
+    page.close()
+    await opened(platform, page)
+    assert page.kernel == kernel
+    kernels = await page.server.rest("GET", "api/kernels", None)
+    assert [k["id"] for k in kernels] == [kernel]
+    await page.until(lambda: page.replies(cell))
+    assert numbers(page, cell) == list(range(100))
+    assert page.replies(cell) == ["ok"]
+    assert await page.run("print(number)") == "99"
+    await ended(platform, page)
+
+
+async def ended(platform, page):
+    """Shut the kernel down and stop the server."""
+    await page.server.rest("DELETE", f"api/kernels/{page.kernel}", None)
+    page.close()
+    assert await platform.service().list_sessions("active") == []
+    await platform.stop_server("alice")
+
+
+async def test_a_page_that_works_on_while_its_server_stops(platform):
+    page = await opened(platform, Page())
+    await page.run("n = 0")
+
+    async def work():
+        with contextlib.suppress(WebSocketClosedError):
+            while True:
+                await page.execute("n += 1")
+                await asyncio.sleep(0.05)
+
+    working = asyncio.create_task(work())
+    await platform.stop_server("alice")
+    working.cancel()
+    away = await session_of(platform.service(), "alice")
+    assert (away["state"], away["called_back"]) == ("suspended", False), away["reason"]
+    page.close()
+    await opened(platform, page)
+    assert int(await page.run("print(n)")) > 0
+    await ended(platform, page)
+
+
+async def running_cell(platform, n=600):
+    """A page whose cell counts, and the cell."""
+    page = await opened(platform, Page())
+    cell = await page.execute(COUNT.format(n=n))
+    await page.until(lambda: len(numbers(page, cell)) > 5)
+    return page, cell
+
+
+async def still_counts(page, cell, on_the_way=0):
+    """There comes more, and nothing is doubled or missing in what the page shows, but for
+    `on_the_way` messages that were just passing through a server that was killed."""
+    shown = len(numbers(page, cell))
+    await page.until(lambda: len(numbers(page, cell)) > shown + 5)
+    seen = numbers(page, cell)
+    assert seen == sorted(set(seen))
+    missing = set(range(seen[-1])) - set(seen)
+    assert len(missing) <= on_the_way, missing
+
+
+async def interrupted(platform, page, cell, now=False):
+    """Once it is back (or `now`), the stop button ends the cell, and the next one runs."""
+    if not now:
+        await session_of(platform.service(), "alice", "live")
+    await page.server.rest("POST", f"api/kernels/{page.kernel}/interrupt", {})
+    await page.until(lambda: page.replies(cell) == ["error"])
+    assert await page.run("print(number > 5)") == "True"
+
+
+async def stopped_by_the_hub(platform, seconds=120):
+    async with asyncio.timeout(seconds):
+        while await platform.hub.server("alice") is not None:
+            await asyncio.sleep(0.1)
+
+
+async def test_a_server_that_is_killed(platform):
+    page, cell = await running_cell(platform)
+    first, kernel = await session_of(platform.service(), "alice"), page.kernel
+    os.kill((await platform.hub.server("alice"))["state"]["pid"], signal.SIGKILL)
+    away = await session_of(platform.service(), "alice", "suspended")
+    assert away["id"] == first["id"]
+    page.close()
+    with contextlib.suppress(HubError):  # when the Hub has noticed by itself
+        await platform.stop_server("alice")
+    await opened(platform, page)
+    assert page.kernel == kernel
+    await still_counts(page, cell, on_the_way=3)
+    await interrupted(platform, page, cell)
+    await ended(platform, page)
+
+
+async def test_a_hub_that_stops_with_its_servers_and_starts(platform):
+    page, cell = await running_cell(platform)
+    first, kernel = await session_of(platform.service(), "alice"), page.kernel
+    await platform.restart_hub()
+    page.close()
+    await opened(platform, page)
+    assert page.kernel == kernel
+    assert (await session_of(platform.service(), "alice"))["id"] == first["id"]
+    await still_counts(page, cell)
+    await interrupted(platform, page, cell)
+    await ended(platform, page)
+
+
+async def test_the_stop_button_of_a_notebook_that_is_suspended(platform):
+    page, cell = await running_cell(platform)
+    service, first = platform.service(), await session_of(platform.service(), "alice")
+    await service.suspend(first["id"])
+    assert (await session_of(service, "alice"))["process_state"] == "suspended"
+    await interrupted(platform, page, cell, now=True)
+    # Where no cell runs there is nothing to interrupt, and nothing comes back for it.
+    await service.suspend(first["id"])
+    await page.server.rest("POST", f"api/kernels/{page.kernel}/interrupt", {})
+    assert (await session_of(service, "alice"))["called_back"] is False
+    await ended(platform, page)
+
+
+async def culler(platform, *options, hook=True):
+    """The culler's own command with tiny limits, as a process."""
+    settings = platform.folder.path / "idle_culler_config.py"
+    lines = ["from singularity_spawner.culling import arbiter"]
+    lines += ["c.IdleCuller.cull_arbiter_hook = arbiter"] if hook else []
+    settings.write_text("\n".join(lines))
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "jupyterhub_idle_culler", f"--config={settings}"),
+        *(f"--url={platform.url}hub/api", "--cull-every=1", *options),
+        env={
+            **os.environ,
+            "JUPYTERHUB_API_TOKEN": platform.admin_token,
+            "SINGULARITY_API_URL": platform.service_url,
+        },
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def end_culler(process):
+    """Stop it; what it said."""
+    process.terminate()
+    return (await process.communicate())[1].decode()
+
+
+async def test_the_idle_culler(platform):
+    page = await opened(platform, Page())
+    cell = await page.execute("import os, time\nwhile not os.path.exists('go'): time.sleep(0.1)")
+    service = platform.service()
+    first = await session_of(service, "alice")
+    process = await culler(platform, "--timeout=1")
+    said = b""
+    async with asyncio.timeout(60):  # looked at again and again, and always in its cell
+        while said.count(b"in the middle of a cell") < 3:
+            said += await process.stderr.readline()
+    page.close()
+    assert (await platform.hub.server("alice"))["ready"]
+    await page.server.put_file("go", "")
+    await stopped_by_the_hub(platform)
+    assert "Culling server alice" in await end_culler(process)
+    away = await session_of(service, "alice")
+    assert (away["id"], away["state"]) == (first["id"], "suspended")
+    await opened(platform, page)
+    await page.until(lambda: page.replies(cell))
+
+    # By age, which asks nobody, in the middle of a cell.
+    cell = await page.execute(COUNT.format(n=600))
+    await page.until(lambda: len(numbers(page, cell)) > 5)
+    process = await culler(platform, "--timeout=100000", "--max-age=1")
+    await stopped_by_the_hub(platform)
+    await end_culler(process)
+    assert (await session_of(service, "alice"))["state"] == "suspended"
+    page.close()
+    await opened(platform, page)
+    await still_counts(page, cell)
+    await interrupted(platform, page, cell)
+    await ended(platform, page)
+
+
+async def test_a_node_without_process_images():
+    plain = ["--LocalFleet.agent_args=--NodeAgent.capsule=process"]
+    async with running_platform(devices=1, service_args=plain) as platform:
+        page = await opened(platform, Page())
+        session = await session_of(platform.service(), "alice")
+        await platform.stop_server("alice")
+        page.close()
+        assert await platform.service().list_sessions("active") == []
+        why = (await platform.service().get_session(session["id"]))["reason"]
+        assert "the notebook server of alice was stopped" in why
+        assert "cannot store the image of a process" in why
+        log = platform.folder.hub_log.read_text()
+        assert "A notebook of alice ends with its server: node local cannot store" in log
+        url = await platform.start_server("alice", {})
+        await page.open(url, await platform.user_token("alice"))
+        assert (await session_of(platform.service(), "alice"))["id"] != session["id"]
+        page.close()

@@ -1,0 +1,87 @@
+"""What one session, or its relay, cannot do to the agent and to other sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from singularity_scheduler.agent import relay_keeper, server
+from singularity_scheduler.agent.lifecycle import Lifecycle
+from singularity_scheduler.agent.relay_keeper import RelayKeeper
+from singularity_scheduler.agent.server import CommandServer
+from singularity_scheduler.agent.sessions import SessionRecord
+
+pytestmark = pytest.mark.asyncio
+
+
+def record() -> SessionRecord:
+    return SessionRecord("s", "alice", "batch", "basic", "", "capsule", 1, 0, 0)
+
+
+async def test_one_that_cannot_be_taken_over_stops_no_agent() -> None:
+    ended: list[str] = []
+    lifecycle: Any = object.__new__(Lifecycle)
+    lifecycle._node = SimpleNamespace(sessions={"s": "live"})
+
+    async def fails(_: SessionRecord) -> None:
+        raise OverflowError("cannot convert float infinity to integer")
+
+    async def end(live: Any, reason: str, grace_s: float) -> None:
+        ended.append(reason)
+        raise TypeError("that neither")
+
+    lifecycle._adopt, lifecycle.end = fails, end
+    await lifecycle.adopt(record())
+    assert ended == [
+        "the node agent could not take it over (cannot convert float infinity to integer)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        {},
+        {"joined": True},
+        {"joined": True, "incarnation": 1, "requests_again": "many"},
+        {"joined": True, "incarnation": 1, "requests_again": float("inf")},
+    ],
+    ids=str,
+)
+async def test_what_a_relay_says_of_a_rollback_cannot_undo_it(
+    told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_keeper, "JOIN_S", 0.1)
+
+    async def standing() -> Any:
+        return told
+
+    live: Any = SimpleNamespace(record=record(), relay=SimpleNamespace(standing=standing))
+    live.record.life = live.record.life.__class__.LIVE
+    loss: dict[str, Any] = {"rolled_back": True, "lost": [], "back": []}
+    await RelayKeeper(None).tell_undone(live, loss)  # type: ignore[arg-type]
+    assert [word[:34] for word in loss["lost"]] == ["an unknown number of outputs, beca"]
+
+
+async def test_the_time_in_hello_is_that_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+
+    async def capability() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        now[0] = 160.0  # somebody else's answer has told a later time meanwhile
+        return {}
+
+    monkeypatch.setattr(server, "boot_clock", lambda: now[0])
+    commands: Any = object.__new__(CommandServer)
+    commands._devices = SimpleNamespace(parks=lambda: {})
+    commands._lifecycle = SimpleNamespace(relays=SimpleNamespace(report=list))
+    commands._node = SimpleNamespace(
+        settings=SimpleNamespace(journal_bytes=0, node="n", spot=False, cluster=""),
+        images=SimpleNamespace(capability=capability),
+        stores=SimpleNamespace(describe=dict),
+        **dict.fromkeys(("instance", "devices", "health", "torch", "service", "version")),
+        sessions={},
+    )
+    assert (await commands.hello(None, {"observer": True}))["sent_at"] == 160.0

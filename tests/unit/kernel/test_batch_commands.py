@@ -1,0 +1,96 @@
+"""Commands of batch sessions: ranks, exit codes, and how they are ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from singularity_kernel.batch import commands
+from singularity_kernel.batch.__main__ import take_description
+from singularity_kernel.batch.commands import environments, run_command
+from singularity_kernel.batch.fates import Cancelled, CommandFailed
+from singularity_kernel.batch.stop import Stop
+
+ENVIRON = {"PATH": os.environ["PATH"]}
+
+
+def test_a_command_runs_once_and_without_a_rank(tmp_path: Path) -> None:
+    run_command(f'echo "$0 ${{RANK-none}}" > {tmp_path}/out', 0, Stop(), ENVIRON)
+    assert (tmp_path / "out").read_text() == "bash none\n"
+
+
+def test_ranks_know_each_other(tmp_path: Path) -> None:
+    script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR"
+    run_command(f"{script} $MASTER_PORT > {tmp_path}/$RANK", 3, Stop(), ENVIRON)
+    said = [(tmp_path / str(rank)).read_text().split() for rank in range(3)]
+    assert [words[:6] for words in said] == [
+        [str(rank), str(rank), "3", "3", "0", "127.0.0.1"] for rank in range(3)
+    ]
+    assert len({words[6] for words in said}) == 1
+    assert environments(1, {"MASTER_PORT": "7"})[0]["MASTER_PORT"] == "7"
+    assert environments(0, {}) == [{}]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "sentence"),
+    [
+        ("exit 3", 3, "the command ended with exit code 3"),
+        ("kill -9 $$", 137, "the command ended with signal 9"),
+        ("no-such-program", 127, "the command ended with exit code 127"),
+    ],
+)
+def test_how_a_command_fails(command: str, code: int, sentence: str) -> None:
+    with pytest.raises(CommandFailed) as failed:
+        run_command(command, 0, Stop(), ENVIRON)
+    assert (failed.value.code, failed.value.message) == (code, sentence)
+
+
+def test_the_first_rank_that_fails_ends_the_others() -> None:
+    begun = time.monotonic()
+    with pytest.raises(CommandFailed, match="rank 1 of the command ended with exit code 5"):
+        run_command("[ $RANK = 1 ] && exit 5; sleep 60", 3, Stop(), ENVIRON)
+    assert time.monotonic() - begun < 10
+
+
+def test_a_command_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "GRACE_S", 0.5)
+    script = f"trap '' TERM; (trap '' TERM; sleep 60) & echo $! > {tmp_path}/child; wait; sleep 60"
+    with Stop().listening() as stop:
+        asked = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+        asked.start()
+        begun = time.monotonic()
+        with pytest.raises(Cancelled, match="the run was cancelled; what it wrote is kept"):
+            run_command(script, 0, stop, ENVIRON)
+        asked.join()
+    assert 0.9 < time.monotonic() - begun < 10
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 5
+    while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline:
+        state = Path(f"/proc/{child}/stat").read_text().split()[2]
+        if state == "Z":  # nobody reaps it here
+            break
+        time.sleep(0.02)
+    else:
+        assert not os.path.exists(f"/proc/{child}")
+
+
+def test_what_was_cancelled_before_is_not_started(tmp_path: Path) -> None:
+    with Stop().listening() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Cancelled, match="nothing was run"):
+            run_command(f"touch {tmp_path}/made", 0, stop, ENVIRON)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_description_of_a_command() -> None:
+    described = {"command": "ls", "ranks": 2, "timeout_s": 5, "notebook": ""}
+    assert take_description({"RUN_DESCRIPTION": json.dumps(described)}) == {
+        **{"command": "ls", "ranks": 2, "timeout_s": 5},
+    }

@@ -1,0 +1,339 @@
+"""`submit JOB.yml`, `--dry-run` and `export`: what is asked for, and that it comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from singularity_kernel.batch import export
+from singularity_kernel.batch.papermill_call import papermill_call
+from singularity_kernel.batch.submit import main
+from singularity_proxy.errors import BadRequest
+from singularity_scheduler.cli.base import ServiceApp
+from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.spec import parse_spec, run_of
+from singularity_scheduler.service.documents import session_document
+from support.batch_runs import write_notebook
+from support.cli_double import Double
+
+Captured = pytest.CaptureFixture[str]
+Json = dict[str, Any]
+SID = "0123456789ab"
+
+JOB = """\
+type: notebook
+display_name: digits
+notebook: train.ipynb
+parameters:
+  lr: ${{inputs.lr}}
+inputs: {lr: 1e-3}
+tags: {team: vision}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with `train.ipynb` (parameters lr and name) and `job.yml`."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("TIER", "DEVICES", "DEVICE_SHARE", "LOCATIONS", "API_URL"):
+        monkeypatch.delenv(f"SINGULARITY_{name}", raising=False)
+    write_notebook(tmp_path / "train.ipynb", "print(lr)", parameters="lr = 0.1\nname = 'a'")
+    (tmp_path / "job.yml").write_text(JOB)
+    return tmp_path
+
+
+def dry_run(capsys: Captured, *words: str) -> Json:
+    """The spec that would be submitted."""
+    assert main([*words, "--dry-run", "--json"]) == 0
+    found: Json = json.loads(capsys.readouterr().out)
+    return found
+
+
+def wish(path: Path, **metadata: Any) -> None:
+    """Write into the notebook's own metadata."""
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata["singularity"] = metadata
+    nbformat.write(notebook, path)
+
+
+def test_the_spec_of_a_job_file(here: Path, capsys: Captured) -> None:
+    found = dry_run(capsys, "job.yml")
+    run = found.pop("run")
+    assert found == {
+        **{"kind": "batch", "name": "digits", "tier": "standard", "priority": "medium"},
+        **{"devices": 1, "device_share": 1.0, "virtual_cluster": None, "locations": []},
+    }
+    assert run.pop("variables").keys() >= {"PATH"}
+    assert run.pop("python").startswith("/")
+    assert run == {
+        **{"notebook": f"{here}/train.ipynb", "output": None, "folder": str(here)},
+        **{"parameters": {"lr": 0.001}, "kernel": None, "timeout_s": None},
+        "metadata": {"tags": {"team": "vision"}, "inputs": {"lr": 0.001}},
+    }
+    assert main(["job.yml", "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert "\n  parameters:\n    lr: 0.001\n" in said.out
+    assert said.err == ""
+
+
+def test_paths_are_those_of_the_job_file(
+    here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert dry_run(capsys, "../job.yml")["run"]["notebook"] == f"{here}/train.ipynb"
+
+
+def test_who_goes_before_whom(
+    here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SINGULARITY_TIER", "premium")
+    monkeypatch.setenv("SINGULARITY_DEVICE_SHARE", "0.5")
+    assert dry_run(capsys, "job.yml")["tier"] == "premium"
+    assert dry_run(capsys, "job.yml")["device_share"] == 0.5
+    wish(here / "train.ipynb", tier="basic", priority="high", timeout_s=60, session="x")
+    for words in (["train.ipynb"], ["job.yml"]):
+        found = dry_run(capsys, *words)
+        assert (found["tier"], found["priority"], found["run"]["timeout_s"]) == (
+            "basic",
+            "high",
+            60,
+        )
+    text = "queue_settings: {priority: low}\nresources: {instance_count: 2}\nlimits: {timeout: 7}\n"
+    (here / "job.yml").write_text(JOB + text)
+    found = dry_run(capsys, "job.yml")
+    assert (found["tier"], found["priority"], found["run"]["timeout_s"]) == ("basic", "low", 7)
+    assert (found["devices"], found["device_share"]) == (2, 1.0)  # and not half of each
+    words = ["--tier=standard", "--priority=medium", "--share=0.25", "--run-timeout=9"]
+    found = dry_run(capsys, "job.yml", *words, "--name=x", "-p", "name", "b", "-o", "o.ipynb")
+    assert (found["tier"], found["priority"], found["name"]) == ("standard", "medium", "x")
+    assert (found["devices"], found["device_share"]) == (1, 0.25)
+    assert found["run"]["timeout_s"] == 9
+    assert found["run"]["parameters"] == {"lr": 0.001, "name": "b"}
+    assert found["run"]["output"] == f"{here}/o.ipynb"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "sentence"),
+    [
+        ({"teir": "basic"}, "has the unknown key 'teir': did you mean 'tier'?"),
+        ({"tier": "gold"}, "train.ipynb: unknown tier 'gold'"),
+        ({"devices": "many"}, "devices must be a whole number"),
+        ({"timeout_s": -1}, "timeout_s must be a whole number of seconds"),
+    ],
+)
+def test_wrong_wishes_of_a_notebook(
+    here: Path, capsys: Captured, metadata: Json, sentence: str
+) -> None:
+    wish(here / "train.ipynb", **metadata)
+    assert main(["train.ipynb", "--dry-run"]) == 64
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert "metadata.singularity" in said.err
+    assert sentence in said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "sentence"),
+    [
+        ("a: [", 64, "job.yml, line 1: this is not YAML (this is never closed)"),
+        ("type: notebook\n\tnotebook: x\n", 64, "job.yml, line 2: a tab"),
+        (JOB + "tgas: 1\n", 64, "job.yml, line 8: 'tgas' is not known: did you mean 'tags'?"),
+        (JOB.replace("train.", "none."), 66, "job.yml, line 3: there is no notebook"),
+        (JOB.replace("lr: $", "rl: $"), 64, "line 5: the notebook has no parameter 'rl'"),
+        (JOB.replace("1e-3", "fast"), 64, "job.yml, line 5: parameter 'lr' takes a number"),
+        (JOB + "kernel: fortran\n", 66, "job.yml, line 8: there is no kernel 'fortran'"),
+        (JOB + "output: none/o.ipynb\n", 73, "job.yml, line 8: there is no folder"),
+        (JOB + "output: train.ipynb\n", 64, "the output would replace the notebook itself"),
+        (
+            JOB
+            + "resources:\n  instance_count: 2\n  properties: {singularity: {device_share: .5}}",
+            64,
+            "job.yml, line 8: device_share 0.5 is a part of one device",
+        ),
+        (JOB + "environment_variables: {NOT_SET: null}\n", 64, "the variable NOT_SET is to have"),
+        ("command: python train.py\n", 69, "SINGULARITY_API_URL and JUPYTERHUB_API_TOKEN are not"),
+        ('command: "a\\0b"\n', 64, "run.command must be the text of a command"),
+        ("command: papermill train.ipynb --foo\n", 64, "job.yml, line 1: a batch session does not"),
+        ("command: papermill x.ipynb o.ipynb\n", 66, "job.yml, line 1: there is no notebook"),
+        (JOB, 69, "SINGULARITY_API_URL and JUPYTERHUB_API_TOKEN are not set"),
+    ],
+)
+def test_what_is_refused(here: Path, capsys: Captured, text: str, code: int, sentence: str) -> None:
+    (here / "job.yml").write_text(text)
+    assert main(["job.yml"]) == code
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.startswith("jupyter singularity submit: ")
+    assert sentence in said.err
+
+
+def test_a_command_is_a_run_too(here: Path, capsys: Captured) -> None:
+    (here / "job.yml").write_text(
+        "command: python train.py --lr ${{inputs.lr}}\ninputs: {lr: 0.5}\nlimits: {timeout: 5}\n"
+        "environment_variables: {A: 1}\n"
+        "distribution: {type: pytorch, process_count_per_instance: 4}\n"
+    )
+    found = dry_run(capsys, "job.yml", "--env", "B=2")
+    assert (found["devices"], found["name"]) == (4, "python train.py --lr 0.5")
+    run = found["run"]
+    assert (run["command"], run["ranked"]) == ("python train.py --lr 0.5", True)
+    assert (run["folder"], run["timeout_s"]) == (str(here), 5)
+    assert run["variables"].items() >= {"A": "1", "B": "2"}.items()
+    found = dry_run(capsys, "job.yml", "--devices", "2")
+    assert (found["devices"], found["run"]["ranked"]) == (2, True)
+    for words in (["-p", "lr", "1"], ["-o", "x.ipynb"], ["-k", "python3"]):
+        assert main(["job.yml", *words]) == 64
+        assert "are a notebook's" in capsys.readouterr().err
+    assert main(["job.yml", "--cwd", "none"]) == 66
+
+
+def test_a_call_of_papermill_is_the_run_of_its_notebook(here: Path, capsys: Captured) -> None:
+    (here / "p.yml").write_text("name: b\nlr: 7\n")
+    (here / "job.yml").write_text(
+        "command: >-\n  papermill train.ipynb out/o.ipynb -f p.yml\n  -p lr ${{inputs.lr}}\n"
+        "  -k python3 --log-output\ninputs: {lr: 0.5}\nlimits: {timeout: 5}\n"
+    )
+    (here / "out").mkdir()
+    run = dry_run(capsys, "job.yml")["run"]
+    assert (run["notebook"], run["output"]) == (f"{here}/train.ipynb", f"{here}/out/o.ipynb")
+    assert (run["parameters"], run["kernel"]) == ({"name": "b", "lr": 0.5}, "python3")
+    assert (run["folder"], run["timeout_s"]) == (str(here), 5)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pip install papermill\npapermill a.ipynb b.ipynb",
+        "papermill a.ipynb b.ipynb && echo done",
+        "papermill $IN out.ipynb",
+        "papermill 'a.ipynb",
+        "echo papermill a.ipynb b.ipynb",
+        "papermills a.ipynb b.ipynb",
+    ],
+)
+def test_what_is_no_plain_call_of_papermill(command: str) -> None:
+    assert papermill_call(command, "/") is None
+
+
+def test_calls_of_papermill() -> None:
+    call = papermill_call("python -m papermill a.ipynb \\\n o.ipynb --cwd=sub --engine x", "/f")
+    assert call is not None
+    assert (call.notebook, call.output, call.folder) == ("/f/a.ipynb", "/f/o.ipynb", "/f/sub")
+    for command in ("papermill", "papermill a b c", "papermill a b --env X", "papermill a -p lr"):
+        with pytest.raises(BadRequest):
+            papermill_call(command, "/f")
+
+
+class Taking(Double):
+    """A service that takes a submission."""
+
+    async def submit(self, **asked: Any) -> Json:
+        asked.pop("key")
+        self.calls.append(("submit", asked))
+        return document(asked)
+
+
+def document(request: Json, sid: str = SID) -> Json:
+    """The service's document of a session that was asked for with `request`."""
+    spec = parse_spec(request)
+    assert spec.run is not None
+    view = SessionView(
+        *(sid, "ada", spec.kind, spec.name, spec.tier, spec.devices, "local", 0.0, 0.0),
+        priority=spec.priority,
+        virtual_cluster=spec.virtual_cluster,
+        locations=spec.locations,
+        share_milli=spec.share_milli,
+        run=run_of(spec.run, sid),
+    )
+    return session_document(ClusterState(), view)
+
+
+def test_a_job_is_sent_and_its_folders_are_made(
+    here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Taking()
+    monkeypatch.setattr(ServiceApp, "client", lambda self, timeout=None: service)
+    (here / "job.yml").write_text(JOB + "outputs: {model: {path: made/here}}\n")
+    dry_run(capsys, "job.yml")
+    assert not (here / "made").exists()
+    assert main(["job.yml", "--tier", "basic"]) == 0
+    assert (here / "made" / "here").is_dir()
+    ((name, asked),) = service.calls
+    assert (name, asked["name"], asked["tier"]) == ("submit", "digits", "basic")
+    assert asked["run"]["metadata"]["outputs"] == {"model": {"path": f"{here}/made/here"}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        JOB,
+        "type: notebook\nnotebook: train.ipynb\n",
+        JOB
+        + """\
+$schema: https://azuremlschemas.azureedge.net/latest/commandJob.schema.json
+description: "two lines: \\n yes"
+experiment_name: study
+output: out.ipynb
+kernel: python3
+code: work
+outputs: {model: {path: made, mode: upload}}
+environment_variables: {DATA: 1.10, PATH: null}
+compute: azureml:research
+queue_settings: {job_tier: Spot, priority: high}
+resources:
+  instance_type: [A, B]
+  locations: [westus]
+  properties:
+    AISuperComputer: {device_share: 0.25, ScalePolicy: {minInstanceTypeCount: 1}}
+limits: {timeout: 60}
+""",
+        JOB.replace("lr: $", "name: 1e5\n  lr: $").replace("name: 1e5", "name: 'null: # ${'")
+        + "resources: {instance_count: 3}\n",
+        "command: papermill ../train.ipynb out.ipynb -r name 1e-3 -p lr 1e-7\ncode: work\n",
+        "command: |\n  cd work\n  python a.py 'x: #y'\ncode: work\n"
+        "resources: {instance_count: 2}\n",
+        "command: python a.py\ndistribution: {type: pytorch, process_count_per_instance: 3}\n"
+        "resources: {instance_count: 2}\nname: ranked\n",
+    ],
+)
+def test_an_exported_job_asks_for_the_same(
+    here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (here / "work").mkdir()
+    (here / "job.yml").write_text(text)
+    asked = dry_run(capsys, "job.yml")
+    service = Double(document(asked))
+    monkeypatch.setattr(ServiceApp, "client", lambda self, timeout=None: service)
+    (here / "far").mkdir()
+    assert export.main([SID, "-o", "far/exported.yml"]) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("DATA", "1.10")  # the service does not tell it
+    assert dry_run(capsys, "far/exported.yml") == asked
+
+
+def test_what_export_writes_and_refuses(
+    here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = dry_run(capsys, "job.yml", "--env", "DATA=/data")
+    other = document(asked, "111111111111") | {"run": None}
+    service = Double(document(asked), other)
+    monkeypatch.setattr(ServiceApp, "client", lambda self, timeout=None: service)
+    assert export.main([SID]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# Variables that are null get the value that they have where")
+    assert text.endswith("environment_variables:\n  DATA: null\n")
+    assert "/data" not in text
+    assert "PATH" not in text
+    assert export.main([SID, "-o", "job.yml"]) == 70
+    assert "job.yml is there already; nothing was written" in capsys.readouterr().err
+    assert (here / "job.yml").read_text() == JOB
+    assert export.main([SID, "-o", "job.yml", "--replace"]) == 0
+    assert (here / "job.yml").read_text() == text
+    assert export.main([SID, "-o", "none/job.yml"]) == 73
+    assert export.main(["111111111111"]) == 70
+    assert "is no batch run" in capsys.readouterr().err
