@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from generate_api import events_page, metrics_page, openapi_document, rest_page
+from generate_jobs import job_files_page, job_schema
 from generate_support import support_page
 from generate_text import cell, first_paragraph, table
 from generate_tunnel import tunnel_page
@@ -329,13 +330,15 @@ PAGES: dict[str, Callable[[], str]] = {
     "ring.md": ring_page,
     "support.md": support_page,
     "tunnel.md": tunnel_page,
+    "job-files.md": job_files_page,
 }
 
 
 def render() -> dict[str, str]:
     """File name in docs/reference -> text."""
     pages = {name: NOTE + page().rstrip() + "\n" for name, page in PAGES.items()}
-    return {**pages, "openapi.json": openapi_document()}
+    published = {"openapi.json": openapi_document(), "job.v1.schema.json": job_schema()}
+    return pages | published
 
 
 def main(argv: list[str]) -> int:

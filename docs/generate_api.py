@@ -46,7 +46,7 @@ def rest_page() -> str:
     from singularity_scheduler.service import schemas
     from singularity_scheduler.service.handlers import TABLE
 
-    order = {"GET": 0, "POST": 1, "PUT": 2, "DELETE": 3}
+    order = {"GET": 0, "POST": 1, "PUT": 2, "PATCH": 3, "DELETE": 4}
     operations = sorted(TABLE, key=lambda o: (o.below_api, o.path, order[o.method]))
     rows: list[tuple[object, ...]] = [
         (f"[`{o.method} {o.route or '/'}`](#{o.name})", o.summary) for o in operations

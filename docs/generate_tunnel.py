@@ -57,6 +57,12 @@ def tunnel_page() -> str:
             "the oldest are forgotten; they are still counted",
         ),
         (
+            "outputs kept while no client is connected",
+            f"{_size(relay_store.HELD_BYTES)} (`NodeAgent.held_output_bytes`), "
+            f"{relay_store.HELD_OUTPUTS}",
+            "the oldest are dropped; the next client is told how many, in their place",
+        ),
+        (
             "no sign from the other side",
             f"{relay_tunnel.SILENT_MS / 1000:g} s",
             "the connection is closed and made anew",

@@ -1,0 +1,66 @@
+"""The reference page of job files, for docs/generate.py."""
+
+from __future__ import annotations
+
+import json
+
+from generate_text import table
+
+USES = {
+    "honoured": "it does what it says",
+    "metadata": "it is kept with the session and shown, and changes nothing; where it would change "
+    "a run on Azure, `submit` says so",
+    "refused": "the file is refused with a sentence that says what to do instead",
+}
+
+
+def job_files_page() -> str:
+    from singularity_scheduler.jobs import Use, rows, schema
+    from singularity_scheduler.jobs.expressions import MAX_TEXT
+    from singularity_scheduler.jobs.reading import MAX_BYTES, MAX_DEPTH, MAX_VALUES
+
+    listed: list[tuple[object, ...]] = [
+        (
+            f"`{'.'.join(row.path)}`",
+            " ".join(row.jobs) if len(row.jobs) < 2 else "both",
+            row.use.value,
+            row.meaning,
+            f"`{json.dumps(row.example)}`",
+        )
+        for row in rows()
+    ]
+    uses: list[tuple[object, ...]] = [(use.value, USES[use.value]) for use in Use]
+    return "\n".join(
+        [
+            "# Job files\n",
+            "What `jupyter singularity submit JOB.yml` takes: an Azure ML command job, or a "
+            "notebook (`type: notebook`) in the same style. How to use it: "
+            "[Run a notebook as a batch run](../how-to/batch.md#job-files). The table is the "
+            f"JSON Schema `{schema()['$id']}` that files are checked with: "
+            "[job.v1.schema.json](job.v1.schema.json).\n",
+            table(("a key that is", "means"), uses),
+            "A key that is not in the table is an error with the nearest one that is. `NAME` is "
+            "any name.\n",
+            table(("key", "job", "is", "meaning", "example"), listed),
+            "The block `resources.properties.singularity` may be called `AISuperComputer`, and "
+            "its keys may be written as on the wire (`ScalePolicy`, `slaTier`). Tiers and "
+            "priorities may be capitalised.\n",
+            "## Expressions\n",
+            "`${{inputs.NAME}}` and `${{outputs.NAME}}` may stand in `command`, `code`, "
+            "`notebook`, `output`, `parameters`, `environment_variables` and in other inputs and "
+            "outputs. An expression that is the whole value keeps its type. Circles are refused, "
+            "and so is `${{parent...}}`: a file describes one job, no pipeline.\n",
+            "## What is read\n",
+            "YAML 1.2: `1e-3` is a number, `on` and `2026-01-02` are texts. At most "
+            f"{MAX_BYTES >> 10} KiB, {MAX_VALUES} values (aliases filled in) and {MAX_DEPTH} "
+            f"levels; a text has at most {MAX_TEXT >> 10} KiB after expressions are filled in. "
+            "No tags, no tabs as indentation, no key twice, one document.\n",
+        ]
+    )
+
+
+def job_schema() -> str:
+    """The published schema, as it lies in the package."""
+    from singularity_scheduler.jobs.schema import SCHEMA_FILE
+
+    return SCHEMA_FILE.read_text(encoding="utf-8")
