@@ -1,15 +1,31 @@
-"""Ships `singularity_proxy.pth` with editable installs; the wheel gets it by `force-include`."""
+"""Adds to a wheel what is not a package: the built JupyterLab extension, so that installing needs
+no node; and `singularity_proxy.pth` to an editable install, which gets it by no other way."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+LABEXTENSION = "ui_labext/singularity_labext/labextension"
+SHARED = "share/jupyter/labextensions/jupyter-singularity"
 
-class PthHook(BuildHookInterface):  # type: ignore[type-arg]
+
+class FilesHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        root = Path(self.root)
         if version == "editable":
             build_data["force_include_editable"] = {
-                f"{self.root}/proxy/singularity_proxy.pth": "singularity_proxy.pth"
+                f"{root}/proxy/singularity_proxy.pth": "singularity_proxy.pth"
             }
+            return  # `jupyter singularity install` copies the extension, then and after each build
+        if not (root / LABEXTENSION / "package.json").exists():
+            raise RuntimeError(
+                "the JupyterLab extension is not built: run ./dev setup, then build again"
+            )
+        if self.target_name == "wheel":
+            build_data["shared_data"][str(root / LABEXTENSION)] = SHARED
+            build_data["shared_data"][str(root / "ui_labext/install.json")] = (
+                f"{SHARED}/install.json"
+            )
