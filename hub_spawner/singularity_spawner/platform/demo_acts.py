@@ -63,6 +63,7 @@ async def notebooks(
     long_cell = await b.start(PACED.format(steps=B_STEPS, hurry="B.hurry", pause=0.05))
     await t.step("B is in the middle of its cell", printed(long_cell, 20))
     b_device = (await sessions.of("B"))["devices"]
+    await t.step("A counts as idle: no call reaches its device", sessions.idles("A"))
     t.say(f"A is idle and keeps {a_device}, B trains on {b_device}")
     t.check("A and B hold one device each", len({*a_device, *b_device}) == 2)
 

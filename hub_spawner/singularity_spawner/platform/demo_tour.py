@@ -113,6 +113,14 @@ class Sessions:
         await until(f"{name} becoming '{device_state}'", reached)
         return await self.of(name)
 
+    async def idles(self, name: str) -> None:
+        """Wait until its devices count as idle: some seconds after the last call reached them."""
+
+        async def counted() -> bool:
+            return "gives_in_s" in (await self._service.why(self._ids[name]))["facts"]
+
+        await until(f"{name} counting as idle", counted)
+
     async def end(self, name: str) -> dict[str, Any]:
         """Wait until a run has completed; its session."""
 
