@@ -221,7 +221,10 @@ def _rests(state: ClusterState, view: SessionView, now: float) -> tuple[str, dic
     if not view.idle and parks_at is None:
         return None
     if view.idle and view.unused_since == 0.0:  # as `turns.holder_claim`
-        return "Its cell has ended, but calls reached its devices until now: it still counts as busy", {}
+        return (
+            "Its cell has ended, but calls reached its devices until now: it still counts as busy",
+            {},
+        )
     parts, facts = [], {}
     if view.idle:
         text = "it gives its devices to the next session that needs them"

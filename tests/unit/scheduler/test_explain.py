@@ -276,7 +276,26 @@ def test_an_idle_holder_says_until_when_it_keeps_its_devices() -> None:
     world.now = since + 900.0
     world.do(ev.Tick("local"))
     assert world["a"].word == "parking", "as it was said"
-    world = World(1, parameters=soft)
+
+
+def test_a_holder_whose_cell_has_just_ended_still_counts_as_busy() -> None:
+    world = World(1, parameters=KEEPS)
+    world.holding("a")
+    world.do(ev.DeviceUse("a", 0.0))
+    world.idle("a")
+    sentence, facts = why(world, "a", later=200.0)
+    assert sentence.endswith(
+        "Its cell has ended, but calls reached its devices until now: it still counts as busy."
+    )
+    assert "gives_in_s" not in facts
+    world.do(ev.DeviceUse("a", world.now))
+    sentence, facts = why(world, "a", later=200.0)
+    assert "it gives its devices to the next session" in sentence
+    assert facts["gives_in_s"] == 0.0
+
+
+def test_a_run_that_calls_nothing_says_when_it_is_parked() -> None:
+    world = World(1, parameters=replace(KEEPS, idle_soft_s=900))
     world.computing("run")
     world.now += 100.0
     world.do(ev.DeviceUse("run", world.now))
