@@ -1,0 +1,22 @@
+import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+
+import { Api } from '../api';
+import { Behind } from '../model/behind';
+import { Feed } from '../model/feed';
+import { Sessions } from '../model/sessions';
+import { ISingularity } from '../tokens';
+
+/** The sessions, for all the other plugins. */
+export const sessionsPlugin: JupyterFrontEndPlugin<ISingularity> = {
+  id: 'jupyter-singularity:sessions',
+  description: 'Follows the sessions of this user on the Singularity scheduler.',
+  autoStart: true,
+  provides: ISingularity,
+  activate: (app: JupyterFrontEnd): ISingularity => {
+    const api = new Api(app.serviceManager.serverSettings);
+    const sessions = new Sessions();
+    const feed = new Feed(api, sessions);
+    void feed.start();
+    return { api, sessions, feed, behind: new Behind(() => api.kernels(), sessions) };
+  }
+};
