@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -51,7 +52,8 @@ async def test_a_platform_whose_parts_were_killed_leaves_nothing(folder, victim)
         agents, _ = agents_of(run)
         assert len(agents) == 1
         for process in agents if victim == "agent" else run:
-            os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it went with its capsule
+                os.kill(process.pid, signal.SIGKILL)
     finally:
         await platform.stop()
     assert left_of(settings) == []
