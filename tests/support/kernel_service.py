@@ -138,6 +138,9 @@ class Scheduler:
         self.polls = 0
         self.events: list[tuple[str, Any]] = []
         """What the event stream sends; one without a name is a heartbeat."""
+        self.log = bytearray()
+        """What every session has printed."""
+        self.log_over = False
         self.listeners = 0
         self.port = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -175,10 +178,11 @@ class Scheduler:
             (prefix + "/([^/]+)", _Session, {"scheduler": self}),
             (prefix + "/([^/]+)/connection", _Connection, {"scheduler": self}),
             (prefix + "/([^/]+)/signal", _Signal, {"scheduler": self}),
-            (prefix + "/([^/]+)/(why|history)", _About, {"scheduler": self}),
+            (prefix + "/([^/]+)/(why|history|checkpoints)", _About, {"scheduler": self}),
+            (prefix + "/([^/]+)/log", _Log, {"scheduler": self}),
             (prefix + "/([^/]+)/owner", _Owner, {"scheduler": self}),
             (
-                prefix + "/([^/]+)/(checkpoint|suspend|resume|migrate|park)",
+                prefix + "/([^/]+)/(checkpoint|suspend|resume|migrate|park|restore|fork)",
                 _Verb,
                 {"scheduler": self},
             ),
@@ -291,8 +295,33 @@ class _About(_Base):
     def get(self, sid: str, what: str) -> None:
         self.scheduler.find(sid)
         limit = int(self.get_query_argument("limit", "0"))
-        answers = {"why": {"sentence": "because", "facts": {}}, "history": {"history": [limit]}}
+        cursor = self.get_query_argument("cursor", None)
+        answers = {
+            "why": {"sentence": "because", "facts": {}},
+            "history": {"history": [limit], "next": None if cursor else "older"},
+            "checkpoints": {"checkpoints": [{"id": "c1"}]},
+        }
         self.finish(json.dumps(answers[what]))
+
+
+class _Log(_Base):
+    """What `Scheduler.log` has now; of who follows, what comes until it is closed."""
+
+    async def get(self, sid: str) -> None:
+        self.scheduler.find(sid)
+        if self.scheduler.refusal:
+            raise self.scheduler.refusal
+        log = self.scheduler.log
+        at = min(int(self.get_query_argument("offset")), len(log))
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.set_header("Singularity-Log-Offset", str(at))
+        while True:
+            self.write(bytes(log[at:]))
+            at = len(log)
+            await self.flush()
+            if self.get_query_argument("follow", "") != "true" or self.scheduler.log_over:
+                return
+            await asyncio.sleep(0.02)
 
 
 class _Verb(_Base):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jupyter_server.auth.decorator import authorized
@@ -20,6 +23,12 @@ HEARTBEAT_S = 15.0
 
 PREFIX = "/singularity/api/v1"
 
+MAX_OFFSET = (1 << 53) - 1
+"""The scheduler's largest offset into a log."""
+
+PAGE = 1000
+"""Most sessions of a page."""
+
 
 class _Handler(APIHandler):  # type: ignore[misc]
     auth_resource = "singularity"
@@ -34,6 +43,15 @@ class _Handler(APIHandler):  # type: ignore[misc]
         assert isinstance(client, ServiceClient)
         return client
 
+    def number(self, name: str, default: int, least: int, most: int) -> int:
+        """A whole number of the query; refused with a sentence when it is none or out of range."""
+        text = self.get_query_argument(name, str(default))
+        if not re.fullmatch(r"[0-9]{1,16}", text) or not least <= int(text) <= most:
+            raise web.HTTPError(
+                400, f"{name} is {text!r}, it must be a number from {least} to {most}"
+            )
+        return int(text)
+
     def refuse(self, error: SingularityError) -> None:
         """Answer with the scheduler's own status and sentence."""
         self.set_status(error.http_status)
@@ -43,21 +61,30 @@ class _Handler(APIHandler):  # type: ignore[misc]
 
 
 class SessionsHandler(_Handler):
-    """GET sessions[?state=]: this user's sessions."""
+    """GET sessions[?state=]: this user's sessions; with ?limit=[&cursor=] a page of them, newest
+    first, whose `next` is the cursor of the one after it."""
 
     @web.authenticated
     @authorized  # type: ignore[untyped-decorator]
     async def get(self) -> None:
+        state = self.get_query_argument("state", None)
         try:
-            sessions = await self.client.list_sessions(self.get_query_argument("state", None))
+            if self.get_query_argument("limit", None) is None:
+                answer: Any = {"sessions": await self.client.list_sessions(state)}
+            else:
+                cursor = self.get_query_argument("cursor", None)
+                answer = await self.client.sessions_page(
+                    state=state, limit=self.number("limit", 100, 1, PAGE), cursor=cursor
+                )
         except SingularityError as error:
             self.refuse(error)
             return
-        self.finish(json.dumps({"sessions": sessions}))
+        self.finish(json.dumps(answer))
 
 
 class SessionHandler(_Handler):
-    """GET sessions/ID, sessions/ID/why, sessions/ID/history[?limit=]; DELETE sessions/ID."""
+    """GET sessions/ID, sessions/ID/why, sessions/ID/history[?limit=&cursor=],
+    sessions/ID/checkpoints, sessions/ID/output; DELETE sessions/ID."""
 
     @web.authenticated
     @authorized  # type: ignore[untyped-decorator]
@@ -67,7 +94,14 @@ class SessionHandler(_Handler):
             if part == "why":
                 answer = await self.client.why(session)
             elif part == "history":
-                answer = {"history": await self.client.history(session, self._limit())}
+                cursor = self.get_query_argument("cursor", None)
+                answer = await self.client.history_page(
+                    session, self.number("limit", 100, 1, 10_000), cursor
+                )
+            elif part == "checkpoints":
+                answer = {"checkpoints": await self.client.checkpoints(session)}
+            elif part == "output":
+                answer = self._output(await self.client.get_session(session))
             else:
                 answer = await self.client.get_session(session)
         except SingularityError as error:
@@ -87,11 +121,17 @@ class SessionHandler(_Handler):
             return
         self.finish(json.dumps(answer))
 
-    def _limit(self) -> int:
-        text = self.get_query_argument("limit", "100")
-        if not text.isdigit() or not 0 < int(text) <= 10_000:
-            raise web.HTTPError(400, f"limit is {text!r}, it must be a number from 1 to 10000")
-        return int(text)
+    def _output(self, session: dict[str, Any]) -> dict[str, Any]:
+        """Where the notebook that a run writes is: its `file`, whether that is there as this server
+        sees it, and its `path` below the server's root, by which a page opens it (None: it is
+        elsewhere)."""
+        file = (session.get("run") or {}).get("output")
+        root = getattr(self.contents_manager, "root_dir", None)
+        path = None
+        if file and root:
+            there, top = Path(file).resolve(), Path(root).resolve()
+            path = there.relative_to(top).as_posix() if there.is_relative_to(top) else None
+        return {"file": file, "path": path, "exists": bool(file) and Path(file).exists()}
 
 
 class VerbHandler(_Handler):
@@ -103,8 +143,13 @@ class VerbHandler(_Handler):
         "resume": ("checkpoint", "node"),
         "migrate": ("device", "node", "cluster"),
         "park": (),
+        "restore": ("checkpoint", "discard"),
+        "fork": ("checkpoint", "name"),
     }
     """What a page may ask for: verb -> keys of its body."""
+
+    NEEDED = {"restore": "checkpoint"}
+    """Verb -> the key that it cannot do without."""
 
     @web.authenticated
     @authorized  # type: ignore[untyped-decorator]
@@ -115,6 +160,8 @@ class VerbHandler(_Handler):
             raise web.HTTPError(
                 400, f"{verb} takes a JSON object with {' and '.join(known) or 'no keys'}"
             )
+        if (needed := self.NEEDED.get(verb)) and not body.get(needed):
+            raise web.HTTPError(400, f"{verb} needs {needed}: nothing was done")
         try:
             answer = await getattr(self.client, verb)(session, **body)
         except SingularityError as error:
@@ -151,62 +198,116 @@ class ClusterHandler(_Handler):
         self.finish(json.dumps(answer))
 
 
-class EventsHandler(_Handler):
-    """GET events: the scheduler's event stream (text/event-stream), this user's sessions only.
-
-    Ids are passed on, those of heartbeats too, so a browser that comes back with `Last-Event-ID`
-    reads what it missed. When the scheduler goes away the stream says so with an ``away`` event and
-    ends; the browser's EventSource then comes back by itself.
-    """
+class _StreamHandler(_Handler):
+    """Relays what the scheduler streams as server-sent events. When the scheduler goes away the
+    stream says so with an ``away`` event and ends."""
 
     _relaying: asyncio.Task[None] | None = None
-
-    @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
-    async def get(self) -> None:
-        # A task of its own, so that a closed tab ends it at once, not at the next event.
-        self._relaying = asyncio.ensure_future(self._relay())
-        with contextlib.suppress(asyncio.CancelledError, StreamClosedError):
-            await self._relaying
 
     def on_connection_close(self) -> None:
         if self._relaying:
             self._relaying.cancel()
         super().on_connection_close()
 
-    async def _relay(self) -> None:
-        try:
-            events = self.client.events(self.request.headers.get("Last-Event-ID"))
-        except SingularityError as error:
-            self.refuse(error)
-            return
+    async def relay(
+        self, stream: Any, lines: Callable[[Any], str], beat: Callable[[], str]
+    ) -> None:
+        """Send `lines` of each item of `stream` until it ends or the browser leaves, and `beat`
+        while there is none."""
+        # A task of its own, so that a closed tab ends it at once, not at the next item.
+        self._relaying = asyncio.ensure_future(self._relay(stream, lines, beat))
+        with contextlib.suppress(asyncio.CancelledError, StreamClosedError):
+            await self._relaying
+
+    async def _relay(
+        self, stream: Any, lines: Callable[[Any], str], beat: Callable[[], str]
+    ) -> None:
         started = False
-        following = asyncio.ensure_future(anext(events))
+        following = asyncio.ensure_future(anext(stream))
         try:
             while True:
                 await asyncio.wait({following}, timeout=HEARTBEAT_S)
-                if not started and not (following.done() and following.exception()):
+                if not started and not (following.done() and _refused(following)):
                     self.set_header("Content-Type", "text/event-stream")
                     self.set_header("Cache-Control", "no-cache")
                     self.set_header("X-Accel-Buffering", "no")
                     started = True
                 if not following.done():
-                    self.write(f": still here\n{_place(events.last_id)}\n")
+                    self.write(f": still here\n{beat()}\n")
                 else:
-                    self.write(_lines(following.result()))
-                    following = asyncio.ensure_future(anext(events))
+                    self.write(lines(following.result()))
+                    following = asyncio.ensure_future(anext(stream))
                 await self.flush()
+        except StopAsyncIteration:
+            self.finish("event: end\ndata: {}\n\n")
         except SingularityError as error:
             if not started:
                 self.refuse(error)
                 return
-            self.write(f"event: away\ndata: {json.dumps({'message': error.message})}\n\n")
-            self.finish()
+            self.finish(f"event: away\ndata: {json.dumps({'message': error.message})}\n\n")
         finally:
             following.cancel()
             with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, SingularityError):
                 await following
-            await events.aclose()
+            await stream.aclose()
+
+
+class EventsHandler(_StreamHandler):
+    """GET events: the scheduler's event stream (text/event-stream), this user's sessions only.
+
+    Ids are passed on, those of heartbeats too, so a browser that comes back with `Last-Event-ID`
+    reads what it missed.
+    """
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self) -> None:
+        try:
+            events = self.client.events(self.request.headers.get("Last-Event-ID"))
+        except SingularityError as error:
+            self.refuse(error)
+            return
+        await self.relay(events, _lines, lambda: _place(events.last_id))
+
+
+class LogHandler(_StreamHandler):
+    """GET sessions/ID/log[?offset=|tail=][&follow=true]: what its process printed, as ``log``
+    events ``{"text", "next"}`` (`next`: the byte to go on from) and an ``end`` event when that is
+    all. `tail`: begin so many bytes before the end; `follow`: until the session has ended."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self, session: str) -> None:
+        offset = self.number("offset", 0, 0, MAX_OFFSET)
+        tail = self.number("tail", 0, 0, MAX_OFFSET)
+        follow = self.get_query_argument("follow", "false") == "true"
+        try:
+            if tail:
+                offset = max(offset, await self._end(session) - tail)
+            log = self.client.log(session, offset=offset, follow=follow)
+        except SingularityError as error:
+            self.refuse(error)
+            return
+        await self.relay(
+            log,
+            lambda text: f"event: log\ndata: {json.dumps({'text': text, 'next': log.offset})}\n\n",
+            lambda: "",
+        )
+
+    async def _end(self, session: str) -> int:
+        """The byte behind the last one: where a log that is read from too far on begins."""
+        log = self.client.log(session, offset=MAX_OFFSET)
+        try:
+            async for _ in log:
+                pass
+        finally:
+            await log.aclose()
+        return log.offset
+
+
+def _refused(following: asyncio.Future[Any]) -> bool:
+    """Whether it ended with something that can be answered instead of a stream."""
+    return isinstance(following.exception(), SingularityError)
 
 
 def _place(number: str | None) -> str:
@@ -224,7 +325,8 @@ def handlers() -> list[tuple[str, type[_Handler]]]:
     session = r"/sessions/([^/]+)"
     return [
         (url_path_join(PREFIX, "sessions"), SessionsHandler),
-        (PREFIX + session + r"(?:/(why|history))?", SessionHandler),
+        (PREFIX + session + r"(?:/(why|history|checkpoints|output))?", SessionHandler),
+        (PREFIX + session + r"/log", LogHandler),
         (PREFIX + session + rf"/({'|'.join(VerbHandler.KEYS)})", VerbHandler),
         (url_path_join(PREFIX, "kernels"), KernelsHandler),
         (url_path_join(PREFIX, "cluster"), ClusterHandler),

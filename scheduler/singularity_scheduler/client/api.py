@@ -308,9 +308,16 @@ class ServiceClient:
 
     async def history(self, session: str, limit: int = 100) -> list[Json]:
         """Its newest `limit` changes, oldest first."""
-        path = f"sessions/{quote(session, safe='')}/history?{urlencode({'limit': limit})}"
-        entries: list[Json] = (await self._json("GET", path))["history"]
+        entries: list[Json] = (await self.history_page(session, limit))["history"]
         return entries
+
+    async def history_page(self, session: str, limit: int = 100, cursor: str | None = None) -> Json:
+        """``{"history", "next"}``: `limit` changes, oldest first; pass `next` as `cursor` for those
+        before them, it is None at the beginning."""
+        asked = {"limit": limit, **({"cursor": cursor} if cursor else {})}
+        return await self._json(
+            "GET", f"sessions/{quote(session, safe='')}/history?{urlencode(asked)}"
+        )
 
     def log(self, session: str, *, offset: int = 0, follow: bool = False) -> LogStream:
         """What the session's process wrote, from byte `offset` on, as text as it comes; with

@@ -165,7 +165,10 @@ def test_sessions_and_cluster_are_relayed(jupyter: Server, platform: Scheduler) 
     assert jupyter.ask(API + "sessions?state=no-such-state").body == {"sessions": []}
     assert jupyter.ask(API + f"sessions/{sid}").body["id"] == sid
     assert jupyter.ask(API + f"sessions/{sid}/why").body["sentence"] == "because"
-    assert jupyter.ask(API + f"sessions/{sid}/history?limit=7").body == {"history": [7]}
+    history = API + f"sessions/{sid}/history?limit=7"
+    assert jupyter.ask(history).body == {"history": [7], "next": "older"}
+    assert jupyter.ask(f"{history}&cursor=older").body == {"history": [7], "next": None}
+    assert jupyter.ask(API + f"sessions/{sid}/checkpoints").body == {"checkpoints": [{"id": "c1"}]}
     assert jupyter.ask(API + "cluster").body == {"devices": [], "waiting": {}}
     jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE")
 
@@ -191,6 +194,8 @@ def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler
         ("resume", {}),
         ("migrate", {"node": "b"}),
         ("park", {}),
+        ("restore", {"checkpoint": "before lr"}),
+        ("fork", {"checkpoint": "before lr", "name": "try"}),
     ):
         answer = jupyter.ask(f"{path}/{verb}", "POST", body)
         assert (answer.status, answer.body["id"]) == (200, session.json["id"])
@@ -200,10 +205,15 @@ def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler
         ("resume", {}),
         ("migrate", {"node": "b"}),
         ("park", {}),
+        ("restore", {"checkpoint": "before lr"}),
+        ("fork", {"checkpoint": "before lr", "name": "try"}),
     ]
     refused = jupyter.ask(f"{path}/checkpoint", "POST", {"colour": "red"})
-    assert (refused.status, len(session.asked)) == (400, 5)
+    assert (refused.status, len(session.asked)) == (400, 7)
     assert "name and level" in refused.body["message"]
+    refused = jupyter.ask(f"{path}/restore", "POST", {})
+    assert (refused.status, len(session.asked)) == (400, 7)
+    assert refused.body["message"] == "restore needs checkpoint: nothing was done"
     platform.refusal = BadRequest("its node cannot store processes: it has no CRIU")
     answer = jupyter.ask(f"{path}/suspend", "POST", {})
     assert (answer.status, answer.body["message"]) == (400, platform.refusal.message)
@@ -211,6 +221,52 @@ def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler
     assert jupyter.ask(f"{path}/why", "DELETE").status == 405
     assert jupyter.ask(path, "DELETE").status == 200
     assert session.ends[-1]["reason"] == "cancelled in JupyterLab"
+    jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE")
+
+
+def test_the_output_of_a_run_is_found_below_the_servers_root(
+    jupyter: Server, platform: Scheduler, tmp_path: Path
+) -> None:
+    started = jupyter.ask("api/kernels", "POST", {"name": "singularity"})
+    session = platform.sessions[-1]
+    path = f"{API}sessions/{session.json['id']}/output"
+    assert jupyter.ask(path).body == {"file": None, "path": None, "exists": False}
+    root = jupyter.log_path.parent.resolve()
+    session.json["run"] = {"output": str(root / "runs/out.ipynb")}
+    found = {"file": str(root / "runs/out.ipynb"), "path": "runs/out.ipynb", "exists": False}
+    assert jupyter.ask(path).body == found
+    (root / "runs").mkdir()
+    (root / "runs/out.ipynb").write_text("{}")
+    assert jupyter.ask(path).body == {**found, "exists": True}
+    session.json["run"] = {"output": str(tmp_path / "out.ipynb")}
+    elsewhere = {"file": str(tmp_path / "out.ipynb"), "path": None, "exists": False}
+    assert jupyter.ask(path).body == elsewhere
+    jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE")
+
+
+def test_a_log_is_relayed_from_its_end_on_until_it_is_over(
+    jupyter: Server, platform: Scheduler
+) -> None:
+    started = jupyter.ask("api/kernels", "POST", {"name": "singularity"})
+    path = f"{API}sessions/{platform.sessions[-1].json['id']}/log"
+    platform.log += b"one\ntwo\n"
+    with jupyter.open(path) as stream:
+        assert _event(stream) == ("log", {"text": "one\ntwo\n", "next": 8})
+        assert _event(stream) == ("end", {})
+        assert stream.read() == b""
+    with jupyter.open(f"{path}?tail=4&follow=true") as stream:
+        assert _event(stream) == ("log", {"text": "two\n", "next": 8})
+        platform.log += b"three\n"
+        assert _event(stream) == ("log", {"text": "three\n", "next": 14})
+        platform.log_over = True
+        assert _event(stream) == ("end", {})
+    with jupyter.open(f"{path}?offset=14") as stream:
+        assert _event(stream) == ("end", {})
+    assert jupyter.ask(f"{path}?offset=-1").status == 400
+    platform.refusal = BadRequest("its output went to that terminal")
+    refused = jupyter.ask(path)
+    assert (refused.status, refused.body["message"]) == (400, platform.refusal.message)
+    platform.refusal = None
     jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE")
 
 
@@ -225,7 +281,7 @@ def every_request() -> list[tuple[str, str]]:
     return [
         (method.upper(), rest_of(route, part))
         for route, handler in handlers()
-        for part in ("", "why", "checkpoint")
+        for part in ("", "why", "checkpoint", "log")
         for method in METHODS
         if getattr(handler, method) is not getattr(RequestHandler, method)
         and re.fullmatch(route, "/" + rest_of(route, part))
