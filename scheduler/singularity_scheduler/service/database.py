@@ -158,6 +158,11 @@ class Database:
                     ) from None
                 raise
 
+    def open_again(self) -> None:
+        """Connect to a database that another `Database` has opened: its schema is up to date."""
+        with self.guarded():
+            self.engine = self._engine()
+
     def _opened(self) -> Engine:
         if self.engine is None:
             raise Unavailable("the scheduler's ledger is closed: the service is stopping")

@@ -3,7 +3,8 @@
 SQLite in WAL mode with full synchronisation by default; PostgreSQL by URL. Each decision is a line
 of a record from which the state can be rebuilt (`record`), and the tables that are read hold what
 the lines amount to, changed in the same transaction: they are the snapshot a restart reads. All
-access goes through one thread of its own, so the event loop never waits for a disk. Nothing of
+access goes through one thread of its own, so the event loop never waits for a disk; what may read
+for long has another one (`look`), so that decisions do not wait for it either. Nothing of
 SQLAlchemy leaves this module and its neighbours: callers give and get the plain values of `core`.
 """
 
@@ -65,6 +66,9 @@ class Ledger:
     def __init__(self, url: str) -> None:
         self._database = Database(parse(url))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._aside = Database(self._database.url)
+        """A connection for long reads, made when the first one comes."""
+        self._onlookers = ThreadPoolExecutor(1, thread_name_prefix="ledger-looks")
         self._writer: Writer | None = None
         self._leadership: Leadership | None = None
         self.on_write: Callable[[float], None] = lambda seconds: None
@@ -92,6 +96,9 @@ class Ledger:
             closing = asyncio.ensure_future(self._run(self._database.close))
             await asyncio.wait([closing], timeout=CLOSE_S)
         self._thread.shutdown(wait=False)
+        with contextlib.suppress(RuntimeError):
+            self._onlookers.submit(self._aside.close)
+        self._onlookers.shutdown(wait=False)
 
     # -- who leads --------------------------------------------------------------------------
 
@@ -220,16 +227,26 @@ class Ledger:
     async def command(self, user: str, key: str) -> Command | None:
         return await self._run(lambda: self._command(user, key))
 
+    async def look(self, read: Callable[[Connection], T]) -> T:
+        """What `read` finds, however long it takes: beside all decisions, on a connection of its
+        own. Long reads are done one after the other."""
+
+        def looking() -> T:
+            if self._aside.engine is None:
+                self._aside.open_again()
+            with self._aside.reading() as connection:
+                return read(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(
+            self._onlookers, functools.partial(_twice, looking)
+        )
+
     # -- in the thread ----------------------------------------------------------------------
 
     async def _run(self, work: Callable[[], T]) -> T:
-        def twice() -> T:
-            try:
-                return work()
-            except Lost:  # the server was restarted while nothing was asked of it
-                return work()
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, twice)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, functools.partial(_twice, work)
+        )
 
     def _led(self) -> Leadership:
         if self._leadership is None:
@@ -432,6 +449,13 @@ class Ledger:
         with self._database.reading() as connection:
             row = connection.execute(query).mappings().first()
         return Command(**row) if row else None
+
+
+def _twice(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except Lost:  # the server was restarted while nothing was asked of it
+        return work()
 
 
 @functools.cache

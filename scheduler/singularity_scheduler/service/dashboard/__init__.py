@@ -1,0 +1,1 @@
+"""The dashboard: pages of the service for people, admins and users."""
