@@ -1,5 +1,7 @@
 """Reports how the node's devices are: read every few seconds, told to the service, never judged.
 
+Beside them what each session uses of its devices is told (`device_use`).
+
 What a report means is decided by the scheduler's policy (`core.health`). GPUs are asked through
 NVML, in a thread that nothing waits for: a call that does not come back is told as a silence. cpu
 devices report what their proxies use.
@@ -9,15 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from singularity_proxy.wire.ring import RingState
-
+from .device_use import ProxyUse, Use, of_sessions
 from .node import Node
 from .nvml import NvmlMissing, NvmlReader
 
@@ -47,7 +47,9 @@ class DeviceHealth:
         self._thread: threading.Thread | None = None
         self._news = asyncio.Event()
         self._last: dict[str, Report] = {}
-        self._cpu = CpuUse()
+        self._proxies = ProxyUse()
+        self._uses: dict[tuple[str, str], Use] = {}
+        """What the proxies used at the last look."""
         gpus = {d["id"]: str(d.get("uuid", "")) for d in node.devices if d["type"] == "cuda"}
         self._reader = NvmlReader(gpus) if gpus else None
 
@@ -56,7 +58,8 @@ class DeviceHealth:
         while True:
             try:
                 self._node.health = await self.look()
-                self._node.emit("", "node.devices", devices=self._node.health)
+                sessions = of_sessions(self._node, self._uses, self._node.health)
+                self._node.emit("", "node.devices", devices=self._node.health, sessions=sessions)
             except Exception:  # the next round may be better, and nobody else reports
                 log.exception("the health of the devices could not be told")
             await asyncio.sleep(self._every_s)
@@ -67,10 +70,11 @@ class DeviceHealth:
             await self._ask_nvml(self._reader)
         now = time.monotonic()
         silent_s = now - self._asked if self._asked else 0.0
+        self._uses = self._proxies.look(self._node, now)
         found = []
         for device in self._node.devices:
             if device["type"] == "cpu":
-                found.append(self._cpu.report(self._node, device, now))
+                found.append(_of_cpu(device, self._uses, self._node.settings.proxy_threads))
             else:
                 known = self._last.get(device["id"]) or {
                     "id": device["id"],
@@ -128,50 +132,15 @@ class DeviceHealth:
                 return  # the agent has ended
 
 
-class CpuUse:
-    """How much memory and time the device proxies of cpu devices use."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, tuple[float, dict[int, float]]] = {}
-
-    def report(self, node: Node, device: Report, now: float) -> Report:
-        """The figures of one device: those a processor does not have are None."""
-        name, used = str(device["id"]), 0
-        seconds: dict[int, float] = {}
-        for live in node.sessions.values():
-            proxy = live.proxies.get(name)
-            if proxy is None or not proxy.watch.alive:
-                continue
-            seconds[proxy.identity.pid] = _cpu_seconds(proxy.identity.pid)
-            used += max(
-                (
-                    ring.file.read().memory_current
-                    for ring_id in proxy.attached
-                    if (ring := live.rings.rings.get(ring_id))
-                    and ring.file.state is RingState.ATTACHED
-                ),
-                default=0,
-            )
-        since, before = self._before.get(name, (now, {}))
-        self._before[name] = now, seconds
-        worked = sum(s - before[pid] for pid, s in seconds.items() if pid in before)
-        cores = max(1, node.settings.proxy_threads)
-        share = worked / (now - since) / cores if now > since else 0.0
-        return {
-            "id": name,
-            "uuid": device.get("uuid", ""),
-            "present": True,
-            "memory_used_bytes": used,
-            "memory_total_bytes": device["capacity_bytes"],
-            "utilisation_percent": round(min(100.0, max(0.0, share * 100)), 1),
-        }
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far; 0.0 when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _of_cpu(device: Report, uses: Mapping[tuple[str, str], Use], threads: int) -> Report:
+    """The report of a cpu device, by what the proxies there use; the figures that a processor does
+    not have are missing."""
+    there = [use for (_, name), use in uses.items() if name == device["id"]]
+    return {
+        "id": str(device["id"]),
+        "uuid": device.get("uuid", ""),
+        "present": True,
+        "memory_used_bytes": sum(use.memory_bytes for use in there),
+        "memory_total_bytes": device["capacity_bytes"],
+        "utilisation_percent": round(min(100.0, sum(use.percent(threads) for use in there)), 1),
+    }

@@ -186,6 +186,15 @@ class ServiceClient:
         """Free its devices, keep its process; the next device call brings it back."""
         return await self._verb(session, "park", {})
 
+    async def keep(self, session: str, for_s: float) -> Json:
+        """Keep it alive for so many seconds from now on, though it may be idle; 0: no longer."""
+        return await self._verb(session, "keep", {"for_s": for_s})
+
+    async def devices(self, session: str) -> Json:
+        """``{"session", "node", "at", "devices"}``: memory and utilisation of each of its devices,
+        as its node told last."""
+        return await self._json("GET", f"sessions/{quote(session, safe='')}/devices")
+
     async def resume(
         self, session: str, checkpoint: str | None = None, node: str | None = None
     ) -> Json:
@@ -450,8 +459,10 @@ class ServiceClient:
     def events(self, last_event_id: str | None = None) -> EventStream:
         """The live stream, each ``{"event", "data", "id"}``: "session" with the document of a
         changed session, "queue" with ``{"places": {session: place}}`` of those whose place in the
-        queue changed. First comes a "snapshot" with all sessions one may see, or, with the `id`
-        of the last event that was read, exactly what came after it while the service still knows.
+        queue changed, "progress" of a transfer, "devices" (as `devices`) of those whose memory or
+        utilisation changed. First comes a "snapshot" with all sessions one may see, or, with the
+        `id` of the last event that was read, exactly what came after it while the service still
+        knows.
         Ends with `Unavailable` when the service goes away; call again with the `last_id` of what
         was returned to go on."""
         return EventStream(f"{self.url}api/v1/events", self._headers(), last_event_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-CHANGES = ("park", "preempt", "suspend", "resume", "migrate", "checkpoint", "restore")
+CHANGES = ("park", "preempt", "keep", "suspend", "resume", "migrate", "checkpoint", "restore")
 """Each of them is also an operation of the API."""
 
 VERBS = ("status", *CHANGES, "fork", "checkpoints", "why", "history")

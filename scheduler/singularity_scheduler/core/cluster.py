@@ -79,6 +79,8 @@ class Node:
     abilities: Abilities = field(default_factory=Abilities)
     retry: set[str] = field(default_factory=set)
     """Sessions that want devices but do not wait: their last attach failed."""
+    kept: set[str] = field(default_factory=set)
+    """Sessions that somebody keeps alive, or did until a moment ago."""
     duty: NodeMark = field(default_factory=lambda: NodeMark(""))
     """What it is used for."""
 
@@ -249,6 +251,8 @@ class ClusterState:
             insort(node.queue, view.queue_key)
         elif view.wants and not view.leased and view.here:
             node.retry.add(view.id)
+        if view.keep_until is not None:
+            node.kept.add(view.id)
         if view.returning:
             insort(self.returning, view.queue_key)
         if view.bound_for is not None:
@@ -274,6 +278,7 @@ class ClusterState:
         if old.returning:
             del self.returning[bisect_left(self.returning, old.queue_key)]
         node.retry.discard(old.id)
+        node.kept.discard(old.id)
         if old.bound_for is not None:
             _discard(self.coming, old.bound_for, old.id)
         if old.source:
@@ -546,12 +551,15 @@ class Draft:
     def note(self, view: SessionView, reason: str, rule: str) -> SessionView:
         """Replace a session and write a line of history; the reason is shown to people, `rule` is
         one of `core.rules.RULES`."""
+        return self.remark(replace(view, reason=reason), reason, rule)
+
+    def remark(self, view: SessionView, text: str, rule: str) -> SessionView:
+        """Replace a session and write a line of history that is not why it is in its state: its
+        reason stays."""
         assert rule in RULES, f"{rule} is not in core.rules"
-        view = self.put(replace(view, reason=reason))
+        view = self.put(view)
         self.history.append(
-            Change(
-                view.id, self.now, view.process_state, view.device_state, view.word, reason, rule
-            )
+            Change(view.id, self.now, view.process_state, view.device_state, view.word, text, rule)
         )
         return view
 

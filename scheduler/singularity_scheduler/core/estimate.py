@@ -16,7 +16,7 @@ from typing import Any
 
 from singularity_scheduler.client.words import duration
 
-from . import placement, queue, quotas, reasons, turns
+from . import keeping, placement, queue, quotas, reasons, turns
 from .administration import NodeDuty
 from .cluster import ClusterState, Draft, Node
 from .experience import Step, Wait
@@ -214,6 +214,8 @@ def parked_at(state: ClusterState, holder: SessionView) -> float | None:
     return max(
         holder.quiet_since + parameters.idle_soft_s,
         (holder.held_since or 0.0) + parameters.min_run_s,
+        holder.rests_until,
+        keeping.end_of(holder, parameters) or 0.0,
     )
 
 

@@ -97,6 +97,14 @@ class PreemptAsked(Asked):
 
 
 @dataclass(frozen=True)
+class KeepAsked(Asked):
+    """It is to be kept alive for so many seconds from now on, whether it works or rests; 0: no
+    longer."""
+
+    for_s: float
+
+
+@dataclass(frozen=True)
 class ResumeAsked(Asked):
     """Its devices are wanted now; a suspended one is to come back, from `checkpoint` (its id or
     name; None: the newest) and to `node` (None: the one it was on, else any) or `cluster`."""
@@ -441,6 +449,7 @@ Event = (
     SessionCreated
     | ParkAsked
     | PreemptAsked
+    | KeepAsked
     | ResumeAsked
     | MigrateAsked
     | CheckpointAsked

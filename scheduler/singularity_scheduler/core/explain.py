@@ -12,7 +12,7 @@ from typing import Any
 
 from singularity_scheduler.client.words import duration, size
 
-from . import placement, precedence, quotas, reasons, turns
+from . import keeping, placement, precedence, quotas, reasons, turns
 from .administration import NodeDuty
 from .cluster import ClusterState, Draft
 from .estimate import estimate, parked_at, short, step_of, waited_s
@@ -50,20 +50,23 @@ def explain(state: ClusterState, view: SessionView, now: float) -> dict[str, Any
         **more,
     }
     sentence = f"{view.label} is {view.word}: {said}."
-    if (
-        view.device_state is DeviceState.HELD
-        and not view.final
-        and (rest := _rests(state, view, now))
-    ):
-        sentence += f" {rest[0]}."
-        facts |= rest[1]
+    for about in (_kept, _rests):
+        if not view.final and (found := about(state, view, now)):
+            sentence += f" {found[0]}."
+            facts |= found[1]
     return {"sentence": sentence, "facts": facts}
 
 
 def told(state: ClusterState, decision: Decision, now: float) -> Decision:
     """The decision with a history that says what `why` says; `state` has it already."""
-    last = {change.session: number for number, change in enumerate(decision.history)}
     lines = list(decision.history)
+    views = {view.id: view for view in decision.sessions}
+    # Remarks stay as they are: they do not say why a session is in its state.
+    last = {
+        change.session: number
+        for number, change in enumerate(lines)
+        if change.session in views and change.reason == views[change.session].reason
+    }
     for session, number in last.items():
         view = state.sessions.get(session)
         if view is not None and not view.final and not _crowded(state, view):
@@ -214,8 +217,22 @@ def _doing(holder: SessionView) -> str:
     return f"{holder.tier.value}, {holder.device_state.value}"
 
 
+def _kept(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[str, Any]] | None:
+    """For how long somebody keeps it alive."""
+    end = keeping.end_of(view, state.parameters)
+    if end is None or end <= now:
+        return None
+    text = (
+        f"It is kept alive for another {short(end - now)}: until then it is not parked for being "
+        "idle, but a higher tier, or one of its tier that was served less, still goes first"
+    )
+    return text, {"kept_s": round(end - now, 1)}
+
+
 def _rests(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[str, Any]] | None:
     """From when on an idle holder gives its devices to others, and when it is parked by itself."""
+    if view.device_state is not DeviceState.HELD:
+        return None
     gives_at = turns.released_at(Draft(state, now), view)
     parks_at = parked_at(state, view)
     if not view.idle and parks_at is None:

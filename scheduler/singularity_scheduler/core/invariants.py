@@ -45,6 +45,8 @@ def check(state: ClusterState) -> None:
             and v.here
             and v.device_state in (DeviceState.NONE, DeviceState.PARKED)
         }
+        kept = {v.id for v in state.sessions.values() if v.node == node.id and v.keep_until}
+        _hold(node.kept == kept, f"kept sessions of {node.id}: {node.kept} is not {kept}")
         _hold(node.retry == retry, f"retries of {node.id}: {node.retry} is not {retry}")
     for name in {*state.held_of, *(v.virtual_cluster for v in state.sessions.values())} - {""}:
         of = [v for v in state.sessions.values() if v.virtual_cluster == name]

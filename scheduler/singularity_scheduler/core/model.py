@@ -319,6 +319,11 @@ class SessionView:
     held_by: str | None = None
     """Who preempted it: it gets no devices, and a queued run does not start, until it is
     resumed."""
+    keep_until: float | None = None
+    """Until when somebody keeps it alive; None: nobody. See `keeping`."""
+    keep_from: float | None = None
+    """Since when it has been kept, with what was asked for again in between; it stays when that is
+    over."""
     home: tuple[str, ...] = field(default=(), compare=False)
     """Devices it comes back to faster than to others, since its last park; not stored."""
     unused_since: float | None = field(default=None, compare=False)

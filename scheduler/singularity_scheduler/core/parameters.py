@@ -48,6 +48,12 @@ class Parameters:
         "a session whose devices were idle for this long is parked though nobody waits; "
         "0: only when somebody waits",
     )
+    keep_max_s: float = _seconds(
+        14400.0,
+        "a session whose devices nobody uses can be kept alive for this long in all; 0: nobody may "
+        "keep one",
+        high=7 * _DAY,
+    )
     idle_grace_s: float = _seconds(
         30.0, "devices must have been idle for this long before a session that waits takes them"
     )

@@ -22,6 +22,7 @@ from . import (
     drains,
     endings,
     health,
+    keeping,
     losses,
     moves,
     nodes,
@@ -175,6 +176,14 @@ def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
         queue.park(draft, view, reason, "user.preempt")
     else:
         draft.note(view, reason, "user.preempt")
+
+
+def _keep_asked(draft: Draft, event: ev.KeepAsked) -> None:
+    view = _asked(draft, event.session)
+    if event.for_s:
+        _refuse_unstarted(view)
+        moves.refuse_away(view)
+    keeping.asked(draft, view, event)
 
 
 def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
@@ -369,6 +378,7 @@ def _tick(draft: Draft, event: ev.Tick) -> None:
     for sid in sorted(node.retry if node else ()):
         view = draft.state.sessions[sid]
         queue.enqueue(draft, view, reasons.waits(view), "device.lazy")
+    keeping.expire(draft, event.node)
     queue.park_idle(draft, event.node)
     balance.proceed(draft, event.node)
 
@@ -464,6 +474,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.SessionCreated: _created,
     ev.ParkAsked: _park_asked,
     ev.PreemptAsked: _preempt_asked,
+    ev.KeepAsked: _keep_asked,
     ev.ResumeAsked: _resume_asked,
     ev.MigrateAsked: _migrate_asked,
     ev.CheckpointAsked: _checkpoint_asked,

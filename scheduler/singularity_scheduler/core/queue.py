@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import quotas, reasons
+from . import keeping, quotas, reasons
 from .administration import NodeDuty
 from .cluster import Draft
 from .events import Attach, Park, Start
@@ -79,6 +79,7 @@ def park_idle(draft: Draft, node_id: str) -> None:
             and quiet_s >= limit_s
             and _for_long(view.held_since, draft.state.parameters.min_run_s, draft.now)
             and draft.now >= view.rests_until
+            and not keeping.kept(view, draft.state.parameters, draft.now)
         ):
             park(draft, view, reasons.parked_idle(quiet_s, limit_s), "idle.reclaim")
 

@@ -87,6 +87,17 @@ def makes_room(view: SessionView, waiter: SessionView) -> str:
     )
 
 
+def kept(by: str, for_s: float) -> str:
+    return (
+        f"kept alive by {by} for {duration(for_s)}: it is not parked for being idle; a higher tier "
+        "still goes first"
+    )
+
+
+def not_kept(why: str) -> str:
+    return f"no longer kept alive, because {why}: its devices count as idle when nothing uses them"
+
+
 def parked_by(by: str) -> str:
     return f"parked by {by}: nothing is lost; it comes back with the next device call"
 

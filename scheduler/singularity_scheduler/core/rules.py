@@ -31,6 +31,7 @@ RULES: dict[str, str] = {
     "device.park_failed": "device state could not be saved",
     "user.park": "somebody asked to park",
     "user.preempt": "somebody took the devices away until a resume",
+    "user.keep": "somebody keeps a session alive for a while, or that is over",
     "user.resume": "somebody asked for the devices",
     "user.migrate": "somebody asked for other devices",
     "user.suspend": "somebody asked to suspend, or its Jupyter server is gone",

@@ -10,11 +10,12 @@ given out when they are.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from . import queue, quotas, reasons, shares
+from . import keeping, queue, quotas, reasons, shares
 from .allocation import actions as do
 from .allocation import serving
 from .allocation.claims import Claim, Stage
@@ -175,11 +176,17 @@ def holder_claim(draft: Draft, view: SessionView, account: Account) -> Claim:
     before = draft.state.sessions.get(view.id, view)
     claim = shares.claim_of(view, before, draft.now, account)
     claim.level = draft.state.parameters.level(claim.attained)
-    claim.busy = not (view.idle and view.unused_since != 0.0)
-    claim.idle_since = None if claim.busy else _known(view.quiet_since)
+    rests = _rests(view) and not keeping.kept(view, draft.state.parameters, draft.now)
+    claim.busy = not rests
+    claim.idle_since = _known(view.quiet_since) if rests else None
     claim.since = _known(view.held_since)
     claim.order = view.attach_order
     return claim
+
+
+def _rests(view: SessionView) -> bool:
+    """Whether it is idle, and no calls reach its devices all the same."""
+    return view.idle and view.unused_since != 0.0
 
 
 def waiter_claim(draft: Draft, view: SessionView, account: Account) -> Claim:
@@ -298,12 +305,13 @@ def will_give_up(draft: Draft, waiter: SessionView, node_id: str) -> dict[str, t
 
 
 def released_at(draft: Draft, holder: SessionView) -> float | None:
-    """When anybody may take the devices of an idle holder; None: it is not idle, or keeps them."""
+    """When anybody of its tier may take the devices of an idle holder; None: it is not idle."""
     parameters = draft.state.parameters
-    claim = holder_claim(draft, holder, shares.account_of(parameters))
-    if claim.busy or holder.process_state is not ProcessState.LIVE:
+    if not _rests(holder) or holder.process_state is not ProcessState.LIVE:
         return None
-    return max(protected_until(claim, claim, draft.now, parameters), holder.rests_until)
+    claim = holder_claim(draft, replace(holder, keep_until=None), shares.account_of(parameters))
+    kept_until = keeping.end_of(holder, parameters) or 0.0
+    return max(protected_until(claim, claim, draft.now, parameters), holder.rests_until, kept_until)
 
 
 def line(state: ClusterState, node_id: str) -> dict[str, Place]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from singularity_scheduler.core import turns
 from singularity_scheduler.core.cluster import ClusterState, Node
 from singularity_scheduler.core.events import Decision
 from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.states import ProcessState
 
 from .feed import Feed
 from .texts import Texts
@@ -34,13 +36,35 @@ class Announcer:
         for view in decision.sessions:
             self._feed.add(view.user, "session", self._texts.session(view))
             self._touched.add(view.node)
+        if decision.administered:
+            changed = {view.id for view in decision.sessions}
+            for view in self._replanned(decision):
+                if view.id not in changed:
+                    self._feed.add(view.user, "session", self._texts.session(view))
         if self._touched and self._later is None:
             self._later = asyncio.get_running_loop().call_later(QUEUE_S, self._tell_places)
+
+    def _replanned(self, decision: Decision) -> Iterator[SessionView]:
+        """Sessions that did not change, but what is planned for them may have."""
+        sessions = self._state.sessions
+        for mark in decision.node_marks:
+            for session in sorted(self._state.nodes[mark.node].sessions):
+                if sessions[session].process_state is ProcessState.LIVE:
+                    yield sessions[session]
+        for node in self._state.nodes.values() if decision.settings else ():
+            for session in sorted(node.kept.union(node.leases.values())):
+                view = sessions[session]
+                if view.quiet_since is not None or view.keep_until is not None:
+                    yield view
 
     def progress(self, view: SessionView) -> None:
         """How far the transfer of a session is has changed; null: it is over."""
         data = {"session": view.id, "progress": self._state.progress.get(view.id)}
         self._feed.add(view.user, "progress", json.dumps(data))
+
+    def devices(self, view: SessionView, document: dict[str, Any]) -> None:
+        """What the devices of a session do has changed; none: it has no devices any more."""
+        self._feed.add(view.user, "devices", json.dumps(document))
 
     def close(self) -> None:
         if self._later:

@@ -37,6 +37,7 @@ from .commander import Commander
 from .committer import Committer, DecideAgain, Waiting
 from .database import Refused
 from .desk import Desk
+from .device_board import DeviceBoard
 from .keys import Keys
 from .leader import GuardedFleet, Leader
 from .leases import LeaseKeeper
@@ -229,6 +230,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self.desk = Desk(self)
         self.store = StoreKeeper(self)
         self.progress = ProgressBoard(self.state)
+        self.device_board = DeviceBoard(self.state, clock)
         self.reports = NodeReports(self)
         self.commander.over = self.progress.over
         self.leases = LeaseKeeper(

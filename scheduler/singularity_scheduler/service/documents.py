@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from itertools import chain, islice
 from typing import Any
 
-from singularity_scheduler.core import shares, turns
+from singularity_scheduler.core import keeping, planned, shares, turns
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.model import (
     Change,
@@ -59,6 +59,10 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
         "device_state": view.device_state.value,
         "reason": view.reason,
         "idle_since": iso(view.idle_since),
+        "unused_since": iso(view.unused_since or None) if view.leased else None,
+        "keep_until": iso(keep_until(state, view)),
+        "planned": planned_document(state, view),
+        "gives_at": iso(planned.given_at(state, view)),
         "busy": view.busy is not False,
         "virtual_devices": view.virtual_devices,
         "device_share": view.share_milli / 1000,
@@ -84,6 +88,25 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
         "run": view.run and run_document(view.run),
         "exit_code": view.exit_code,
         "owner": {} if view.server is None else {"server": view.server},
+    }
+
+
+def keep_until(state: ClusterState, view: SessionView) -> float | None:
+    """Until when it is kept alive; None when nobody keeps it, or that is over."""
+    end = keeping.end_of(view, state.parameters)
+    return None if end is None or view.final or end <= state.latest else end
+
+
+def planned_document(state: ClusterState, view: SessionView) -> Json | None:
+    """What comes by itself if nothing else happens to it."""
+    found = planned.planned(state, view)
+    if found is None:
+        return None
+    return {
+        "what": found.what.value,
+        "at": iso(found.at),
+        "rule": found.rule,
+        "why": found.why,
     }
 
 

@@ -67,6 +67,7 @@ class NodeReports:
         """An agent tells of a session ("": of its node)."""
         if type_ == "node.devices":
             self._observe(node, data.get("devices"))
+            self._c.device_board.seen(node, data.get("sessions") or {})
             self._later(ev.DevicesLooked(node))
             return
         if type_ == "node.notice":

@@ -67,6 +67,8 @@ _SAME = (
     "every_steps",
     "virtual_cluster",
     "share_milli",
+    "keep_until",
+    "keep_from",
     "created_at",
     "updated_at",
 )

@@ -10,6 +10,7 @@ from singularity_scheduler.core import precedence
 from singularity_scheduler.core.administration import NodeDuty
 from singularity_scheduler.core.estimate import Basis
 from singularity_scheduler.core.model import Tier
+from singularity_scheduler.core.planned import Plan
 
 from .new_session import LAUNCH, NEW_SESSION, RUN
 from .problems import ERRORS
@@ -48,7 +49,38 @@ SESSION: dict[str, Schema] = {
     "process_state": PROCESS_STATE,
     "device_state": DEVICE_STATE,
     "reason": {**TEXT, "description": "Why it is in this state, for people."},
-    "idle_since": nullable(TIME),
+    "idle_since": {**nullable(TIME), "description": "Since when its kernel has nothing to do."},
+    "unused_since": {
+        **nullable(TIME),
+        "description": "Since when no call has reached the devices that it holds; null: calls "
+        "come, or its node has not told yet.",
+    },
+    "keep_until": {
+        **nullable(TIME),
+        "description": "Until when somebody keeps it alive; null: nobody.",
+    },
+    "planned": {
+        **nullable(
+            record(
+                {
+                    "what": {"type": "string", "enum": [plan.value for plan in Plan]},
+                    "at": {
+                        **nullable(TIME),
+                        "description": "At the latest; null: as soon as it can be done.",
+                    },
+                    "rule": RULE,
+                    "why": {**TEXT, "description": "For people."},
+                }
+            )
+        ),
+        "description": "What is done with it by itself if nothing else happens; null: nothing that "
+        "is known.",
+    },
+    "gives_at": {
+        **nullable(TIME),
+        "description": "From when on others of its tier may take its idle devices; null: it is not "
+        "idle, or holds none.",
+    },
     "busy": {"type": "boolean"},
     "virtual_devices": {"type": "integer", "minimum": 1},
     "device_share": {
@@ -369,6 +401,7 @@ FACTS: Schema = {
             ),
             "description": "What it lost and has not got back.",
         },
+        "kept_s": {**SECONDS, "description": "For how long it is still kept alive."},
         "gives_in_s": {**SECONDS, "description": "When others may take its idle devices."},
         "parks_in_s": {**SECONDS, "description": "When it is parked by itself."},
     },
@@ -397,6 +430,34 @@ COMPONENTS: dict[str, Schema] = {
                     )
                 ),
                 "description": "Those that go on as they are, and why.",
+            },
+        }
+    ),
+    "SessionDevices": record(
+        {
+            "session": TEXT,
+            "node": TEXT,
+            "at": {**nullable(TIME), "description": "Of the figures; null: there are none yet."},
+            "devices": {
+                **listed(
+                    record(
+                        {
+                            "virtual_device": COUNT,
+                            "device": {**TEXT, "description": "The physical one, on its node."},
+                            "name": TEXT,
+                            "memory_used_bytes": {
+                                **nullable(COUNT),
+                                "description": "By this session.",
+                            },
+                            "memory_total_bytes": nullable(COUNT),
+                            "utilisation_percent": nullable(
+                                {"type": "number", "minimum": 0, "maximum": 100}
+                            ),
+                        }
+                    )
+                ),
+                "description": "One for each virtual device; empty while it holds none. Figures "
+                "are null until its node has told.",
             },
         }
     ),

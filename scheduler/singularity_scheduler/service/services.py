@@ -38,10 +38,12 @@ class Services:
 
     def start(self) -> None:
         """Observe the controller from now on."""
-        self.controller.observers += [self.announcer, self.metrics.decided, self.audit.decided]
-        self.controller.on_magic = self._magic
-        self.controller.progress.on_change = self.announcer.progress
-        self.controller.ledger.on_write = self.metrics.ledger_write
+        controller, board = self.controller, self.controller.device_board
+        controller.observers += [self.announcer, board, self.metrics.decided, self.audit.decided]
+        controller.on_magic = self._magic
+        controller.progress.on_change = self.announcer.progress
+        board.on_change = self.announcer.devices
+        controller.ledger.on_write = self.metrics.ledger_write
 
     def _magic(self, verb: str, view: SessionView, error: Exception | None) -> None:
         refused = error if isinstance(error, SingularityError) else None

@@ -39,7 +39,9 @@ LOG_POLL_S = 0.25
     "events",
     "Server-sent events: `snapshot` with all sessions one may see, then `session` for each that "
     "changed, `queue` with the places (`{places: {session: place}}`) that changed, and `progress` "
-    "(`{session, progress}`, null when it is over) of transfers to and from the store. With "
+    "(`{session, progress}`, null when it is over) of transfers to and from the store, and "
+    "`devices` (as `GET sessions/{session}/devices`) at most every few seconds when memory or "
+    "utilisation of a session's devices changed, without devices when it gave them back. With "
     "`Last-Event-ID` exactly what was missed comes instead of the snapshot, while it is still "
     "known. Sessions are as in `GET sessions`: what is long in their runs is null. The stream ends "
     "when the token does not count any more.",

@@ -86,6 +86,8 @@ sessions = Table(
     Column("locations", Text, nullable=False, server_default="[]"),
     Column("share", Text, nullable=False, server_default="{}"),
     Column("share_milli", Integer, nullable=False, server_default="1000"),
+    Column("keep_until", Float),
+    Column("keep_from", Float),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Index("sessions_by_user", "user", "created_at"),

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
+from singularity_scheduler.core.administration import NodeMark
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.parameters import Parameters
 
 from .documents import may_wait, queue_document, session_document
 from .schemas import LONGEST_PART
@@ -20,12 +22,29 @@ MAX_BYTES = 16 << 20
 """Memory for texts that are kept."""
 
 
+class _Made(NamedTuple):
+    """A text, and the values that it was made from: it counts while these are still the ones."""
+
+    about: tuple[SessionView, Parameters, NodeMark | None]
+    text: str
+
+    @property
+    def size(self) -> int:
+        """Bytes: all of it is ASCII, and keeping the text keeps what the view holds."""
+        run = self.about[0].run
+        if run is None:
+            return len(self.text)
+        kept = (run.parameters, run.variables, run.metadata, run.command)
+        return len(self.text) + sum(map(len, kept))
+
+
 class Texts:
-    """A view never changes, so its text does not either; only the place in the queue does."""
+    """A view never changes, so its text does not either, as long as administrators say nothing
+    new; only the place in the queue does."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._made: OrderedDict[str, tuple[SessionView, str]] = OrderedDict()
+        self._made: OrderedDict[str, _Made] = OrderedDict()
         self._bytes = 0
 
     def session(self, view: SessionView) -> str:
@@ -33,30 +52,35 @@ class Texts:
         if view.id in self._state.progress:  # it changes without the session, for a moment
             return json.dumps(shortened(session_document(self._state, view)))
         made = self._made.get(view.id)
-        if made is None or made[0] is not view:
+        about = (view, self._state.parameters, self._duty(view))
+        if made is None or any(a is not b for a, b in zip(made.about, about, strict=True)):
             document = shortened(session_document(self._state, view))
             if may_wait(view):
                 del document["queue"]
-            made = view, json.dumps(document)
+            made = _Made(about, json.dumps(document))
             self._keep(view.id, made)
         if not may_wait(view):
-            return made[1]
+            return made.text
         queue = json.dumps(queue_document(self._state, view))
-        return f'{made[1][:-1]}, "queue": {queue}}}'
+        return f'{made.text[:-1]}, "queue": {queue}}}'
+
+    def _duty(self, view: SessionView) -> NodeMark | None:
+        node = self._state.nodes.get(view.node)
+        return node.duty if node else None
 
     def sessions(self, views: Iterable[SessionView]) -> str:
         """A JSON list of them."""
         return f"[{', '.join(map(self.session, views))}]"
 
-    def _keep(self, session: str, made: tuple[SessionView, str]) -> None:
+    def _keep(self, session: str, made: _Made) -> None:
         before = self._made.pop(session, None)
         if before:
-            self._bytes -= _size(*before)
+            self._bytes -= before.size
         self._made[session] = made
-        self._bytes += _size(*made)
+        self._bytes += made.size
         while self._bytes > MAX_BYTES:
             _, gone = self._made.popitem(last=False)
-            self._bytes -= _size(*gone)
+            self._bytes -= gone.size
 
 
 def shortened(document: dict[str, Any]) -> dict[str, Any]:
@@ -69,12 +93,3 @@ def shortened(document: dict[str, Any]) -> dict[str, Any]:
 
 def _long(value: Any) -> bool:
     return isinstance(value, dict | list) and len(json.dumps(value)) > LONGEST_PART
-
-
-def _size(view: SessionView, text: str) -> int:
-    """Bytes: all of it is ASCII, and keeping the text keeps what the view holds."""
-    run = view.run
-    if run is None:
-        return len(text)
-    kept = (run.parameters, run.variables, run.metadata, run.command)
-    return len(text) + sum(map(len, kept))

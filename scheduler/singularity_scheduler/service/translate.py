@@ -160,6 +160,8 @@ def verb_event(
         return ev.ParkAsked(session, by)
     if verb == "preempt":
         return ev.PreemptAsked(session, by)
+    if verb == "keep":
+        return ev.KeepAsked(session, by, seconds(args.get("for_s")))
     if verb == "resume":
         return ev.ResumeAsked(
             session, by, checkpoint_word(args.get("checkpoint")), node_word(args.get("node"))
@@ -184,6 +186,13 @@ def verb_event(
     if level not in (None, "device", "process"):
         raise BadRequest("level must be device or process", level=level)
     return ev.CheckpointAsked(session, by, checkpoint_name(args.get("name")), level)
+
+
+def seconds(value: object) -> float:
+    """A length of time, 0 or more."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e9:
+        return float(value)
+    raise BadRequest("for_s must be a number of seconds, 0 or more: for how long from now on")
 
 
 def checkpoint_name(name: object) -> str | None:

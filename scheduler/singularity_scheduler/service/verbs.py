@@ -17,7 +17,7 @@ from . import documents, schemas
 from .endpoint import Endpoint
 from .operations import Parameter, Reply, Who, operation
 from .translate import MAX_CHECKPOINT_NAME
-from .vocabulary import NAME, listed, nullable, record
+from .vocabulary import NAME, SECONDS, listed, nullable, record
 
 _STORE = (Unsupported, StoreRefused, DamagedCheckpoint)
 """What the way through the store may answer besides."""
@@ -62,6 +62,7 @@ schemas.COMPONENTS |= {
         "name",
         "level",
     ),
+    "Keep": record({"for_s": {**SECONDS, "description": "From now on; 0: no longer."}}),
     "Suspension": record(
         {"name": {**_NAMED, "description": "For the checkpoint that it becomes."}}, "name"
     ),
@@ -149,6 +150,10 @@ def _explain_checkpoint(call: Endpoint, body: dict[str, Any]) -> None:
     )
 
 
+def _explain_keep(call: Endpoint, body: dict[str, Any]) -> None:
+    raise BadRequest("for_s must be a number of seconds, 0 or more: for how long from now on")
+
+
 def _verb(verb: str, summary: str, body: str = "Nothing", **more: Any) -> None:
     """Declare ``POST sessions/{session}/VERB``; the operation is called VERB_session."""
 
@@ -171,6 +176,15 @@ _verb(
     "preempt",
     "Take its devices, nothing is lost, and hold it back until resume or migrate; a queued run "
     "does not start meanwhile.",
+)
+_verb(
+    "keep",
+    "Keep it alive for so many seconds from now on, in place of what was asked before; 0: no "
+    "longer. It is not parked for being idle, and counts as busy when others look for devices: a "
+    "higher tier still goes first. The parameter `keep_max_s` is the longest time in all while "
+    "nothing uses its devices.",
+    "Keep",
+    explain=_explain_keep,
 )
 _verb(
     "suspend",
@@ -251,6 +265,17 @@ async def delete_checkpoint(call: Endpoint) -> Reply:
     view = await call.session()
     await call.controller.desk.drop(view, call.path_values["checkpoint"], call.caller.name)
     return Reply({"checkpoints": documents.checkpoints_document(await call.session())})
+
+
+@operation(
+    "GET",
+    "sessions/{session}/devices",
+    "Memory and utilisation of each of its devices, as its node told last; in the event stream as "
+    "`devices` when they change.",
+    answer="SessionDevices",
+)
+async def get_session_devices(call: Endpoint) -> Reply:
+    return Reply(call.controller.device_board.document(await call.session()))
 
 
 @operation(

@@ -151,11 +151,12 @@ async def test_a_round_that_fails_is_logged_and_the_next_one_comes(
 ) -> None:
     monkeypatch.setattr(health, "FIRST_LOOK_S", 0.0)
     told: list[Any] = []
-    watch = DeviceHealth(node(emit=lambda *_, devices: told.append(devices)), 0.001)
-    rounds = iter((None, ["report"]))
+    watch = DeviceHealth(node(emit=lambda *_, devices, sessions: told.append(devices)), 0.001)
+    report = [{"id": "cuda:0"}]
+    rounds = iter((None, report))
 
     async def look() -> Any:
-        if found := next(rounds, ["report"]):
+        if found := next(rounds, report):
             return found
         raise KeyError("x")
 
@@ -166,7 +167,7 @@ async def test_a_round_that_fails_is_logged_and_the_next_one_comes(
             break
         await asyncio.sleep(0.005)
     task.cancel()
-    assert told[0] == ["report"]
+    assert told[0] == report
     assert "could not be told" in caplog.text
 
 
