@@ -202,7 +202,7 @@ def test_texts_are_kept_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts._bytes <= 400_000
     for number in range(50):  # small again
         texts.session(replace(small, id=str(number)))
-    assert texts._bytes == sum(texts_module._size(*made) for made in texts._made.values())
+    assert texts._bytes == sum(made.size for made in texts._made.values())
 
 
 def read(feed: Feed, user: str | None, position: int) -> list[Any]:
