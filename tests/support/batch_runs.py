@@ -70,6 +70,7 @@ def without_times(notebook: Json) -> Json:
     abouts = [found["metadata"]["papermill"]]
     for cell in found["cells"]:
         cell["metadata"].pop("execution", None)  # nbclient's times
+        cell["metadata"].pop("singularity", None)
         abouts.append(cell["metadata"]["papermill"])
     for about in abouts:
         for key in ("start_time", "end_time", "duration", "output_path"):

@@ -17,6 +17,7 @@ from .fates import NoKernel
 
 if TYPE_CHECKING:
     from .client import Live
+    from .facts import Facts
     from .stop import Stop
 
 NO_PLATFORM = (
@@ -169,8 +170,8 @@ class _Kernel:
         finally:
             self._session = client.session
 
-    def facts(self) -> dict[str, Any]:
-        """``metadata.singularity`` as far as it is known now."""
+    def facts(self) -> Facts:
+        """Of the kernel's session, as far as it is known now."""
         from .facts import asked_facts, session_facts
 
         if not self._own:

@@ -1,7 +1,7 @@
 """The output notebook while a run goes on: papermill's bookkeeping with three differences.
 
 Cells that never ran stay "pending" (papermill calls them completed), a save that fails does not end
-the run, and ``metadata.singularity`` says which session this is.
+the run, and ``metadata.singularity`` says which session this is and what each cell met.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from papermill.engines import NotebookExecutionManager  # type: ignore[import-untyped]
 
+from .facts import Facts, of_cell
 from .fates import NotWritten
 from .files import why_not
 
@@ -29,7 +30,7 @@ LAST_PAUSE_S = 1.0
 class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
     """Holds the notebook of one run; made by `SingularityEngine`, told by `RunClient`."""
 
-    def __init__(self, nb: Any, *, facts: Callable[[], dict[str, Any]], **kwargs: Any) -> None:
+    def __init__(self, nb: Any, *, facts: Callable[[], Facts], **kwargs: Any) -> None:
         super().__init__(nb, **kwargs)
         self._facts = facts
         self._saved_at = ""
@@ -40,7 +41,9 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
 
     def notebook_start(self, **kwargs: Any) -> None:
         """Clear what an earlier run left and save; raises `NotWritten` before anything has run."""
-        self.nb.metadata["singularity"] = self._facts()
+        self.nb.metadata["singularity"] = self._facts().of_notebook()
+        for cell in self.nb.cells:
+            cell.metadata.pop("singularity", None)
         super().notebook_start(**kwargs)
         if self._unsaved:
             raise NotWritten(
@@ -90,9 +93,7 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
         self.complete_pbar()
         self.cleanup_pbar()
         self.save()  # first: a cancelled run has only seconds, and the answer below may be slow
-        known = self.nb.metadata["singularity"]
-        # The agent may be away at the end: what it said before is not forgotten.
-        known.update({k: v for k, v in self._facts().items() if v is not None})
+        self._tell(self._facts())
         for _ in range(LAST_TRIES):
             self.save()
             if not self._unsaved:
@@ -103,6 +104,16 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
             f"the output notebook {self.output_path} cannot be written ({self._unsaved}); {kept}: "
             "free space and submit the run again"
         )
+
+    def _tell(self, facts: Facts) -> None:
+        """Complete ``metadata.singularity``. The agent may be away at the end: what it said before
+        is not forgotten."""
+        known = self.nb.metadata["singularity"]
+        known.update({k: v for k, v in facts.of_notebook().items() if v is not None})
+        for cell in self.nb.cells:
+            about = cell.metadata.papermill
+            if facts.history and cell.cell_type == "code" and about.get("end_time"):
+                cell.metadata["singularity"] = of_cell(facts, about["start_time"], about["end_time"])
 
 
 __all__ = ["AUTOSAVE_S", "RunRecord"]

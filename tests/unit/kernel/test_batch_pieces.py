@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from singularity_kernel.batch.__main__ import take_description
 from singularity_kernel.batch.engine import name_cells
-from singularity_kernel.batch.facts import preemptions, session_facts
+from singularity_kernel.batch.facts import Facts, of_cell, preemptions, session_facts
 from singularity_kernel.batch.fates import BadRun, Cancelled, Interrupted, NoNotebook, NotWritten
 from singularity_kernel.batch.files import (
     check_writable,
@@ -165,9 +165,36 @@ def test_preemptions_are_counted() -> None:
 def test_without_an_agent_the_facts_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SINGULARITY_SESSION", "abc")
     unknown = {"session": "abc", "tier": None, "devices": None, "preemptions": None}
-    assert session_facts() == unknown
+    assert session_facts().of_notebook() == unknown
     monkeypatch.setenv("SINGULARITY_SOCKET", "/nowhere/agent.sock")
-    assert session_facts() == unknown
+    assert session_facts().of_notebook() == unknown
+
+
+def test_what_a_cell_met() -> None:
+    def change(second: float, state: str, rule: str = "") -> dict[str, Any]:
+        return {"at": f"2026-01-01T00:00:{second:06.3f}+00:00", "device_state": state, "rule": rule}
+
+    def during(start: float, end: float) -> tuple[int, float, float]:
+        times = (f"2026-01-01T00:00:{at:09.6f}+00:00" for at in (start, end))
+        found = of_cell(Facts("abc", "basic", 2, 1, history), *times)
+        return found["preemptions"], found["waited_s"], found["device_s"]
+
+    history = [
+        change(1, "none"),
+        change(10, "waiting"),
+        change(11, "attaching"),
+        change(12, "held"),
+        change(20, "parking", "user.preempt"),
+        change(20.5, "parked"),
+        change(21, "waiting"),
+        change(25, "held"),
+    ]
+    assert during(0, 9) == (0, 0.0, 0.0)
+    assert during(9, 15) == (0, 2.0, 6.0)
+    assert during(15, 26) == (1, 4.0, 12.0)
+    assert during(26, 30) == (0, 0.0, 8.0)  # it goes on as it was last told
+    assert during(22, 22) == (0, 0.0, 0.0)
+    assert of_cell(Facts("abc"), "2026-01-01T00:00:00", "2026-01-01T00:00:05")["device_s"] == 0.0
 
 
 def test_random_ids_of_cells_become_steady(tmp_path: Path) -> None:
@@ -192,7 +219,7 @@ def test_outputs_before_a_long_silence_are_saved(tmp_path: Path) -> None:
     notebook = nbformat.read(write_notebook(tmp_path / "n.ipynb", "1"), as_version=4)
     notebook.metadata["papermill"] = {}
     record = RunRecord(
-        notebook, facts=dict, output_path=str(out), progress_bar=False, autosave_cell_every=1
+        notebook, facts=Facts, output_path=str(out), progress_bar=False, autosave_cell_every=1
     )
     record.notebook_start()
     notebook.cells[0].outputs = [nbformat.v4.new_output("stream", text="news")]
