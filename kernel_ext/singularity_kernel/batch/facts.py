@@ -90,7 +90,8 @@ def preemptions(history: Iterable[dict[str, Any]]) -> int:
 
 def of_cell(facts: Facts, start: str, end: str) -> dict[str, Any]:
     """What happened to the session between the ISO times `start` and `end` of a cell: how often it
-    was preempted, seconds that its code waited for devices, and seconds that it held each."""
+    was preempted, seconds that its code waited for devices, and seconds that it held devices, times
+    their number."""
     begin, until = _seconds(start), _seconds(end)
     changes = [(_seconds(change["at"]), change) for change in facts.history]
     ends = [*(at for at, _ in changes), until][1:]
@@ -100,7 +101,7 @@ def of_cell(facts: Facts, start: str, end: str) -> dict[str, Any]:
         waited += inside * (change["device_state"] in BLOCKED)
         held += inside * (change["device_state"] == "held")
     return {
-        "preemptions": preemptions(change for at, change in changes if begin <= at <= until),
+        "preemptions": preemptions(change for at, change in changes if begin <= at < until),
         "waited_s": round(waited, 3),
         "device_s": round(held * (facts.devices or 1), 3),
     }

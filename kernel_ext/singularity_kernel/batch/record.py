@@ -110,10 +110,13 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
         is not forgotten."""
         known = self.nb.metadata["singularity"]
         known.update({k: v for k, v in facts.of_notebook().items() if v is not None})
+        since = None
         for cell in self.nb.cells:
             about = cell.metadata.papermill
             if facts.history and cell.cell_type == "code" and about.get("end_time"):
-                cell.metadata["singularity"] = of_cell(facts, about["start_time"], about["end_time"])
+                start = since or about["start_time"]  # what comes between two belongs to the second
+                cell.metadata["singularity"] = of_cell(facts, start, about["end_time"])
+                since = about["end_time"]
 
 
 __all__ = ["AUTOSAVE_S", "RunRecord"]
