@@ -13,12 +13,12 @@ from singularity_scheduler.core.invariants import check, check_succession
 from singularity_scheduler.core.model import (
     Abilities,
     AgentFacts,
+    BatchRun,
     CheckpointRef,
     DeviceHealth,
     DeviceView,
     Kind,
     LossReport,
-    NotebookRun,
     SessionSpec,
     SessionView,
     Tier,
@@ -100,7 +100,7 @@ class World:
         self, sid: str, tier: Tier = Tier.STANDARD, devices: int = 1, user: str = "alice"
     ) -> SessionView:
         """A batch run of a notebook; it starts at once or stays queued."""
-        run = NotebookRun(f"/home/{user}/{sid}.ipynb", f"/home/{user}/{sid}-out.ipynb")
+        run = BatchRun(f"/home/{user}/{sid}.ipynb", f"/home/{user}/{sid}-out.ipynb")
         self.do(ev.SessionCreated(sid, user, SessionSpec(Kind.BATCH, tier, devices, sid, run)))
         self.answer(ev.Start)
         return self[sid]

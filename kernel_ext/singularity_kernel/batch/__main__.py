@@ -11,8 +11,8 @@ print goes to the standard streams as it comes, between lines like ``cell 3 of 7
 notebook is a whole notebook at any moment. SIGTERM ends the run: the cell is interrupted, what
 there is is saved.
 
-Exit codes: 0 all cells ran; 1 a cell raised or its kernel died; 64 parameters that the notebook
-does not take; 66 the notebook is missing or none; 69 the kernel could not start; 73 the output
+Exit codes: 0 all cells ran; 1 a cell raised; 64 parameters that the notebook does not take; 66 the
+notebook is missing or none; 69 the kernel could not start; 70 it died under a cell; 73 the output
 cannot be written; 124 its time limit is over; 143 cancelled; a command's own. Unless it is 0, the
 last line on standard error is one sentence about why.
 """
@@ -32,6 +32,7 @@ from .fates import BadRun, CellFailed, CommandFailed, Fate, NotWritten
 from .files import WholeFiles, check_writable, read_notebook, refuse_itself, why_not
 from .kernels import kernel_of
 from .parameters import check
+from .retries import run_with_retries
 from .stop import Stop
 
 DESCRIPTION = "RUN_DESCRIPTION"
@@ -84,6 +85,7 @@ def take_description(environ: MutableMapping[str, str]) -> dict[str, Any]:
                 "command": str(found["command"]),
                 "ranks": int(found["ranks"]),
                 "timeout_s": found.get("timeout_s"),
+                "max_retries": int(found.get("max_retries") or 0),
             }
         wanted = {"notebook": str(found["notebook"]), "output": str(found["output"])}
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -96,6 +98,7 @@ def take_description(environ: MutableMapping[str, str]) -> dict[str, Any]:
         "parameters": dict(found.get("parameters") or {}),
         "kernel": found.get("kernel"),
         "timeout_s": found.get("timeout_s"),
+        "max_retries": int(found.get("max_retries") or 0),
     }
 
 
@@ -155,7 +158,10 @@ def main() -> int:
     with Stop().listening() as stop:
         try:
             description = take_description(os.environ)
-            with stop.limited(description["timeout_s"]):
+            own = None if description["max_retries"] else description["timeout_s"]
+            with stop.limited(own):
+                if description["max_retries"]:
+                    return run_with_retries(description, stop, say)
                 if "command" in description:
                     run_command(description["command"], description["ranks"], stop, os.environ)
                 else:

@@ -18,7 +18,7 @@ from papermill.clientwrap import PapermillNotebookClient  # type: ignore[import-
 from singularity_proxy.errors import SingularityError
 from tornado.web import HTTPError
 
-from .fates import CellFailed, NoKernel
+from .fates import CellFailed, KernelDied, NoKernel
 from .loop import on_own_loop
 from .outputs import add_stream, settle
 from .stop import Stop
@@ -190,8 +190,9 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
             return False
         except (DeadKernelError, CellTimeoutError) as error:
             self.nb_man.cell_exception(cell, cell_index=index, exception=error)
-            what = "the kernel died" if isinstance(error, DeadKernelError) else "time was up"
-            raise CellFailed(
+            died = isinstance(error, DeadKernelError)
+            what = "the kernel died" if died else "time was up"
+            raise (KernelDied if died else CellFailed)(
                 f"{what} in {self.number(index)}; the outputs so far are in "
                 f"{self.nb_man.output_path}"
             ) from None

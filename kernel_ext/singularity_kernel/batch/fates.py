@@ -31,6 +31,13 @@ class CellFailed(Fate):
     http_status = 422
 
 
+class KernelDied(CellFailed):
+    """The kernel died under a cell."""
+
+    reason = "kernel_died"
+    exit_code = 70
+
+
 class CommandFailed(Fate):
     """A command ended with another exit code than 0, which is the runner's too; ended by signal N:
     128 + N."""

@@ -61,6 +61,7 @@ class Asked:
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """None: as it is set here."""
     timeout_s: int | None = None
+    max_retries: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -134,6 +135,7 @@ def of_job(
             {**asked.parameters, **given.parameters()},
             {**asked.variables, **given.variables(environ)},
             over.timeout_s or asked.timeout_s,
+            asked.max_retries if over.max_retries is None else over.max_retries,
             asked.metadata,
         )
         run, notes, defaults = described(asked, environ)
@@ -165,6 +167,7 @@ def _asked(job: Job, call: Call | None) -> Asked:
         parameters,
         job.variables,
         job.timeout_s,
+        job.max_retries,
         job.metadata,
     )
 
@@ -196,6 +199,7 @@ def _command(
             **_set({**job.variables, **given.variables(environ)}, environ),
         },
         TIME_LIMIT: over.timeout_s or job.timeout_s,
+        "max_retries": job.max_retries if over.max_retries is None else over.max_retries,
         "metadata": dict(job.metadata),
     }
     made = _submission(run, name or job.name, wishes, [])
@@ -263,6 +267,7 @@ def described(
         "python": sys.executable,
         "variables": {**passed_on(environ), **_set(asked.variables, environ)},
         "timeout_s": asked.timeout_s,
+        "max_retries": asked.max_retries,
         "metadata": dict(asked.metadata),
     }
     return run, notes, of_notebook(node.metadata, path)

@@ -130,6 +130,14 @@ class SubmitApp(ServiceApp):
         help="""Most seconds from the run's start to its end, without the time it is in the store.
         None: no limit.""",
     )
+    max_retries = Integer(
+        allow_none=True,
+        default_value=None,
+        min=0,
+        config=True,
+        help="""How often the run starts again by itself, from its beginning, when a process of it
+        was killed. None: what the job file says, else 0.""",
+    )
     dry_run = Bool(
         False,
         config=True,
@@ -168,6 +176,7 @@ class SubmitApp(ServiceApp):
         "cwd": "SubmitApp.cwd",
         "name": "SubmitApp.run_name",
         "run-timeout": "SubmitApp.run_timeout",
+        "max-retries": "SubmitApp.max_retries",
         **ServiceApp.aliases,
     }
 
@@ -217,6 +226,7 @@ class SubmitApp(ServiceApp):
             self.kernel,
             self.cwd,
             timeout_s=self.run_timeout,
+            max_retries=self.max_retries,
         )
         if word.endswith(JOB_FILES):
             job = resolve(read(word))

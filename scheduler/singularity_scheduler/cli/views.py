@@ -273,6 +273,7 @@ def _run(run: Json) -> list[tuple[str, str]]:
         ("Parameters", ", ".join(parameters)),
         ("Variables", ", ".join(map(texts.clean, run.get("variables") or ()))),
         ("Time limit", f"{run['timeout_s']} s" if run.get("timeout_s") else ""),
+        ("Retries", f"at most {run['max_retries']}" if run.get("max_retries") else ""),
         ("Experiment", texts.clean(metadata.get("experiment_name"))),
         ("Tags", ", ".join(f"{texts.clean(k)}={texts.clean(v)}" for k, v in tags.items())),
     ]

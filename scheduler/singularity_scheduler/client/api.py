@@ -121,9 +121,9 @@ class ServiceClient:
         when it is its turn and needs neither the caller nor its server any more.
 
         `run` is ``{"notebook", "output", "parameters", "kernel", "folder", "python",
-        "variables", "timeout_s", "metadata"}``, all but the first optional; or with "command",
-        "ranked" and "folder" in place of the first four. A repeated call with
-        the same `key` answers with the same session.
+        "variables", "timeout_s", "max_retries", "metadata"}``, all but the first optional; or with
+        "command", "ranked" and "folder" in place of the first four. A repeated call with the same
+        `key` answers with the same session.
         """
         body: Json = {"kind": "batch", "name": name, "run": run}
         wishes = {

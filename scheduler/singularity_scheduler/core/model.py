@@ -55,7 +55,7 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True)
-class NotebookRun:
+class BatchRun:
     """What a batch session runs in its own capsule: a notebook, by papermill, or a command. JSON
     texts and not objects where a value has an inside, so that the whole is a plain value."""
 
@@ -75,6 +75,8 @@ class NotebookRun:
     """JSON object: environment of the run. It is stored, so it is no place for secrets."""
     timeout_s: int | None = None
     """Most seconds from its start to its end; None: no limit."""
+    max_retries: int = 0
+    """How often it starts again by itself when a process of it was killed."""
     command: str = ""
     """For bash; "": it is a notebook."""
     ranked: bool = False
@@ -91,7 +93,7 @@ class SessionSpec:
     tier: Tier
     devices: int
     name: str = ""
-    run: NotebookRun | None = None
+    run: BatchRun | None = None
     kernel_id: str = ""
     every_s: float | None = None
     every_steps: int | None = None
@@ -312,7 +314,7 @@ class SessionView:
     """Seconds between checkpoints that are made by themselves; 0: none; None: as configured."""
     every_steps: int | None = None
     """Optimizer steps between them; 0: none; None: as configured."""
-    run: NotebookRun | None = None
+    run: BatchRun | None = None
     """What it runs; None for kernels and for commands that joined."""
     virtual_cluster: str = ""
     priority: Priority = Priority.MEDIUM

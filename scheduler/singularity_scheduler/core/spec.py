@@ -13,7 +13,7 @@ from typing import Any
 from singularity_proxy.errors import BadRequest
 
 from .geography import require_name
-from .model import Kind, NotebookRun, Priority, SessionSpec, Tier
+from .model import BatchRun, Kind, Priority, SessionSpec, Tier
 
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _KERNEL = re.compile(r"[A-Za-z0-9._-]{1,200}")
@@ -24,6 +24,7 @@ MAX_RUN_BYTES = 64 << 10
 """Parameters and variables of a run together, as JSON: they travel in its environment, where one
 variable has at most 128 KiB. Its metadata has the same limit for itself."""
 MAX_TIMEOUT_S = 365 * 86_400
+MAX_RETRIES = 100
 """Longest time limit of a run."""
 MAX_LOCATIONS = 64
 """Most clusters and regions that one session names."""
@@ -206,6 +207,7 @@ RUN_KEYS = (
     "python",
     "variables",
     "timeout_s",
+    "max_retries",
     "command",
     "ranked",
     "metadata",
@@ -213,9 +215,10 @@ RUN_KEYS = (
 _OF_A_NOTEBOOK = ("output", "parameters", "kernel")
 
 
-def parse_run(value: object) -> NotebookRun:
+def parse_run(value: object) -> BatchRun:
     """The notebook or command in a request's ``run``: ``{notebook, output?, parameters?, kernel?}``
-    or ``{command, ranked?}``, each with ``{folder?, python?, variables?, timeout_s?, metadata?}``.
+    or ``{command, ranked?}``, each with ``{folder?, python?, variables?, timeout_s?,
+    max_retries?, metadata?}``.
     Whether the files are there is seen by the run itself, as its user."""
     if not isinstance(value, dict):
         raise BadRequest("run must be an object that says which notebook or command is run")
@@ -239,7 +242,7 @@ def parse_run(value: object) -> NotebookRun:
             raise BadRequest(f"{_shown(name)} cannot be a variable of the environment")
         if name.startswith(("SINGULARITY_", "JUPYTERHUB_")):
             raise BadRequest(f"{name} is set by the platform and cannot be given to a run")
-    run = NotebookRun(
+    run = BatchRun(
         notebook=notebook or "",
         command=command,
         ranked=value.get("ranked") is True,
@@ -250,6 +253,7 @@ def parse_run(value: object) -> NotebookRun:
         python=_path(value, "python"),
         variables=json.dumps(variables),
         timeout_s=_timeout(value.get("timeout_s")),
+        max_retries=_retries(value.get("max_retries")),
         metadata=_metadata(value.get("metadata")),
     )
     if run.notebook and run.output == run.notebook:
@@ -281,7 +285,7 @@ def _command(value: Mapping[str, Any]) -> str:
     return command
 
 
-def _run_name(run: NotebookRun) -> str:
+def _run_name(run: BatchRun) -> str:
     """The name of a session that was given none: the notebook's, or the command's first line."""
     name = posixpath.basename(run.notebook) or run.command.strip().partition("\n")[0]
     return "".join(c for c in name if c.isprintable())[:MAX_NAME]
@@ -297,6 +301,15 @@ def _timeout(value: object) -> int | None:
             f"{_shown(value)}"
         )
     return value  # type: ignore[return-value]
+
+
+def _retries(value: object) -> int:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and (not whole or not 0 <= value <= MAX_RETRIES):  # type: ignore[operator]
+        raise BadRequest(
+            f"run.max_retries must be a whole number from 0 to {MAX_RETRIES}, not {_shown(value)}"
+        )
+    return value or 0  # type: ignore[return-value]
 
 
 def _metadata(value: object) -> str:
@@ -320,7 +333,7 @@ def _finite(values: dict[str, Any], what: str) -> str:
         ) from None
 
 
-def run_of(run: NotebookRun, session: str) -> NotebookRun:
+def run_of(run: BatchRun, session: str) -> BatchRun:
     """`run` with every default filled in that needs no file: output and folder."""
     if run.command:
         return run

@@ -7,7 +7,7 @@ from typing import Any
 
 from singularity_proxy.errors import Conflict
 
-from singularity_scheduler.core.model import NotebookRun
+from singularity_scheduler.core.model import BatchRun
 from singularity_scheduler.core.spec import run_of
 
 from .writing import written
@@ -44,6 +44,7 @@ def job_file(session: Mapping[str, Any], passed_on: Callable[[str], bool]) -> st
             "properties": {"singularity": {"device_share": _part(session["device_share"])}},
         },
         "limits": {"timeout": run["timeout_s"]},
+        "retry_settings": {"max_retries": run.get("max_retries") or None},
     }
     variables = job["environment_variables"]
     text = written(_joined(_without_nothing(job), run["metadata"]))
@@ -62,7 +63,7 @@ def _distribution(session: Mapping[str, Any]) -> Json:
 def _default_output(run: Mapping[str, Any], session: str) -> str | None:
     if not run["notebook"]:
         return None
-    return run_of(NotebookRun(run["notebook"]), session).output
+    return run_of(BatchRun(run["notebook"]), session).output
 
 
 def _part(share: float) -> float | None:

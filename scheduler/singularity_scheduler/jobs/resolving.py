@@ -44,6 +44,7 @@ class Job:
     variables: dict[str, str | None] = field(default_factory=dict)
     """None: as it is where it is submitted."""
     timeout_s: int | None = None
+    max_retries: int | None = None
     wishes: dict[str, Any] = field(default_factory=dict)
     """Of `WISHES` what the file says."""
     folders: tuple[str, ...] = ()
@@ -101,6 +102,7 @@ class _Resolver:
             folder=folder,
             variables=self._variables(),
             timeout_s=None if (limit := self._said("limits", "timeout")) is None else int(limit),
+            max_retries=self._said("retry_settings", "max_retries"),
             wishes=self._wishes(kind),
             folders=tuple(dict.fromkeys(self._folders)),
             metadata=self._metadata(),

@@ -17,7 +17,7 @@ from typing import Any
 from singularity_proxy.errors import NotFound, SingularityError, Unavailable
 
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import NotebookRun, SessionView
+from singularity_scheduler.core.model import BatchRun, SessionView
 from singularity_scheduler.core.states import DeviceState, ProcessState
 
 from .ports import Fleet
@@ -320,7 +320,7 @@ class Commander:
         return view is not None and view.final
 
 
-def run_launch(view: SessionView, run: NotebookRun, batch_python: str) -> dict[str, Any]:
+def run_launch(view: SessionView, run: BatchRun, batch_python: str) -> dict[str, Any]:
     """How the node agent starts a run: papermill and its kernel, or a command, in one capsule,
     which belongs to no other process; see `singularity_kernel.batch`."""
     folder = run.folder or "/"
@@ -333,6 +333,7 @@ def run_launch(view: SessionView, run: NotebookRun, batch_python: str) -> dict[s
         "kernel": run.kernel,
         "name": view.name,
         "timeout_s": run.timeout_s,
+        "max_retries": run.max_retries,
     }
     return {
         "mode": "capsule",

@@ -10,11 +10,11 @@ from typing import Any
 from singularity_scheduler.core import keeping, planned, shares, turns
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.model import (
+    BatchRun,
     Change,
     CheckpointRef,
     DeviceHealth,
     LossReport,
-    NotebookRun,
     SessionView,
     Tier,
 )
@@ -178,7 +178,7 @@ def sla_document(state: ClusterState, view: SessionView) -> Json:
     }
 
 
-def run_document(run: NotebookRun) -> Json:
+def run_document(run: BatchRun) -> Json:
     """A run without the values of its variables: who may look at a session need not see them."""
     return {
         "notebook": run.notebook or None,
@@ -190,6 +190,7 @@ def run_document(run: NotebookRun) -> Json:
         "folder": run.folder,
         "variables": sorted(json.loads(run.variables)),
         "timeout_s": run.timeout_s,
+        "max_retries": run.max_retries,
         "metadata": json.loads(run.metadata),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from singularity_scheduler.core.model import Kind
-from singularity_scheduler.core.spec import MAX_DEVICES, MAX_LOCATIONS, MAX_TIMEOUT_S
+from singularity_scheduler.core.spec import MAX_DEVICES, MAX_LOCATIONS, MAX_RETRIES, MAX_TIMEOUT_S
 
 from .vocabulary import (
     KIND,
@@ -70,6 +70,11 @@ RUN = {
             **nullable({"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_S}),
             "description": "Most seconds from its start to its end, without the time it is in the "
             "store; null: no limit.",
+        },
+        "max_retries": {
+            **nullable({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES}),
+            "description": "How often it starts again by itself, from its beginning, when a "
+            "process of it was killed; null: 0.",
         },
         "metadata": {
             **nullable({"type": "object"}),

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from singularity_scheduler.core.model import (
+    BatchRun,
     Change,
     CheckpointRef,
     DeviceMark,
     Kind,
     LossReport,
-    NotebookRun,
     Priority,
     SessionView,
     Share,
@@ -143,7 +143,7 @@ def session_from_row(
         loss=_loss(row["loss"]),
         # One that was never accounted begins now, and not in 1970.
         share=Share(**{"at": row["updated_at"], **json.loads(row["share"])}),
-        run=NotebookRun(**json.loads(row["run"])) if row["run"] else None,
+        run=BatchRun(**json.loads(row["run"])) if row["run"] else None,
     )
 
 

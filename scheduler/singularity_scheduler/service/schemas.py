@@ -151,6 +151,7 @@ SESSION: dict[str, Schema] = {
                     "folder": nullable(TEXT),
                     "variables": {**listed(TEXT), "description": "Their names."},
                     "timeout_s": nullable(COUNT),
+                    "max_retries": COUNT,
                     "metadata": {"type": "object"},
                 }
             )

@@ -296,6 +296,34 @@ def test_a_killed_runner_leaves_a_whole_notebook_and_no_kernel(runs: Runs, short
     wait_until(lambda: processes_of(sid) == {}, 10, "the kernel outlived its runner")
 
 
+DEVICE_STEPS = "import torch\ntorch.manual_seed(3)\n" + STEPS.format(steps=40, pause=0.1)
+
+
+@pytest.mark.parametrize("victim", ["singularity_kernel.batch", "ipykernel_launcher"])
+def test_a_killed_run_starts_again_and_nothing_runs_twice_at_once(
+    runs: Runs, short_dir: Path, victim: str
+) -> None:
+    notebook = write_notebook(
+        short_dir / "n.ipynb", "import os; open('ran', 'a').write('x')", DEVICE_STEPS
+    )
+    sid = runs.submit(notebook, output=str(short_dir / "out.ipynb"), max_retries=1)
+    runs.printed(sid, "\n5 ")
+    found = sorted(pid for pid, line in processes_of(sid).items() if victim in line)
+    first = found[-1]  # of the runners the one that was started by the other
+    os.kill(first, signal.SIGKILL)
+    runs.printed(sid, "attempt 1 of 2 was ended")
+    (short_dir / "hurry").touch()
+    ended = runs.end(sid)
+    assert ended["state"] == "completed", runs.log(sid)
+    assert first not in processes_of(sid)
+    assert (short_dir / "ran").read_text() == "xx"
+    kept = read(short_dir / "out-attempt-1.ipynb")
+    assert statuses(kept)[0] == "completed"
+    alone = runs.end(runs.submit(notebook))
+    assert text_of(read(short_dir / "out.ipynb")) == text_of(read(alone["run"]["output"]))
+    assert len(text_of(read(short_dir / "out.ipynb")).splitlines()) == 40
+
+
 @pytest.mark.parametrize(
     ("run", "code", "sentence"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import Kind, NotebookRun, SessionView, Tier
+from singularity_scheduler.core.model import BatchRun, Kind, SessionView, Tier
 from singularity_scheduler.service import feed as feed_module
 from singularity_scheduler.service import schemas, streams
 from singularity_scheduler.service import texts as texts_module
@@ -191,7 +191,7 @@ async def test_what_is_long_in_a_run_is_left_out_of_lists_and_events(tmp_path: P
 def test_texts_are_kept_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts_module, "MAX_BYTES", 400_000)
     texts = Texts(ClusterState())
-    run = NotebookRun("/a.ipynb", parameters=json.dumps({"x": "y" * 60_000}))
+    run = BatchRun("/a.ipynb", parameters=json.dumps({"x": "y" * 60_000}))
     small = SessionView("", "alice", Kind.BATCH, "a", Tier.BASIC, 1, "local", 0.0, 0.0)
     for number in range(100):
         texts.session(replace(small, id=str(number)))

@@ -111,6 +111,7 @@ def test_the_description_is_taken_out_of_the_environment() -> None:
         "parameters": {"a": 1},
         "kernel": None,
         "timeout_s": None,
+        "max_retries": 0,
     }
     assert environ == {"PATH": "/bin"}
     for text in ("", "{", "[]", '{"notebook": "/n.ipynb"}'):

@@ -90,6 +90,7 @@ def test_a_run_is_described_with_absolute_paths(
         "folder": f"{tmp_path}/work",
         "variables": {"PATH": "/bin", "DATA": "/data"},
         "timeout_s": None,
+        "max_retries": None,
         "metadata": {},
     }
 

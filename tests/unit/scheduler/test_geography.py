@@ -17,8 +17,8 @@ from singularity_scheduler.core.geography import Geography
 from singularity_scheduler.core.invariants import check
 from singularity_scheduler.core.model import (
     Abilities,
+    BatchRun,
     Kind,
-    NotebookRun,
     SessionSpec,
     SessionView,
     Tier,
@@ -28,7 +28,7 @@ from singularity_scheduler.core.relocation import LOOKED_AT
 from singularity_scheduler.core.spec import MAX_LOCATIONS, parse_spec
 from support.scheduler_core import World, facts
 
-RUN = NotebookRun("/home/alice/a.ipynb", "/home/alice/out.ipynb")
+RUN = BatchRun("/home/alice/a.ipynb", "/home/alice/out.ipynb")
 REGIONS = {"west-1": "westus", "west-2": "westus", "east-1": "eastus", "westus": "us"}
 
 

@@ -156,6 +156,7 @@ resources:
       SLATier: Basic
       scalePolicy: {minInstanceTypeCount: 1, max_instance_type_count: 2}
 limits: {timeout: 60}
+retry_settings: {max_retries: 2}
 tags: {version: 1.10}
 """,
         folder,
@@ -175,6 +176,7 @@ tags: {version: 1.10}
             "ON": "true",
         },
         timeout_s=60,
+        max_retries=2,
         wishes={
             "tier": "basic",
             "priority": "high",

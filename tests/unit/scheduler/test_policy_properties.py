@@ -18,7 +18,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import placement, quotas, turns
 from singularity_scheduler.core.administration import DutyEvent, NodeDuty, UpgradeState
 from singularity_scheduler.core.cluster import Draft
-from singularity_scheduler.core.model import Kind, NotebookRun, Priority, SessionSpec, Tier
+from singularity_scheduler.core.model import BatchRun, Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.core.states import ProcessState
 from support.scheduler_core import World, devices_of, facts, outcome
 
@@ -93,7 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def submit(self, tier: Tier, devices: int, cluster: str) -> None:
         self.number += 1
         sid = f"s{self.number:03}"
-        run = NotebookRun(f"/n/{sid}.ipynb", f"/n/{sid}-out.ipynb")
+        run = BatchRun(f"/n/{sid}.ipynb", f"/n/{sid}-out.ipynb")
         cluster = cluster if cluster in self.world.state.admin.clusters else ""
         spec = SessionSpec(Kind.BATCH, tier, devices, sid, run, virtual_cluster=cluster)
         self.asked_or_too_large(ev.SessionCreated(sid, "alice", spec))

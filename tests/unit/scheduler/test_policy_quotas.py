@@ -8,7 +8,7 @@ from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import VirtualCluster
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import Kind, NotebookRun, Priority, SessionSpec, Tier
+from singularity_scheduler.core.model import BatchRun, Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.core.spec import parse_spec
 from support.scheduler_core import World
 
@@ -119,7 +119,7 @@ def test_runs_beyond_a_quota_are_not_started_and_hold_nobody_up():
     world = World(2)
     quota(world, "a", 1, may_borrow=False)
     for sid, cluster in (("a1", "a"), ("a2", "a"), ("x", "")):
-        run = NotebookRun(f"/n/{sid}.ipynb", f"/n/{sid}-out.ipynb")
+        run = BatchRun(f"/n/{sid}.ipynb", f"/n/{sid}-out.ipynb")
         spec = SessionSpec(Kind.BATCH, Tier.STANDARD, 1, sid, run, virtual_cluster=cluster)
         world.do(ev.SessionCreated(sid, "alice", spec))
         world.answer()

@@ -6,7 +6,7 @@ import pytest
 from singularity_proxy.errors import BadRequest, Conflict
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import Kind, NotebookRun, SessionSpec, Tier
+from singularity_scheduler.core.model import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.states import ProcessState
 from support.scheduler_core import World, devices_of, facts
 
@@ -284,7 +284,7 @@ def test_the_reason_of_one_held_back_stays_true_whatever_happens_to_it() -> None
 
 def test_one_preempted_and_resumed_while_it_starts_gets_no_device_before_its_code_asks() -> None:
     world = World(1)
-    run = SessionSpec(Kind.BATCH, STANDARD, 1, "a", NotebookRun("/n/a.ipynb", "/n/o.ipynb"))
+    run = SessionSpec(Kind.BATCH, STANDARD, 1, "a", BatchRun("/n/a.ipynb", "/n/o.ipynb"))
     world.do(ev.SessionCreated("a", "alice", run))
     with pytest.raises(Conflict, match="is just being started"):
         world.do(ev.ResumeAsked("a", "alice"))

@@ -8,7 +8,7 @@ import pytest
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import precedence
-from singularity_scheduler.core.model import Kind, NotebookRun, SessionSpec, Tier
+from singularity_scheduler.core.model import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.spec import parse_spec
 from singularity_scheduler.core.turns import line
 from support.scheduler_core import AT_ONCE, World
@@ -27,7 +27,7 @@ def create(world: World, sid: str, share_milli: int = HALF, tier: Tier = Tier.ST
 
 
 def run(world: World, sid: str, share_milli: int = HALF) -> None:
-    run = NotebookRun(f"/n/{sid}.ipynb", f"/n/{sid}-out.ipynb")
+    run = BatchRun(f"/n/{sid}.ipynb", f"/n/{sid}-out.ipynb")
     spec = SessionSpec(Kind.BATCH, Tier.STANDARD, 1, sid, run, share_milli=share_milli)
     world.do(ev.SessionCreated(sid, "alice", spec))
     world.answer()

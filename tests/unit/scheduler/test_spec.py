@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.core.model import Kind, NotebookRun, SessionSpec, Tier
+from singularity_scheduler.core.model import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.spec import (
     parse_devices,
     parse_launch,
@@ -101,7 +101,7 @@ def test_devices_to_move_to() -> None:
 def test_a_run_and_its_defaults() -> None:
     spec = parse_spec({"run": {"notebook": "/home/ada/./train.ipynb", "parameters": {"lr": 0.1}}})
     assert (spec.kind, spec.name) == (Kind.BATCH, "train.ipynb")
-    assert spec.run == NotebookRun("/home/ada/train.ipynb", parameters='{"lr": 0.1}')
+    assert spec.run == BatchRun("/home/ada/train.ipynb", parameters='{"lr": 0.1}')
     complete = run_of(spec.run, "0123456789ab")
     assert complete.output == "/home/ada/train-0123456789ab.ipynb"
     assert complete.folder == "/home/ada"
@@ -109,6 +109,8 @@ def test_a_run_and_its_defaults() -> None:
     assert run_of(given, "0123456789ab") == given
     more = parse_run({"notebook": "/n.ipynb", "timeout_s": 60, "metadata": {"tags": {"a": "b"}}})
     assert (more.timeout_s, more.metadata) == (60, '{"tags": {"a": "b"}}')
+    assert more.max_retries == 0
+    assert parse_run({"command": "a", "folder": "/", "max_retries": 3}).max_retries == 3
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,8 @@ def test_a_run_and_its_defaults() -> None:
         (
             {"notebook": "/n.ipynb", "ouput": "/o.ipynb"},
             "'run.ouput' is not known; did you mean 'output'? known are notebook, output, "
-            "parameters, kernel, folder, python, variables, timeout_s, command, ranked, metadata",
+            "parameters, kernel, folder, python, variables, timeout_s, max_retries, command, "
+            "ranked, metadata",
         ),
         (
             {"notebook": "/n.ipynb", "kernel": "../python3"},
@@ -176,6 +179,10 @@ def test_a_run_and_its_defaults() -> None:
         (
             {"notebook": "/n.ipynb", "timeout_s": 0},
             "run.timeout_s must be a whole number of seconds from 1 to 31536000, not 0",
+        ),
+        (
+            {"notebook": "/n.ipynb", "max_retries": -1},
+            "run.max_retries must be a whole number from 0 to 100, not -1",
         ),
         (
             {"notebook": "/n.ipynb", "timeout_s": True},
