@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
-from . import quotas, reasons, routes, routing
+from . import groups, quotas, reasons, routes, routing
 from .administration import NodeDuty
 from .cluster import Draft
 from .model import SessionView
@@ -27,6 +27,8 @@ def proceed(draft: Draft, node_id: str) -> None:
         if run.held_back:
             return  # they are the last ones
         if quotas.run_barred(draft, run) or can_start(draft, run, node_id):
+            continue
+        if run.member is not None and groups.full(draft, run.member):
             continue
         other = _elsewhere(draft, run)
         if other is not None:

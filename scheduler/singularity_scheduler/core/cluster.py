@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.errors import Unavailable
 
+from . import groups
 from .administration import (
     Administration,
     NodeMark,
@@ -28,6 +29,7 @@ from .administration import (
 from .events import Action, Decision
 from .experience import Experience
 from .geography import Geography
+from .groups import Group
 from .model import (
     Abilities,
     Change,
@@ -132,6 +134,8 @@ class ClusterState:
         self.forks: dict[str, set[str]] = {}
         """session -> those that were forked from it"""
         self.retention = Retention()
+        self.groups: dict[str, Group] = {}
+        """Groups with members that have not ended."""
         self.held_of: dict[str, int] = {}
         """virtual cluster -> devices that its sessions hold"""
         self.admitted_milli_of: dict[str, int] = {}
@@ -259,6 +263,8 @@ class ClusterState:
             self.coming.setdefault(view.bound_for, set()).add(view.id)
         if view.source:
             self.forks.setdefault(view.source, set()).add(view.id)
+        if view.member is not None and not view.final:
+            groups.enter(self.groups, view)
 
     def _remove(self, old: SessionView) -> None:
         """Out of every index; it may come back on another node."""
@@ -283,6 +289,8 @@ class ClusterState:
             _discard(self.coming, old.bound_for, old.id)
         if old.source:
             _discard(self.forks, old.source, old.id)
+        if old.member is not None and not old.final:
+            groups.leave(self.groups, old)
 
     def _count(self, view: SessionView, sign: int) -> None:
         if name := view.virtual_cluster:
@@ -468,14 +476,15 @@ class Draft:
         return change
 
     def queued_nodes(self) -> set[str]:
-        """The nodes with sessions that wait, when this decision changes what quotas leave them."""
+        """The nodes with sessions that wait, when this decision changes what quotas and groups
+        leave them."""
         returned = any(
             (old := self.state.sessions.get(view.id)) is not None
             and (old.holding > view.holding or old.admitted_milli > view.admitted_milli)
             for view in self.changed.values()
             if self.cluster(view.virtual_cluster) is not None
         )
-        if not (returned or self.clusters):
+        if not (returned or self.clusters or groups.left(self)):
             return set()
         return {node.id for node in self.state.nodes.values() if node.queue or node.pending}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from . import checkpoints, queue, reasons
@@ -98,6 +99,15 @@ def closed(view: SessionView, by: str, reason: str = "") -> tuple[ProcessEvent, 
         step = ProcessEvent.COMPLETE
     sentence = f"{'closed' if interactive else 'cancelled'} by {by}"
     return step, f"{sentence}: {reason}" if reason else sentence
+
+
+def end_all(
+    draft: Draft, views: Iterable[SessionView], by: str, reason: str, grace_s: float
+) -> None:
+    """Somebody ends these sessions, none of which has ended."""
+    for view in views:
+        step, sentence = closed(view, by, reason)
+        finish(draft, replace(view, grace_s=grace_s), step, sentence, "user.end")
 
 
 def ended(draft: Draft, event: ev.Ended) -> None:

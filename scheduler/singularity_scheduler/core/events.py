@@ -87,6 +87,26 @@ class SessionCreated:
 
 
 @dataclass(frozen=True)
+class GroupCreated:
+    """A validated request for a group of runs, by their new ids; all of them or none."""
+
+    group: str
+    user: str
+    members: tuple[tuple[str, SessionSpec], ...]
+    server: str | None = None
+
+
+@dataclass(frozen=True)
+class GroupEndAsked:
+    """All members of a group that have not ended are to end."""
+
+    group: str
+    by: str
+    reason: str = ""
+    grace_s: float = 5.0
+
+
+@dataclass(frozen=True)
 class ParkAsked(Asked):
     pass
 
@@ -447,6 +467,8 @@ class CheckpointGone(OfSession):
 
 Event = (
     SessionCreated
+    | GroupCreated
+    | GroupEndAsked
     | ParkAsked
     | PreemptAsked
     | KeepAsked

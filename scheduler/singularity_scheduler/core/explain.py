@@ -12,7 +12,7 @@ from typing import Any
 
 from singularity_scheduler.client.words import duration, size
 
-from . import keeping, placement, precedence, quotas, reasons, turns
+from . import groups, keeping, placement, precedence, quotas, reasons, turns
 from .administration import NodeDuty
 from .cluster import ClusterState, Draft
 from .estimate import estimate, parked_at, short, step_of, waited_s
@@ -185,6 +185,11 @@ def _queued(state: ClusterState, view: SessionView, now: float) -> tuple[list[st
     stuck = not node.connected or node.duty.duty is not NodeDuty.OPEN
     if stuck or view.virtual_devices > len(node.usable):
         return parts, facts
+    if view.member is not None:
+        at_once = groups.running(Draft(state, now), view.member.group)
+        facts["group"] = {"running": at_once, "max_parallel": view.member.max_parallel}
+        if groups.full(Draft(state, now), view.member):
+            return [f"{at_once} of its group run now", *parts], facts
     if quotas.run_barred(Draft(state, now), view):
         return parts, facts
     parts += before

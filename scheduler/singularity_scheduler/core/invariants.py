@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import quotas
+from . import groups, quotas
 from .administration import NodeDuty
 from .cluster import ClusterState, Draft, Node
 from .drains import is_there
@@ -53,6 +53,7 @@ def check(state: ClusterState) -> None:
         held, admitted = sum(v.holding for v in of), sum(v.admitted_milli for v in of)
         counted = (state.held_of.get(name, 0), state.admitted_milli_of.get(name, 0))
         _hold(counted == (held, admitted), f"{name} uses {(held, admitted)}, not {counted}")
+    _check_groups(state)
     forks: dict[str, set[str]] = {}
     coming: dict[str, set[str]] = {}
     for view in state.sessions.values():
@@ -65,6 +66,21 @@ def check(state: ClusterState) -> None:
     _check_geography(state)
     returning = sorted(v.queue_key for v in state.sessions.values() if v.returning)
     _hold(state.returning == returning, f"returning: {state.returning} is not {returning}")
+
+
+def _check_groups(state: ClusterState) -> None:
+    anew: dict[str, groups.Group] = {}
+    for view in state.sessions.values():
+        if view.member is not None and not view.final:
+            groups.enter(anew, view)
+    _hold(state.groups == anew, f"groups: {state.groups} is not {anew}")
+    for name, group in anew.items():
+        views = [state.sessions[sid] for sid in group.members]
+        most = views[0].member.max_parallel if views[0].member else None
+        _hold(most is None or len(group.started) <= most, f"too many of group {name} are started")
+        ready = [view for view in views if view.pending and not view.held_back]
+        lined_up = not ready or any(not view.behind for view in ready)
+        _hold(lined_up, f"no member of group {name} has a place in the queue")
 
 
 def _check_geography(state: ClusterState) -> None:

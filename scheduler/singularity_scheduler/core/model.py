@@ -86,6 +86,36 @@ class BatchRun:
 
 
 @dataclass(frozen=True)
+class Member:
+    """A session's part in a group: sessions that were submitted together, such as a sweep's."""
+
+    group: str
+    """The id that they share."""
+    number: int
+    """From 1; smaller ones are started first."""
+    members: int
+    """How many the group has."""
+    name: str = ""
+    """Of the group, for people."""
+    max_parallel: int | None = None
+    """Most of them that are started and have not ended at a time; None: no limit."""
+    values: str = "{}"
+    """JSON object: what tells this one from the others, name -> value."""
+    stop_when: str = ""
+    """The comparison of a recorded value that ends the rest of the group; "": none."""
+    stop_on_failure: bool = False
+    """The first that fails ends the rest of the group."""
+
+    @property
+    def place(self) -> str:
+        return f"member {self.number} of {self.members}"
+
+
+BEHIND = 1 << 62
+"""Where members of a group that have no place in the queue yet stand in it; see `groups`."""
+
+
+@dataclass(frozen=True)
 class SessionSpec:
     """What was asked for, validated by `core.spec`."""
 
@@ -104,6 +134,7 @@ class SessionSpec:
     """Thousandths of the time of its one device that it asks for; 1000: whole devices."""
     locations: tuple[str, ...] = ()
     """Clusters and regions that it may be in; (): anywhere."""
+    member: Member | None = None
 
 
 @dataclass(frozen=True)
@@ -316,6 +347,8 @@ class SessionView:
     """Optimizer steps between them; 0: none; None: as configured."""
     run: BatchRun | None = None
     """What it runs; None for kernels and for commands that joined."""
+    member: Member | None = None
+    """Its part in a group; None: it was submitted alone."""
     virtual_cluster: str = ""
     priority: Priority = Priority.MEDIUM
     held_by: str | None = None
@@ -424,14 +457,17 @@ class SessionView:
 
     @property
     def queue_key(self) -> tuple[bool, int, int, int, str]:
-        """Sorts the waiting: those held back last, then by tier, priority, first come."""
-        return (
-            self.held_back,
-            -self.tier.rank,
-            -self.priority.rank,
-            self.queue_order,
-            self.id,
-        )
+        """Sorts the waiting: those held back last, then by tier, priority, first come. Members of
+        a group that have no place yet stand behind those of their tier and priority."""
+        order = self.queue_order
+        if self.member is not None and self.behind:
+            order = BEHIND + self.member.number
+        return (self.held_back, -self.tier.rank, -self.priority.rank, order, self.id)
+
+    @property
+    def behind(self) -> bool:
+        """Not started, and it stands for its group's turn and has no place of its own."""
+        return self.member is not None and self.pending and not self.queue_order
 
     @property
     def holding(self) -> int:

@@ -21,6 +21,7 @@ from . import (
     device_restores,
     drains,
     endings,
+    groups,
     health,
     keeping,
     losses,
@@ -39,7 +40,7 @@ from . import (
 )
 from . import events as ev
 from .cluster import ClusterState, Draft
-from .model import SessionView
+from .model import SessionSpec, SessionView
 from .states import DeviceEvent, DeviceState, ProcessState
 
 Handler = Callable[[Draft, Any], None]
@@ -57,6 +58,7 @@ def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
     draft = Draft(state, now)
     _HANDLERS[type(event)](draft, event)
     moves.settle(draft)
+    groups.settle(draft)
     here = {event.node} if isinstance(event, ev.NodeJoined | ev.NodeLost | ev.Tick) else set()
     _follow_orders(draft, here)
     if here or draft.changed or draft.marks or draft.duties:
@@ -86,22 +88,31 @@ def _follow_orders(draft: Draft, here: set[str]) -> None:
 
 
 def _created(draft: Draft, event: ev.SessionCreated) -> None:
-    if draft.get(event.session):
-        raise Conflict(f"session {event.session} exists already", session=event.session)
-    spec = event.spec
+    _create(draft, event.session, event.user, event.spec, event.server)
+
+
+def _group_created(draft: Draft, event: ev.GroupCreated) -> None:
+    for session, spec in event.members:
+        _create(draft, session, event.user, spec, event.server)
+
+
+def _create(draft: Draft, session: str, user: str, spec: SessionSpec, server: str | None) -> None:
+    if draft.get(session):
+        raise Conflict(f"session {session} exists already", session=session)
     quotas.admit(draft, spec.virtual_cluster, spec.devices)
     view = SessionView(
-        id=event.session,
-        user=event.user,
+        id=session,
+        user=user,
         kind=spec.kind,
         name=spec.name,
         tier=spec.tier,
         virtual_devices=spec.devices,
-        node=placement.place(draft, event.session, spec),
+        node=placement.place(draft, session, spec),
         created_at=draft.now,
         updated_at=draft.now,
-        server=event.server,
+        server=server,
         run=spec.run,
+        member=spec.member,
         kernel_id=spec.kernel_id,
         every_s=spec.every_s,
         every_steps=spec.every_steps,
@@ -113,8 +124,9 @@ def _created(draft: Draft, event: ev.SessionCreated) -> None:
     if view.run is None:
         queue.start(draft, view, "start")
     else:  # whether it starts at once is decided with the other runs, see `queue.admit`
-        view = replace(view, queue_order=draft.next_order())
-        draft.note(view, reasons.queued(), "submit")
+        if spec.member is None:  # members of a group line up in `groups.settle`
+            view = replace(view, queue_order=draft.next_order())
+        draft.note(view, reasons.queued(spec.member), "submit")
 
 
 def _asked(draft: Draft, session: str) -> SessionView:
@@ -285,9 +297,12 @@ def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
     if view.final:
         endings.command_end(draft, view, view.reason, "user.end")
         return
-    view = replace(view, grace_s=event.grace_s)
-    step, reason = endings.closed(view, event.by, event.reason)
-    endings.finish(draft, view, step, reason, "user.end")
+    endings.end_all(draft, [view], event.by, event.reason, event.grace_s)
+
+
+def _group_end_asked(draft: Draft, event: ev.GroupEndAsked) -> None:
+    found = groups.members(draft, event.group)
+    endings.end_all(draft, found, event.by, event.reason, event.grace_s)
 
 
 def _signal_asked(draft: Draft, event: ev.SignalAsked) -> None:
@@ -472,6 +487,8 @@ def _current(view: SessionView | None, epoch: int, state: DeviceState) -> TypeGu
 
 _HANDLERS: dict[type, Handler] = {
     ev.SessionCreated: _created,
+    ev.GroupCreated: _group_created,
+    ev.GroupEndAsked: _group_end_asked,
     ev.ParkAsked: _park_asked,
     ev.PreemptAsked: _preempt_asked,
     ev.KeepAsked: _keep_asked,

@@ -22,6 +22,9 @@ OF_LINE = (
 )
 """What the parts of a key of those that wait for devices stand for."""
 
+OF_GROUPS = "group"
+"""What lets others of their tier and priority go before members of a group: see `groups`."""
+
 WORDS = {
     "held": "not held back",
     "crowd": f"among the {turns.LOOKED_AT} that are looked at first",
@@ -34,6 +37,7 @@ WORDS = {
     "service": "has been served less",
     "priority": "a higher priority",
     "first": "came first",
+    OF_GROUPS: "a group has one place in the queue",
 }
 """Rule -> why a session goes before another one, for people."""
 
@@ -43,6 +47,8 @@ def rule(state: ClusterState, first: SessionView, second: SessionView) -> str:
     the order in which they differ."""
     if second.returning or second.pending:
         parts = zip(OF_QUEUE, first.queue_key, second.queue_key, strict=False)
+        if second.behind and not first.behind and first.queue_key[:3] == second.queue_key[:3]:
+            return OF_GROUPS
     else:
         keys = turns.line(state, second.node)
         parts = zip(OF_LINE, keys[first.id].key, keys[second.id].key, strict=True)

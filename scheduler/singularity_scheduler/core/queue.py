@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import keeping, quotas, reasons
+from . import groups, keeping, quotas, reasons
 from .administration import NodeDuty
 from .cluster import Draft
 from .events import Attach, Park, Start
@@ -19,16 +19,22 @@ def admit(draft: Draft, node_id: str) -> None:
     A run starts when the started runs of its own tier and of higher ones leave it the devices it
     asks for: what lower tiers use it takes by preemption. So no more runs are started than can have
     devices, and nobody overtakes. Runs that somebody holds back count for nothing here, and neither
-    do notebooks with a person in front: they hold devices only while they use them.
+    do notebooks with a person in front: they hold devices only while they use them. A group of
+    which enough are started lets others pass.
     """
     if not draft.node(node_id).connected or draft.duty(node_id).duty is not NodeDuty.OPEN:
         return
     devices = len(draft.usable(node_id))
+    full: set[str] = set()
+    """Groups of which no more are started now."""
     for run in draft.pending(node_id):
         if run.held_back:
             return  # they are the last ones
         if run.virtual_devices > devices:
             continue  # the node lost devices (or they are drained): the others need not wait
+        if (member := run.member) and (member.group in full or groups.full(draft, member)):
+            full.add(member.group)
+            continue
         if why := quotas.run_barred(draft, run):
             wait_for_quota(draft, run, why)
             continue
@@ -50,6 +56,8 @@ def start(draft: Draft, view: SessionView, rule: str) -> None:
     reason = "its process is being started"
     view = draft.step(view, ProcessEvent.START, reason, rule, seq=view.seq + 1)
     draft.actions.append(Start(view.id, view.node, reason, rule, view.epoch, view.seq))
+    if view.member is not None:
+        groups.line_up(draft, view.member.group)
 
 
 def parking(view: SessionView) -> bool:

@@ -7,7 +7,7 @@ import re
 from singularity_scheduler.client.words import duration, size
 
 from .administration import NodeMark
-from .model import CheckpointRef, LossReport, SessionView
+from .model import CheckpointRef, LossReport, Member, SessionView
 
 
 def count(number: int, noun: str = "device") -> str:
@@ -135,8 +135,13 @@ def can_start_at(node: str, where: str) -> str:
     return f"waits on node {node}{where} now, which has room for it"
 
 
-def queued() -> str:
-    return "accepted: it starts when the runs before it leave it room"
+def queued(member: Member | None = None) -> str:
+    if member is None:
+        return "accepted: it starts when the runs before it leave it room"
+    most = member.max_parallel
+    if most is not None and most < member.members:
+        return f"{member.place}: at most {most} run at once"
+    return f"{member.place}: it starts when the runs before it leave it room"
 
 
 def resumed_unstarted(by: str) -> str:

@@ -175,7 +175,7 @@ def holder_claim(draft: Draft, view: SessionView, account: Account) -> Claim:
     """One that has devices."""
     before = draft.state.sessions.get(view.id, view)
     claim = shares.claim_of(view, before, draft.now, account)
-    claim.level = draft.state.parameters.level(claim.attained)
+    claim.level = _level(draft, view, claim.attained)
     rests = _rests(view) and not keeping.kept(view, draft.state.parameters, draft.now)
     claim.busy = not rests
     claim.idle_since = _known(view.quiet_since) if rests else None
@@ -193,10 +193,20 @@ def waiter_claim(draft: Draft, view: SessionView, account: Account) -> Claim:
     """One that waits for some."""
     before = draft.state.sessions.get(view.id, view)
     claim = shares.claim_of(view, before, draft.now, account)
-    claim.level = draft.state.parameters.level(claim.attained)
+    claim.level = _level(draft, view, claim.attained)
     claim.order = claim.turn = view.queue_order
     claim.waiting_since = view.waiting_since
     return claim
+
+
+def _level(draft: Draft, view: SessionView, attained: float) -> int:
+    """The level of what it attained; of one in a group: of what its started members did."""
+    state = draft.state
+    if view.member is not None and (group := state.groups.get(view.member.group)):
+        others = (state.sessions[sid] for sid in group.started if sid != view.id)
+        for other in others:
+            attained += shares.accounted(other, draft.now, state.parameters).attained_device_s
+    return state.parameters.level(attained)
 
 
 def _known(at: float | None) -> float:

@@ -105,7 +105,8 @@ def test_each_who_is_before_it_is_named_with_the_rule() -> None:
     ) in sentence
     world.do(ev.PreemptAsked("top", "root"))
     assert precedence.rule(world.state, world["me"], world["top"]) == "held"
-    assert {*precedence.OF_LINE, *precedence.OF_QUEUE} == set(precedence.WORDS)
+    named = {*precedence.OF_LINE, *precedence.OF_QUEUE, precedence.OF_GROUPS}
+    assert named == set(precedence.WORDS)
     assert len(precedence.OF_QUEUE) == len(world["me"].queue_key) - 1, "each part has a name"
     assert why(world, "top")[1]["estimate"]["why"].startswith("it waits until somebody resumes it")
 

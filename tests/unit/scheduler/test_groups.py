@@ -1,0 +1,214 @@
+"""Groups of runs: how many are started at once, how they stand in the queue, how they end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from singularity_proxy.errors import BadRequest
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.explain import explain
+from singularity_scheduler.core.model import (
+    BatchRun,
+    Kind,
+    Member,
+    Priority,
+    SessionSpec,
+    Tier,
+)
+from singularity_scheduler.core.parameters import Parameters
+from support.scheduler_core import World
+
+
+def submit_group(
+    world: World,
+    name: str,
+    members: int,
+    tier: Tier = Tier.STANDARD,
+    devices: int = 1,
+    **limits: object,
+) -> list[str]:
+    """A group of runs called NAME1, NAME2, ...; those with room are started."""
+    found = []
+    for number in range(1, members + 1):
+        sid = f"{name}{number}"
+        run = BatchRun(f"/home/alice/{sid}.ipynb", f"/home/alice/{sid}-out.ipynb")
+        member = Member(name, number, members, name, **limits)  # type: ignore[arg-type]
+        spec = SessionSpec(Kind.BATCH, tier, devices, sid, run, member=member)
+        found.append((sid, spec))
+    world.do(ev.GroupCreated(name, "alice", tuple(found)))
+    world.answer(ev.Start)
+    return [sid for sid, _ in found]
+
+
+def started(world: World) -> list[str]:
+    return [a.session for a in world.all_actions if isinstance(a, ev.Start)]
+
+
+def end(world: World, sid: str, code: int = 0) -> None:
+    world.do(ev.ProcessExited(sid, code))
+    world.answer(ev.End, ev.Start)
+
+
+def test_at_most_so_many_members_run_at_once_and_the_others_say_so() -> None:
+    world = World(4)
+    submit_group(world, "g", 5, max_parallel=2)
+    assert started(world) == ["g1", "g2"]
+    assert world["g5"].reason == "member 5 of 5: at most 2 run at once"
+    answer = explain(world.state, world["g3"], world.now)
+    assert "member 3 of 5: at most 2 run at once; 2 of its group run now" in answer["sentence"]
+    assert answer["facts"]["group"] == {"running": 2, "max_parallel": 2}
+    single = world.submit("single")
+    assert single.word == "ready", "a group that has enough lets others pass"
+    end(world, "g2")
+    assert started(world) == ["g1", "g2", "single", "g3"]
+    end(world, "g1", 1)
+    end(world, "g3")
+    end(world, "g4")
+    assert started(world)[3:] == ["g3", "g4", "g5"]
+
+
+def test_a_member_that_ends_lets_one_start_on_another_node() -> None:
+    world = World(1)
+    world.join("other", 1)
+    submit_group(world, "g", 2, max_parallel=1)
+    world.do(ev.Tick("local"))
+    waiting = world["g2"]
+    moved = replace(waiting, node="other")
+    world.state.apply(ev.Decision(sessions=(moved,), counter=world.state.counter))
+    end(world, "g1")
+    assert started(world) == ["g1", "g2"]
+
+
+def test_a_group_takes_turns_with_others_of_its_tier() -> None:
+    world = World(1)
+    submit_group(world, "a", 4)
+    world.submit("single")
+    submit_group(world, "b", 3)
+    answer = explain(world.state, world["b2"], world.now)
+    assert answer["facts"]["before"][0] == {
+        "session": "alice/a2",
+        "tier": "standard",
+        "rule": "group",
+    }
+    order = ["a1"]
+    while len(order) < 8:
+        end(world, order[-1])
+        order.append(started(world)[-1])
+    assert order == ["a1", "a2", "single", "b1", "a3", "b2", "a4", "b3"]
+
+
+def test_priority_and_tier_go_before_turns() -> None:
+    world = World(1)
+    world.submit("running")
+    submit_group(world, "basic", 2, Tier.BASIC)
+    submit_group(world, "g", 2)
+    run = BatchRun("/home/alice/n.ipynb", "/home/alice/o.ipynb")
+    low = SessionSpec(Kind.BATCH, Tier.STANDARD, 1, "low", run, priority=Priority.LOW)
+    world.do(ev.SessionCreated("low", "alice", low))
+    order = ["running"]
+    for _ in range(5):
+        end(world, order[-1])
+        order.append(started(world)[-1])
+    assert order[1:] == ["g1", "g2", "low", "basic1", "basic2"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    members=st.integers(2, 100),
+    devices=st.integers(1, 4),
+    before=st.booleans(),
+    parallel=st.one_of(st.none(), st.integers(1, 8)),
+)
+def test_a_single_run_waits_no_longer_for_a_large_group_than_for_one_of_two(
+    members: int, devices: int, before: bool, parallel: int | None
+) -> None:
+    """Equal needs: counted in ends of other runs that it has to wait for."""
+    assert waits(members, devices, before, parallel) <= waits(2, devices, before, None) + devices
+
+
+def waits(members: int, devices: int, before: bool, parallel: int | None) -> int:
+    world = World(devices)
+    if before:
+        world.submit("running")
+    submit_group(world, "g", members, max_parallel=parallel)
+    world.submit("single")
+    ends = 0
+    while world["single"].pending:
+        running = [s for s in started(world) if s in world.state.sessions]
+        end(world, running[0])
+        ends += 1
+    return ends
+
+
+def test_service_of_the_group_puts_its_members_behind_a_single_run() -> None:
+    fair = Parameters(idle_soft_s=0, idle_grace_s=0, min_run_s=0).changed(
+        las_thresholds_device_s=(100.0,)
+    )
+    for grouped, expected in ((True, "single"), (False, "g2")):
+        world = World(3, parameters=fair)
+        if grouped:
+            submit_group(world, "g", 2)
+        else:
+            for sid in ("g1", "g2"):
+                world.submit(sid)
+        world.submit("single")
+        world.need("g1")
+        world.answer()
+        world.now += 200  # g1 attains more than a level of service
+        world.create("top", Tier.PREMIUM, devices=2, kind=Kind.INTERACTIVE)
+        world.do(ev.Activity("top", True, world.now))
+        world.need("top")
+        world.answer()
+        world.create("other", Tier.PREMIUM)
+        world.do(ev.Activity("other", True, world.now))
+        world.need("other")
+        world.answer()
+        assert not world["g1"].devices
+        for sid in ("g2", "single"):  # both have had nothing themselves; g2 asks first
+            world.need(sid)
+        assert world["g2"].word == world["single"].word == "waiting"
+        world.do(ev.EndAsked("other", "alice"))
+        world.answer(ev.End, ev.Attach)
+        assert [s for s in ("g2", "single") if world[s].devices] == [expected]
+
+
+def test_ending_a_group_ends_all_and_starts_none() -> None:
+    world = World(2)
+    submit_group(world, "g", 5)
+    world.submit("single")
+    world.do(ev.GroupEndAsked("g", "alice", "enough"))
+    assert [a.session for a in world.pending if isinstance(a, ev.Start)] == ["single"]
+    assert world["g1"].reason == "cancelled by alice: enough"
+    world.answer()
+    assert set(world.state.sessions) == {"single"}
+    assert world.state.groups == {}
+
+
+def test_a_member_that_is_held_back_holds_nobody_up() -> None:
+    world = World(1)
+    submit_group(world, "g", 4)
+    world.do(ev.PreemptAsked("g2", "alice"))
+    end(world, "g1")
+    assert started(world) == ["g1", "g3"]
+    world.do(ev.EndAsked("g4", "alice"))
+    world.do(ev.ResumeAsked("g2", "alice"))
+    end(world, "g3")
+    assert started(world) == ["g1", "g3", "g2"]
+
+
+def test_a_member_of_a_group_that_cannot_be_refuses_all() -> None:
+    world = World(2)
+    with pytest.raises(BadRequest, match="3 devices asked"):
+        submit_group(world, "g", 3, devices=3)
+    assert not world.state.sessions
+
+
+def test_a_restart_knows_the_groups() -> None:
+    world = World(1)
+    submit_group(world, "g", 3, max_parallel=1)
+    again = world.reloaded()
+    assert again.state.groups == world.state.groups
+    assert [v.id for v in again.state.queued("local")] == ["g2", "g3"]
