@@ -137,6 +137,9 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
                     spawner.allowed_tiers = ["standard", "basic"]
 
             c.Spawner.auth_state_hook = limit
+
+        With each start of a server the scheduler is told, and holds all sessions of the user to
+        it: new ones, and those whose tier is changed.
         """,
     ).tag(config=True)
 
@@ -295,6 +298,8 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
         except OptionsError as error:
             self._forget_user_options()
             raise spawn_refused(str(error), reason="singularity_capacity") from None
+        # Who calls the service itself is held to the same as who uses the form.
+        await self.ask_service("set_tiers", story, self.user.name, self.allowed_tiers)
         later = (
             "A device is taken at the first device call."
             if view.free >= choice.devices

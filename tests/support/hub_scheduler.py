@@ -27,6 +27,7 @@ class Scheduler:
         self.waiting = {}
         self.sessions = []
         self.identities = {}
+        self.tiers = {}
         self.refusals = []
         self.ended = []
         self.hibernated = []
@@ -74,6 +75,10 @@ async def scheduler():
                 state.hibernated.append((user, asked["server"]))
                 state.waits.append(asked["wait_s"])
                 self.finish({"suspended": [], "suspending": [], "kept": state.kept})
+                return
+            if what.endswith("/tiers"):
+                state.tiers[user] = json.loads(self.request.body)["tiers"]
+                self.finish({"tiers": state.tiers[user]})
                 return
             self.finish(state.identities[user])
 

@@ -190,6 +190,14 @@ class ServiceClient:
         """Keep it alive for so many seconds from now on, though it may be idle; 0: no longer."""
         return await self._verb(session, "keep", {"for_s": for_s})
 
+    async def tier(self, session: str, tier: str) -> Json:
+        """Change its tier; `Forbidden` for one that is not open to its user."""
+        return await self._verb(session, "tier", {"tier": tier})
+
+    async def priority(self, session: str, priority: str) -> Json:
+        """Change its priority among sessions of its tier: "low", "medium" or "high"."""
+        return await self._verb(session, "priority", {"priority": priority})
+
     async def devices(self, session: str) -> Json:
         """``{"session", "node", "at", "devices"}``: memory and utilisation of each of its devices,
         as its node told last."""
@@ -456,6 +464,18 @@ class ServiceClient:
         For the user and for services and admins with our admin scope."""
         return await self._json("PUT", f"users/{quote(user, safe='')}", {})
 
+    async def tiers(self, user: str) -> list[str]:
+        """The tiers that are open to a user's sessions; for the user and administrators."""
+        found: list[str] = (await self._json("GET", _tiers_of(user)))["tiers"]
+        return found
+
+    async def set_tiers(self, user: str, tiers: Sequence[str]) -> list[str]:
+        """Say which tiers are open to a user; for administrators. The sessions that there are keep
+        theirs."""
+        body: Json = {"tiers": list(tiers)}
+        found: list[str] = (await self._json("PUT", _tiers_of(user), body))["tiers"]
+        return found
+
     def events(self, last_event_id: str | None = None) -> EventStream:
         """The live stream, each ``{"event", "data", "id"}``: "session" with the document of a
         changed session, "queue" with ``{"places": {session: place}}`` of those whose place in the
@@ -530,6 +550,10 @@ def _of_node(node: str, what: str) -> str:
 
 def _checkpoints_of(session: str) -> str:
     return f"sessions/{quote(session, safe='')}/checkpoints"
+
+
+def _tiers_of(user: str) -> str:
+    return f"users/{quote(user, safe='')}/tiers"
 
 
 def _suspended_of(user: str) -> str:

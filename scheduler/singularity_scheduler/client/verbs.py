@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-CHANGES = ("park", "preempt", "keep", "suspend", "resume", "migrate", "checkpoint", "restore")
+CHANGES = (
+    *("park", "preempt", "keep", "tier", "priority"),
+    *("suspend", "resume", "migrate", "checkpoint", "restore"),
+)
 """Each of them is also an operation of the API."""
 
 VERBS = ("status", *CHANGES, "fork", "checkpoints", "why", "history")

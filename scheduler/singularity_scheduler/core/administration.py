@@ -11,6 +11,7 @@ from enum import Enum
 
 from singularity_proxy.errors import Conflict
 
+from .model import Tier
 from .parameters import Parameters
 
 
@@ -198,6 +199,8 @@ class Administration:
     settings: dict[str, object] = field(default_factory=dict)
     """What administrators set over them."""
     clusters: dict[str, VirtualCluster] = field(default_factory=dict)
+    tiers: dict[str, tuple[Tier, ...]] = field(default_factory=dict)
+    """user -> the tiers that are open to them; who is not in it may have all."""
     upgrade: Upgrade | None = None
 
 
@@ -284,6 +287,14 @@ class QuotaGone(ByAdmin):
     name: str
 
 
+@dataclass(frozen=True)
+class TiersAsked(ByAdmin):
+    """These tiers are to be open to a user's sessions; None: all."""
+
+    user: str
+    tiers: tuple[Tier, ...] | None
+
+
 AdminEvent = (
     ParametersAsked
     | DutyAsked
@@ -293,4 +304,5 @@ AdminEvent = (
     | UpgradedAsked
     | QuotaAsked
     | QuotaGone
+    | TiersAsked
 )

@@ -39,6 +39,7 @@ from .model import (
     DeviceView,
     Retention,
     SessionView,
+    Tier,
 )
 from .parameters import Parameters
 from .rules import RULES
@@ -222,7 +223,8 @@ class ClusterState:
                 self.admin.settings.pop(setting.name, None)
             else:
                 self.admin.settings[setting.name] = setting.value
-        self.parameters = self.admin.defaults.changed(**self.admin.settings)
+        if decision.settings:
+            self.parameters = self.admin.defaults.changed(**self.admin.settings)
         for mark in decision.node_marks:
             self.node(mark.node).duty = mark
         if decision.upgrade is not None:
@@ -232,6 +234,11 @@ class ClusterState:
                 self.admin.clusters.pop(name, None)
             else:
                 self.admin.clusters[name] = cluster
+        for user, tiers in decision.user_tiers:
+            if tiers is None:
+                self.admin.tiers.pop(user, None)
+            else:
+                self.admin.tiers[user] = tiers
 
     def _replace(self, view: SessionView) -> None:
         if old := self.sessions.pop(view.id, None):
@@ -332,6 +339,7 @@ class Draft:
         self.duties: dict[str, NodeMark] = {}
         self.upgrade: Upgrade | None = None
         self.clusters: dict[str, VirtualCluster | None] = {}
+        self.user_tiers: dict[str, tuple[Tier, ...] | None] = {}
 
     # -- reading --------------------------------------------------------------------------
 
@@ -616,5 +624,6 @@ class Draft:
             node_marks=tuple(self.duties.values()),
             upgrade=self.upgrade,
             clusters=tuple(self.clusters.items()),
+            user_tiers=tuple(self.user_tiers.items()),
             counter=self._counter,
         )

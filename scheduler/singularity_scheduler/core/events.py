@@ -21,8 +21,10 @@ from .model import (
     DeviceMark,
     DeviceView,
     LossReport,
+    Priority,
     SessionSpec,
     SessionView,
+    Tier,
 )
 
 Action = actions.Action
@@ -122,6 +124,14 @@ class KeepAsked(Asked):
     longer."""
 
     for_s: float
+
+
+@dataclass(frozen=True)
+class TierAsked(Asked):
+    """It is to have another tier, priority, or both; None: as it is."""
+
+    tier: Tier | None = None
+    priority: Priority | None = None
 
 
 @dataclass(frozen=True)
@@ -472,6 +482,7 @@ Event = (
     | ParkAsked
     | PreemptAsked
     | KeepAsked
+    | TierAsked
     | ResumeAsked
     | MigrateAsked
     | CheckpointAsked
@@ -549,6 +560,8 @@ class Decision:
     upgrade: Upgrade | None = None
     clusters: tuple[tuple[str, VirtualCluster | None], ...] = ()
     """(name, virtual cluster): new, changed, or (None) gone."""
+    user_tiers: tuple[tuple[str, tuple[Tier, ...] | None], ...] = ()
+    """(user, tiers that are open to them); None: all."""
     counter: int = 0
     """Next value of the order counter."""
 
@@ -568,5 +581,10 @@ class Decision:
     def administered(self) -> bool:
         """Whether it changes what administrators have said."""
         return bool(
-            self.orders or self.settings or self.node_marks or self.upgrade or self.clusters
+            self.orders
+            or self.settings
+            or self.node_marks
+            or self.upgrade
+            or self.clusters
+            or self.user_tiers
         )

@@ -242,7 +242,7 @@ class Share:
     got_s: float = 0.0
     """In the window in progress: how long it was served of that."""
     windows: int = 0
-    """Completed ones in which it wanted service."""
+    """Completed ones in which it wanted service, since it has its tier."""
     kept: int = 0
     """Those in which it got at least what its tier promises."""
 

@@ -35,6 +35,7 @@ from . import (
     relocation,
     settings,
     shares,
+    tiers,
     turns,
     upgrades,
 )
@@ -99,6 +100,7 @@ def _group_created(draft: Draft, event: ev.GroupCreated) -> None:
 def _create(draft: Draft, session: str, user: str, spec: SessionSpec, server: str | None) -> None:
     if draft.get(session):
         raise Conflict(f"session {session} exists already", session=session)
+    tiers.refuse(draft, user, spec.tier)
     quotas.admit(draft, spec.virtual_cluster, spec.devices)
     view = SessionView(
         id=session,
@@ -196,6 +198,10 @@ def _keep_asked(draft: Draft, event: ev.KeepAsked) -> None:
         _refuse_unstarted(view)
         moves.refuse_away(view)
     keeping.asked(draft, view, event)
+
+
+def _tier_asked(draft: Draft, event: ev.TierAsked) -> None:
+    tiers.asked(draft, _asked(draft, event.session), event)
 
 
 def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
@@ -492,6 +498,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.ParkAsked: _park_asked,
     ev.PreemptAsked: _preempt_asked,
     ev.KeepAsked: _keep_asked,
+    ev.TierAsked: _tier_asked,
     ev.ResumeAsked: _resume_asked,
     ev.MigrateAsked: _migrate_asked,
     ev.CheckpointAsked: _checkpoint_asked,
@@ -542,6 +549,7 @@ _HANDLERS: dict[type, Handler] = {
     adm.ParametersAsked: settings.asked,
     adm.QuotaAsked: quotas.asked,
     adm.QuotaGone: quotas.gone,
+    adm.TiersAsked: tiers.said,
     adm.DutyAsked: drains.asked,
     adm.NoticeGiven: drains.noticed,
     adm.UpgradeAsked: upgrades.asked,

@@ -94,6 +94,10 @@ def kept(by: str, for_s: float) -> str:
     )
 
 
+def changed(by: str, what: list[str]) -> str:
+    return f"{by} changed its {' and its '.join(what)}: nothing else of it changed"
+
+
 def not_kept(why: str) -> str:
     return f"no longer kept alive, because {why}: its devices count as idle when nothing uses them"
 

@@ -32,6 +32,7 @@ RULES: dict[str, str] = {
     "user.park": "somebody asked to park",
     "user.preempt": "somebody took the devices away until a resume",
     "user.keep": "somebody keeps a session alive for a while, or that is over",
+    "user.tier": "somebody changed the tier or the priority of a session",
     "user.resume": "somebody asked for the devices",
     "user.migrate": "somebody asked for other devices",
     "user.suspend": "somebody asked to suspend, or its Jupyter server is gone",
@@ -69,6 +70,7 @@ RULES: dict[str, str] = {
     "node.drained": "nothing of any session is left on a node that was drained",
     "node.opened": "sessions are placed on a node again",
     "node.upgrade": "nodes are emptied and opened again, a few at a time",
+    "tiers.set": "an administrator, or the Hub, said which tiers are open to a user",
     "parameter.set": "an administrator set a parameter of the policy",
     "recover": "ledger and node agent were put right after one of them was away",
 }

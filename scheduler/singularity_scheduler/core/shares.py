@@ -84,6 +84,8 @@ def claim_of(view: SessionView, before: SessionView, now: float, account: Accoun
         account.close(claim)
         claim.sla_window = window
     claim.count = 0
+    if view.tier is not before.tier:
+        claim.sla_wanted = claim.sla_got = 0.0
     return claim
 
 
@@ -115,4 +117,6 @@ def settle(draft: Draft) -> None:
             if old is None
             else accounted(old, draft.now, draft.state.parameters)
         )
+        if old is not None and old.tier is not view.tier:  # another promise, see `tiers`
+            share = replace(share, wanted_s=0.0, got_s=0.0, windows=0, kept=0)
         draft.changed[sid] = replace(view, share=share)

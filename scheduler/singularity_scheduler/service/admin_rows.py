@@ -19,8 +19,9 @@ from singularity_scheduler.core.administration import (
     VirtualCluster,
 )
 from singularity_scheduler.core.events import Decision
+from singularity_scheduler.core.model import Tier
 
-from .tables import admin_log, node_duties, parameters, upgrades, virtual_clusters
+from .tables import admin_log, node_duties, parameters, upgrades, user_tiers, virtual_clusters
 
 UPGRADE = 1
 """There is one upgrade at a time; its row."""
@@ -44,6 +45,11 @@ def write(connection: Connection, decision: Decision) -> None:
         connection.execute(delete(virtual_clusters).where(virtual_clusters.c.name == name))
         if cluster is not None:
             connection.execute(insert(virtual_clusters).values(vars(cluster)))
+    for user, tiers in decision.user_tiers:
+        connection.execute(delete(user_tiers).where(user_tiers.c.user == user))
+        if tiers is not None:
+            row = {"user": user, "tiers": json.dumps([tier.value for tier in tiers])}
+            connection.execute(insert(user_tiers).values(row))
     if decision.orders:
         connection.execute(insert(admin_log), [vars(order) for order in decision.orders])
 
@@ -55,6 +61,8 @@ def read(connection: Connection) -> tuple[Administration, list[NodeMark]]:
         found.settings[row["name"]] = json.loads(row["value"])
     for row in connection.execute(select(virtual_clusters)).mappings():
         found.clusters[row["name"]] = VirtualCluster(**row)
+    for row in connection.execute(select(user_tiers)).mappings():
+        found.tiers[row["user"]] = tuple(Tier(word) for word in json.loads(row["tiers"]))
     upgrade = connection.execute(select(upgrades.c.document)).scalar()
     found.upgrade = _upgrade_from_json(json.loads(upgrade)) if upgrade else None
     marks = [

@@ -13,7 +13,9 @@ from typing import Any
 from singularity_proxy.errors import BadRequest, Forbidden, NotFound, Unsupported
 from tornado.web import Application, RequestHandler
 
-from singularity_scheduler.core.spec import parse_launch, parse_spec
+from singularity_scheduler.core import tiers
+from singularity_scheduler.core.administration import TiersAsked
+from singularity_scheduler.core.spec import parse_launch, parse_spec, parse_tier
 
 from . import (
     administer,
@@ -30,7 +32,7 @@ from .openapi import openapi_text
 from .operations import TABLE, Operation, Parameter, Reply, Who, operation
 from .services import Services
 from .translate import MAX_HISTORY
-from .vocabulary import KIND, STATE, TEXT, record
+from .vocabulary import KIND, STATE, TEXT, TIER, listed, record
 
 MAX_GRACE_S = 600.0
 MAX_PAGE = 1000
@@ -47,6 +49,7 @@ CURSOR = Parameter(
 schemas.COMPONENTS |= {
     "Nothing": record({}),
     "Service": record({"name": TEXT, "api": TEXT}),
+    "OpenTiers": record({"tiers": {**listed(TIER), "minItems": 1, "uniqueItems": True}}),
 }
 
 
@@ -111,6 +114,41 @@ async def put_user(call: Endpoint) -> Reply:
     if not call.caller.admin and not own:
         raise Forbidden("an identity can only be asked for by its user or an administrator")
     return Reply(await call.controller.identity(user))
+
+
+@operation(
+    "GET",
+    "users/{user}/tiers",
+    "The tiers that are open to a user's sessions.",
+    answer="OpenTiers",
+    who=Who.OWNER,
+)
+async def get_tiers(call: Endpoint) -> Reply:
+    user = call.path_values["user"]
+    own = call.caller.is_user and call.caller.name == user
+    if not call.caller.admin and not own:
+        raise Forbidden("only the user and administrators may ask which tiers are open to a user")
+    return _open_tiers(call, user)
+
+
+@operation(
+    "PUT",
+    "users/{user}/tiers",
+    "Say which tiers are open to a user, for new sessions and changes of the tier; sessions that "
+    "exist keep theirs. The Hub's spawner says so with each start of a server.",
+    answer="OpenTiers",
+    who=Who.ADMIN,
+    body="OpenTiers",
+)
+async def put_tiers(call: Endpoint) -> Reply:
+    user, open_ = call.path_values["user"], tuple(map(parse_tier, call.body["tiers"]))
+    await call.controller.submit(TiersAsked(call.caller.name, user, open_))
+    return _open_tiers(call, user)
+
+
+def _open_tiers(call: Endpoint, user: str) -> Reply:
+    found = tiers.open_to(call.controller.state, user)
+    return Reply({"tiers": [tier.value for tier in found]})
 
 
 # -- sessions -------------------------------------------------------------------------------

@@ -210,6 +210,14 @@ virtual_clusters = Table(
     Column("may_borrow", Boolean, nullable=False),
 )
 
+user_tiers = Table(
+    "user_tiers",
+    metadata,
+    Column("user", String(255), primary_key=True),
+    Column("tiers", Text, nullable=False),
+)
+"""Users to whom not all tiers are open (a JSON list of those that are)."""
+
 admin_log = Table(
     "admin_log",
     metadata,

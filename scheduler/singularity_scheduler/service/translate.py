@@ -10,8 +10,14 @@ from singularity_proxy.capsule.machine import Machine
 from singularity_proxy.errors import BadRequest
 
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import Abilities, AgentFacts, DeviceHealth, DeviceView
-from singularity_scheduler.core.spec import parse_move
+from singularity_scheduler.core.model import (
+    Abilities,
+    AgentFacts,
+    DeviceHealth,
+    DeviceView,
+    Priority,
+)
+from singularity_scheduler.core.spec import parse_move, parse_priority, parse_tier
 
 from .documents import parse_iso
 from .ports import AgentSession, Hello
@@ -162,6 +168,10 @@ def verb_event(
         return ev.PreemptAsked(session, by)
     if verb == "keep":
         return ev.KeepAsked(session, by, seconds(args.get("for_s")))
+    if verb == "tier":
+        return ev.TierAsked(session, by, tier=parse_tier(args.get("tier")))
+    if verb == "priority":
+        return ev.TierAsked(session, by, priority=priority_word(args.get("priority")))
     if verb == "resume":
         return ev.ResumeAsked(
             session, by, checkpoint_word(args.get("checkpoint")), node_word(args.get("node"))
@@ -186,6 +196,13 @@ def verb_event(
     if level not in (None, "device", "process"):
         raise BadRequest("level must be device or process", level=level)
     return ev.CheckpointAsked(session, by, checkpoint_name(args.get("name")), level)
+
+
+def priority_word(word: object) -> Priority:
+    """The priority of that name; none is not medium here, but missing."""
+    if word is None:
+        raise BadRequest("priority is missing: pick low, medium or high")
+    return parse_priority(word)
 
 
 def seconds(value: object) -> float:

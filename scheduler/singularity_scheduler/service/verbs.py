@@ -17,7 +17,7 @@ from . import documents, schemas
 from .endpoint import Endpoint
 from .operations import Parameter, Reply, Who, operation
 from .translate import MAX_CHECKPOINT_NAME
-from .vocabulary import NAME, SECONDS, listed, nullable, record
+from .vocabulary import NAME, PRIORITY, SECONDS, TIER, listed, nullable, record
 
 _STORE = (Unsupported, StoreRefused, DamagedCheckpoint)
 """What the way through the store may answer besides."""
@@ -63,6 +63,8 @@ schemas.COMPONENTS |= {
         "level",
     ),
     "Keep": record({"for_s": {**SECONDS, "description": "From now on; 0: no longer."}}),
+    "TierChange": record({"tier": TIER}),
+    "PriorityChange": record({"priority": PRIORITY}),
     "Suspension": record(
         {"name": {**_NAMED, "description": "For the checkpoint that it becomes."}}, "name"
     ),
@@ -185,6 +187,17 @@ _verb(
     "nothing uses its devices.",
     "Keep",
     explain=_explain_keep,
+)
+_verb(
+    "tier",
+    "Change its tier, to one that is open to its user; from then on it is served, and measured, by "
+    "that. Devices that it holds may go to a session that comes before it now.",
+    "TierChange",
+)
+_verb(
+    "priority",
+    "Change its priority among sessions of its tier.",
+    "PriorityChange",
 )
 _verb(
     "suspend",

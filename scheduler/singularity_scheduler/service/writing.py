@@ -30,10 +30,11 @@ from .tables import (
     snapshots,
     transitions,
     upgrades,
+    user_tiers,
     virtual_clusters,
 )
 
-SAID = (parameters, node_duties, upgrades, virtual_clusters)
+SAID = (parameters, node_duties, upgrades, virtual_clusters, user_tiers)
 """Small tables of what administrators have said: whole in each snapshot."""
 
 MAX_IDS = 500

@@ -77,6 +77,16 @@ async def test_a_start_asks_the_service_and_hands_the_choice_on(service):
 
 
 @pytest.mark.asyncio
+async def test_the_scheduler_is_told_which_tiers_are_open(service):
+    spawner = make(service.url, allowed_tiers=["standard", "basic"])
+    with pytest.raises(SpawnException):
+        await hub_start(spawner, {"tier": "premium"})
+    assert service.tiers == {}
+    await hub_start(spawner, {"tier": "basic"})
+    assert service.tiers == {"alice": ["standard", "basic"]}
+
+
+@pytest.mark.asyncio
 async def test_no_options_mean_the_defaults(service):
     spawner = make(service.url, default_tier="basic", default_devices=2)
     await hub_start(spawner, {})
