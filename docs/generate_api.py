@@ -69,7 +69,8 @@ def rest_page() -> str:
     for o in operations:
         out.append(f"## {o.name}\n\n`{o.method} {o.route or '/'}`: {o.summary}\n")
         answer = o.answer if "/" in o.answer or o.answer == "object" else f"`{o.answer}`"
-        out.append(f"For {o.who.value}. Answers {o.status} with {answer}.\n")
+        other = f" or, when asked for it, {o.other}" if o.other else ""
+        out.append(f"For {o.who.value}. Answers {o.status} with {answer}{other}.\n")
         values: list[tuple[object, ...]] = [
             (f"`{p.name}`", p.where, shown_schema(p.schema), shown_default(p), p.description)
             for p in (*o.path_parameters, *o.query)

@@ -26,6 +26,7 @@ from singularity_scheduler.core.model import (
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.policy import decide
 from singularity_scheduler.core.rules import RULES
+from singularity_scheduler.core.usage import Meter, Usage
 
 AT_ONCE = Parameters(idle_soft_s=0, idle_grace_s=0, min_run_s=0)
 """Idle devices are taken whenever somebody waits, and never otherwise."""
@@ -47,6 +48,11 @@ class World:
         self.pending: list[ev.Action] = []
         self.all_actions: list[ev.Action] = []
         self.history: list[Any] = []
+        self.known: dict[str, SessionView] = {}
+        """Every session that there ever was, as it was last."""
+        self.leased_s = 0.0
+        """Device-seconds under a lease, counted device by device."""
+        self._counted = self.now
         self.join(node, devices, abilities)
 
     def join(
@@ -62,6 +68,9 @@ class World:
 
     def do(self, event: ev.Event) -> ev.Decision:
         self.now += 1.0
+        leases = sum(len(node.leases) for node in self.state.nodes.values())
+        self.leased_s += (self.now - self._counted) * leases
+        self._counted = self.now
         self.state.latest = self.now
         before = dict(self.state.sessions)
         queues = {n.id: list(n.queue) for n in self.state.nodes.values()}
@@ -82,6 +91,7 @@ class World:
         self.pending += decision.actions
         self.all_actions += decision.actions
         self.history += decision.history
+        self.known |= {view.id: view for view in decision.sessions}
         return decision
 
     def create(
@@ -150,10 +160,26 @@ class World:
         marks = [mark for node in self.state.nodes.values() for mark in node.marks.values()]
         fresh.state.load(list(self.state.sessions.values()), marks)
         fresh.pending, fresh.all_actions, fresh.history = [], [], []
+        fresh.known, fresh.leased_s, fresh._counted = {}, 0.0, self.now
         return fresh
 
     def __getitem__(self, sid: str) -> SessionView:
         return self.state.sessions[sid]
+
+
+def used(world: World, since: float = 0.0, until: float | None = None) -> Usage:
+    """What all sessions together used in this time, by their histories alone."""
+    until, total = world.now if until is None else until, Usage()
+    for sid, view in world.known.items():
+        meter = Meter(view.virtual_devices, since, until)
+        for change in world.history:
+            if change.session == sid and change.at < until:
+                states = change.process_state.value, change.device_state.value
+                meter.line(change.at, *states, change.rule)
+        meter.close(view.updated_at if view.ended else until)
+        for usage in meter.found.values():
+            total.add(usage)
+    return total
 
 
 def outcome(action: ev.Action) -> ev.Event:

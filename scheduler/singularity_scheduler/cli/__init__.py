@@ -110,6 +110,10 @@ COMMANDS = {
         "singularity_scheduler.cli.quota",
         "Show the virtual clusters and how many devices belong to each; change that.",
     ),
+    "usage": (
+        "singularity_scheduler.cli.usage",
+        "Show who used how much: device time, waits, preemptions, checkpoints.",
+    ),
     "changes": (
         "singularity_scheduler.cli.changes",
         "Show who changed parameters, nodes and quotas, and why.",

@@ -25,6 +25,9 @@ Json = dict[str, Any]
 MOVE_S = 600.0
 """How long the verbs wait that write a whole session to the store or read it back."""
 
+USAGE_S = 300.0
+"""How long sums over everything that the ledger has may take."""
+
 PAGE = 1000
 """Sessions per page when all of them are wanted."""
 
@@ -343,6 +346,32 @@ class ServiceClient:
         writes to its own terminal. `offset` of what is returned says where to go on."""
         path = f"sessions/{quote(session, safe='')}/log"
         return LogStream(f"{self.url}api/v1/{path}", self._headers(), offset, follow)
+
+    # -- accounting -------------------------------------------------------------------------
+
+    async def usage(
+        self,
+        by: str = "user",
+        since: str | float | None = None,
+        until: str | float | None = None,
+        user: str | None = None,
+    ) -> Json:
+        """What own sessions (an admin: all) used: ``{"by", "since", "until", "usage"}`` with all
+        lines. `by` is a key of `client.usage.BY`, the figures of a line are those of
+        `client.usage.FIGURES`; `since` and `until` are ISO 8601 or UNIX seconds, None: the last 7
+        days; `user`: only this one's, for admins."""
+        asked = {"by": by, "since": since, "until": until, "user": user, "limit": PAGE}
+        whole: Json | None = None
+        cursor = None
+        while whole is None or cursor:
+            query = {k: v for k, v in {**asked, "cursor": cursor}.items() if v is not None}
+            page = await self._json("GET", f"usage?{urlencode(query)}", timeout=USAGE_S)
+            cursor = page.pop("next")
+            if whole is None:
+                whole = page
+            else:
+                whole["usage"] += page["usage"]
+        return whole
 
     # -- administration ---------------------------------------------------------------------
 

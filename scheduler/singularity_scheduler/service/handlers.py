@@ -25,27 +25,18 @@ from . import (
     devices,
     schemas,
     streams,
+    usage,
     verbs,
 )
 from .endpoint import Endpoint, Unknown
 from .openapi import openapi_text
 from .operations import TABLE, Operation, Parameter, Reply, Who, operation
+from .paging import CURSOR, LIMIT, LINK, link
 from .services import Services
 from .translate import MAX_HISTORY
 from .vocabulary import KIND, STATE, TEXT, TIER, listed, record
 
 MAX_GRACE_S = 600.0
-MAX_PAGE = 1000
-
-LIMIT = Parameter(
-    "limit", {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}, "Most entries of a page.", 100
-)
-CURSOR = Parameter(
-    "cursor",
-    {"type": "string", "minLength": 1, "maxLength": 500},
-    "Where to go on: `next` of the page before.",
-)
-
 schemas.COMPONENTS |= {
     "Nothing": record({}),
     "Service": record({"name": TEXT, "api": TEXT}),
@@ -175,7 +166,7 @@ def _open_tiers(call: Endpoint, user: str) -> Reply:
         LIMIT,
         CURSOR,
     ),
-    headers={"Link": 'Address of the next page, `rel="next"`; not there on the last one.'},
+    headers=LINK,
 )
 async def list_sessions(call: Endpoint) -> Reply:
     state, kind, owner = (call.query[name] for name in ("state", "kind", "user"))
@@ -193,7 +184,7 @@ async def list_sessions(call: Endpoint) -> Reply:
     following = checks.make_cursor((float(after[0]), after[1]), scope) if after else None
     listed = call.services.texts.sessions(views)
     text = f'{{"sessions": {listed}, "next": {_quoted(following)}}}'
-    return Reply(text.encode(), headers=_link(call, following))
+    return Reply(text.encode(), headers=link(call, following))
 
 
 def _explain_new(call: Endpoint, body: dict[str, Any]) -> None:
@@ -303,7 +294,7 @@ async def explain_session(call: Endpoint) -> Reply:
         ),
         CURSOR,
     ),
-    headers={"Link": 'Address of the next page, `rel="next"`; not there on the last one.'},
+    headers=LINK,
 )
 async def list_history(call: Endpoint) -> Reply:
     view = await call.session()
@@ -313,20 +304,11 @@ async def list_history(call: Endpoint) -> Reply:
         view, call.query["limit"], at[0] if at else None
     )
     following = checks.make_cursor((before,), scope) if before is not None else None
-    return Reply({"history": lines, "next": following}, headers=_link(call, following))
+    return Reply({"history": lines, "next": following}, headers=link(call, following))
 
 
 def _quoted(text: str | None) -> str:
     return "null" if text is None else f'"{text}"'
-
-
-def _link(call: Endpoint, cursor: str | None) -> dict[str, str]:
-    """The Link header to the next page: this address with another cursor."""
-    if cursor is None:
-        return {}
-    kept = [p for p in call.request.query.split("&") if p and not p.startswith("cursor=")]
-    query = "&".join([*kept, f"cursor={cursor}"])
-    return {"Link": f'<{call.request.path}?{query}>; rel="next"'}
 
 
 # -- the application ------------------------------------------------------------------------
@@ -370,5 +352,6 @@ __all__ = [
     "devices",
     "make_application",
     "streams",
+    "usage",
     "verbs",
 ]

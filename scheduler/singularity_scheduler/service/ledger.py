@@ -31,7 +31,16 @@ from singularity_scheduler.core.states import DeviceState, ProcessState, word
 from . import admin_rows, rows, writing
 from .database import Database, Lost, parse
 from .leadership import Leadership, Standing
-from .tables import checkpoints, commands, decisions, device_marks, leases, sessions, transitions
+from .tables import (
+    checkpoint_log,
+    checkpoints,
+    commands,
+    decisions,
+    device_marks,
+    leases,
+    sessions,
+    transitions,
+)
 from .writing import MAX_IDS, Command, Write, Writer, without
 
 T = TypeVar("T")
@@ -324,6 +333,7 @@ class Ledger:
             connection.execute(delete(commands).where(commands.c.session.in_(old)))
             connection.execute(delete(commands).where(commands.c.at < before))
             connection.execute(delete(transitions).where(transitions.c.session.in_(old)))
+            connection.execute(delete(checkpoint_log).where(checkpoint_log.c.session.in_(old)))
             gone = connection.execute(delete(sessions).where(over))
             writing.trim(connection, before)
             return int(gone.rowcount)

@@ -107,7 +107,8 @@ def _responses(operation: Operation) -> Json:
     for status in (operation.status, *operation.also):
         found[str(status)] = {
             "description": HTTPStatus(status).phrase,
-            "content": _content(operation.answer),
+            "content": _content(operation.answer)
+            | (_content(operation.other) if operation.other else {}),
             **(
                 {
                     "headers": {

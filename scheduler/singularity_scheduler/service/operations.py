@@ -99,6 +99,8 @@ class Operation:
     """Headers of its answer and what they say."""
     verb: str | None
     """What it asks of a session, for metrics and audit; None for what changes none."""
+    other: str | None
+    """A media type that it answers as, too, when it is asked for; None: none."""
 
     @property
     def name(self) -> str:
@@ -190,6 +192,7 @@ def operation(
     stream: bool = False,
     headers: dict[str, str] | None = None,
     verb: str | None = None,
+    other: str | None = None,
 ) -> Callable[[Act], Act]:
     """Declares the function below it as an operation."""
     found: set[type[SingularityError]] = {BadRequest, TooLarge, Unavailable, *errors}
@@ -219,6 +222,7 @@ def operation(
                 stream,
                 headers or {},
                 verb,
+                other,
             )
         )
         return act

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,9 @@ from singularity_scheduler.core.model import (
 from singularity_scheduler.core.states import DeviceState, ProcessState
 
 Row = dict[str, Any]
+
+MAX_EXPERIMENT = 255
+"""Characters of the name of an experiment that sessions are summed by."""
 
 _SAME = (
     "id",
@@ -102,7 +106,19 @@ def session_to_row(view: SessionView) -> Row:
         "run": json.dumps(vars(view.run)) if view.run else None,
         "loss": json.dumps(vars(view.loss)) if view.loss else None,
         "share": json.dumps(vars(view.share)),
+        "experiment": experiment_of(view.run.metadata) if view.run else "",
     }
+
+
+@functools.lru_cache(1024)
+def experiment_of(metadata: str) -> str:
+    """The `experiment_name` in a run's metadata (JSON), as the table can hold it; "": none."""
+    if '"experiment_name"' not in metadata:
+        return ""
+    name = json.loads(metadata).get("experiment_name")
+    if not isinstance(name, str):
+        return ""
+    return "".join(c for c in name if c.isprintable())[:MAX_EXPERIMENT]
 
 
 def checkpoint_to_row(session: str, reference: CheckpointRef) -> Row:

@@ -8,6 +8,7 @@ from singularity_proxy.errors import SingularityError
 
 from singularity_scheduler.core.model import SessionView
 
+from .accounts import Accounts
 from .announcer import Announcer
 from .audit import Audit
 from .auth import Gate
@@ -29,12 +30,14 @@ class Services:
     texts: Texts = field(init=False)
     metrics: Metrics = field(init=False)
     announcer: Announcer = field(init=False)
+    accounts: Accounts = field(init=False)
 
     def __post_init__(self) -> None:
         state = self.controller.state
         self.texts = Texts(state)
         self.metrics = Metrics(state, self.feed)
         self.announcer = Announcer(state, self.feed, self.texts)
+        self.accounts = Accounts(self.controller.ledger)
 
     def start(self) -> None:
         """Observe the controller from now on."""

@@ -88,11 +88,30 @@ sessions = Table(
     Column("share_milli", Integer, nullable=False, server_default="1000"),
     Column("keep_until", Float),
     Column("keep_from", Float),
+    Column("experiment", String(255), nullable=False, server_default=""),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Index("sessions_by_user", "user", "created_at"),
     Index("sessions_active", "ended"),
     Index("sessions_by_age", "created_at"),
+)
+
+_over = sessions.c.ended.is_(True)
+# Only of those that have ended, so that the others are changed without touching them.
+Index(
+    "sessions_by_end",
+    sessions.c.updated_at,
+    sessions.c.id,
+    sqlite_where=_over,
+    postgresql_where=_over,
+)
+Index(
+    "sessions_by_user_and_end",
+    sessions.c.user,
+    sessions.c.updated_at,
+    sessions.c.id,
+    sqlite_where=_over,
+    postgresql_where=_over,
 )
 
 leases = Table(
@@ -143,6 +162,17 @@ checkpoints = Table(
 )
 """What the store has of each session. A dropped one is deleted there as soon as a node can do it;
 until then its row stays, also when its session is long over."""
+
+checkpoint_log = Table(
+    "checkpoint_log",
+    metadata,
+    Column("session", String(32), ForeignKey("sessions.id"), primary_key=True),
+    Column("id", String(255), primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("stored_bytes", BigInteger, nullable=False),
+    Column("sent_bytes", BigInteger, nullable=False),
+)
+"""What was ever stored of each session, for accounting: it stays when the checkpoint is deleted."""
 
 transitions = Table(
     "transitions",

@@ -19,6 +19,7 @@ from singularity_scheduler.core.model import SessionView
 
 from . import admin_rows, record, rows
 from .tables import (
+    checkpoint_log,
     checkpoints,
     commands,
     decisions,
@@ -148,6 +149,8 @@ class Writer:
                 connection.execute(without(session, reference.id))
                 row = rows.checkpoint_to_row(session, reference)
                 connection.execute(insert(checkpoints).values(row))
+                logged = {c.name: row[c.name] for c in checkpoint_log.columns}
+                connection.execute(_log_checkpoint(connection.dialect.name), logged)
         for mark in decision.marks:
             c = device_marks.c
             connection.execute(delete(device_marks).where(c.node == mark.node, c.uuid == mark.uuid))
@@ -216,7 +219,16 @@ def _forget_leases(connection: Connection, ids: list[str]) -> None:
 @functools.cache
 def _put_sessions(dialect: str) -> Any:
     """Insert a session, or replace what is there of it."""
-    own: Any = sqlite if dialect == "sqlite" else postgresql
-    statement = own.insert(sessions)
+    statement = _own(dialect).insert(sessions)
     new = {c.name: statement.excluded[c.name] for c in sessions.columns if not c.primary_key}
     return statement.on_conflict_do_update(index_elements=[sessions.c.id], set_=new)
+
+
+@functools.cache
+def _log_checkpoint(dialect: str) -> Any:
+    """Count a checkpoint once, whatever becomes of it."""
+    return _own(dialect).insert(checkpoint_log).on_conflict_do_nothing()
+
+
+def _own(dialect: str) -> Any:
+    return sqlite if dialect == "sqlite" else postgresql

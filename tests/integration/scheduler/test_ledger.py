@@ -8,7 +8,6 @@ import functools
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,31 +26,11 @@ from singularity_scheduler.service.database import parse
 from singularity_scheduler.service.ledger import Command, Ledger
 from singularity_scheduler.service.tables import metadata
 from sqlalchemy import create_engine
-from support.postgres import PostgresServer, needs_postgres
 from support.scheduler_core import World, whole
 
 
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    made = PostgresServer()
-    try:
-        made.start()
-        yield made
-    finally:
-        made.remove()
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=needs_postgres)])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database of each kind."""
-    if request.param == "sqlite":
-        return url(tmp_path)
-    made: PostgresServer = request.getfixturevalue("server")
-    return made.url()
 
 
 async def written(ledger: Ledger, world: World, *events: Any) -> None:

@@ -20,7 +20,7 @@ from singularity_scheduler.core.administration import DutyEvent, NodeDuty, Upgra
 from singularity_scheduler.core.cluster import Draft
 from singularity_scheduler.core.model import BatchRun, Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.core.states import ProcessState
-from support.scheduler_core import World, devices_of, facts, outcome
+from support.scheduler_core import World, devices_of, facts, outcome, used
 
 VERBS = [
     *("park", "preempt", "resume", "migrate", "end", "checkpoint"),
@@ -359,6 +359,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         world.answer()
         assert world.state.sessions == {}
         assert all(not n.leases and not n.queue for n in world.state.nodes.values())
+        # Accounting reads nothing but histories, and they tell of every second under a lease.
+        assert used(world).device_s == pytest.approx(world.leased_s, abs=1e-6)
 
 
 SchedulerMachine.TestCase.settings = settings(
