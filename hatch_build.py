@@ -1,5 +1,6 @@
 """Adds to a wheel what is not a package: the built JupyterLab extension, so that installing needs
-no node; and `singularity_proxy.pth` to an editable install, which gets it by no other way."""
+no node (the script of the dashboard, which is built with it, lies in a package); and
+`singularity_proxy.pth` to an editable install, which gets it by no other way."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LABEXTENSION = "ui_labext/singularity_labext/labextension"
+DASHBOARD_SCRIPT = "scheduler/singularity_scheduler/service/dashboard/static/dashboard.js"
 SHARED = "share/jupyter/labextensions/jupyter-singularity"
 
 
@@ -23,6 +25,10 @@ class FilesHook(BuildHookInterface):  # type: ignore[type-arg]
         if not (root / LABEXTENSION / "package.json").exists():
             raise RuntimeError(
                 "the JupyterLab extension is not built: run ./dev setup, then build again"
+            )
+        if not (root / DASHBOARD_SCRIPT).exists():
+            raise RuntimeError(
+                "the script of the dashboard is not built: run ./dev setup, then build again"
             )
         if self.target_name == "wheel":
             build_data["shared_data"][str(root / LABEXTENSION)] = SHARED

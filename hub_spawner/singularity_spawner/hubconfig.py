@@ -10,8 +10,9 @@
 
 What it adds, next to what is there already and never instead of it:
 
-* the managed service ``singularity`` (scheduler, REST API, event stream) on a loopback port, and
-  the service account ``singularity-spawner`` with which the Spawner talks to it;
+* the managed service ``singularity`` (scheduler, REST API, event stream, and the dashboard, which
+  the Hub's pages link to) on a loopback port, and the service account ``singularity-spawner`` with
+  which the Spawner talks to it;
 * the custom scopes ``custom:singularity:use`` and ``custom:singularity:admin``;
 * for the roles ``user`` and ``server``: access to the service and the use scope; for the Hub's
   admins: the admin scope;
@@ -108,7 +109,7 @@ def configure(
             "environment": dict(service_environment or {}),
             "oauth_client_allowed_scopes": [USE_SCOPE, ADMIN_SCOPE],
             "oauth_no_confirm": True,
-            "display": False,
+            "display": True,  # in the Hub's navigation: the way to the dashboard
         }
     )
     services.append({"name": SPAWNER_ACCOUNT, "api_token": token, "display": False})

@@ -53,7 +53,8 @@ TOKENS: dict[str, dict[str, Any]] = {
 
 
 class TokenHub:
-    """Answers GET /hub/api/user like JupyterHub does."""
+    """Answers GET /hub/api/user like JupyterHub does, and trades the code of a login for a token:
+    the code is the token."""
 
     def __init__(self) -> None:
         self.tokens = dict(TOKENS)
@@ -74,8 +75,16 @@ class TokenHub:
                     return
                 self.finish(json.dumps(hub.tokens[token]))
 
+        class Trade(RequestHandler):
+            def post(self) -> None:
+                assert self.get_body_argument("client_secret") == "service-token"
+                assert self.get_body_argument("code_verifier")
+                self.finish(json.dumps({"access_token": self.get_body_argument("code")}))
+
         sock, self.port = bind_unused_port()
-        self.server = HTTPServer(Application([("/hub/api/user", User)]))
+        self.server = HTTPServer(
+            Application([("/hub/api/user", User), ("/hub/api/oauth2/token", Trade)])
+        )
         self.server.add_sockets([sock])
 
     async def close(self) -> None:
@@ -134,6 +143,7 @@ class Platform:
             api_token="service-token",
             base_url=PREFIX,
             access_scopes={ACCESS},
+            oauth_client_id="service-singularity",
             cache_max_age=self._settings.get("cache_max_age", 60),
         )
         os.environ["JUPYTERHUB_SERVICE_URL"] = f"http://127.0.0.1:{self.port}"

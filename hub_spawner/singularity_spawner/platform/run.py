@@ -204,6 +204,8 @@ def greeting(platform: Platform, cluster: dict[str, Any], seconds: float) -> lis
         f"  Log in with any user name and the password  {platform.password}",
         f"  (it is kept in {folder / 'password'}; the user '{ADMIN_USER}' has the one in "
         f"{folder / 'admin_password'}).",
+        f"  Dashboard: {platform.url}services/singularity/ (all of the platform for that user, own",
+        "  sessions for others).",
         *(apart if platform.settings.netns else []),
         f"  Log: {platform.folder.hub_log}.  Ctrl-C stops everything.",
         "",

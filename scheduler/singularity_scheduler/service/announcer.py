@@ -20,9 +20,14 @@ QUEUE_S = 0.1
 """Changes of the queues are told together, this long after the first."""
 
 
+NOBODY = ""
+"""No user's name: the event is for administrators alone."""
+
+
 class Announcer:
     """A "session" event for each changed session at once; a "queue" event, a moment later, with
-    the new places of the sessions that moved up or down because of others."""
+    the new places of the sessions that moved up or down because of others; a "cluster" event, for
+    administrators, when nodes, devices or settings changed."""
 
     def __init__(self, state: ClusterState, feed: Feed, texts: Texts) -> None:
         self._state = state
@@ -41,6 +46,8 @@ class Announcer:
             for view in self._replanned(decision):
                 if view.id not in changed:
                     self._feed.add(view.user, "session", self._texts.session(view))
+        if decision.node is not None or decision.marks or decision.administered:
+            self._feed.add(NOBODY, "cluster", "{}")
         if self._touched and self._later is None:
             self._later = asyncio.get_running_loop().call_later(QUEUE_S, self._tell_places)
 

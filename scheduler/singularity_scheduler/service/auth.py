@@ -1,7 +1,8 @@
 """Who asks: JupyterHub's tokens, checked with the Hub, and what their scopes allow.
 
-`HubOAuth` only: having `HubAuth` beside it in one process fails. Only the Authorization header
-counts; cookies and tokens in URLs are not accepted, so no web page can act for somebody.
+`HubOAuth` only: having `HubAuth` beside it in one process fails. For the API only the Authorization
+header counts; cookies and tokens in URLs are not accepted, so no web page can act for somebody. The
+pages of the dashboard have logins of their own, see `dashboard.page`.
 """
 
 from __future__ import annotations
@@ -51,17 +52,22 @@ class Gate:
     JupyterHub passes in the environment."""
 
     def __init__(self, hub: HubOAuth) -> None:
-        self._hub = hub
+        self.hub = hub
 
     async def caller(self, authorization: str | None) -> Caller:
         """The caller behind an Authorization header; raises `Unauthenticated`, `Forbidden` or
         `Unavailable`."""
         return self._caller_of(await self._model(authorization))
 
+    async def visitor(self, token: str, hub_session: str) -> Caller:
+        """The same of somebody who looks at pages, with the token of the login and the id of the
+        browser's session at the Hub: who logs out there is logged out here at once."""
+        return self._caller_of(await self._known(token, hub_session))
+
     async def reads_metrics(self, authorization: str | None) -> None:
         """Raises, as `caller`, unless the token may read the metrics."""
         model = await self._model(authorization)
-        if not any(self._hub.check_scopes({s}, model) for s in (ADMIN_SCOPE, METRICS_SCOPE)):
+        if not any(self.hub.check_scopes({s}, model) for s in (ADMIN_SCOPE, METRICS_SCOPE)):
             raise Forbidden(
                 f"the token of {model.get('name')} may not read the metrics: it needs the scope "
                 f"{METRICS_SCOPE} or {ADMIN_SCOPE}",
@@ -74,8 +80,13 @@ class Gate:
             raise Unauthenticated(
                 "no JupyterHub token came with the request: send 'Authorization: token ...'"
             )
+        return await self._known(token)
+
+    async def _known(self, token: str, hub_session: str = "") -> dict[str, Any]:
         try:
-            model: dict[str, Any] | None = await self._hub.user_for_token(token, sync=False)
+            model: dict[str, Any] | None = await self.hub.user_for_token(
+                token, session_id=hub_session, sync=False
+            )
         except HTTPError as error:
             raise Unavailable(
                 "JupyterHub could not check the token, so nothing was done "
@@ -98,11 +109,11 @@ class Gate:
     def _caller_of(self, model: dict[str, Any]) -> Caller:
         scopes = set(model.get("scopes") or ())
         name = str(model.get("name") or "")
-        admin = bool(self._hub.check_scopes({ADMIN_SCOPE}, model))
-        access = self._hub.access_scopes
-        if access and not self._hub.check_scopes(set(access), model):
+        admin = bool(self.hub.check_scopes({ADMIN_SCOPE}, model))
+        access = self.hub.access_scopes
+        if access and not self.hub.check_scopes(set(access), model):
             raise Forbidden(f"the token of {name} gives no access to this service", user=name)
-        if not admin and not self._hub.check_scopes({USE_SCOPE}, model):
+        if not admin and not self.hub.check_scopes({USE_SCOPE}, model):
             raise Forbidden(
                 f"the token of {name} lacks the scope {USE_SCOPE}: ask for a token with it",
                 user=name,

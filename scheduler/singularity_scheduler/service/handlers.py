@@ -8,6 +8,7 @@ and whose `error` is the name of the typed error, so `ServiceClient` raises it a
 from __future__ import annotations
 
 import re
+import secrets
 from typing import Any
 
 from singularity_proxy.errors import BadRequest, Forbidden, NotFound, Unsupported
@@ -22,6 +23,7 @@ from . import (
     administer_nodes,
     checks,
     clusters,
+    dashboard,
     devices,
     schemas,
     streams,
@@ -47,8 +49,19 @@ schemas.COMPONENTS |= {
 # -- about the service ----------------------------------------------------------------------
 
 
-@operation("GET", "", "Which service this is.", answer="Service", who=Who.ANYBODY)
+@operation(
+    "GET",
+    "",
+    "Which service this is. Browsers, which accept text/html, are sent to the dashboard.",
+    answer="Service",
+    who=Who.ANYBODY,
+    also=(302,),
+    headers={"Location": "Address of the dashboard, with status 302."},
+)
 async def get_service(call: Endpoint) -> Reply:
+    if "text/html" in call.request.headers.get("Accept", ""):
+        where = call.request.path + dashboard.PLACE
+        return Reply({}, 302, {"Location": where, "Vary": "Accept"})
     return Reply({"name": "jupyter-singularity", "api": "api/v1"})
 
 
@@ -327,13 +340,17 @@ def make_application(services: Services, prefix: str) -> Application:
     base = f"{prefix.rstrip('/')}/"
     return Application(
         [
-            (
-                base + re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.replace(".", r"\.")),
-                Endpoint,
-                {"services": services, "operations": operations},
-            )
-            for route, operations in by_path().items()
+            *dashboard.routes(services, base),
+            *(
+                (
+                    base + re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.replace(".", r"\.")),
+                    Endpoint,
+                    {"services": services, "operations": operations},
+                )
+                for route, operations in by_path().items()
+            ),
         ],
+        cookie_secret=secrets.token_bytes(32),
         default_handler_class=Unknown,
         default_handler_args={"services": services, "operations": {}},
         log_function=_logged_already,

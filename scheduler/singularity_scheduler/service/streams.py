@@ -41,7 +41,8 @@ LOG_POLL_S = 0.25
     "changed, `queue` with the places (`{places: {session: place}}`) that changed, and `progress` "
     "(`{session, progress}`, null when it is over) of transfers to and from the store, and "
     "`devices` (as `GET sessions/{session}/devices`) at most every few seconds when memory or "
-    "utilisation of a session's devices changed, without devices when it gave them back. With "
+    "utilisation of a session's devices changed, without devices when it gave them back; to admins "
+    "also `cluster` (`{}`) when nodes, devices, quotas or parameters changed. With "
     "`Last-Event-ID` exactly what was missed comes instead of the snapshot, while it is still "
     "known. Sessions are as in `GET sessions`: what is long in their runs is null. The stream ends "
     "when the token does not count any more.",

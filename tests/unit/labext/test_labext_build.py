@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "ui_labext"
 BUILT = FOLDER / "singularity_labext" / "labextension"
 LIMIT_KB = 300
+DASHBOARD = ROOT / "scheduler/singularity_scheduler/service/dashboard"
+DASHBOARD_FILES = ("static/dashboard.js", "static/dashboard.css", "templates/base.html")
+DASHBOARD_LIMIT_KB = 10
 
 
 def run(*command: str, cwd: Path = FOLDER, **env: str) -> subprocess.CompletedProcess[str]:
@@ -37,7 +40,7 @@ def run(*command: str, cwd: Path = FOLDER, **env: str) -> subprocess.CompletedPr
     "command",
     [
         ("jest", "--ci"),
-        ("prettier", "--check", "src", "test", "style", "schema", "*.json"),
+        ("prettier", "--check", "src", "test", "style", "schema", "*.json", "*.mjs"),
         ("tsc", "--noEmit", "-p", "tsconfig.test.json"),
     ],
     ids=["jest", "prettier", "types"],
@@ -51,6 +54,11 @@ def test_the_bundle_is_small() -> None:
     assert scripts
     size = sum(len(gzip.compress(script.read_bytes())) for script in scripts) / 1024
     assert size <= LIMIT_KB, f"{size:.0f} KB gzip"
+
+
+def test_the_script_of_the_dashboard_is_small() -> None:
+    script = DASHBOARD / "static/dashboard.js"
+    assert len(gzip.compress(script.read_bytes())) <= DASHBOARD_LIMIT_KB * 1024
 
 
 def test_what_is_built_loads_what_is_there() -> None:
@@ -81,4 +89,7 @@ def test_the_wheel_brings_it(tmp_path: Path) -> None:
     inside = {name.removeprefix(place) for name in names if name.startswith(place)}
     built = {str(file.relative_to(BUILT)) for file in BUILT.rglob("*") if file.is_file()}
     assert inside == built | {"install.json"}
+    pages = {name for name in names if name.startswith("singularity_scheduler/service/dashboard/")}
+    folder = "singularity_scheduler/service/dashboard"
+    assert {f"{folder}/{name}" for name in DASHBOARD_FILES} <= pages
     assert not [name for name in names if "node_modules" in name or "/labextension/" in name]

@@ -1,4 +1,4 @@
-import { Listener, Sessions } from './sessions';
+import { Listener } from './sessions';
 import { EventParser } from './sse';
 
 /** First pause before the stream is opened again; doubled with each failure in a row. */
@@ -22,6 +22,14 @@ export interface ISource {
   open(signal: AbortSignal): AsyncIterable<string>;
   /** The JSON of `GET sessions`. */
   list(signal: AbortSignal): Promise<unknown>;
+}
+
+/** Who is told what the source says: the sessions of a page, or a page that shows them. */
+export interface IReader {
+  /** One event of the stream. */
+  take(name: string, data: unknown): void;
+  /** Everything there is, where the stream could not be followed. */
+  replace(documents: unknown): void;
 }
 
 /** How current the sessions are. */
@@ -59,7 +67,7 @@ function sentence(error: unknown): string {
 export class Feed {
   constructor(
     private readonly _source: ISource,
-    private readonly _sessions: Sessions,
+    private readonly _sessions: IReader,
     private readonly _random: () => number = Math.random
   ) {}
 

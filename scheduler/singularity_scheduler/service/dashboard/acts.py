@@ -1,0 +1,134 @@
+"""The pages that change something of a node: each asks first, then says what the scheduler said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from singularity_proxy.errors import BadRequest, NotFound, SingularityError
+
+from singularity_scheduler.core import administration as adm
+from singularity_scheduler.core.administration import DutyEvent
+
+from .page import Page
+from .views import node_values
+
+MAX_REASON = 500
+MAX_MINUTES = 30 * 1440
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a page asks before it does something; `{node}` is the node."""
+
+    event: DutyEvent
+    title: str
+    what: str
+    button: str
+
+
+ASKS = {
+    "cordon": Ask(
+        DutyEvent.CORDON,
+        "Cordon {node}?",
+        "No new session is placed on it. What is there goes on.",
+        "Cordon",
+    ),
+    "uncordon": Ask(
+        DutyEvent.UNCORDON,
+        "Open {node} again?",
+        "Sessions are placed on it again.",
+        "Uncordon",
+    ),
+    "drain": Ask(
+        DutyEvent.DRAIN,
+        "Drain {node}?",
+        "Its sessions go on elsewhere, or wait in the store until there is room; running code just "
+        "waits and nothing is lost. What cannot be stored is parked and stays.",
+        "Drain",
+    ),
+    "undrain": Ask(
+        DutyEvent.UNDRAIN,
+        "Use {node} again?",
+        "The drain is called off, and sessions are placed on it again.",
+        "Use it again",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What somebody has filled in."""
+
+    reason: str = ""
+    minutes: str = ""
+    store: bool = False
+    force: bool = False
+
+
+class ChangeNode(Page):
+    """GET asks, POST does it. A refusal is shown with what was filled in."""
+
+    admins_only = True
+
+    def get(self, name: str, verb: str) -> None:
+        self._ask(name, verb, Filled())
+
+    async def post(self, name: str, verb: str) -> None:
+        ask = _known(verb)
+        if name not in self.controller.state.nodes:
+            raise NotFound(f"there is no node {name}", node=name)
+        filled = Filled(
+            self.get_body_argument("reason", "").strip(),
+            self.get_body_argument("minutes", "").strip(),
+            bool(self.get_body_argument("store", "")),
+            bool(self.get_body_argument("force", "")),
+        )
+        try:
+            more = self._drain(filled) if ask.event is DutyEvent.DRAIN else {}
+            reason = _reason(filled.reason)
+            event = adm.DutyAsked(self.caller.name, name, ask.event, reason, **more)
+            await self.controller.submit(event)
+        except SingularityError as error:
+            self.set_status(error.http_status)
+            self._ask(name, verb, filled, error.message)
+            return
+        self.redirect(self.node_link(name), status=303)
+
+    def _drain(self, filled: Filled) -> dict[str, Any]:
+        deadline = None
+        if minutes := filled.minutes:
+            fits = minutes.isascii() and minutes.isdecimal() and len(minutes) < 6
+            if not fits or not 0 < int(minutes) <= MAX_MINUTES:
+                raise BadRequest(
+                    f"the time for the drain must be a whole number of minutes up to {MAX_MINUTES},"
+                    " or be left empty; nothing was changed"
+                )
+            deadline = self.controller.now() + 60.0 * int(minutes)
+        return {"deadline": deadline, "force": filled.force, "store": filled.store}
+
+    def _ask(self, name: str, verb: str, filled: Filled, refused: str = "") -> None:
+        ask = _known(verb)
+        self.show(
+            "ask.html",
+            **node_values(self, name),
+            ask=ask,
+            verb=verb,
+            title=ask.title.format(node=name),
+            filled=filled,
+            refused=refused,
+        )
+
+
+def _known(verb: str) -> Ask:
+    if verb not in ASKS:
+        raise NotFound(f"a node cannot be asked to '{verb}': there are {', '.join(ASKS)}")
+    return ASKS[verb]
+
+
+def _reason(text: str) -> str:
+    if len(text) > MAX_REASON or not text.isprintable():
+        raise BadRequest(
+            f"the reason must be one line of at most {MAX_REASON} characters; nothing was changed"
+        )
+    return text

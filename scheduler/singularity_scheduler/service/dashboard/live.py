@@ -1,0 +1,64 @@
+"""Tells a page that something it may show has changed; the page then asks for itself again.
+
+What a page shows is made in one place, the templates; so a page that follows and one without a
+script show the same, and a browser gets no more than its user may see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tornado.iostream import StreamClosedError
+
+from singularity_scheduler.service.feed import Listener, lines
+from singularity_scheduler.service.streams import Beats
+
+from .page import Page
+
+GAP_S = 0.1
+"""Changes that come so close together are told once."""
+
+
+class Live(Page):
+    """Server-sent events: `snapshot` at the beginning, `change` after each change."""
+
+    _listener: Listener | None = None
+
+    async def get(self) -> None:
+        self.set_header("Content-Type", "text/event-stream")
+        self.set_header("X-Accel-Buffering", "no")
+        listener, _ = self.services.feed.listen(self.caller.sees, None)
+        self._listener = listener
+        try:
+            self.write(lines("snapshot", "{}") + b"\n")
+            await self.flush()
+            await self._tell(listener)
+        except StreamClosedError:
+            pass
+        finally:
+            self.services.feed.leave(listener)
+
+    async def _tell(self, listener: Listener) -> None:
+        beats = Beats()
+        while True:
+            await listener.wait(beats.left)
+            due = beats.due()
+            if due and await self._caller(self.login) != self.caller:
+                return
+            news = listener.take()
+            if news is None:
+                return
+            if news:
+                self.write(lines("change", "{}") + b"\n")
+            elif due:
+                self.write(b": heartbeat\n\n")
+            else:
+                continue  # it was for others
+            await self.flush()
+            if news:
+                await asyncio.sleep(GAP_S)
+
+    def on_connection_close(self) -> None:
+        if self._listener is not None:
+            self._listener.end()
+        super().on_connection_close()

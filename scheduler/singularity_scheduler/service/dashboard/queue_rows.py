@@ -1,0 +1,124 @@
+"""Who waits, in what order, why, and when it is expected; and sessions as rows of a table. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from singularity_scheduler.client.words import duration, size
+from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.estimate import estimate, span, waited_s
+from singularity_scheduler.core.explain import text
+from singularity_scheduler.core.model import SessionView, Tier
+from singularity_scheduler.service.documents import may_wait, queue_document
+
+ROWS_PER_PAGE = 50
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One that waits for devices, to be started or to come back."""
+
+    view: SessionView
+    place: int
+    """Among those that wait where it does."""
+    waited_s: float
+    why: str
+    expected: str
+    """ "in 20 s to 3 min"; "not known" where nobody can say."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A page of it."""
+
+    rows: tuple[Waiting, ...]
+    found: int
+    page: int
+    pages: int
+    of_tier: dict[str, int]
+    """tier -> how many of it wait"""
+    devices: dict[str, int]
+    """tier -> devices that they ask for"""
+    held_back: int
+    """Those that somebody has preempted and nobody resumed."""
+
+
+def queue(
+    state: ClusterState, now: float, user: str | None = None, page: int = 1, tier: str = ""
+) -> Queue:
+    """Those of a user (None: of everybody) and of a tier ("": of any), higher tiers first, within
+    one the longest wait first. Reasons and estimates are worked out for one page alone."""
+    views = [v for v in state.sessions.values() if user in (None, v.user)]
+    waiting = [v for v in views if may_wait(v) and not v.final]
+    of_tier = {t.value: 0 for t in reversed(list(Tier))}
+    devices = dict(of_tier)
+    for view in waiting:
+        of_tier[view.tier.value] += 1
+        devices[view.tier.value] += view.virtual_devices
+    fitting = [v for v in waiting if tier in ("", v.tier.value)]
+    fitting.sort(key=lambda v: (-v.tier.rank, -v.priority.rank, v.waiting_since or v.updated_at))
+    pages = max(1, -(-len(fitting) // ROWS_PER_PAGE))
+    page = min(max(page, 1), pages)
+    shown = fitting[(page - 1) * ROWS_PER_PAGE : page * ROWS_PER_PAGE]
+    return Queue(
+        tuple(_waiting(state, view, now) for view in shown),
+        len(fitting),
+        page,
+        pages,
+        of_tier,
+        devices,
+        sum(v.held_back and not v.final for v in views),
+    )
+
+
+def _waiting(state: ClusterState, view: SessionView, now: float) -> Waiting:
+    place = queue_document(state, view)
+    return Waiting(
+        view,
+        place["place"] if place else 0,
+        waited_s(state, view, now),
+        text(state, view, now)[0],
+        expected(state, view, now),
+    )
+
+
+def expected(state: ClusterState, view: SessionView, now: float) -> str:
+    """When it has what it waits for; "" for one that waits for nothing."""
+    found = estimate(state, view, now)
+    if found is None:
+        return ""
+    if found.low_s is None or found.high_s is None:
+        return "not known"
+    return f"in {span(found.low_s, found.high_s)}"
+
+
+@dataclass(frozen=True)
+class SessionRow:
+    """A session in a table."""
+
+    view: SessionView
+    where: str
+    """Its devices, or what it has instead."""
+    why: str
+    expected: str
+    place: int | None
+    checkpoint: str
+
+
+def session_row(state: ClusterState, view: SessionView, now: float) -> SessionRow:
+    """Of an ended session too."""
+    place = queue_document(state, view)
+    where = ", ".join(dict.fromkeys(view.devices))
+    checkpoint = view.last_checkpoint
+    stored = ""
+    if checkpoint is not None:
+        named = f'"{checkpoint.name}", ' if checkpoint.name else ""
+        stored = f"{named}{duration(max(0.0, now - checkpoint.at))} ago, {size(checkpoint.bytes)}"
+    return SessionRow(
+        view,
+        f"{view.node} {where}" if where else "",
+        text(state, view, now)[0],
+        expected(state, view, now) if may_wait(view) else "",
+        place["place"] if place else None,
+        stored,
+    )
