@@ -178,11 +178,11 @@ class Scheduler:
             (prefix + "/([^/]+)", _Session, {"scheduler": self}),
             (prefix + "/([^/]+)/connection", _Connection, {"scheduler": self}),
             (prefix + "/([^/]+)/signal", _Signal, {"scheduler": self}),
-            (prefix + "/([^/]+)/(why|history|checkpoints)", _About, {"scheduler": self}),
+            (prefix + "/([^/]+)/(why|history|checkpoints|devices)", _About, {"scheduler": self}),
             (prefix + "/([^/]+)/log", _Log, {"scheduler": self}),
             (prefix + "/([^/]+)/owner", _Owner, {"scheduler": self}),
             (
-                prefix + "/([^/]+)/(checkpoint|suspend|resume|migrate|park|restore|fork)",
+                prefix + "/([^/]+)/(checkpoint|suspend|resume|migrate|park|keep|tier|restore|fork)",
                 _Verb,
                 {"scheduler": self},
             ),
@@ -300,6 +300,7 @@ class _About(_Base):
             "why": {"sentence": "because", "facts": {}},
             "history": {"history": [limit], "next": None if cursor else "older"},
             "checkpoints": {"checkpoints": [{"id": "c1"}]},
+            "devices": {"session": sid, "devices": []},
         }
         self.finish(json.dumps(answers[what]))
 

@@ -84,7 +84,7 @@ class SessionsHandler(_Handler):
 
 class SessionHandler(_Handler):
     """GET sessions/ID, sessions/ID/why, sessions/ID/history[?limit=&cursor=],
-    sessions/ID/checkpoints, sessions/ID/output; DELETE sessions/ID."""
+    sessions/ID/checkpoints, sessions/ID/devices, sessions/ID/output; DELETE sessions/ID."""
 
     @web.authenticated
     @authorized  # type: ignore[untyped-decorator]
@@ -100,6 +100,8 @@ class SessionHandler(_Handler):
                 )
             elif part == "checkpoints":
                 answer = {"checkpoints": await self.client.checkpoints(session)}
+            elif part == "devices":
+                answer = await self.client.devices(session)
             elif part == "output":
                 answer = self._output(await self.client.get_session(session))
             else:
@@ -125,13 +127,13 @@ class SessionHandler(_Handler):
         """Where the notebook that a run writes is: its `file`, whether that is there as this server
         sees it, and its `path` below the server's root, by which a page opens it (None: it is
         elsewhere)."""
-        file = (session.get("run") or {}).get("output")
+        file: str = (session.get("run") or {}).get("output") or ""
         root = getattr(self.contents_manager, "root_dir", None)
         path = None
         if file and root:
             there, top = Path(file).resolve(), Path(root).resolve()
             path = there.relative_to(top).as_posix() if there.is_relative_to(top) else None
-        return {"file": file, "path": path, "exists": bool(file) and Path(file).exists()}
+        return {"file": file or None, "path": path, "exists": bool(file) and Path(file).exists()}
 
 
 class VerbHandler(_Handler):
@@ -143,12 +145,14 @@ class VerbHandler(_Handler):
         "resume": ("checkpoint", "node"),
         "migrate": ("device", "node", "cluster"),
         "park": (),
+        "keep": ("for_s",),
+        "tier": ("tier",),
         "restore": ("checkpoint", "discard"),
         "fork": ("checkpoint", "name"),
     }
     """What a page may ask for: verb -> keys of its body."""
 
-    NEEDED = {"restore": "checkpoint"}
+    NEEDED = {"restore": "checkpoint", "keep": "for_s", "tier": "tier"}
     """Verb -> the key that it cannot do without."""
 
     @web.authenticated
@@ -160,7 +164,7 @@ class VerbHandler(_Handler):
             raise web.HTTPError(
                 400, f"{verb} takes a JSON object with {' and '.join(known) or 'no keys'}"
             )
-        if (needed := self.NEEDED.get(verb)) and not body.get(needed):
+        if (needed := self.NEEDED.get(verb)) and body.get(needed) is None:
             raise web.HTTPError(400, f"{verb} needs {needed}: nothing was done")
         try:
             answer = await getattr(self.client, verb)(session, **body)
@@ -325,7 +329,7 @@ def handlers() -> list[tuple[str, type[_Handler]]]:
     session = r"/sessions/([^/]+)"
     return [
         (url_path_join(PREFIX, "sessions"), SessionsHandler),
-        (PREFIX + session + r"(?:/(why|history|checkpoints|output))?", SessionHandler),
+        (PREFIX + session + r"(?:/(why|history|checkpoints|devices|output))?", SessionHandler),
         (PREFIX + session + r"/log", LogHandler),
         (PREFIX + session + rf"/({'|'.join(VerbHandler.KEYS)})", VerbHandler),
         (url_path_join(PREFIX, "kernels"), KernelsHandler),

@@ -2,58 +2,165 @@ import { Dialog, InputDialog, showDialog, showErrorMessage } from '@jupyterlab/a
 import { TranslationBundle } from '@jupyterlab/translation';
 
 import { Api } from './api';
+import { sentence } from './model/refused';
 import { ISession } from './model/session';
-import { Verb, verbLabel } from './model/verbs';
+import { canFork, canRestore, IStored, storedName } from './model/stored';
+import { KEEP_S, KEYS, Said, target, TIERS, Verb, verbLabel } from './model/verbs';
+import { cancelText, restoreText } from './model/warnings';
+import { ageText, duration } from './model/words';
 
-/** What a person says to a verb; null: they changed their mind. */
-async function asked(
-  verb: Verb,
-  session: ISession,
-  trans: TranslationBundle
-): Promise<string | null> {
-  const title = `${verbLabel(verb, trans)}: ${session.name}`;
-  if (verb === 'cancel') {
-    const { button } = await showDialog({
-      title,
-      body: trans.__('End this session? Its variables are lost; its checkpoints stay.'),
-      buttons: [
-        Dialog.cancelButton({ label: trans.__('Keep it') }),
-        Dialog.warnButton({ label: trans.__('End it') })
-      ],
-      defaultButton: 0
-    });
-    return button.accept ? '' : null;
-  }
-  if (verb === 'checkpoint' || verb === 'migrate') {
-    const label =
-      verb === 'checkpoint'
-        ? trans.__('Name; one without a name may be deleted when newer ones exist')
-        : trans.__('Device ("cuda:1") or node; empty: any other device');
-    const { button, value } = await InputDialog.getText({
-      title,
-      label,
-      okLabel: verbLabel(verb, trans)
-    });
-    return button.accept ? (value ?? '') : null;
-  }
-  return '';
-}
+/** Why there is nothing to choose from, as a sentence. */
+class Nothing extends Error {}
 
-/** Do something with a session: ask what must be asked, and show the sentence of a refusal. */
-export async function act(
-  api: Api,
-  verb: Verb,
-  session: ISession,
-  trans: TranslationBundle
-): Promise<void> {
-  const word = await asked(verb, session, trans);
-  if (word === null) {
-    return;
+/** Does what people ask for: asks what must be asked, says what is lost and what is kept, and
+ * shows the sentence of a refusal. */
+export class Actions {
+  constructor(
+    private readonly _api: Api,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /**
+   * Do something with a session. `said`: what is known already, keys of the verb's body; it is
+   * asked for what is missing. True: it is done or under way.
+   */
+  async act(verb: Verb, session: ISession, said: Said = {}): Promise<boolean> {
+    const given = Object.fromEntries(
+      KEYS[verb].filter(key => said[key] !== undefined).map(key => [key, said[key]])
+    );
+    try {
+      const body = await this._asked(verb, session, given);
+      if (!body) {
+        return false;
+      }
+      await this._api.act(verb, session.id, body);
+      return true;
+    } catch (error) {
+      const title = this._trans.__('Refused: %1 %2', verbLabel(verb, this._trans), session.name);
+      await showErrorMessage(title, sentence(error));
+      return false;
+    }
   }
-  try {
-    await api.act(verb, session.id, word);
-  } catch (error) {
-    const title = trans.__('Refused: %1 %2', verbLabel(verb, trans), session.name);
-    await showErrorMessage(title, error instanceof Error ? error.message : String(error));
+
+  /** What is said to a verb after all was asked; null: they changed their mind. */
+  private async _asked(verb: Verb, session: ISession, said: Said): Promise<Said | null> {
+    const trans = this._trans;
+    const title = `${verbLabel(verb, trans)}: ${session.name}`;
+    const known = Object.keys(said).length > 0;
+    switch (verb) {
+      case 'cancel': {
+        const body = cancelText(session, Date.now(), trans);
+        const sure = await this._sure(title, body, trans.__('Keep it'), trans.__('End it'));
+        return sure ? said : null;
+      }
+      case 'checkpoint':
+        return known ? said : this._name(title, trans.__('Checkpoint'));
+      case 'migrate': {
+        if (known) {
+          return said;
+        }
+        const label = trans.__('Device ("cuda:1") or node; empty: any other device');
+        const okLabel = verbLabel(verb, trans);
+        const { button, value } = await InputDialog.getText({ title, label, okLabel });
+        return button.accept ? target(value ?? '') : null;
+      }
+      case 'keep':
+        return known ? said : this._keep(title);
+      case 'tier':
+        return known ? said : this._tier(title, session);
+      case 'restore': {
+        const stored = await this._stored(title, session, said, canRestore);
+        if (!stored) {
+          return null;
+        }
+        const body = restoreText(session, stored, said.discard === true, Date.now(), trans);
+        const sure = await this._sure(title, body, trans.__('Stay'), trans.__('Go back'));
+        return sure ? { ...said, checkpoint: stored.id } : null;
+      }
+      case 'fork': {
+        const stored = await this._stored(title, session, said, canFork);
+        if (!stored || said.name !== undefined) {
+          return stored && { ...said, checkpoint: stored.id };
+        }
+        const label = trans.__('Name of the second session, which begins at this checkpoint');
+        const okLabel = verbLabel(verb, trans);
+        const text = `${session.name} (${storedName(stored)})`;
+        const { button, value } = await InputDialog.getText({ title, label, text, okLabel });
+        const name = value?.trim();
+        return button.accept ? { checkpoint: stored.id, ...(name ? { name } : {}) } : null;
+      }
+      default:
+        return said;
+    }
+  }
+
+  private async _sure(title: string, body: string, no: string, yes: string): Promise<boolean> {
+    const buttons = [Dialog.cancelButton({ label: no }), Dialog.warnButton({ label: yes })];
+    const { button } = await showDialog({ title, body, buttons, defaultButton: 0 });
+    return button.accept;
+  }
+
+  private async _name(title: string, okLabel: string): Promise<Said | null> {
+    const label = this._trans.__('Name; one without a name may be deleted when newer ones exist');
+    const { button, value } = await InputDialog.getText({ title, label, okLabel });
+    const name = value?.trim();
+    return button.accept ? (name ? { name } : {}) : null;
+  }
+
+  private async _keep(title: string): Promise<Said | null> {
+    const items = KEEP_S.map(seconds => duration(seconds, this._trans));
+    const never = this._trans.__('no longer');
+    const { button, value } = await InputDialog.getItem({
+      title,
+      label: this._trans.__('From now on, though it may be idle'),
+      items: [...items, never],
+      okLabel: verbLabel('keep', this._trans)
+    });
+    const chosen = KEEP_S[items.indexOf(value ?? '')];
+    return button.accept && value ? { for_s: chosen ?? 0 } : null;
+  }
+
+  private async _tier(title: string, session: ISession): Promise<Said | null> {
+    const { button, value } = await InputDialog.getItem({
+      title,
+      label: this._trans.__('It is %1 now', session.tier),
+      items: [...TIERS],
+      current: Math.max(
+        0,
+        TIERS.findIndex(tier => tier === session.tier)
+      ),
+      okLabel: verbLabel('tier', this._trans)
+    });
+    return button.accept && value ? { tier: value } : null;
+  }
+
+  /** The checkpoint that is named in `said`, or one that they choose; null: none. */
+  private async _stored(
+    title: string,
+    session: ISession,
+    said: Said,
+    fits: (session: ISession, stored: IStored) => boolean
+  ): Promise<IStored | null> {
+    const all = await this._api.checkpoints(session.id);
+    const named = all.find(each => [each.id, each.name].includes(String(said.checkpoint)));
+    if (named) {
+      return named; // the server says why, should it not fit
+    }
+    const fitting = all.filter(each => fits(session, each));
+    if (!fitting.length) {
+      throw new Nothing(
+        this._trans.__('It has no checkpoint for this; nothing was done: store one first.')
+      );
+    }
+    const names = fitting.map(
+      each => `${storedName(each)}, ${ageText(each.at, Date.now(), this._trans)}`
+    );
+    const { button, value } = await InputDialog.getItem({
+      title,
+      label: this._trans.__('Checkpoint'),
+      items: names,
+      okLabel: this._trans.__('Choose')
+    });
+    return (button.accept && fitting[names.indexOf(value ?? '')]) || null;
   }
 }

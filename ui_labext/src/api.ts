@@ -2,10 +2,24 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
 import { ISource } from './model/feed';
-import { call, Verb } from './model/verbs';
+import { IChange, readHistory } from './model/history';
+import { isObject, list, text } from './model/json';
+import { IPage } from './model/load';
+import { ILogSource, TAIL_BYTES } from './model/log';
+import { IOutput, readOutput } from './model/output';
+import { Refused } from './model/refused';
+import { ISession, readSession } from './model/session';
+import { IStored, readStored } from './model/stored';
+import { call, Said, Verb } from './model/verbs';
 
 /** Where the server extension relays the scheduler's API. */
 const PREFIX = 'singularity/api/v1';
+
+/** Changes of a session that are asked for at a time. */
+const HISTORY_PAGE = 30;
+
+/** Sessions, ended ones too, that are asked for at a time. */
+const PAST_PAGE = 200;
 
 /** A request that has no answer after this long is given up. */
 const LIMIT_MS = 30_000;
@@ -13,15 +27,78 @@ const LIMIT_MS = 30_000;
 /** Moves wait for the store: the server answers at the latest after this long. */
 const MOVE_MS = 15 * 60_000;
 
-/** A refusal; its message is the server's sentence. */
-export class Refused extends Error {}
-
 /** The scheduler's API as the Jupyter server relays it; the browser never holds its token. */
-export class Api implements ISource {
+export class Api implements ISource, ILogSource {
   constructor(private readonly _settings: ServerConnection.ISettings) {}
 
-  async *open(signal: AbortSignal): AsyncIterable<string> {
-    const answer = await this._fetch('events', { signal, cache: 'no-store' });
+  open(signal: AbortSignal): AsyncIterable<string> {
+    return this._stream('events', signal);
+  }
+
+  log(session: string, offset: number | null, signal: AbortSignal): AsyncIterable<string> {
+    const from = offset === null ? `tail=${TAIL_BYTES}` : `offset=${offset}`;
+    return this._stream(`${of(session)}/log?follow=true&${from}`, signal);
+  }
+
+  async list(signal: AbortSignal): Promise<unknown> {
+    return this._json('sessions', { signal }, LIMIT_MS);
+  }
+
+  /** Why a session is in its state, as a sentence. */
+  async why(session: string): Promise<string> {
+    const answer = await this._json(`${of(session)}/why`, {}, LIMIT_MS);
+    return isObject(answer) ? text(answer.sentence) : '';
+  }
+
+  /** What the store has of a session, newest first. */
+  async checkpoints(session: string, signal?: AbortSignal): Promise<IStored[]> {
+    const answer = await this._json(`${of(session)}/checkpoints`, init(signal), LIMIT_MS);
+    return understood(list(answer, 'checkpoints', readStored));
+  }
+
+  /** A page of a session's changes: the newest, or those before `cursor`. */
+  async history(
+    session: string,
+    cursor: string | null,
+    signal?: AbortSignal
+  ): Promise<IPage<IChange>> {
+    const path = `${of(session)}/history?${query(HISTORY_PAGE, cursor)}`;
+    return understood(readHistory(await this._json(path, init(signal), LIMIT_MS)));
+  }
+
+  /** A page of all sessions, ended ones too: the newest, or those before `cursor`. */
+  async past(cursor: string | null, signal?: AbortSignal): Promise<IPage<ISession>> {
+    const answer = await this._json(`sessions?${query(PAST_PAGE, cursor)}`, init(signal), LIMIT_MS);
+    const items = understood(list(answer, 'sessions', readSession));
+    return { items, next: (isObject(answer) && text(answer.next)) || null };
+  }
+
+  /** Where the notebook that a run writes is. */
+  async output(session: string): Promise<IOutput> {
+    return readOutput(await this._json(`${of(session)}/output`, {}, LIMIT_MS));
+  }
+
+  /** The JSON of what the devices of a session do. */
+  async devices(session: string): Promise<unknown> {
+    return this._json(`${of(session)}/devices`, {}, LIMIT_MS);
+  }
+
+  /** The session behind each kernel of this server, by kernel id. */
+  async kernels(): Promise<Map<string, string>> {
+    const answer = (await this._json('kernels', {}, LIMIT_MS)) as { kernels?: unknown } | null;
+    const pairs = Object.entries((answer?.kernels ?? {}) as Record<string, unknown>);
+    return new Map(pairs.filter((pair): pair is [string, string] => typeof pair[1] === 'string'));
+  }
+
+  /** Do something with a session; raises `Refused` with the server's sentence. */
+  async act(verb: Verb, session: string, said: Said = {}): Promise<unknown> {
+    const { method, path, body } = call(verb, session, said);
+    const init = { method, ...(body ? { body: JSON.stringify(body) } : {}) };
+    return this._json(`sessions/${path}`, init, MOVE_MS);
+  }
+
+  private async *_stream(path: string, signal: AbortSignal): AsyncIterable<string> {
+    const answer = await this._fetch(path, { signal, cache: 'no-store' });
     const reader = answer.body?.getReader();
     if (!reader) {
       throw new Refused('this browser cannot read streams');
@@ -34,31 +111,6 @@ export class Api implements ISource {
       }
       yield decoder.decode(value, { stream: true });
     }
-  }
-
-  async list(signal: AbortSignal): Promise<unknown> {
-    return this._json('sessions', { signal }, LIMIT_MS);
-  }
-
-  /** Why a session is in its state, as a sentence. */
-  async why(session: string): Promise<string> {
-    const path = `sessions/${encodeURIComponent(session)}/why`;
-    const answer = (await this._json(path, {}, LIMIT_MS)) as { sentence?: unknown } | null;
-    return typeof answer?.sentence === 'string' ? answer.sentence : '';
-  }
-
-  /** The session behind each kernel of this server, by kernel id. */
-  async kernels(): Promise<Map<string, string>> {
-    const answer = (await this._json('kernels', {}, LIMIT_MS)) as { kernels?: unknown } | null;
-    const pairs = Object.entries((answer?.kernels ?? {}) as Record<string, unknown>);
-    return new Map(pairs.filter((pair): pair is [string, string] => typeof pair[1] === 'string'));
-  }
-
-  /** Do something with a session; raises `Refused` with the server's sentence. */
-  async act(verb: Verb, session: string, word = ''): Promise<unknown> {
-    const { method, path, body } = call(verb, session, word);
-    const init = { method, ...(body ? { body: JSON.stringify(body) } : {}) };
-    return this._json(`sessions/${path}`, init, MOVE_MS);
   }
 
   private async _json(path: string, init: RequestInit, limitMs: number): Promise<unknown> {
@@ -81,10 +133,31 @@ export class Api implements ISource {
     const url = URLExt.join(this._settings.baseUrl, PREFIX, path);
     const answer = await ServerConnection.makeRequest(url, init, this._settings);
     if (!answer.ok) {
-      throw new Refused(await refusal(answer));
+      throw new Refused(await refusal(answer), answer.status);
     }
     return answer;
   }
+}
+
+/** The path of a session. */
+function of(session: string): string {
+  return `sessions/${encodeURIComponent(session)}`;
+}
+
+function init(signal?: AbortSignal): RequestInit {
+  return signal ? { signal } : {};
+}
+
+function query(limit: number, cursor: string | null): string {
+  return new URLSearchParams({ limit: String(limit), ...(cursor ? { cursor } : {}) }).toString();
+}
+
+/** What was read from an answer; raises a sentence when that was nothing. */
+function understood<T>(found: T | null): T {
+  if (found === null) {
+    throw new Refused('the scheduler is of another version: its answer cannot be read');
+  }
+  return found;
 }
 
 /** The sentence of a refusal, whatever answers. */

@@ -4,6 +4,7 @@ import { Api } from './api';
 import { Behind } from './model/behind';
 import { Feed } from './model/feed';
 import { Sessions } from './model/sessions';
+import { Sidebar } from './model/sidebar';
 
 /** What the plugins of this extension, and other extensions, share. */
 export interface ISingularity {
@@ -13,6 +14,8 @@ export interface ISingularity {
   readonly feed: Feed;
   /** Which session is behind a kernel. */
   readonly behind: Behind;
+  /** What is looked at in the sidebar. */
+  readonly sidebar: Sidebar;
   readonly api: Api;
 }
 

@@ -2,7 +2,7 @@ import { ISession, readSession } from '../src/model/session';
 import { ITexts } from '../src/model/words';
 
 function fill(text: string, args: unknown[]): string {
-  return text.replace(/%(\d)/g, (_, n) => String(args[Number(n) - 1]));
+  return text.replace(/%(\d)/g, (_, n) => String(args[Number(n) - 1])).replace(/%%/g, '%');
 }
 
 /** English, filled in as JupyterLab's gettext does it. */
@@ -36,6 +36,8 @@ export const DOCUMENT = {
     level: 'process',
     bytes: 1024
   },
+  checkpoints: 1,
+  run: null,
   progress: null,
   loss: null
 };

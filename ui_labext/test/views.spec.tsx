@@ -7,10 +7,7 @@ import { Feed } from '../src/model/feed';
 import { Sessions } from '../src/model/sessions';
 import { AGAIN_MS, Whys } from '../src/model/whys';
 import { Banner } from '../src/view/banner';
-import { Card } from '../src/view/card';
-import { Panel } from '../src/view/panel';
 import { Status } from '../src/view/status';
-import { visible } from '../src/view/virtual';
 import { DOCUMENT, sample, TEXTS } from './samples';
 
 let page: HTMLElement;
@@ -52,85 +49,6 @@ function query(selector: string): HTMLElement {
   }
   return found;
 }
-
-test('a card says what a session is, why, and what one can do', async () => {
-  const asked: string[] = [];
-  const changes = { queue: { place: 2, ahead: 1 }, state: 'waiting', devices: [] };
-  await show(
-    <Card
-      session={sample(changes)}
-      why="place 2, expected in 40 s"
-      now={Date.now()}
-      texts={TEXTS}
-      act={(verb, session) => asked.push(`${verb} ${session.id}`)}
-    />
-  );
-  expect(page.textContent).toContain('waitingtrain.ipynbstandard');
-  expect(page.textContent).toContain('place 2, expected in 40 s');
-  expect(page.textContent).toContain('place 2 in the queue · wants 1 device · local');
-  expect(page.textContent).toContain('checkpoint "good", 5 min ago');
-  const buttons = [...page.querySelectorAll('button')];
-  expect(buttons.map(button => button.getAttribute('aria-label'))).toEqual([
-    'Checkpoint train.ipynb',
-    'Suspend train.ipynb',
-    'Migrate train.ipynb',
-    'Cancel train.ipynb'
-  ]);
-  buttons[0]?.click();
-  expect(asked).toEqual(['checkpoint a1']);
-});
-
-test('a transfer has a bar that is read aloud', async () => {
-  const progress = { bytes_done: 512, bytes_total: 1024, rate: 0, eta_s: null };
-  await show(<Card session={sample({ progress })} why="" now={0} texts={TEXTS} act={() => null} />);
-  const bar = query('progress') as HTMLProgressElement;
-  expect([bar.value, bar.max]).toEqual([512, 1024]);
-  expect(bar.getAttribute('aria-valuetext')).toBe('512 B of 1.0 KiB');
-});
-
-test('only the cards in sight of 1,000 exist', async () => {
-  const many = Array.from({ length: 1000 }, (_, n) => ({ ...DOCUMENT, id: `s${n}` }));
-  const whys = new Whys(async () => '');
-  sessions.replace(many);
-  await show(
-    <Panel sessions={sessions} feed={feed} whys={whys} texts={TEXTS} act={() => undefined} />
-  );
-  const rows = page.querySelectorAll('[role=listitem]');
-  expect(rows.length).toBeGreaterThan(3);
-  expect(rows.length).toBeLessThan(30);
-  expect(rows[0]?.getAttribute('aria-setsize')).toBe('1000');
-  await act(async () => {
-    query('[role=list]').scrollTop = 148 * 500;
-    query('[role=list]').dispatchEvent(new Event('scroll', { bubbles: true }));
-  });
-  const places = [...page.querySelectorAll('[role=listitem]')].map(row =>
-    Number(row.getAttribute('aria-posinset'))
-  );
-  expect(places).toContain(502);
-  expect(places).not.toContain(1);
-});
-
-test.each([
-  [0, 600, 100, 1000, [0, 10]],
-  [5000, 600, 100, 1000, [46, 60]],
-  [9_999_999, 600, 100, 3, [2, 3]],
-  [0, 600, 100, 0, [0, 0]]
-])('rows in sight: %d px down, %d px high', (top, height, row, count, rows) => {
-  expect(visible(top, height, row, count)).toEqual(rows);
-});
-
-test('the panel follows the sessions and says when there are none', async () => {
-  const whys = new Whys(async () => 'place 1, expected in 10 s');
-  await show(<Panel sessions={sessions} feed={feed} whys={whys} texts={TEXTS} act={() => null} />);
-  expect(query('[role=status]').textContent).toBe('connecting to the scheduler');
-  sessions.take('session', { ...DOCUMENT, state: 'waiting' });
-  await pass(50);
-  await pass(50);
-  expect(query('[data-session=a1]').textContent).toContain('expected in 10 s');
-  sessions.take('session', { ...DOCUMENT, state: 'running' });
-  await pass(50);
-  expect(query('[data-session=a1]').textContent).toContain('its code called a device');
-});
 
 test('the status item is of the active notebook, and opens the panel', async () => {
   sessions.replace([DOCUMENT]);

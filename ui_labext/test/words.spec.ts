@@ -1,5 +1,5 @@
 import { nextNotice } from '../src/model/notice';
-import { call, isOffered, VERBS } from '../src/model/verbs';
+import { call, isOffered, VERBS, target } from '../src/model/verbs';
 import {
   bytes,
   checkpointText,
@@ -51,27 +51,37 @@ test('devices, checkpoint and progress in words', () => {
 test('verbs are offered where they make sense', () => {
   const offered = (changes: Record<string, unknown>) =>
     VERBS.filter(verb => isOffered(verb, sample(changes)));
-  expect(offered({})).toEqual(['checkpoint', 'suspend', 'migrate', 'cancel']);
+  expect(offered({})).toEqual(VERBS.filter(verb => verb !== 'resume'));
   expect(offered({ state: 'parked', device_state: 'parked' })).toContain('resume');
   expect(offered({ state: 'suspended', process_state: 'suspended' })).toEqual([
     'resume',
     'migrate',
+    'tier',
+    'restore',
+    'fork',
     'cancel'
   ]);
-  expect(offered({ state: 'completed', process_state: 'completed' })).toEqual([]);
+  expect(offered({ state: 'completed', process_state: 'completed' })).toEqual(['fork']);
+  expect(offered({ kind: 'batch', run: { output: '/o.ipynb' } })).not.toContain('fork');
+  expect(offered({ last_checkpoint: null, checkpoints: 0 })).not.toContain('restore');
 });
 
 test('a verb is one request', () => {
-  expect(call('checkpoint', 'a/b', ' before lr ')).toEqual({
+  expect(call('checkpoint', 'a/b', { name: 'before lr' })).toEqual({
     method: 'POST',
     path: 'a%2Fb/checkpoint',
     body: { name: 'before lr' }
   });
-  expect(call('migrate', 'a', '').body).toEqual({});
-  expect(call('migrate', 'a', '1').body).toEqual({ device: 1 });
-  expect(call('migrate', 'a', 'cuda:1').body).toEqual({ device: 'cuda:1' });
-  expect(call('migrate', 'a', 'node-2').body).toEqual({ node: 'node-2' });
-  expect(call('cancel', 'a', '')).toEqual({ method: 'DELETE', path: 'a', body: null });
+  expect(call('cancel', 'a', {})).toEqual({ method: 'DELETE', path: 'a', body: null });
+});
+
+test('a migration goes to a device or to a node', () => {
+  expect(['', '1', 'cuda:1', ' node-2 '].map(target)).toEqual([
+    {},
+    { device: 1 },
+    { device: 'cuda:1' },
+    { node: 'node-2' }
+  ]);
 });
 
 test('a taken session is told with its reason until it is back', () => {

@@ -52,9 +52,11 @@ const steps = {
   async nobanner(page) {
     await page.locator('.jp-Singularity-banner').waitFor({ state: 'hidden', ...LIMIT });
   },
-  // A verb of the first card; its dialog is answered with `word`.
+  // A verb of the menu of the first card; its dialog is answered with `word`.
   async verb(page, label, word) {
-    await page.locator('.jp-Singularity-card').first().getByRole('button', { name: label }).click();
+    const card = page.locator('.jp-Singularity-card').first();
+    await card.getByRole('button', { name: 'All actions' }).click();
+    await page.locator('.lm-Menu-item', { hasText: label }).first().click();
     const dialog = page.locator('.jp-Dialog');
     await dialog.waitFor(LIMIT);
     const text = await dialog.innerText();

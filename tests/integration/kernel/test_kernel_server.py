@@ -169,6 +169,7 @@ def test_sessions_and_cluster_are_relayed(jupyter: Server, platform: Scheduler) 
     assert jupyter.ask(history).body == {"history": [7], "next": "older"}
     assert jupyter.ask(f"{history}&cursor=older").body == {"history": [7], "next": None}
     assert jupyter.ask(API + f"sessions/{sid}/checkpoints").body == {"checkpoints": [{"id": "c1"}]}
+    assert jupyter.ask(API + f"sessions/{sid}/devices").body == {"session": sid, "devices": []}
     assert jupyter.ask(API + "cluster").body == {"devices": [], "waiting": {}}
     jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE")
 
@@ -194,6 +195,8 @@ def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler
         ("resume", {}),
         ("migrate", {"node": "b"}),
         ("park", {}),
+        ("keep", {"for_s": 0}),
+        ("tier", {"tier": "basic"}),
         ("restore", {"checkpoint": "before lr"}),
         ("fork", {"checkpoint": "before lr", "name": "try"}),
     ):
@@ -205,14 +208,16 @@ def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler
         ("resume", {}),
         ("migrate", {"node": "b"}),
         ("park", {}),
+        ("keep", {"for_s": 0}),
+        ("tier", {"tier": "basic"}),
         ("restore", {"checkpoint": "before lr"}),
         ("fork", {"checkpoint": "before lr", "name": "try"}),
     ]
     refused = jupyter.ask(f"{path}/checkpoint", "POST", {"colour": "red"})
-    assert (refused.status, len(session.asked)) == (400, 7)
+    assert (refused.status, len(session.asked)) == (400, 9)
     assert "name and level" in refused.body["message"]
     refused = jupyter.ask(f"{path}/restore", "POST", {})
-    assert (refused.status, len(session.asked)) == (400, 7)
+    assert (refused.status, len(session.asked)) == (400, 9)
     assert refused.body["message"] == "restore needs checkpoint: nothing was done"
     platform.refusal = BadRequest("its node cannot store processes: it has no CRIU")
     answer = jupyter.ask(f"{path}/suspend", "POST", {})

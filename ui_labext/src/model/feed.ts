@@ -1,3 +1,4 @@
+import { sentence } from './refused';
 import { Listener } from './sessions';
 import { EventParser } from './sse';
 
@@ -47,7 +48,8 @@ export function pause(attempt: number, random: number): number {
   return longest * (0.5 + random / 2);
 }
 
-function wait(ms: number, signal: AbortSignal): Promise<void> {
+/** Resolves after `ms`, or when `signal` is aborted. */
+export function wait(ms: number, signal: AbortSignal): Promise<void> {
   return new Promise(resolve => {
     const done = () => {
       clearTimeout(timer);
@@ -57,10 +59,6 @@ function wait(ms: number, signal: AbortSignal): Promise<void> {
     const timer = setTimeout(done, ms);
     signal.addEventListener('abort', done);
   });
-}
-
-function sentence(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
 }
 
 /** Keeps `sessions` current by the event stream, and by asking now and then while there is none. */
@@ -98,12 +96,25 @@ export class Feed {
         polled = Date.now();
         await this._poll(signal);
       }
-      await wait(pause(Math.max(0, attempt - 1), this._random()), signal);
+      await this._rest(pause(Math.max(0, attempt - 1), this._random()), signal);
     }
   }
 
   stop(): void {
     this._stop.abort();
+  }
+
+  /** Open the stream now instead of after the pause. */
+  retry(): void {
+    this._wake();
+  }
+
+  private async _rest(ms: number, stop: AbortSignal): Promise<void> {
+    const awake = new AbortController();
+    this._wake = () => awake.abort();
+    stop.addEventListener('abort', this._wake);
+    await wait(ms, awake.signal);
+    stop.removeEventListener('abort', this._wake);
   }
 
   /** Read one stream to its end; returns why it ended. */
@@ -159,6 +170,7 @@ export class Feed {
   }
 
   private _link: ILink = { state: 'connecting', known: null, why: '' };
+  private _wake: () => void = () => undefined;
   private readonly _stop = new AbortController();
   private readonly _listeners = new Set<Listener>();
 }

@@ -15,7 +15,7 @@ export function isTaken(session: ISession): boolean {
 }
 
 /** What came back, and what did not, at the session's last return from the store. */
-function lossText(session: ISession, texts: ITexts): string {
+export function lossText(session: ISession, texts: ITexts): string {
   const { loss } = session;
   const back = loss?.back.length ? texts.__('Back: %1.', loss.back.join(', ')) : '';
   const lost = loss?.lost.length

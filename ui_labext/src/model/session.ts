@@ -5,6 +5,8 @@
  * `state` are needed; a key that is missing or of another type counts as unknown.
  */
 
+import { count, countOrNull, isObject, text, texts, time } from './json';
+
 /** How far a transfer to or from the store is. */
 export interface IProgress {
   bytesDone: number;
@@ -15,15 +17,25 @@ export interface IProgress {
   etaS: number | null;
 }
 
-/** The newest stored checkpoint of a session. */
+/** A stored checkpoint of a session. */
 export interface ICheckpoint {
   id: string;
   /** Given by a person; empty: none. */
   name: string;
   /** Milliseconds since 1970; null: unknown. */
   at: number | null;
+  /** "process": everything; "device", "files": that alone. */
   level: string;
+  /** What it would take unshared and uncompressed. */
   bytes: number;
+}
+
+/** What a batch session runs. */
+export interface IRun {
+  notebook: string;
+  command: string;
+  /** Where the executed notebook is written; empty: there is none. */
+  output: string;
 }
 
 /** What came back, and what did not, at a session's last return from the store. */
@@ -55,7 +67,12 @@ export interface ISession {
   createdAt: number | null;
   updatedAt: number | null;
   heldBack: boolean;
+  /** The newest one. */
   checkpoint: ICheckpoint | null;
+  /** How many are stored. */
+  checkpoints: number;
+  /** null: it is no batch run. */
+  run: IRun | null;
   progress: IProgress | null;
   loss: ILoss | null;
 }
@@ -65,29 +82,6 @@ const ENDED = new Set(['completed', 'failed', 'cancelled']);
 /** Whether the session is over, with no way back. */
 export function hasEnded(session: ISession): boolean {
   return ENDED.has(session.state);
-}
-
-type Json = Record<string, unknown>;
-
-function isObject(value: unknown): value is Json {
-  return typeof value === 'object' && value !== null && !Array.isArray(value);
-}
-
-function text(value: unknown): string {
-  return typeof value === 'string' ? value : '';
-}
-
-function count(value: unknown): number {
-  return typeof value === 'number' && Number.isFinite(value) ? Math.max(0, value) : 0;
-}
-
-function texts(value: unknown): string[] {
-  return Array.isArray(value) ? value.filter(item => typeof item === 'string') : [];
-}
-
-function time(value: unknown): number | null {
-  const at = typeof value === 'string' ? Date.parse(value) : NaN;
-  return Number.isNaN(at) ? null : at;
 }
 
 /** A place in the queue; null: none. */
@@ -104,11 +98,11 @@ export function readProgress(value: unknown): IProgress | null {
     bytesDone: count(value.bytes_done),
     bytesTotal: count(value.bytes_total),
     rate: count(value.rate),
-    etaS: typeof value.eta_s === 'number' ? count(value.eta_s) : null
+    etaS: countOrNull(value.eta_s)
   };
 }
 
-function readCheckpoint(value: unknown): ICheckpoint | null {
+export function readCheckpoint(value: unknown): ICheckpoint | null {
   if (!isObject(value)) {
     return null;
   }
@@ -118,6 +112,17 @@ function readCheckpoint(value: unknown): ICheckpoint | null {
     at: time(value.at),
     level: text(value.level),
     bytes: count(value.bytes)
+  };
+}
+
+function readRun(value: unknown): IRun | null {
+  if (!isObject(value)) {
+    return null;
+  }
+  return {
+    notebook: text(value.notebook),
+    command: text(value.command),
+    output: text(value.output)
   };
 }
 
@@ -156,6 +161,8 @@ export function readSession(value: unknown): ISession | null {
     updatedAt: time(value.updated_at),
     heldBack: value.held_back === true,
     checkpoint: readCheckpoint(value.last_checkpoint),
+    checkpoints: count(value.checkpoints),
+    run: readRun(value.run),
     progress: readProgress(value.progress),
     loss: readLoss(value.loss)
   };

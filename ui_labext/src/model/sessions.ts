@@ -1,4 +1,5 @@
 import { hasEnded, ISession, readPlace, readProgress, readSession } from './session';
+import { Usage } from './usage';
 
 /** Told after each change. */
 export type Listener = () => void;
@@ -8,6 +9,9 @@ export type ChangeListener = (before: ISession | null, now: ISession) => void;
 
 /** The sessions of this user, kept by the events of the scheduler. */
 export class Sessions {
+  /** What their devices do. */
+  readonly usage = new Usage();
+
   /** How many sessions of the last full list this page could not read. */
   unreadable = 0;
 
@@ -54,6 +58,7 @@ export class Sessions {
         this.unreadable += 1;
       }
     }
+    this.usage.keep(id => this._byId.has(id));
     this._tell(changes);
   }
 
@@ -73,6 +78,8 @@ export class Sessions {
     } else if (name === 'progress') {
       const progress = readProgress(document.progress);
       this._change([[String(document.session), { progress }]]);
+    } else if (name === 'devices') {
+      this.usage.take(data);
     }
   }
 

@@ -2,25 +2,97 @@ import { hasEnded, ISession } from './session';
 import { ITexts } from './words';
 
 /** What a person can do with a session. */
-export type Verb = 'checkpoint' | 'suspend' | 'resume' | 'migrate' | 'cancel';
+export type Verb =
+  | 'checkpoint'
+  | 'suspend'
+  | 'resume'
+  | 'migrate'
+  | 'park'
+  | 'keep'
+  | 'tier'
+  | 'restore'
+  | 'fork'
+  | 'cancel';
 
-export const VERBS: readonly Verb[] = ['checkpoint', 'suspend', 'resume', 'migrate', 'cancel'];
+/** In the order of menus. */
+export const VERBS: readonly Verb[] = [
+  'checkpoint',
+  'suspend',
+  'resume',
+  'migrate',
+  'park',
+  'keep',
+  'tier',
+  'restore',
+  'fork',
+  'cancel'
+];
 
-/** What the person says to a verb: the name of a checkpoint, where to migrate to; "": nothing. */
+/** Those with a button on the card; the others are in its menu. */
+export const BUTTONS: readonly Verb[] = ['checkpoint', 'suspend', 'resume'];
+
+export const TIERS = ['premium', 'standard', 'basic'] as const;
+
+/** For how long a session may be kept alive from a menu, in seconds. */
+export const KEEP_S = [30 * 60, 2 * 3600, 4 * 3600] as const;
+
+/** What is said to a verb: the keys of its body in the scheduler's API. */
+export type Said = Record<string, unknown>;
+
+/** The keys that each verb takes. */
+export const KEYS: Record<Verb, readonly string[]> = {
+  checkpoint: ['name'],
+  suspend: ['name'],
+  resume: ['checkpoint', 'node'],
+  migrate: ['device', 'node', 'cluster'],
+  park: [],
+  keep: ['for_s'],
+  tier: ['tier'],
+  restore: ['checkpoint', 'discard'],
+  fork: ['checkpoint', 'name'],
+  cancel: []
+};
+
+/** A request to the server. */
 export interface ICall {
   method: 'POST' | 'DELETE';
   /** Below `sessions/`. */
   path: string;
-  body: Record<string, unknown> | null;
+  body: Said | null;
+}
+
+/** The request behind a verb. */
+export function call(verb: Verb, id: string, said: Said): ICall {
+  const session = encodeURIComponent(id);
+  return verb === 'cancel'
+    ? { method: 'DELETE', path: session, body: null }
+    : { method: 'POST', path: `${session}/${verb}`, body: said };
+}
+
+/** Where to migrate to: a device where `word` has a colon or is a number ("cuda:1", "1"), else a
+ * node; any other device when it is empty. */
+export function target(word: string): Said {
+  const said = word.trim();
+  if (!said) {
+    return {};
+  }
+  if (/^\d+$/.test(said)) {
+    return { device: Number(said) };
+  }
+  return said.includes(':') ? { device: said } : { node: said };
 }
 
 /** Whether a verb makes sense in the session's state; the server has the last word. */
 export function isOffered(verb: Verb, session: ISession): boolean {
   const live = session.processState === 'live';
+  const stored = session.checkpoints > 0 || session.checkpoint !== null;
   switch (verb) {
     case 'checkpoint':
     case 'suspend':
+    case 'keep':
       return live;
+    case 'park':
+      return live && session.deviceState === 'held';
     case 'migrate':
       return live || session.processState === 'suspended';
     case 'resume':
@@ -29,32 +101,14 @@ export function isOffered(verb: Verb, session: ISession): boolean {
         session.processState === 'suspended' ||
         (live && (session.deviceState === 'none' || session.deviceState === 'parked'))
       );
+    case 'restore':
+      return stored && (live || session.processState === 'suspended');
+    case 'fork':
+      return stored && !session.run;
+    case 'tier':
     case 'cancel':
       return !hasEnded(session);
   }
-}
-
-/** The request behind a verb. A migration goes to a device where `word` has a colon or is a
- * number ("cuda:1", "1"), else to a node. */
-export function call(verb: Verb, id: string, word: string): ICall {
-  const session = encodeURIComponent(id);
-  const said = word.trim();
-  if (verb === 'cancel') {
-    return { method: 'DELETE', path: session, body: null };
-  }
-  const bodies: Record<Exclude<Verb, 'cancel'>, Record<string, unknown>> = {
-    checkpoint: said ? { name: said } : {},
-    suspend: said ? { name: said } : {},
-    resume: {},
-    migrate: !said
-      ? {}
-      : /^\d+$/.test(said)
-        ? { device: Number(said) }
-        : said.includes(':')
-          ? { device: said }
-          : { node: said }
-  };
-  return { method: 'POST', path: `${session}/${verb}`, body: bodies[verb] };
 }
 
 /** The verb as a button has it. */
@@ -68,6 +122,16 @@ export function verbLabel(verb: Verb, texts: ITexts): string {
       return texts.__('Resume');
     case 'migrate':
       return texts.__('Migrate');
+    case 'park':
+      return texts.__('Park');
+    case 'keep':
+      return texts.__('Keep alive');
+    case 'tier':
+      return texts.__('Change tier');
+    case 'restore':
+      return texts.__('Restore');
+    case 'fork':
+      return texts.__('Fork');
     case 'cancel':
       return texts.__('Cancel');
   }
@@ -84,6 +148,16 @@ export function verbCaption(verb: Verb, texts: ITexts): string {
       return texts.__('Take devices now; a suspended session comes back');
     case 'migrate':
       return texts.__('Go on with other devices or on another node');
+    case 'park':
+      return texts.__('Free its devices until the next device call; nothing is lost');
+    case 'keep':
+      return texts.__('Let nobody park or suspend it because it is idle, for a while');
+    case 'tier':
+      return texts.__('Give it another tier: what it is promised, and who goes before it');
+    case 'restore':
+      return texts.__('Go back to one of its checkpoints');
+    case 'fork':
+      return texts.__('Begin a second session where a checkpoint of this one is');
     case 'cancel':
       return texts.__('End it; its variables are lost');
   }

@@ -85,6 +85,21 @@ export function duration(seconds: number, texts: ITexts): string {
   return texts.__('%1 d', Math.round(s / 86400));
 }
 
+/** How long ago a time (ms since 1970) was at `now`. */
+export function ageText(at: number | null, now: number, texts: ITexts): string {
+  return at === null
+    ? texts.__('age unknown')
+    : texts.__('%1 ago', duration((now - at) / 1000, texts));
+}
+
+/** A time in ms since 1970 as this browser writes it: with the day, unless that is the day of
+ * `now`. */
+export function moment(at: number, now: number): string {
+  const day = new Date(at).toDateString() === new Date(now).toDateString();
+  const date = new Date(at).toLocaleDateString([], { month: 'short', day: 'numeric' });
+  return day ? clock(at) : `${date} ${clock(at)}`;
+}
+
 /** The hour and minute of a time in ms since 1970, as this browser writes them. */
 export function clock(at: number): string {
   return new Date(at).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
@@ -102,6 +117,40 @@ export function deviceText(session: ISession, texts: ITexts): string {
     : texts.__('no device');
 }
 
+/** So many devices are named one by one. */
+const NAMED = 3;
+
+/** Which virtual devices are on which physical ones, or how many it waits for. */
+export function placedText(session: ISession, texts: ITexts): string {
+  const { devices, virtualDevices } = session;
+  if (!devices.length) {
+    return deviceText(session, texts);
+  }
+  if (devices.length < virtualDevices) {
+    return texts.__('%1 virtual devices on %2', virtualDevices, devices.join(', '));
+  }
+  const placed = devices.map((device, number) => texts.__('cuda:%1 on %2', number, device));
+  return placed.length <= NAMED
+    ? placed.join(', ')
+    : texts.__('%1 and %2 more', placed.slice(0, NAMED - 1).join(', '), placed.length - NAMED + 1);
+}
+
+/** "1.5 GiB of 8.0 GiB, 40 %": what its devices do; "": nobody has said. */
+export function useText(
+  use: { memoryUsed: number | null; memoryTotal: number | null; utilisation: number | null },
+  texts: ITexts
+): string {
+  const { memoryUsed, memoryTotal, utilisation } = use;
+  const memory =
+    memoryUsed === null
+      ? ''
+      : memoryTotal
+        ? texts.__('%1 of %2', bytes(memoryUsed), bytes(memoryTotal))
+        : bytes(memoryUsed);
+  const busy = utilisation === null ? '' : texts.__('%1 %% busy', Math.round(utilisation));
+  return [memory, busy].filter(Boolean).join(', ');
+}
+
 /** How old the newest checkpoint is at `now` (ms), or that there is none. */
 export function checkpointText(session: ISession, now: number, texts: ITexts): string {
   const { checkpoint } = session;
@@ -111,10 +160,10 @@ export function checkpointText(session: ISession, now: number, texts: ITexts): s
   if (checkpoint.at === null) {
     return texts.__('checkpoint stored');
   }
-  const age = duration((now - checkpoint.at) / 1000, texts);
+  const age = ageText(checkpoint.at, now, texts);
   return checkpoint.name
-    ? texts.__('checkpoint "%1", %2 ago', checkpoint.name, age)
-    : texts.__('checkpoint %1 ago', age);
+    ? texts.__('checkpoint "%1", %2', checkpoint.name, age)
+    : texts.__('checkpoint %1', age);
 }
 
 /** "1.0 GiB of 2.0 GiB, 512 MiB/s, 2 s left". */

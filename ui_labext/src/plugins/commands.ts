@@ -2,15 +2,16 @@ import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application'
 import { Dialog, ICommandPalette, showDialog, showErrorMessage } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
-import { act } from '../actions';
+import { Actions } from '../actions';
+import { sentence } from '../model/refused';
 import { ISession } from '../model/session';
-import { isOffered, verbCaption, verbLabel, VERBS } from '../model/verbs';
+import { isOffered, KEYS, Verb, verbCaption, verbLabel, VERBS } from '../model/verbs';
+import { duration } from '../model/words';
 import { kernelOf } from '../notebooks';
 import { ISingularity } from '../tokens';
-import { DOMAIN } from './names';
-
-const WHY_COMMAND = 'singularity:why';
+import { DOMAIN, OUTPUT_COMMAND, verbCommand, WHY_COMMAND } from './names';
 
 /** One command per verb, in the palette, the Kernel menu and for other extensions. */
 export const commandsPlugin: JupyterFrontEndPlugin<void> = {
@@ -21,59 +22,78 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
   optional: [ICommandPalette, ITranslator],
   activate: (
     app: JupyterFrontEnd,
-    { api, sessions, behind }: ISingularity,
+    { api, sessions, behind, sidebar }: ISingularity,
     notebooks: INotebookTracker,
     palette: ICommandPalette | null,
     translator: ITranslator | null
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const category = trans.__('Singularity');
-    const subject = (args: { session?: unknown }): ISession | null => {
+    const actions = new Actions(api, trans);
+    const subject = (args: ReadonlyPartialJSONObject): ISession | null => {
       const kernel = kernelOf(notebooks.currentWidget);
       return typeof args.session === 'string'
-        ? sessions.get(args.session)
+        ? sidebar.session(args.session)
         : kernel
           ? behind.session(kernel)
           : null;
     };
-    const args = {
-      type: 'object' as const,
-      properties: {
-        session: {
-          type: 'string' as const,
-          description: trans.__('Id of a session; without it, the one of the active notebook.')
-        }
+    const properties = {
+      session: {
+        type: 'string' as const,
+        description: trans.__('Id of a session; without it, the one of the active notebook.')
       }
     };
-    const add = (id: string, label: string, caption: string, run: (s: ISession) => unknown) => {
-      const verb = VERBS.find(each => id.endsWith(`:${each}`));
+    const add = (
+      id: string,
+      label: (args: ReadonlyPartialJSONObject) => string,
+      caption: string,
+      fits: (session: ISession) => boolean,
+      run: (session: ISession, args: ReadonlyPartialJSONObject) => unknown,
+      more = {}
+    ) => {
       app.commands.addCommand(id, {
         label,
         caption,
-        describedBy: { args },
+        describedBy: { args: { type: 'object', properties: { ...properties, ...more } } },
         isEnabled: given => {
           const session = subject(given);
-          return session !== null && (!verb || isOffered(verb, session));
+          return session !== null && fits(session);
         },
         execute: given => {
           const session = subject(given);
-          return session && run(session);
+          return session && run(session, given);
         }
       });
       palette?.addItem({ command: id, category });
     };
+    // In the menu of a card it is plain which session is meant.
+    const label = (verb: Verb) => (args: ReadonlyPartialJSONObject) => {
+      if (verb === 'tier' && typeof args.tier === 'string') {
+        return args.tier;
+      }
+      if (verb === 'keep' && typeof args.for_s === 'number') {
+        return args.for_s ? duration(args.for_s, trans) : trans.__('No longer');
+      }
+      const word = verbLabel(verb, trans);
+      return typeof args.session === 'string' ? word : trans.__('%1 session', word);
+    };
     for (const verb of VERBS) {
+      const known = trans.__('As in the body of the REST operation; it is asked for if missing.');
       add(
-        `singularity:${verb}`,
-        trans.__('%1 session', verbLabel(verb, trans)),
+        verbCommand(verb),
+        label(verb),
         verbCaption(verb, trans),
-        session => act(api, verb, session, trans)
+        session => isOffered(verb, session),
+        (session, args) => actions.act(verb, session, args),
+        Object.fromEntries(KEYS[verb].map(key => [key, { description: known }]))
       );
     }
     add(
       WHY_COMMAND,
-      trans.__('Why is the session in its state?'),
+      () => trans.__('Why is the session in its state?'),
       trans.__('What it waits for, and until when'),
+      () => true,
       async session => {
         try {
           await showDialog({
@@ -82,7 +102,28 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
             buttons: [Dialog.okButton()]
           });
         } catch (error) {
-          await showErrorMessage(session.name, error instanceof Error ? error.message : `${error}`);
+          await showErrorMessage(session.name, sentence(error));
+        }
+      }
+    );
+    add(
+      OUTPUT_COMMAND,
+      () => trans.__('Open output notebook'),
+      trans.__('Open the notebook that a batch run writes'),
+      session => Boolean(session.run?.output),
+      async session => {
+        try {
+          const { file, path, exists } = await api.output(session.id);
+          if (path !== null && exists) {
+            return await app.commands.execute('docmanager:open', { path });
+          }
+          const where =
+            path === null
+              ? trans.__('It is written to %1, which is not below the root of this server.', file)
+              : trans.__('It is written to %1, where nothing is so far.', file);
+          await showDialog({ title: session.name, body: where, buttons: [Dialog.okButton()] });
+        } catch (error) {
+          await showErrorMessage(session.name, sentence(error));
         }
       }
     );

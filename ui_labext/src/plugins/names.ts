@@ -1,10 +1,23 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 
+import { Verb } from '../model/verbs';
+
 /** Of the translator: where the strings of this extension are found. */
 export const DOMAIN = 'jupyter_singularity';
 
 /** Shows the sidebar; the panel adds it, others run it. */
 export const PANEL_COMMAND = 'singularity:open-panel';
+
+/** Says why a session is in its state. */
+export const WHY_COMMAND = 'singularity:why';
+
+/** Opens the notebook that a run writes. */
+export const OUTPUT_COMMAND = 'singularity:open-output';
+
+/** The command that does something with a session. */
+export function verbCommand(verb: Verb): string {
+  return `singularity:${verb}`;
+}
 
 export const icon = new LabIcon({
   name: 'jupyter-singularity:icon',

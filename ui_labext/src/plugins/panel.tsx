@@ -3,13 +3,16 @@ import { ICommandPalette, ReactWidget } from '@jupyterlab/apputils';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { act } from '../actions';
+import { openMenu } from '../menu';
+import { Announcer } from '../model/announce';
+import { PARTS } from '../model/details';
 import { ISession } from '../model/session';
+import { FirstReports } from '../model/usage';
 import { Verb } from '../model/verbs';
 import { Whys } from '../model/whys';
 import { ISingularity } from '../tokens';
 import { Panel } from '../view/panel';
-import { DOMAIN, icon, PANEL_COMMAND } from './names';
+import { DOMAIN, icon, OUTPUT_COMMAND, PANEL_COMMAND, verbCommand } from './names';
 
 const PANEL_ID = 'jp-singularity-panel';
 
@@ -22,20 +25,31 @@ export const panelPlugin: JupyterFrontEndPlugin<void> = {
   optional: [ICommandPalette, ILayoutRestorer, ITranslator],
   activate: (
     app: JupyterFrontEnd,
-    { api, sessions, feed }: ISingularity,
+    { api, sessions, feed, sidebar }: ISingularity,
     palette: ICommandPalette | null,
     restorer: ILayoutRestorer | null,
     translator: ITranslator | null
   ): void => {
+    const { commands, shell } = app;
     const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const whys = new Whys(session => api.why(session));
+    const run = (verb: Verb, session: ISession, more = {}) =>
+      void commands.execute(verbCommand(verb), { session: session.id, ...more });
     const panel = ReactWidget.create(
       <Panel
         sessions={sessions}
         feed={feed}
-        whys={whys}
+        whys={new Whys(session => api.why(session))}
+        sidebar={sidebar}
+        announcer={new Announcer(sessions, trans)}
+        reports={new FirstReports(session => api.devices(session), sessions.usage)}
         texts={trans}
-        act={(verb: Verb, session: ISession) => void act(api, verb, session, trans)}
+        actions={{
+          act: run,
+          menu: (session, at) => openMenu(commands, session, at, trans),
+          restore: (session, { id }) => run('restore', session, { checkpoint: id }),
+          fork: (session, { id }) => run('fork', session, { checkpoint: id }),
+          output: session => void commands.execute(OUTPUT_COMMAND, { session: session.id })
+        }}
       />
     );
     panel.id = PANEL_ID;
@@ -44,13 +58,29 @@ export const panelPlugin: JupyterFrontEndPlugin<void> = {
     panel.title.caption = trans.__('Sessions (Singularity)');
     panel.node.setAttribute('role', 'region');
     panel.node.setAttribute('aria-label', trans.__('Sessions'));
-    app.shell.add(panel, 'left', { rank: 250, type: 'Sessions' });
+    shell.add(panel, 'left', { rank: 250, type: 'Sessions' });
     restorer?.add(panel, PANEL_ID);
-    app.commands.addCommand(PANEL_COMMAND, {
+    commands.addCommand(PANEL_COMMAND, {
       label: trans.__('Show sessions'),
       caption: trans.__('Show the sidebar with all sessions'),
-      describedBy: { args: { type: 'object', properties: {} } },
-      execute: () => app.shell.activateById(PANEL_ID)
+      describedBy: {
+        args: {
+          type: 'object',
+          properties: {
+            session: { type: 'string', description: trans.__('Id of a session to open there.') },
+            part: { type: 'string', enum: [...PARTS], description: trans.__('What of it.') }
+          }
+        }
+      },
+      execute: ({ session, part }) => {
+        shell.activateById(PANEL_ID);
+        if (typeof session === 'string') {
+          sidebar.show(
+            session,
+            PARTS.find(each => each === part)
+          );
+        }
+      }
     });
     palette?.addItem({ command: PANEL_COMMAND, category: trans.__('Singularity') });
   }

@@ -4,6 +4,7 @@ import { Api } from '../api';
 import { Behind } from '../model/behind';
 import { Feed } from '../model/feed';
 import { Sessions } from '../model/sessions';
+import { Sidebar } from '../model/sidebar';
 import { ISingularity } from '../tokens';
 
 /** The sessions, for all the other plugins. */
@@ -17,6 +18,7 @@ export const sessionsPlugin: JupyterFrontEndPlugin<ISingularity> = {
     const sessions = new Sessions();
     const feed = new Feed(api, sessions);
     void feed.start();
-    return { api, sessions, feed, behind: new Behind(() => api.kernels(), sessions) };
+    const behind = new Behind(() => api.kernels(), sessions);
+    return { api, sessions, feed, behind, sidebar: new Sidebar(api, sessions) };
   }
 };

@@ -1,12 +1,20 @@
 import * as React from 'react';
 
 import { IProgress, ISession } from '../model/session';
-import { isOffered, Verb, verbCaption, verbLabel, VERBS } from '../model/verbs';
-import { checkpointText, deviceText, ITexts, look, progressText, stateWord } from '../model/words';
-import { StateIcon } from './icons';
+import { ISample } from '../model/usage';
+import { BUTTONS, isOffered, Verb, verbCaption, verbLabel } from '../model/verbs';
+import { checkpointText, ITexts, look, placedText, progressText, stateWord } from '../model/words';
+import { Glyph, StateIcon } from './icons';
+import { Spark } from './spark';
+import { IRowState } from './virtual';
 
-/** Height of a card in the list, in px; `base.css` draws it in this height. */
-export const CARD_HEIGHT = 148;
+/** Height of a closed card in the list, in px at the usual font size; `base.css` fits it. */
+export const CARD_HEIGHT = 164;
+
+/** The id of the element that names a session's card. */
+export function titleOf(session: string): string {
+  return `jp-singularity-${session}`;
+}
 
 function Progress(props: { progress: IProgress; texts: ITexts }): JSX.Element {
   const { progress, texts } = props;
@@ -29,45 +37,80 @@ export function Card(props: {
   session: ISession;
   /** Why it waits, with the estimate; "": its reason is all there is. */
   why: string;
+  samples: readonly ISample[];
   now: number;
   texts: ITexts;
+  state: IRowState;
   act: (verb: Verb, session: ISession) => void;
+  toggle: () => void;
+  /** Show all that can be done with it, at an element. */
+  menu: (session: ISession, at: HTMLElement) => void;
 }): JSX.Element {
-  const { session, why, now, texts, act } = props;
-  const title = `jp-singularity-${session.id}`;
+  const { session, why, samples, now, texts, state, act, toggle, menu } = props;
+  const { tabIndex, isOpen } = state;
   const place = session.place ? texts.__('place %1 in the queue', session.place) : '';
-  const facts = [place, deviceText(session, texts), session.node].filter(Boolean).join(' · ');
+  const facts = [place, placedText(session, texts), session.node].filter(Boolean).join(' · ');
+  const kind = session.kind === 'batch' ? texts.__('%1 batch', session.tier) : session.tier;
   const reason = why || session.reason;
   return (
-    <section className="jp-Singularity-card" data-session={session.id} aria-labelledby={title}>
-      <h3 id={title}>
-        <StateIcon look={look(session.state)} />
+    <div
+      className="jp-Singularity-card"
+      data-session={session.id}
+      style={isOpen ? undefined : { height: '100%' }}
+    >
+      <div className="jp-Singularity-head">
+        <button
+          type="button"
+          className="jp-Singularity-glyph"
+          tabIndex={tabIndex}
+          aria-expanded={isOpen}
+          aria-label={texts.__('Details of %1', session.name)}
+          onClick={toggle}
+        >
+          <Glyph name={isOpen ? 'open' : 'closed'} />
+        </button>
+        <h3 id={titleOf(session.id)} title={`${session.name} (${session.id})`}>
+          <StateIcon look={look(session.state)} />
+          <span className="jp-Singularity-name">{session.name}</span>
+        </h3>
+        <button
+          type="button"
+          className="jp-Singularity-glyph"
+          tabIndex={tabIndex}
+          aria-haspopup="menu"
+          aria-label={texts.__('All actions for %1', session.name)}
+          title={texts.__('All actions')}
+          onClick={event => menu(session, event.currentTarget)}
+        >
+          <Glyph name="more" />
+        </button>
+      </div>
+      <p className="jp-Singularity-facts">
         <span className={`jp-Singularity-state jp-mod-${look(session.state).colour}`}>
           {stateWord(session.state, texts)}
         </span>
-        <span className="jp-Singularity-name" title={session.id}>
-          {session.name}
-        </span>
-        <span className="jp-Singularity-tier">
-          {session.kind === 'batch' ? `${texts.__('batch')} ${session.tier}` : session.tier}
-        </span>
-      </h3>
+        {` · ${kind}`}
+      </p>
       <p className="jp-Singularity-reason" title={reason}>
         {reason}
       </p>
-      <p className="jp-Singularity-facts" title={facts}>
-        {facts}
-      </p>
+      <div className="jp-Singularity-devices">
+        <p className="jp-Singularity-facts" title={facts}>
+          {facts}
+        </p>
+        {session.devices.length > 0 && <Spark samples={samples} now={now} texts={texts} />}
+      </div>
       {session.progress ? (
         <Progress progress={session.progress} texts={texts} />
       ) : (
         <p className="jp-Singularity-facts">{checkpointText(session, now, texts)}</p>
       )}
       <div className="jp-Singularity-verbs">
-        {VERBS.filter(verb => isOffered(verb, session)).map(verb => (
+        {BUTTONS.filter(verb => isOffered(verb, session)).map(verb => (
           <button
             key={verb}
             type="button"
+            tabIndex={tabIndex}
             title={verbCaption(verb, texts)}
             aria-label={texts.__('%1 %2', verbLabel(verb, texts), session.name)}
             onClick={() => act(verb, session)}
@@ -76,6 +119,6 @@ export function Card(props: {
           </button>
         ))}
       </div>
-    </section>
+    </div>
   );
 }

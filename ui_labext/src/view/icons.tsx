@@ -29,3 +29,18 @@ export function StateIcon({ look }: { look: ILook }): JSX.Element {
     </svg>
   );
 }
+
+const GLYPHS = {
+  closed: 'M6 3.5 10.5 8 6 12.5z',
+  open: 'M3.5 6h9L8 10.5z',
+  more: 'M2 6.6h2.8v2.8H2zM6.6 6.6h2.8v2.8H6.6zM11.2 6.6H14v2.8h-2.8z'
+};
+
+/** What is drawn on a small button; its label tells what it does. */
+export function Glyph({ name }: { name: keyof typeof GLYPHS }): JSX.Element {
+  return (
+    <svg viewBox="0 0 16 16" width="14" height="14" aria-hidden="true">
+      <path d={GLYPHS[name]} fill="currentColor" />
+    </svg>
+  );
+}

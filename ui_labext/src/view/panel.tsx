@@ -1,63 +1,141 @@
 import * as React from 'react';
+import { useEffect } from 'react';
 
+import { Announcer } from '../model/announce';
 import { Feed } from '../model/feed';
+import { chosen } from '../model/filter';
 import { hasEnded, ISession } from '../model/session';
 import { Sessions } from '../model/sessions';
+import { Sidebar } from '../model/sidebar';
+import { FirstReports } from '../model/usage';
 import { Verb } from '../model/verbs';
 import { Whys } from '../model/whys';
 import { ITexts, linkText } from '../model/words';
-import { Card, CARD_HEIGHT } from './card';
+import { Card, CARD_HEIGHT, titleOf } from './card';
 import { useChanges, useNow } from './changes';
-import { VirtualList } from './virtual';
+import { DETAILS_HEIGHT, DetailsView, IDetailsActions } from './details';
+import { FilterBar } from './filter';
+import { Trouble } from './trouble';
+import { IRowState, VirtualList } from './virtual';
 
-/** The sidebar: how current it is, and a card for each session. */
+/** What one can do in the sidebar. */
+export interface IPanelActions extends IDetailsActions {
+  act: (verb: Verb, session: ISession) => void;
+  /** Show all that can be done with a session, at an element. */
+  menu: (session: ISession, at: HTMLElement) => void;
+}
+
+/** The sidebar: how current it is, what is to be shown, and a card for each session. */
 export function Panel(props: {
   sessions: Sessions;
   feed: Feed;
   whys: Whys;
+  sidebar: Sidebar;
+  announcer: Announcer;
+  reports: FirstReports;
   texts: ITexts;
-  act: (verb: Verb, session: ISession) => void;
+  actions: IPanelActions;
 }): JSX.Element {
-  const { sessions, feed, whys, texts, act } = props;
+  const { sessions, feed, whys, sidebar, announcer, reports, texts, actions } = props;
   useChanges([
     listener => sessions.subscribe(listener),
+    listener => sessions.usage.subscribe(listener),
     listener => feed.subscribe(listener),
-    listener => whys.subscribe(listener)
+    listener => whys.subscribe(listener),
+    listener => sidebar.subscribe(listener),
+    listener => announcer.subscribe(listener)
   ]);
   const now = useNow(30_000);
-  const all = sessions.all;
-  const running = all.filter(session => !hasEnded(session)).length;
+  const live = feed.link.state === 'live';
+  const { past, filter, details } = sidebar;
+  useEffect(() => {
+    if (live) {
+      void past.refresh(); // what ended while nobody listened
+    }
+  }, [live]);
+
+  const shown = chosen(sessions.all, past.value?.items ?? [], filter, now, texts);
+  const byId = new Map(shown.map(session => [session.id, session]));
+  const running = sessions.all.filter(session => !hasEnded(session)).length;
   const line = linkText(feed.link, sessions.unreadable, texts);
-  const empty = feed.link.state === 'live' && !all.length;
+  const none = sessions.all.length
+    ? texts.__('no session fits the filter')
+    : texts.__('no session yet: run a notebook');
+  const counts = texts.__('%1 running, %2 in all', running, sessions.all.length);
+  const row = (id: string, state: IRowState) => {
+    const session = byId.get(id);
+    if (!session) {
+      return <></>;
+    }
+    reports.look(session);
+    return (
+      <>
+        <Card
+          session={session}
+          why={whys.sentence(session)}
+          samples={sessions.usage.samples(id)}
+          now={now}
+          texts={texts}
+          state={state}
+          act={actions.act}
+          toggle={() => sidebar.toggle(id)}
+          menu={actions.menu}
+        />
+        {state.isOpen && details && (
+          <DetailsView
+            key={id}
+            details={details}
+            session={session}
+            usage={sessions.usage}
+            now={now}
+            texts={texts}
+            actions={actions}
+          />
+        )}
+      </>
+    );
+  };
   return (
     <div className="jp-Singularity-body">
       <h2>{texts.__('Sessions')}</h2>
-      <p role="status" className={`jp-Singularity-link${line ? ' jp-mod-trouble' : ''}`}>
-        {line ||
-          (empty
-            ? texts.__('no session yet: run a notebook')
-            : texts.__('%1 running, %2 in all', running, all.length))}
-      </p>
+      <div className={`jp-Singularity-link${line ? ' jp-mod-trouble' : ''}`}>
+        <span>{line || (live && !shown.length ? none : counts)}</span>
+        {feed.link.state === 'lost' && (
+          <button type="button" onClick={() => feed.retry()}>
+            {texts.__('Try again')}
+          </button>
+        )}
+      </div>
+      <div role="status" className="jp-Singularity-said">
+        {line || announcer.text}
+      </div>
+      <FilterBar filter={filter} texts={texts} choose={change => sidebar.choose(change)} />
       <VirtualList
-        count={all.length}
+        keys={shown.map(session => session.id)}
         rowHeight={CARD_HEIGHT}
+        openHeight={CARD_HEIGHT + DETAILS_HEIGHT}
+        open={details?.session ?? null}
         label={texts.__('Sessions')}
-        rowKey={index => all[index]?.id ?? String(index)}
-        row={index => {
-          const session = all[index];
-          return session ? (
-            <Card
-              session={session}
-              why={whys.sentence(session)}
-              now={now}
-              texts={texts}
-              act={act}
-            />
-          ) : (
-            <></>
-          );
-        }}
+        reveal={{ key: sidebar.reveal.session, times: sidebar.reveal.times }}
+        titleId={titleOf}
+        row={row}
+        toggle={id => sidebar.toggle(id)}
       />
+      <Trouble
+        why={filter.ended || live ? past.error : ''}
+        texts={texts}
+        retry={() => void past.refresh()}
+      />
+      {filter.ended && past.value?.next && (
+        <button
+          type="button"
+          className="jp-Singularity-older"
+          disabled={past.busy}
+          onClick={() => void past.older()}
+        >
+          {texts.__('Load older ones')}
+        </button>
+      )}
     </div>
   );
 }
