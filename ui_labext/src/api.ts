@@ -9,6 +9,7 @@ import { ILogSource, TAIL_BYTES } from './model/log';
 import { IOutput, readOutput } from './model/output';
 import { Refused } from './model/refused';
 import { ISession, readSession } from './model/session';
+import { IStanding, readStanding } from './model/standing';
 import { IStored, readStored } from './model/stored';
 import { call, Said, Verb } from './model/verbs';
 
@@ -48,6 +49,11 @@ export class Api implements ISource, ILogSource {
   async why(session: string): Promise<string> {
     const answer = await this._json(`${of(session)}/why`, {}, LIMIT_MS);
     return isObject(answer) ? text(answer.sentence) : '';
+  }
+
+  /** Who took a session's devices, and when it may have some again. */
+  async standing(session: string): Promise<IStanding> {
+    return readStanding(await this._json(`${of(session)}/why`, {}, LIMIT_MS));
   }
 
   /** What the store has of a session, newest first. */

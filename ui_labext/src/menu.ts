@@ -12,12 +12,14 @@ const CHOICES: Partial<Record<Verb, readonly Record<string, string | number>[]>>
   tier: TIERS.map(tier => ({ tier }))
 };
 
-/** Show all that can be done with a session below an element, which gets the focus back. */
+/** Show all that can be done with a session, and the commands in `more`, below an element, which
+ * gets the focus back. */
 export function openMenu(
   commands: JupyterFrontEnd['commands'],
   session: ISession,
   at: HTMLElement,
-  trans: TranslationBundle
+  trans: TranslationBundle,
+  more: readonly string[] = []
 ): void {
   const args = { session: session.id };
   const menu = new MenuSvg({ commands });
@@ -43,6 +45,7 @@ export function openMenu(
   if (session.run?.output) {
     menu.addItem({ command: OUTPUT_COMMAND, args });
   }
+  more.forEach(command => menu.addItem({ command }));
   menu.aboutToClose.connect(() => at.focus());
   const { left, bottom } = at.getBoundingClientRect();
   menu.open(left, bottom);

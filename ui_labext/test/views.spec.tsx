@@ -4,9 +4,9 @@ import { createRoot, Root } from 'react-dom/client';
 
 import { AFTER_FAILURE_MS, ASK_MS, Behind } from '../src/model/behind';
 import { Feed } from '../src/model/feed';
+import { Followed } from '../src/model/followed';
 import { Sessions } from '../src/model/sessions';
 import { AGAIN_MS, Whys } from '../src/model/whys';
-import { Banner } from '../src/view/banner';
 import { Status } from '../src/view/status';
 import { DOCUMENT, sample, TEXTS } from './samples';
 
@@ -54,17 +54,16 @@ test('the status item is of the active notebook, and opens the panel', async () 
   sessions.replace([DOCUMENT]);
   const behind = new Behind(async () => new Map([['k1', 'a1']]), sessions);
   let kernel: string | null = null;
+  const followed = new Followed(() => kernel, sessions, behind);
   let changed = () => undefined as void;
   let opened = 0;
   await show(
     <Status
-      sessions={sessions}
       feed={feed}
-      behind={behind}
-      kernel={() => kernel}
+      session={() => followed.session}
       subscribe={listener => {
         changed = listener;
-        return () => undefined;
+        return followed.follow(listener);
       }}
       texts={TEXTS}
       open={() => (opened += 1)}
@@ -72,6 +71,7 @@ test('the status item is of the active notebook, and opens the panel', async () 
   );
   expect(page.textContent).toBe('');
   kernel = 'k1';
+  followed.look();
   changed();
   await pass(50);
   await pass(50);
@@ -136,20 +136,4 @@ test('a sentence is asked for again every 30 s at most', async () => {
   expect(asked).toBe(Math.ceil(61_000 / AGAIN_MS));
   expect(whys.sentence(waiting)).toBe(`answer ${asked}`);
   expect(whys.sentence(sample())).toBe('');
-});
-
-test('a banner that was dismissed comes back with something new only', () => {
-  const banner = new Banner(TEXTS);
-  expect(banner.isHidden).toBe(true);
-  expect(banner.node.getAttribute('role')).toBe('status');
-  banner.tell({ kind: 'taken', text: 'parked' });
-  expect(banner.isHidden).toBe(false);
-  banner.node.querySelector('button')?.click();
-  banner.tell({ kind: 'taken', text: 'parked' });
-  expect(banner.isHidden).toBe(true);
-  banner.tell({ kind: 'returned', text: 'back' });
-  expect(banner.isHidden).toBe(false);
-  expect(banner.node.textContent).toContain('back');
-  banner.tell(null);
-  expect(banner.isHidden).toBe(true);
 });

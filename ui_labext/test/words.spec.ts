@@ -1,4 +1,3 @@
-import { nextNotice } from '../src/model/notice';
 import { call, isOffered, VERBS, target } from '../src/model/verbs';
 import {
   bytes,
@@ -82,29 +81,4 @@ test('a migration goes to a device or to a node', () => {
     { device: 'cuda:1' },
     { node: 'node-2' }
   ]);
-});
-
-test('a taken session is told with its reason until it is back', () => {
-  const running = sample();
-  const parked = sample({ state: 'parked', reason: 'parked for bob/eval, nothing is lost' });
-  const taken = nextNotice(running, parked, null, TEXTS);
-  expect(taken?.text).toBe(
-    'Your session is parked: parked for bob/eval, nothing is lost. Run any cell to come back.'
-  );
-  const held = sample({ state: 'parked', held_back: true });
-  expect(nextNotice(running, held, null, TEXTS)?.text).toMatch(/Resume it to go on\.$/);
-  expect(nextNotice(parked, sample({ state: 'attaching' }), taken ?? null, TEXTS)).toBeNull();
-  expect(nextNotice(running, running, null, TEXTS)).toBeUndefined();
-});
-
-test('a return from the store is told with what was lost', () => {
-  const away = sample({ state: 'suspended' });
-  const loss = { back: ['variables'], lost: ['a socket'], rolled_back: true, at: '2026-01-01' };
-  const notice = nextNotice(away, sample({ loss }), null, TEXTS);
-  expect(notice?.kind).toBe('returned');
-  expect(notice?.text).toBe(
-    'Your session is back. Back: variables. Not back: a socket. ' +
-      'What it did after the checkpoint is undone.'
-  );
-  expect(nextNotice(sample({ loss }), sample({ loss }), notice ?? null, TEXTS)).toBeUndefined();
 });

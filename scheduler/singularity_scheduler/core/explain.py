@@ -277,6 +277,7 @@ def _preempted(
     facts = {
         "preempted": {
             "by": by,
+            "tier": reasons.tier_of_whom(taken.reason),
             "rule": taken.rule,
             "meaning": RULES[taken.rule],
             "reason": taken.reason,

@@ -125,6 +125,16 @@ def by_whom(reason: str) -> str | None:
     return next((match[1].strip() for match in found if match), None)
 
 
+_TIER = re.compile(r"paused for .+?: (premium|standard|basic) (?:goes before|needs) ")
+
+
+def tier_of_whom(reason: str) -> str | None:
+    """The tier for which devices were taken, by the sentence that said so; None: it was no matter
+    of tiers."""
+    found = _TIER.match(reason)
+    return found and found[1]
+
+
 def held_back(view: SessionView) -> str:
     """What a session waits for that somebody (`held_by`) has preempted."""
     if view.pending:

@@ -388,6 +388,10 @@ FACTS: Schema = {
                         **nullable(TEXT),
                         "description": "A session's label or a person; null: by itself.",
                     },
+                    "tier": {
+                        **nullable(TEXT),
+                        "description": "Of that session, where it was a matter of tiers.",
+                    },
                     "rule": RULE,
                     "meaning": {**TEXT, "description": "Of the rule."},
                     "reason": TEXT,

@@ -448,7 +448,7 @@ def test_a_preempted_session_says_by_whom_which_rule_what_was_saved_and_when() -
         "said when: no waits of basic sessions for 1 device were measured yet."
     )
     about = facts["preempted"]
-    assert (about["by"], about["rule"]) == ("bob/b", "preempt.tier")
+    assert (about["by"], about["tier"], about["rule"]) == ("bob/b", "premium", "preempt.tier")
     assert about["meaning"] == RULES["preempt.tier"]
     assert about["since_s"] == pytest.approx(world.now + 5.0 - world.state.experience.taken["a"].at)
     world.need("a")
@@ -573,6 +573,9 @@ def test_who_took_it_is_found_in_every_sentence_that_says_so() -> None:
     assert by(reasons.paused_for_guarantee(a, b)) == "bob/b"
     assert by(reasons.paused_for_slice(a, b)) == "bob/b"
     assert by(reasons.paused_for_long_wait(a, b)) == "bob/b"
+    tier = reasons.tier_of_whom
+    assert tier(reasons.paused_lower(a, b)) == tier(reasons.paused_idle(b)) == "premium"
+    assert tier(reasons.paused_for_turn(a, b)) is None
     assert by(reasons.goes_elsewhere(a, "n2")) is None
     assert by(reasons.parked_by("alice")) == "alice"
     assert by(reasons.parked_idle(900.0, 600.0)) is None

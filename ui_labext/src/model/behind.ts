@@ -28,17 +28,19 @@ export class Behind {
   session(kernel: string): ISession | null {
     const id = this._known.get(kernel);
     const session = id === undefined ? null : this._sessions.get(id);
-    if ((!session || hasEnded(session)) && !this._without.has(kernel)) {
+    const old = !session || hasEnded(session) || this._stale.has(kernel);
+    if (old && !this._without.has(kernel)) {
       this._wanted.add(kernel);
       this._look();
     }
     return session;
   }
 
-  /** Ask anew: the kernel was started or restarted. */
-  forget(kernel: string): void {
+  /** Ask anew when somebody looks: the kernel was started or restarted. Until there is an answer
+   * the one before it holds. */
+  renew(kernel: string): void {
     this._without.delete(kernel);
-    this._known.delete(kernel);
+    this._stale.add(kernel);
   }
 
   /** Call `listener` when the server told something new; returns how to stop that. */
@@ -69,6 +71,7 @@ export class Behind {
     }
     for (const kernel of wanted) {
       this._without.add(kernel); // until a new session appears, this is the answer
+      this._stale.delete(kernel);
     }
     this._listeners.forEach(listener => listener());
   }
@@ -76,6 +79,8 @@ export class Behind {
   private _known = new Map<string, string>();
   /** Kernels for which the newest answer is all there is. */
   private readonly _without = new Set<string>();
+  /** Kernels that were started since. */
+  private readonly _stale = new Set<string>();
   private _wanted = new Set<string>();
   private _next = -Infinity;
   private _timer: ReturnType<typeof setTimeout> | null = null;

@@ -46,6 +46,17 @@ export interface ILoss {
   at: number | null;
 }
 
+/** A change that comes by itself if nothing else happens. */
+export interface IPlanned {
+  /** "park", "suspend" or "end". */
+  what: string;
+  /** At the latest; null: as soon as it can be done. */
+  at: number | null;
+  /** The scheduler's rule. */
+  rule: string;
+  why: string;
+}
+
 /** Times are in milliseconds since 1970, null where unknown. */
 export interface ISession {
   id: string;
@@ -66,6 +77,8 @@ export interface ISession {
   place: number | null;
   createdAt: number | null;
   updatedAt: number | null;
+  /** Its code runs. */
+  busy: boolean;
   heldBack: boolean;
   /** The newest one. */
   checkpoint: ICheckpoint | null;
@@ -75,6 +88,8 @@ export interface ISession {
   run: IRun | null;
   progress: IProgress | null;
   loss: ILoss | null;
+  /** What comes next by itself; null: nothing that is known. */
+  planned: IPlanned | null;
 }
 
 const ENDED = new Set(['completed', 'failed', 'cancelled']);
@@ -138,6 +153,18 @@ function readLoss(value: unknown): ILoss | null {
   };
 }
 
+function readPlanned(value: unknown): IPlanned | null {
+  if (!isObject(value) || !text(value.what)) {
+    return null;
+  }
+  return {
+    what: text(value.what),
+    at: time(value.at),
+    rule: text(value.rule),
+    why: text(value.why)
+  };
+}
+
 /** A session from its JSON; null: it is nothing that this page can show. */
 export function readSession(value: unknown): ISession | null {
   if (!isObject(value) || !text(value.id) || !text(value.state)) {
@@ -159,11 +186,13 @@ export function readSession(value: unknown): ISession | null {
     place: isObject(value.queue) ? readPlace(value.queue.place) : null,
     createdAt: time(value.created_at),
     updatedAt: time(value.updated_at),
+    busy: value.busy === true,
     heldBack: value.held_back === true,
     checkpoint: readCheckpoint(value.last_checkpoint),
     checkpoints: count(value.checkpoints),
     run: readRun(value.run),
     progress: readProgress(value.progress),
-    loss: readLoss(value.loss)
+    loss: readLoss(value.loss),
+    planned: readPlanned(value.planned)
   };
 }

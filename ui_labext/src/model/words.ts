@@ -100,6 +100,14 @@ export function moment(at: number, now: number): string {
   return day ? clock(at) : `${date} ${clock(at)}`;
 }
 
+/** How long it is still, counted in seconds: "in 1:05"; "now" when it is over. */
+export function remaining(ms: number, texts: ITexts): string {
+  const s = Math.ceil(ms / 1000);
+  return s > 0
+    ? texts.__('in %1', `${Math.floor(s / 60)}:${String(s % 60).padStart(2, '0')}`)
+    : texts.__('now');
+}
+
 /** The hour and minute of a time in ms since 1970, as this browser writes them. */
 export function clock(at: number): string {
   return new Date(at).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });

@@ -1,30 +1,39 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { INotebookTracker } from '@jupyterlab/notebook';
+import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-import { nextNotice } from '../model/notice';
+import { isTaken, nextNotice } from '../model/notice';
 import { ISession } from '../model/session';
-import { kernelOf, watchKernel } from '../notebooks';
+import { Standings } from '../model/standing';
+import { INotebooks, Notebooks } from '../notebooks';
 import { ISingularity } from '../tokens';
 import { Banner } from '../view/banner';
-import { DOMAIN } from './names';
+import { DOMAIN, verbCommand } from './names';
 
-/** The line above a notebook whose session was taken. */
+/** How often it is looked whether something planned is near. */
+const LOOK_MS = 5_000;
+
+/** For how long "Keep alive" keeps a session. */
+const KEEP_S = 30 * 60;
+
+/** The line above a notebook whose session was taken, is back, or is about to be taken. */
 export const bannerPlugin: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-singularity:banner',
   description: 'Says in a notebook that its session was taken, why, and what came back.',
   autoStart: true,
-  requires: [ISingularity, INotebookTracker],
+  requires: [ISingularity, INotebooks, INotebookTracker],
   optional: [ITranslator, ISettingRegistry],
   activate: (
-    _: JupyterFrontEnd,
-    { sessions, behind }: ISingularity,
-    notebooks: INotebookTracker,
+    app: JupyterFrontEnd,
+    { api }: ISingularity,
+    notebooks: Notebooks,
+    tracker: INotebookTracker,
     translator: ITranslator | null,
     registry: ISettingRegistry | null
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const standings = new Standings(session => api.standing(session));
     let wanted = true;
     registry?.load(bannerPlugin.id).then(
       settings => {
@@ -36,33 +45,34 @@ export const bannerPlugin: JupyterFrontEndPlugin<void> = {
       },
       (error: Error) => console.error('jupyter-singularity: its settings cannot be read', error)
     );
-    notebooks.widgetAdded.connect((__, panel) => {
-      const banner = new Banner(trans);
+    const show = (panel: NotebookPanel) => {
+      const followed = notebooks.of(panel);
+      const banner = new Banner(trans, offer => {
+        const { session } = followed;
+        if (session) {
+          const said = offer === 'keep' ? { for_s: KEEP_S } : {};
+          void app.commands.execute(verbCommand(offer), { session: session.id, ...said });
+        }
+      });
       panel.contentHeader.addWidget(banner);
-      const take = (before: ISession | null, now: ISession) => {
-        const notice = wanted ? nextNotice(before, now, banner.notice, trans) : null;
+      const look = (before: ISession | null, now: ISession | null) => {
+        if (!now || !wanted) {
+          banner.tell(null);
+          return;
+        }
+        const asks = isTaken(now) || now.state === 'waiting';
+        const standing = asks ? standings.of(now) : null;
+        const notice = nextNotice(before, now, standing, banner.notice, Date.now(), trans);
         if (notice !== undefined) {
           banner.tell(notice);
         }
       };
-      const look = () => {
-        const kernel = kernelOf(panel);
-        const session = kernel && behind.session(kernel);
-        if (session) {
-          take(session, session);
-        }
-      };
-      const stops = [
-        sessions.watch((before, now) => {
-          const kernel = kernelOf(panel);
-          if (kernel && behind.session(kernel)?.id === now.id) {
-            take(before, now);
-          }
-        }),
-        behind.subscribe(look)
-      ];
-      watchKernel(panel, behind, look);
+      const again = () => look(followed.session, followed.session);
+      const timer = setInterval(again, LOOK_MS);
+      const stops = [followed.follow(look), standings.subscribe(again), () => clearInterval(timer)];
       panel.disposed.connect(() => stops.forEach(stop => stop()));
-    });
+      again();
+    };
+    tracker.widgetAdded.connect((_, panel) => show(panel));
   }
 };

@@ -5,7 +5,7 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { kernelOf, watchKernel } from '../notebooks';
+import { INotebooks, Notebooks } from '../notebooks';
 import { ISingularity } from '../tokens';
 import { Status } from '../view/status';
 import { DOMAIN, PANEL_COMMAND } from './names';
@@ -15,26 +15,30 @@ export const statusPlugin: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-singularity:status',
   description: "The state of the active notebook's session in the status bar.",
   autoStart: true,
-  requires: [ISingularity, INotebookTracker, IStatusBar],
-  optional: [ITranslator],
+  requires: [ISingularity, INotebooks, INotebookTracker],
+  optional: [IStatusBar, ITranslator],
   activate: (
     app: JupyterFrontEnd,
-    { sessions, feed, behind }: ISingularity,
-    notebooks: INotebookTracker,
-    bar: IStatusBar,
+    { feed }: ISingularity,
+    notebooks: Notebooks,
+    tracker: INotebookTracker,
+    bar: IStatusBar | null,
     translator: ITranslator | null
   ): void => {
+    if (!bar) {
+      return; // Notebook 7 has none: the toolbar says it there
+    }
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const listeners = new Set<() => void>();
     const changed = () => listeners.forEach(listener => listener());
-    notebooks.currentChanged.connect(changed);
-    notebooks.widgetAdded.connect((_, panel) => watchKernel(panel, behind, changed));
+    tracker.currentChanged.connect(changed);
+    tracker.widgetAdded.connect((_, panel) => {
+      panel.disposed.connect(notebooks.of(panel).follow(changed));
+    });
     const item = ReactWidget.create(
       <Status
-        sessions={sessions}
         feed={feed}
-        behind={behind}
-        kernel={() => kernelOf(notebooks.currentWidget)}
+        session={() => (tracker.currentWidget ? notebooks.of(tracker.currentWidget).session : null)}
         subscribe={listener => {
           listeners.add(listener);
           return () => listeners.delete(listener);

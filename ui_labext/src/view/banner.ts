@@ -1,20 +1,44 @@
 import { Widget } from '@lumino/widgets';
 
 import { INotice } from '../model/notice';
-import { ITexts } from '../model/words';
+import { ITexts, remaining } from '../model/words';
 
-/** The line above a notebook whose session was taken or came back; hidden while there is none. */
+/** How often seconds are counted. */
+const TICK_MS = 1_000;
+
+/** What the banner's own button does about the notice. */
+export type Offer = NonNullable<INotice['offers']>;
+
+/** The line above a notebook whose session was taken, comes back or is about to be taken; hidden
+ * while there is none. */
 export class Banner extends Widget {
-  constructor(texts: ITexts) {
+  constructor(
+    private readonly _texts: ITexts,
+    private readonly _do: (offer: Offer) => void
+  ) {
     super();
     this.addClass('jp-Singularity-banner');
-    this.node.setAttribute('role', 'status');
-    this._text = document.createElement('span');
-    const close = document.createElement('button');
+    this._text = this._part('span');
+    this._text.setAttribute('role', 'status');
+    // Seconds that are read aloud one by one would be a nuisance: the sentence is enough.
+    this._clock = this._part('span');
+    this._clock.className = 'jp-Singularity-clock';
+    this._clock.setAttribute('role', 'timer');
+    this._clock.setAttribute('aria-live', 'off');
+    this._offer = this._part('button');
+    this._offer.type = 'button';
+    this._offer.addEventListener('click', () => {
+      if (this._notice?.offers) {
+        this._do(this._notice.offers);
+      }
+    });
+    const close = this._part('button');
     close.type = 'button';
-    close.textContent = texts.__('Dismiss');
-    close.addEventListener('click', () => this.hide());
-    this.node.append(this._text, close);
+    close.textContent = _texts.__('Dismiss');
+    close.addEventListener('click', () => {
+      this._dismissed = this._notice?.key ?? '';
+      this.hide();
+    });
     this.hide();
   }
 
@@ -22,18 +46,48 @@ export class Banner extends Widget {
     return this._notice;
   }
 
-  /** Show a notice; null: none. One that was dismissed stays so until it says something else. */
+  /** Show a notice; null: none. One that was dismissed stays so until there is another one. */
   tell(notice: INotice | null): void {
-    const same = notice?.text === this._notice?.text;
+    const before = this._notice;
     this._notice = notice;
-    if (same) {
-      return;
+    if (notice?.key !== this._dismissed) {
+      this._dismissed = '';
     }
-    this._text.textContent = notice?.text ?? '';
     this.toggleClass('jp-mod-returned', notice?.kind === 'returned');
-    this.setHidden(!notice);
+    const labels = { keep: this._texts.__('Keep alive'), resume: this._texts.__('Resume') };
+    this._offer.hidden = !notice?.offers;
+    this._offer.textContent = notice?.offers ? labels[notice.offers] : '';
+    this.setHidden(!notice || notice.key === this._dismissed);
+    // Last, so that it is read aloud: what is hidden while it changes is not.
+    if (notice && notice.text !== before?.text) {
+      this._text.textContent = notice.text;
+    }
+    this._count();
+  }
+
+  override dispose(): void {
+    clearTimeout(this._timer);
+    super.dispose();
+  }
+
+  /** Write how long it is until the notice's time, now and every second. */
+  private _count(): void {
+    clearTimeout(this._timer);
+    const at = this._notice?.at ?? null;
+    this._clock.textContent = at === null ? '' : remaining(at - Date.now(), this._texts);
+    if (at !== null && !this.isHidden) {
+      this._timer = setTimeout(() => this._count(), TICK_MS);
+    }
+  }
+
+  private _part<K extends 'span' | 'button'>(tag: K): HTMLElementTagNameMap[K] {
+    return this.node.appendChild(document.createElement(tag));
   }
 
   private _notice: INotice | null = null;
+  private _dismissed = '';
+  private _timer: ReturnType<typeof setTimeout> | undefined;
   private readonly _text: HTMLElement;
+  private readonly _clock: HTMLElement;
+  private readonly _offer: HTMLButtonElement;
 }

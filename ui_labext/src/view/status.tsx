@@ -1,9 +1,7 @@
 import * as React from 'react';
 
-import { Behind } from '../model/behind';
 import { Feed } from '../model/feed';
 import { ISession } from '../model/session';
-import { Sessions } from '../model/sessions';
 import { checkpointText, deviceText, ITexts, linkText, look, stateWord } from '../model/words';
 import { useChanges, useNow } from './changes';
 import { StateIcon } from './icons';
@@ -39,25 +37,17 @@ export function StatusItem(props: {
 
 /** Keeps the item current; nothing is shown for a notebook without a session. */
 export function Status(props: {
-  sessions: Sessions;
   feed: Feed;
-  behind: Behind;
-  /** The kernel of the active notebook, and when that becomes another. */
-  kernel: () => string | null;
+  /** The session of the active notebook, and when that became another or changed. */
+  session: () => ISession | null;
   subscribe: (listener: () => void) => () => void;
   texts: ITexts;
   open: () => void;
 }): JSX.Element | null {
-  const { sessions, feed, behind, kernel, subscribe, texts, open } = props;
-  useChanges([
-    listener => sessions.subscribe(listener),
-    listener => feed.subscribe(listener),
-    listener => behind.subscribe(listener),
-    subscribe
-  ]);
+  const { feed, subscribe, texts, open } = props;
+  useChanges([listener => feed.subscribe(listener), subscribe]);
   const now = useNow(30_000);
-  const id = kernel();
-  const session = id && behind.session(id);
+  const session = props.session();
   if (!session) {
     return null;
   }
