@@ -70,7 +70,7 @@ class Double:
     """Answers what the commands ask; `refusals` maps a session's id to what its calls raise."""
 
     def __init__(self, *sessions: Json) -> None:
-        self.sessions = {s["id"]: s for s in sessions}
+        self.known = {s["id"]: s for s in sessions}
         self.calls: list[tuple[Any, ...]] = []
         self.refusals: dict[str, SingularityError] = {}
         self.becomes: list[Json] = []
@@ -84,7 +84,7 @@ class Double:
 
     async def sessions_page(self, **asked: Any) -> Json:
         self.calls.append(("sessions_page", asked))
-        found = sorted(self.sessions.values(), key=lambda s: s["created_at"], reverse=True)
+        found = sorted(self.known.values(), key=lambda s: s["created_at"], reverse=True)
         if asked.get("state") == "active":
             found = [s for s in found if s["process_state"] == "live"]
         elif asked.get("state"):
@@ -96,13 +96,13 @@ class Double:
         end = start + limit
         return {"sessions": found[start:end], "next": str(end) if end < len(found) else None}
 
-    async def list_sessions(self, state: str | None = None) -> list[Json]:
+    async def sessions(self, state: str | None = None) -> list[Json]:
         return list((await self.sessions_page(state=state, limit=1000))["sessions"])
 
     async def get_session(self, session: str) -> Json:
-        if session not in self.sessions:
+        if session not in self.known:
             raise NotFound(f"there is no session {session}")
-        return self.sessions[session]
+        return self.known[session]
 
     async def end_session(self, session: str, reason: str = "", grace_s: float = 5.0) -> Json:
         self.calls.append(("end", session, reason, grace_s))
@@ -130,7 +130,7 @@ class Double:
     async def why(self, session: str) -> Json:
         return {"sentence": "it waits\nfor \x1b[31mada", "facts": {"place": 1}}
 
-    def log(self, session: str, *, offset: int = 0, follow: bool = False) -> Log:
+    def logs(self, session: str, *, offset: int = 0, follow: bool = False) -> Log:
         self.calls.append(("log", session, offset, follow))
         return Log(self.log_parts if not follow else [*self.log_parts, *self.printed_later], offset)
 

@@ -25,7 +25,7 @@ import asyncio
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +45,10 @@ from .submission import Asked, Submission, make_folders, of_job, of_words, typed
 
 if TYPE_CHECKING:
     from singularity_scheduler.client import ServiceClient
+    from singularity_scheduler.client.reading import Until
 
 JOB_FILES = (".yml", ".yaml")
 """How the name of a job file ends."""
-
-ENDED = frozenset({"completed", "failed", "cancelled"})
 
 BEFORE = frozenset({"queued", "starting"})
 """Process states in which nothing has been printed."""
@@ -279,13 +278,14 @@ class SubmitApp(ServiceApp):
 
     async def _end(self, client: ServiceClient) -> int:
         if self.follow:
-            await reached(client, self.session, lambda found: found["process_state"] not in BEFORE)
-            async for text in client.log(self.session, follow=True):
+            await self._wait(client, lambda found: found["process_state"] not in BEFORE)
+            async for text in client.logs(self.session, follow=True):
                 if self.json:
                     print(text, end="", file=sys.stderr, flush=True)
                 else:
                     printing.emit(text, end="")
-        session = await reached(client, self.session, lambda found: found["process_state"] in ENDED)
+        await self._wait(client, "ended")
+        session = await client.get_session(self.session)
         if self.json:
             self.show(session, str)
         good = session["process_state"] == "completed"
@@ -293,6 +293,14 @@ class SubmitApp(ServiceApp):
         sentence = f"session {self.session} {session['state']}: {session['reason']}"
         print(f"{sentence}; its output is {where}" if good and where else sentence, file=sys.stderr)
         return 0 if good else FAILED_RUN
+
+    async def _wait(self, client: ServiceClient, until: Until) -> None:
+        try:
+            await client.wait(self.session, until, away_s=AWAY_S)
+        except Unavailable as error:
+            raise Unavailable(
+                f"the run goes on, but how it ends is not known here: {error.message}"
+            ) from None
 
 
 def surroundings(request: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -305,26 +313,6 @@ def surroundings(request: Mapping[str, Any], environ: Mapping[str, str]) -> dict
     if "devices" not in request and "device_share" not in request:
         found |= {"devices": wanted_devices(None), "device_share": wanted_share(None)}
     return found
-
-
-async def reached(
-    client: ServiceClient, session: str, there: Callable[[dict[str, Any]], bool]
-) -> dict[str, Any]:
-    """The session's document once it is `there`; `Unavailable` after `AWAY_S` without service."""
-    loop = asyncio.get_running_loop()
-    heard_at = loop.time()
-    while True:
-        try:
-            found = await client.get_session(session)
-            heard_at = loop.time()
-            if there(found):
-                return found
-        except Unavailable as error:
-            if loop.time() - heard_at > AWAY_S:
-                raise Unavailable(
-                    f"the run goes on, but how it ends is not known here: {error.message}"
-                ) from None
-        await asyncio.sleep(POLL_S)
 
 
 def _accepted(session: Mapping[str, Any], waits: bool) -> str:

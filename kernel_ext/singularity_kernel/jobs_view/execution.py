@@ -12,7 +12,6 @@ from jupyter_scheduler.models import JobFeature
 from singularity_proxy.errors import SingularityError
 
 from singularity_kernel.batch.files import read_notebook
-from singularity_kernel.batch.submit import ENDED, reached
 
 from .submitting import render, request_of, submit
 
@@ -52,11 +51,7 @@ class SingularityExecutionManager(ExecutionManager):  # type: ignore[misc,unused
             metadata={"tags": dict.fromkeys(job.tags or (), "")},
         )
         session = await submit(request, f"notebook-job-{self.job_id}")
-        ended = await reached(
-            ServiceClient.from_environment(),
-            session["id"],
-            lambda found: found["process_state"] in ENDED,
-        )
+        ended = await ServiceClient.from_environment().wait(session["id"])
         if "html" in self.staging_paths:
             render(output, self.staging_paths["html"])
         if ended["process_state"] != "completed":

@@ -53,7 +53,7 @@ class CheckpointsApp(SessionApp):
         self.show(found, lambda: checkpoint_table(found, now, one, "there is no checkpoint"))
 
     async def _all(self, client: ServiceClient) -> list[Json]:
-        having = [s for s in await client.list_sessions("active") if s.get("checkpoints")]
+        having = [s for s in await client.sessions("active") if s.get("checkpoints")]
         found: list[Json] = []
         for session in having:
             stored = await client.checkpoints(str(session["id"]))

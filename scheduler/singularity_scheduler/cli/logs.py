@@ -79,7 +79,7 @@ class LogsApp(SessionApp):
         offset = 0
         if self.tail is not None:
             last: deque[str] = deque(maxlen=self.tail + 1)
-            async with contextlib.aclosing(client.log(session)) as printed:
+            async with contextlib.aclosing(client.logs(session)) as printed:
                 try:
                     async for part in printed:
                         keep_lines(last, part)
@@ -91,7 +91,7 @@ class LogsApp(SessionApp):
                 return
             offset = printed.offset
         async with contextlib.aclosing(
-            client.log(session, offset=offset, follow=self.follow)
+            client.logs(session, offset=offset, follow=self.follow)
         ) as log:
             async for part in log:
                 yield part

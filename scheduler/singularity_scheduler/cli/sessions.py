@@ -59,11 +59,11 @@ async def find(client: ServiceClient, word: str) -> str:
     `BadRequest` say why there is none. An id is not looked up: the call that uses it will tell."""
     if FULL_ID.fullmatch(word):
         return word
-    active = await client.list_sessions("active")
+    active = await client.sessions("active")
     if found := matching(word, active):
         return only(word, found)
     if BEGINNING.fullmatch(word):
-        if found := matching(word, await client.list_sessions()):
+        if found := matching(word, await client.sessions()):
             return only(word, found)
         raise NotFound(f"there is no session {word}", session=word)
     raise NotFound(

@@ -8,56 +8,22 @@ sentence, or `Unavailable` when the service cannot be reached.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from singularity_proxy.errors import Unavailable
-
-from .http import Broken, request
-from .problems import to_error
-from .stream import EventStream, LogStream
-
-Json = dict[str, Any]
+from .calls import Json
+from .reading import Reading
 
 MOVE_S = 600.0
 """How long the verbs wait that write a whole session to the store or read it back."""
 
-USAGE_S = 300.0
-"""How long sums over everything that the ledger has may take."""
 
-PAGE = 1000
-"""Sessions per page when all of them are wanted."""
-
-
-class ServiceClient:
+class ServiceClient(Reading):
     """Calls the service at `url` (its base, ending in ``/services/singularity/``) with `token`.
 
     One per process is enough; it holds no connection between calls. Use it on a running loop.
     """
-
-    def __init__(self, url: str, token: str, *, timeout: float = 60.0) -> None:
-        """`timeout`: seconds for one call; starting and ending sessions get at least 120."""
-        self.url = url.rstrip("/") + "/"
-        self._token = token
-        self._timeout = timeout
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> ServiceClient:
-        """The client a single-user server's processes use: SINGULARITY_API_URL and
-        JUPYTERHUB_API_TOKEN, set by the spawner. Raises `Unavailable` when one is missing."""
-        env = os.environ if environ is None else environ
-        missing = [n for n in ("SINGULARITY_API_URL", "JUPYTERHUB_API_TOKEN") if not env.get(n)]
-        if missing:
-            raise Unavailable(
-                f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set, so the "
-                "scheduler cannot be reached: start this from a server that the Singularity "
-                "spawner started",
-                missing=missing,
-            )
-        return cls(env["SINGULARITY_API_URL"], env["JUPYTERHUB_API_TOKEN"])
 
     # -- sessions ---------------------------------------------------------------------------
 
@@ -141,38 +107,6 @@ class ServiceClient:
         if devices is not None:
             body["devices"] = devices
         return await self._json("POST", "sessions", body, key=key)
-
-    async def get_session(self, session: str) -> Json:
-        """One session. `NotFound` for an unknown one and for another user's."""
-        return await self._json("GET", f"sessions/{quote(session, safe='')}")
-
-    async def list_sessions(self, state: str | None = None) -> list[Json]:
-        """Own sessions (an admin: all), newest first; `state` keeps those with that word, or
-        "active" for those that have not ended."""
-        found: list[Json] = []
-        cursor = None
-        while True:
-            page = await self.sessions_page(state=state, limit=PAGE, cursor=cursor)
-            found += page["sessions"]
-            if not (cursor := page.get("next")):
-                return found
-
-    async def sessions_page(
-        self,
-        *,
-        state: str | None = None,
-        kind: str | None = None,
-        user: str | None = None,
-        limit: int = 100,
-        cursor: str | None = None,
-    ) -> Json:
-        """``{"sessions", "next"}``: at most `limit` (1 to 1000) sessions, newest first; pass
-        `next` as `cursor` for those after them, it is None at the end. `kind` is "interactive" or
-        "batch", `user` another user's name (for admins). Long parameters and variables of runs are
-        None here; `get_session` has them."""
-        asked = {"state": state, "kind": kind, "user": user, "limit": limit, "cursor": cursor}
-        query = urlencode({k: v for k, v in asked.items() if v is not None and v != ""})
-        return await self._json("GET", f"sessions?{query}")
 
     async def end_session(self, session: str, reason: str = "", grace_s: float = 5.0) -> Json:
         """End it (idempotent) and return its last JSON: the process gets `grace_s` seconds after
@@ -339,40 +273,6 @@ class ServiceClient:
             "GET", f"sessions/{quote(session, safe='')}/history?{urlencode(asked)}"
         )
 
-    def log(self, session: str, *, offset: int = 0, follow: bool = False) -> LogStream:
-        """What the session's process wrote, from byte `offset` on, as text as it comes; with
-        `follow` until the session has ended. A connection that breaks is made again from where it
-        broke, `Unavailable` after 30 s without service. `Conflict` for a joined session: it
-        writes to its own terminal. `offset` of what is returned says where to go on."""
-        path = f"sessions/{quote(session, safe='')}/log"
-        return LogStream(f"{self.url}api/v1/{path}", self._headers(), offset, follow)
-
-    # -- accounting -------------------------------------------------------------------------
-
-    async def usage(
-        self,
-        by: str = "user",
-        since: str | float | None = None,
-        until: str | float | None = None,
-        user: str | None = None,
-    ) -> Json:
-        """What own sessions (an admin: all) used: ``{"by", "since", "until", "usage"}`` with all
-        lines. `by` is a key of `client.usage.BY`, the figures of a line are those of
-        `client.usage.FIGURES`; `since` and `until` are ISO 8601 or UNIX seconds, None: the last 7
-        days; `user`: only this one's, for admins."""
-        asked = {"by": by, "since": since, "until": until, "user": user, "limit": PAGE}
-        whole: Json | None = None
-        cursor = None
-        while whole is None or cursor:
-            query = {k: v for k, v in {**asked, "cursor": cursor}.items() if v is not None}
-            page = await self._json("GET", f"usage?{urlencode(query)}", timeout=USAGE_S)
-            cursor = page.pop("next")
-            if whole is None:
-                whole = page
-            else:
-                whole["usage"] += page["usage"]
-        return whole
-
     # -- administration ---------------------------------------------------------------------
 
     async def parameters(self) -> list[Json]:
@@ -504,69 +404,6 @@ class ServiceClient:
         body: Json = {"tiers": list(tiers)}
         found: list[str] = (await self._json("PUT", _tiers_of(user), body))["tiers"]
         return found
-
-    def events(self, last_event_id: str | None = None) -> EventStream:
-        """The live stream, each ``{"event", "data", "id"}``: "session" with the document of a
-        changed session, "queue" with ``{"places": {session: place}}`` of those whose place in the
-        queue changed, "progress" of a transfer, "devices" (as `devices`) of those whose memory or
-        utilisation changed. First comes a "snapshot" with all sessions one may see, or, with the
-        `id` of the last event that was read, exactly what came after it while the service still
-        knows.
-        Ends with `Unavailable` when the service goes away; call again with the `last_id` of what
-        was returned to go on."""
-        return EventStream(f"{self.url}api/v1/events", self._headers(), last_event_id)
-
-    # -- plumbing ---------------------------------------------------------------------------
-
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"token {self._token}", "Accept": "application/json"}
-
-    async def _verb(self, session: str, verb: str, body: Json, timeout: float = 0.0) -> Json:
-        path = f"sessions/{quote(session, safe='')}/{verb}"
-        return await self._json("POST", path, body, timeout=timeout)
-
-    async def _list(self, method: str, path: str, key: str, body: Json | None = None) -> list[Json]:
-        found: list[Json] = (await self._json(method, path, body))[key]
-        return found
-
-    async def _json(
-        self,
-        method: str,
-        path: str,
-        body: Json | None = None,
-        *,
-        key: str | None = None,
-        timeout: float = 0.0,
-    ) -> Json:
-        headers = self._headers()
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        if key:
-            headers["Idempotency-Key"] = key
-        try:
-            async with request(
-                method,
-                f"{self.url}api/v1/{path}",
-                headers,
-                None if body is None else json.dumps(body).encode(),
-                timeout=max(self._timeout, timeout),
-            ) as answer:
-                content = await answer.body()
-        except Broken as error:
-            raise Unavailable(
-                f"the scheduler service does not answer ({error}); nothing was changed that it "
-                "did not confirm: try again in a moment",
-                url=self.url,
-            ) from None
-        if answer.status >= 300:
-            raise to_error(answer.status, answer.reason, content)
-        try:
-            document = json.loads(content)
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            raise to_error(answer.status, answer.reason, content)
-        return document
 
 
 def _drain_of(node: str, device: str) -> str:

@@ -248,7 +248,7 @@ def test_a_refused_one_does_not_keep_the_others(double: Double, capsys: Captured
 
 
 def test_all_is_of_one_user(double: Double, capsys: Captured) -> None:
-    double.sessions[SECOND]["user"] = "bob"
+    double.known[SECOND]["user"] = "bob"
     assert cancel.main(["--all", "--yes"]) == 64
     assert "2 sessions of 2 users (ada, bob)" in capsys.readouterr().err
     assert cancel.main(["--all", "--user", "bob", "--yes"]) == 0
@@ -293,7 +293,7 @@ def test_logs_of_nothing_say_so(double: Double, capsys: Captured) -> None:
     out, err = capsys.readouterr()
     told = f"nothing was printed so far; {FIRST} (nb1.ipynb) is ready: its process runs\n"
     assert (out, err) == ("", told)
-    double.sessions[FIRST] |= {"process_state": "queued", "state": "queued", "reason": "place 2"}
+    double.known[FIRST] |= {"process_state": "queued", "state": "queued", "reason": "place 2"}
     assert logs.main(["-f", FIRST]) == 1
     assert capsys.readouterr().err == f"{FIRST} (nb1.ipynb) is queued: place 2\n"
 

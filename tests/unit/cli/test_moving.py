@@ -147,7 +147,7 @@ def test_what_takes_long_is_waited_for_and_its_loss_is_told(
     double: Double, capsys: Captured
 ) -> None:
     double.becomes = [{"state": "migrating", "process_state": "resuming"}]
-    double.sessions[FIRST] |= {"node": "node-2", "loss": LOSS, "reason": "came back"}
+    double.known[FIRST] |= {"node": "node-2", "loss": LOSS, "reason": "came back"}
     assert migrate.main([FIRST, "--node", "node-2"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"{FIRST} (nb1.ipynb) is ready: came back"

@@ -165,7 +165,7 @@ def test_a_configuration_file_is_generated(tmp_path: Path) -> None:
     [
         ("of_words", "nothing was submitted"),
         ("submit", "the run may have been submitted: jupyter singularity ls shows it"),
-        ("reached", "the run goes on; jupyter singularity logs -f 0123 follows it"),
+        ("wait", "the run goes on; jupyter singularity logs -f 0123 follows it"),
     ],
 )
 def test_ctrl_c_says_what_it_left(
@@ -183,11 +183,14 @@ def test_ctrl_c_says_what_it_left(
                 raise KeyboardInterrupt
             return {"id": "0123", "state": "queued"}
 
+        async def wait(self, *_: Any, **__: Any) -> dict[str, Any]:
+            raise KeyboardInterrupt
+
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(SubmitApp, "client", lambda self, timeout=None: Client())
-    if where != "submit":
+    if where == "of_words":
         monkeypatch.setattr(submit, where, interrupted)
     assert main([str(tmp_path / "n.ipynb"), "--wait"]) == 130
     assert capsys.readouterr().err.endswith(f"jupyter singularity submit: {sentence}\n")
