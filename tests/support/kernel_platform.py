@@ -27,7 +27,9 @@ class Hub:
 
     access_scopes = {"access:services!service=singularity"}
 
-    async def user_for_token(self, token: str, sync: bool = True) -> dict[str, Any] | None:
+    async def user_for_token(
+        self, token: str, sync: bool = True, session_id: str | None = None
+    ) -> dict[str, Any] | None:
         name = token.removeprefix("token-of-")
         if name == token:
             return None

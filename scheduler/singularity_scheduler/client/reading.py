@@ -10,8 +10,6 @@ from urllib.parse import quote, urlencode
 
 from singularity_proxy.errors import BadRequest, Conflict, Unavailable
 
-from singularity_scheduler.core.states import FINAL, WORDS
-
 from .calls import Calls, Json
 from .stream import RETRY_S, WITHOUT_SERVICE_S, EventStream, LogStream
 
@@ -22,8 +20,8 @@ USAGE_S = 300.0
 PAGE = 1000
 """Sessions per page when all of them are wanted."""
 
-ENDED = frozenset(state.value for state in FINAL)
-"""Words of sessions that have ended."""
+ENDED = frozenset({"completed", "failed", "cancelled"})
+"""Words of sessions that have ended; as `core.states.FINAL`."""
 
 Until = str | Collection[str] | Callable[[Json], bool]
 """What is waited for: "ended", another word, one of several, or what a document fulfils."""
@@ -180,6 +178,8 @@ class Reading(Calls):
 def _wanted(until: Until) -> Callable[[Json], bool]:
     if callable(until):
         return until
+    from singularity_scheduler.core.states import WORDS  # not before somebody waits
+
     words = {until} if isinstance(until, str) else set(until)
     if unknown := sorted(words - {*WORDS, "ended"}):
         raise BadRequest(
