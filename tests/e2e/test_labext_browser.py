@@ -2,79 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.browser_page import page_of
 from support.hub_platform import running_platform
 
-SCRIPT = Path(__file__).parent / "browser" / "extension.cjs"
 CHANGES = 10
 """How often the state changes while the time until the page shows it is measured."""
-
-
-class Page:
-    """A browser page; `do` takes one step of `extension.cjs`."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), 100)
-        assert line, "the browser ended"
-        found: dict[str, Any] = json.loads(line)
-        assert "failed" not in found, json.dumps(found, indent=1)
-        return found
-
-    async def do(self, *words: str) -> dict[str, Any]:
-        await self._send(json.dumps(words))
-        return await self.read()
-
-    async def end(self) -> list[str]:
-        """Its errors."""
-        await self._send("end")
-        errors: list[str] = (await self.read())["errors"]
-        return errors
-
-    async def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line.encode() + b"\n")
-        await self._process.stdin.drain()
-
-
-@asynccontextmanager
-async def page_of(folder: Path, **task: str) -> AsyncIterator[Page]:
-    """`task`: who logs in and where, as `extension.cjs` takes it."""
-    chromium = next(
-        path
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (path := shutil.which(name))
-    )
-    task |= {"chromium": chromium, "folder": str(folder)}
-    process = await asyncio.create_subprocess_exec(
-        "node",
-        str(SCRIPT),
-        env={**os.environ, "BROWSER_TEST": json.dumps(task)},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    page = Page(process)
-    try:
-        assert (await page.read()) == {"ready": True}
-        yield page
-        await asyncio.wait_for(process.wait(), 30)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 @pytest.mark.browser
@@ -85,6 +23,7 @@ async def test_a_person_sees_the_session_of_a_notebook(tmp_path: Path) -> None:
         server = await platform.start_server("alice", {"tier": "standard", "devices": 1})
         service = platform.service()
         async with page_of(
+            "extension.cjs",
             tmp_path,
             login=f"{platform.url}hub/login",
             user="alice",

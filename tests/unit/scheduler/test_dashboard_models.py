@@ -31,6 +31,7 @@ from singularity_scheduler.service.dashboard.cluster_map import (
     natural,
 )
 from singularity_scheduler.service.dashboard.logins import Logins
+from singularity_scheduler.service.dashboard.pace import GAP_S, LONGEST_S, SHARE, Pace
 from singularity_scheduler.service.dashboard.queue_rows import ROWS_PER_PAGE, queue
 from singularity_scheduler.service.dashboard.render import count, environment
 from singularity_scheduler.service.dashboard.series import BUCKETS, WIDTH_S, beginning, day_of
@@ -285,8 +286,8 @@ def test_bars_are_inside_the_picture(devices: int) -> None:
     ):
         assert chart.bars
         for bar in chart.bars:
-            assert charts.LEFT <= bar.x <= charts.WIDTH - bar.width
-            assert 8 <= bar.y <= bar.y + bar.height <= charts.HEIGHT - charts.BOTTOM + 0.2
+            assert charts.LEFT <= bar.x <= chart.size.width - bar.width
+            assert 8 <= bar.y <= bar.y + bar.height <= chart.size.height - charts.BOTTOM + 0.2
         assert len({word.value for word in chart.up}) == len(chart.up)
         assert 4 <= len(chart.across) <= 8
 
@@ -303,6 +304,19 @@ def test_numbers_are_written_for_people() -> None:
         "123",
         "12,345",
     ]
+
+
+def test_pages_that_follow_leave_the_service_its_time() -> None:
+    pace = Pace()
+    pace.viewers = 1
+    pace.took(0.001)
+    assert pace.gap_s == GAP_S
+    pace.viewers = 50
+    for _ in range(100):
+        pace.took(0.05)
+    assert pace.viewers * 0.05 / pace.gap_s == pytest.approx(SHARE, rel=0.01)
+    pace.viewers = 5000
+    assert pace.gap_s == LONGEST_S
 
 
 def test_logins_are_bounded_and_the_ones_in_use_stay() -> None:

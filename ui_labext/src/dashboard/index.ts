@@ -3,6 +3,9 @@ import { Feed, ILink, ISource } from '../model/feed';
 import { clock } from '../model/words';
 import { Page } from './page';
 
+/** After a load that failed the next one is this far away. */
+const RETRY_MS = 5_000;
+
 const meta = (name: string) =>
   document.querySelector<HTMLMetaElement>(`meta[name="${name}"]`)?.content ?? '';
 
@@ -51,6 +54,10 @@ function start(): void {
     return;
   }
   const page = new Page(load);
+  // The stream may go on while a load fails: what changed must be shown all the same.
+  const follow = (): void => {
+    page.changed().catch(() => setTimeout(follow, RETRY_MS));
+  };
   const source: ISource = {
     async *open(signal: AbortSignal) {
       const answer = await ask(meta('live'), 'text/event-stream', signal);
@@ -69,7 +76,7 @@ function start(): void {
     // A heartbeat changes nothing; all else may be shown here.
     take: (name: string) => {
       if (name) {
-        page.changed().catch(() => undefined); // the stream says that the connection is lost
+        follow();
       }
     },
     replace: () => undefined

@@ -1,8 +1,5 @@
-/** The shortest time between two loads of the page. */
-export const GAP_MS = 1_000;
-
-/** After a load that took long, the next one comes this many times as much later. */
-export const REST = 4;
+/** The shortest time between two loads of the page; the service says less often when it is busy. */
+export const GAP_MS = 200;
 
 /** Gets the page as it is now; raises an error with a sentence for people. */
 export type Load = () => Promise<Document>;
@@ -31,11 +28,10 @@ export class Page {
     while (this._due) {
       await new Promise(resolve => setTimeout(resolve, Math.max(0, this._next - Date.now())));
       this._due = false;
-      const began = Date.now();
       try {
         this.take(await this._load());
       } finally {
-        this._next = Date.now() + Math.max(GAP_MS, REST * (Date.now() - began));
+        this._next = Date.now() + GAP_MS;
       }
     }
   }

@@ -7,17 +7,31 @@ from dataclasses import dataclass
 
 from singularity_scheduler.core.parameters import Parameters
 
-from .series import BUCKETS, TIERS, WIDTH_S, Day
+from .series import BUCKETS, TIERS, Day
 
-WIDTH = 960
-HEIGHT = 220
-"""Of the picture, in its own units; the page scales it."""
+LEFT, BOTTOM, TOP = 44, 24, 8
+"""Room for the words at the axes, in the units of a picture; the page scales it."""
 
-LEFT, BOTTOM = 44, 24
-"""Room for the words at its axes."""
 
-_STEP = (WIDTH - LEFT) / BUCKETS
-_TALL = HEIGHT - BOTTOM - 8
+@dataclass(frozen=True)
+class Size:
+    """Of a picture."""
+
+    width: int
+    height: int
+
+    @property
+    def step(self) -> float:
+        """Of one bucket."""
+        return (self.width - LEFT) / BUCKETS
+
+    def y(self, part: float) -> float:
+        """Where this part of the way up is."""
+        return round(TOP + (self.height - BOTTOM - TOP) * (1 - min(part, 1.0)), 1)
+
+
+LARGE = Size(960, 220)
+SMALL = Size(480, 150)
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,7 @@ class Word:
 class Chart:
     """Everything of one picture."""
 
+    size: Size
     bars: tuple[Bar, ...]
     lines: tuple[tuple[str, float], ...]
     """What tier or thing a line across it is of, and where."""
@@ -61,17 +76,18 @@ def devices_chart(day: Day, devices: int) -> Chart:
     for number, bucket in enumerate(day.buckets):
         below = 0.0
         for looks, value in [
-            *((tier, bucket.served(tier)) for tier in reversed(TIERS)),
+            *((tier, bucket.served(tier)) for tier in TIERS),
             ("waiting", bucket.total.waiting_s / bucket.seconds),
         ]:
             if value > 0:
-                bars.append(_bar(looks, number, below / top, (below + value) / top))
+                bars.append(_bar(LARGE, looks, number, below / top, (below + value) / top))
                 below += value
     return Chart(
+        LARGE,
         tuple(bars),
-        (("devices", _y(devices / top)),),
-        _hours(day),
-        tuple(Word(_y(n / 4), None, top * n / 4) for n in range(5)),
+        (("devices", LARGE.y(devices / top)),),
+        _hours(LARGE, day, 3),
+        tuple(Word(LARGE.y(n / 4), None, top * n / 4) for n in range(5)),
     )
 
 
@@ -79,34 +95,28 @@ def attained_chart(day: Day, tier: str, parameters: Parameters) -> Chart:
     """The part of the time with work in which sessions of a tier had devices; a line at what is
     promised."""
     bars = tuple(
-        _bar(tier, number, 0.0, attained)
+        _bar(SMALL, tier, number, 0.0, attained)
         for number, bucket in enumerate(day.buckets)
         if (attained := bucket.tiers[tier].attained) is not None
     )
     promised = parameters.fraction(tier)
-    lines = (("promised", _y(promised)),) if promised else ()
-    up = tuple(Word(_y(n / 2), None, 50.0 * n) for n in range(3))
-    return Chart(bars, lines, _hours(day), up)
+    lines = (("promised", SMALL.y(promised)),) if promised else ()
+    up = tuple(Word(SMALL.y(n / 2), None, 50.0 * n) for n in range(3))
+    return Chart(SMALL, bars, lines, _hours(SMALL, day, 6), up)
 
 
-def _bar(looks: str, number: int, low: float, high: float) -> Bar:
-    y = _y(high)
-    return Bar(
-        looks, round(LEFT + number * _STEP + 1, 1), y, round(_STEP - 2, 1), round(_y(low) - y, 1)
+def _bar(size: Size, looks: str, number: int, low: float, high: float) -> Bar:
+    x, y = round(LEFT + number * size.step + 1, 1), size.y(high)
+    return Bar(looks, x, y, round(size.step - 2, 1), round(size.y(low) - y, 1))
+
+
+def _hours(size: Size, day: Day, every: int) -> tuple[Word, ...]:
+    """The hours that can be divided by `every`."""
+    return tuple(
+        Word(round(LEFT + number * size.step, 1), bucket.start, None)
+        for number, bucket in enumerate(day.buckets)
+        if bucket.start % (every * 3600) == 0
     )
-
-
-def _y(part: float) -> float:
-    return round(8 + _TALL * (1 - min(part, 1.0)), 1)
-
-
-def _hours(day: Day) -> tuple[Word, ...]:
-    """Every third hour."""
-    found = []
-    for number, bucket in enumerate(day.buckets):
-        if bucket.start % (6 * WIDTH_S) == 0:
-            found.append(Word(round(LEFT + number * _STEP, 1), bucket.start, None))
-    return tuple(found)
 
 
 def _nice(value: float) -> float:

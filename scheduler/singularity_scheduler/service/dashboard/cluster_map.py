@@ -73,9 +73,9 @@ class Only(str, Enum):
 
 
 ONLY_WORDS = {
-    Only.ALL: "all nodes",
-    Only.FREE: "nodes with free devices",
-    Only.TROUBLE: "nodes that do not answer, are not open or have drained devices",
+    Only.ALL: "all",
+    Only.FREE: "with free devices",
+    Only.TROUBLE: "that do not answer, are not open, or have drained devices",
 }
 
 

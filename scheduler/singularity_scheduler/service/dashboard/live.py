@@ -15,9 +15,6 @@ from singularity_scheduler.service.streams import Beats
 
 from .page import Page
 
-GAP_S = 0.1
-"""Changes that come so close together are told once."""
-
 
 class Live(Page):
     """Server-sent events: `snapshot` at the beginning, `change` after each change."""
@@ -29,6 +26,7 @@ class Live(Page):
         self.set_header("X-Accel-Buffering", "no")
         listener, _ = self.services.feed.listen(self.caller.sees, None)
         self._listener = listener
+        self.dashboard.pace.viewers += 1
         try:
             self.write(lines("snapshot", "{}") + b"\n")
             await self.flush()
@@ -36,6 +34,7 @@ class Live(Page):
         except StreamClosedError:
             pass
         finally:
+            self.dashboard.pace.viewers -= 1
             self.services.feed.leave(listener)
 
     async def _tell(self, listener: Listener) -> None:
@@ -56,7 +55,7 @@ class Live(Page):
                 continue  # it was for others
             await self.flush()
             if news:
-                await asyncio.sleep(GAP_S)
+                await asyncio.sleep(self.dashboard.pace.gap_s)
 
     def on_connection_close(self) -> None:
         if self._listener is not None:

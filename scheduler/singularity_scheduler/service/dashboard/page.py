@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -19,6 +20,7 @@ from singularity_scheduler.service.problems import Unauthenticated, problem
 from singularity_scheduler.service.services import Services
 
 from .logins import COOKIE, Login, Logins
+from .pace import Pace
 from .past import Past
 from .render import environment
 
@@ -42,6 +44,7 @@ class Dashboard:
     """Where the service is, ending in a slash."""
     logins: Logins = field(default_factory=Logins)
     templates: Environment = field(default_factory=environment)
+    pace: Pace = field(default_factory=Pace)
     past: Past = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +138,8 @@ class Page(HubOAuthenticated, Guarded):  # type: ignore[misc]
     caller: Caller
     login: Login
     admins_only = False
+    _began: float
+    """The processor's time when it was known who asks."""
 
     def initialize(self, dashboard: Dashboard) -> None:
         super().initialize(dashboard)
@@ -155,6 +160,7 @@ class Page(HubOAuthenticated, Guarded):  # type: ignore[misc]
             self._ask_to_log_in()
             return
         self.login, self.caller = found, caller
+        self._began = time.thread_time()
         logs.bind_now(user=caller.name)
         self._check_origin()
         if self.admins_only and not caller.admin:
@@ -195,7 +201,7 @@ class Page(HubOAuthenticated, Guarded):  # type: ignore[misc]
     # -- answering --------------------------------------------------------------------------
 
     def show(self, template: str, **values: Any) -> None:
-        """Answer with a page."""
+        """Answer with a page. Called by the handlers of pages, once."""
         self.set_header("Content-Type", "text/html; charset=utf-8")
         page = self.dashboard.templates.get_template(template)
         self.finish(
@@ -213,6 +219,7 @@ class Page(HubOAuthenticated, Guarded):  # type: ignore[misc]
                 **values,
             )
         )
+        self.dashboard.pace.took(time.thread_time() - self._began)
 
     def link(self, path: str, **query: object) -> str:
         """The address of a page; values that are None or "" are left out."""

@@ -50,7 +50,7 @@ def queue(
     one the longest wait first. Reasons and estimates are worked out for one page alone."""
     views = [v for v in state.sessions.values() if user in (None, v.user)]
     waiting = [v for v in views if may_wait(v) and not v.final]
-    of_tier = {t.value: 0 for t in reversed(list(Tier))}
+    of_tier = {t.value: 0 for t in Tier}
     devices = dict(of_tier)
     for view in waiting:
         of_tier[view.tier.value] += 1

@@ -15,7 +15,7 @@ from singularity_scheduler.service.occupancy_rows import BEFORE, Shift
 WIDTH_S = 1800.0
 BUCKETS = 48
 
-TIERS = tuple(tier.value for tier in reversed(list(Tier)))
+TIERS = tuple(tier.value for tier in Tier)
 """The highest first."""
 
 

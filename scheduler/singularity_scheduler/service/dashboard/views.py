@@ -157,7 +157,7 @@ class ShowDay(Page):
             promised={tier: parameters.fraction(tier) for tier in TIERS},
             windows=windows,
             window_s=parameters.sla_window_s,
-            size=charts,
+            left=charts.LEFT,
         )
 
 
