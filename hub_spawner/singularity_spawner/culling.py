@@ -6,9 +6,9 @@
     c.IdleCuller.cull_arbiter_hook = arbiter
 
 A server is culled when it was inactive for the culler's time limit and none of its notebooks is in
-the middle of a cell; the Spawner suspends them before it stops it. `hubconfig.configure` with
-`cull_idle_s` sets all of it up; it runs ``python -m singularity_spawner.culling``, the culler with
-this hook.
+the middle of a cell, or kept alive by somebody (`keep`); the Spawner suspends them before it stops
+it. `hubconfig.configure` with `cull_idle_s` sets all of it up; it runs ``python -m
+singularity_spawner.culling``, the culler with this hook.
 
 ``--max-age`` does not ask a hook: the culler then stops servers in the middle of their cells, and
 the Spawner suspends their notebooks there.
@@ -52,7 +52,7 @@ async def arbiter(
         working = [s for s in await client.list_sessions("active") if _works(s, user, name)]
         if working:
             titles = ", ".join(s["name"] or s["id"] for s in working)
-            log.info("Not culling %s/%s: in the middle of a cell: %s", user, name, titles)
+            log.info("Not culling %s/%s: busy or kept alive: %s", user, name, titles)
             return False
     except SingularityError as error:
         log.warning("Not culling %s: %s", server.get("url"), error.message)
@@ -76,8 +76,8 @@ def owner_of(server: dict[str, Any]) -> tuple[str, str]:
 
 def _works(session: dict[str, Any], user: str, name: str) -> bool:
     state = session["process_state"]
-    works = state in RETURNING or (state == "live" and bool(session["busy"]))
-    return works and hibernation.belongs(session, user, name)
+    lives = state == "live" and (bool(session["busy"]) or bool(session.get("keep_until")))
+    return (state in RETURNING or lives) and hibernation.belongs(session, user, name)
 
 
 def main() -> None:

@@ -17,8 +17,9 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
-from singularity_proxy.errors import SingularityError
+from singularity_proxy.errors import BadRequest, SingularityError
 from singularity_scheduler.client.verbs import VERBS
+from singularity_scheduler.client.words import kept, parse_duration
 
 from .asking import CameBack, ask
 from .memory import device_memory
@@ -35,8 +36,19 @@ NAMES = {
     "resume": "checkpoint",
     "restore": "checkpoint",
     "fork": "checkpoint",
+    "tier": "tier",
+    "priority": "priority",
+    "keep": "for_s",
 }
-"""Verbs that take a name, and what it is the name of."""
+"""Verbs that take a word, and which argument that is."""
+
+NEEDED = {
+    "restore": "the name or id of a checkpoint: %singularity checkpoints",
+    "tier": "one of premium, standard and basic",
+    "priority": "one of low, medium and high",
+    "keep": "a length of time: 90s, 15min, 2h, or 0 for no longer",
+}
+"""Verbs that cannot do without theirs, and what it is."""
 
 WHERE = ("device", "node", "cluster")
 """Options of migrate."""
@@ -55,6 +67,8 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         park: free the devices; variables and tensors stay, the next device call goes on.
         preempt: the same, but device calls wait until somebody resumes the session.
         resume: take devices now instead of at the next device call, and end a preempt.
+        keep: keep it alive for a while (keep 2h) though nothing uses its devices; 0 ends that.
+        tier, priority: change them (tier basic).
         migrate: go on with another device, with --node on another node, or with --cluster in
         another cluster.
         suspend: put everything into the store, in the middle of this cell, and free the node; the
@@ -68,7 +82,7 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         "name",
         nargs="*",
         help="""checkpoint, suspend: a name for the checkpoint; restore, resume, fork: the name or
-        id of one. It may have spaces.""",
+        id of one. It may have spaces. keep: for how long. tier, priority: which.""",
     )  # type: ignore[untyped-decorator]
     @argument(
         "--device",
@@ -123,8 +137,13 @@ def _arguments(verb: str, options: Any) -> dict[str, Any]:
     for option in WHERE:
         if getattr(options, option) is not None and verb != "migrate":
             raise UsageError(f"'{verb}' takes no --{option}; only 'migrate' does.")
-    if verb == "restore" and not name:
-        raise UsageError("'restore' needs the name or id of a checkpoint: %singularity checkpoints")
+    if verb in NEEDED and not name:
+        raise UsageError(f"'{verb}' needs {NEEDED[verb]}")
+    if verb == "keep":
+        try:
+            return {NAMES[verb]: parse_duration(str(name))}
+        except BadRequest as error:
+            raise UsageError(error.message) from None
     if verb == "migrate":
         device = options.device
         if sum(getattr(options, option) is not None for option in WHERE) > 1:
@@ -174,6 +193,10 @@ def _done(verb: str, answer: Any, now: datetime) -> str:
     if verb == "fork":
         label = " ".join(str(answer[k]) for k in ("id", "name") if answer.get(k))
         return f"A second session, {label}, begins there; it is {answer.get('state')} now."
+    if verb == "keep":
+        return f"This session is {kept(answer, now)}."
+    if verb in ("tier", "priority"):
+        return f"Its {verb} is {answer.get(verb)} now."
     reason = str(answer.get("reason") or answer.get("state") or "done")
     where = f" ({rows['Devices']})" if answer.get("devices") else ""
     return f"{reason[:1].upper()}{reason[1:]}{where}."

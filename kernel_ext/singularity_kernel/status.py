@@ -9,7 +9,7 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
-from singularity_scheduler.client.words import age, plural, size
+from singularity_scheduler.client.words import age, kept, plan, plural, size
 
 Json = Mapping[str, Any]
 
@@ -90,6 +90,8 @@ def status_rows(status: Json, now: datetime) -> list[tuple[str, str]]:
     rows = [
         ("State", _state(state, reason)),
         ("Activity", f"idle since {idle}" if idle else ("busy" if status.get("busy") else "")),
+        ("Kept", kept(status, now) if status.get("keep_until") else ""),
+        ("Planned", plan(status, now)),
         ("Tier", str(status.get("tier") or "")),
         ("Devices", _devices(status)),
         ("Device memory", _memory(status)),

@@ -8,7 +8,10 @@ from singularity_proxy.errors import NotFound, SingularityError
 
 Json = dict[str, Any]
 
-VERBS = (*("park", "resume", "preempt", "suspend", "migrate", "checkpoint", "restore", "fork"),)
+VERBS = (
+    *("park", "resume", "preempt", "suspend", "migrate", "checkpoint", "restore", "fork"),
+    *("keep", "tier", "priority"),
+)
 
 
 def session(number: int, **changes: Any) -> Json:
@@ -77,6 +80,8 @@ class Double:
         """What the session is after each verb."""
         self.stored: dict[str, list[Json]] = {}
         """session -> its checkpoints"""
+        self.figures: list[Json] = []
+        """What the devices of each session do."""
         self.log_parts: list[str] = []
         self.printed_later: list[str] = []
         """What a log that is followed has besides."""
@@ -118,6 +123,10 @@ class Double:
     async def delete_checkpoint(self, session: str, checkpoint: str) -> list[Json]:
         self.calls.append(("delete_checkpoint", session, checkpoint))
         return [c for c in self.stored[session] if checkpoint not in (c["id"], c["name"])]
+
+    async def devices(self, session: str) -> Json:
+        self.calls.append(("devices", session))
+        return {"session": session, "devices": self.figures}
 
     async def cluster(self) -> Json:
         return self.cluster_document

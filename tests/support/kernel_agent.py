@@ -15,7 +15,7 @@ from singularity_proxy.wire import rpc
 
 VERBS = (
     *("activity", "status", "park", "resume", "migrate", "checkpoint", "why", "history"),
-    *("suspend", "checkpoints", "restore", "fork"),
+    *("suspend", "checkpoints", "restore", "fork", "keep", "tier", "priority"),
 )
 
 

@@ -182,7 +182,8 @@ class Scheduler:
             (prefix + "/([^/]+)/log", _Log, {"scheduler": self}),
             (prefix + "/([^/]+)/owner", _Owner, {"scheduler": self}),
             (
-                prefix + "/([^/]+)/(checkpoint|suspend|resume|migrate|park|keep|tier|restore|fork)",
+                prefix + r"/([^/]+)/(checkpoint|suspend|resume|migrate|park|restore|fork|"
+                r"keep|tier|priority)",
                 _Verb,
                 {"scheduler": self},
             ),

@@ -147,12 +147,18 @@ class VerbHandler(_Handler):
         "park": (),
         "keep": ("for_s",),
         "tier": ("tier",),
+        "priority": ("priority",),
         "restore": ("checkpoint", "discard"),
         "fork": ("checkpoint", "name"),
     }
     """What a page may ask for: verb -> keys of its body."""
 
-    NEEDED = {"restore": "checkpoint", "keep": "for_s", "tier": "tier"}
+    NEEDED = {
+        "restore": "checkpoint",
+        "keep": "for_s",
+        "tier": "tier",
+        "priority": "priority",
+    }
     """Verb -> the key that it cannot do without."""
 
     @web.authenticated
@@ -164,7 +170,7 @@ class VerbHandler(_Handler):
             raise web.HTTPError(
                 400, f"{verb} takes a JSON object with {' and '.join(known) or 'no keys'}"
             )
-        if (needed := self.NEEDED.get(verb)) and body.get(needed) is None:
+        if (needed := self.NEEDED.get(verb)) and body.get(needed) in (None, ""):
             raise web.HTTPError(400, f"{verb} needs {needed}: nothing was done")
         try:
             answer = await getattr(self.client, verb)(session, **body)
@@ -189,7 +195,7 @@ class KernelsHandler(_Handler):
 
 
 class ClusterHandler(_Handler):
-    """GET cluster: nodes, devices, tiers, how many wait."""
+    """GET cluster: nodes, devices, the tiers that are open to this user, how many wait."""
 
     @web.authenticated
     @authorized  # type: ignore[untyped-decorator]

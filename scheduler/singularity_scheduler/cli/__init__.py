@@ -44,6 +44,15 @@ COMMANDS = {
         "singularity_scheduler.cli.preempt",
         "Take a session's devices and hold it back until it is resumed.",
     ),
+    "keep": (
+        "singularity_scheduler.cli.keep",
+        "Keep a session alive for a while though nothing uses its devices.",
+    ),
+    "tier": ("singularity_scheduler.cli.tier", "Give a session another tier."),
+    "priority": (
+        "singularity_scheduler.cli.priority",
+        "Give a session another priority inside its tier.",
+    ),
     "suspend": (
         "singularity_scheduler.cli.suspend",
         "Put a session with its processes into the store and free its node.",

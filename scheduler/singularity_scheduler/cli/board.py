@@ -31,6 +31,8 @@ class Board:
         self.cluster: Json = {}
         self.trouble = ""
         """Why what is shown may be old; empty when it is not."""
+        self._figures: dict[str, list[Json]] = {}
+        """What the devices of sessions do."""
         self._ended_at: dict[str, float] = {}
 
     def apply(self, event: Mapping[str, Any], now: float) -> bool:
@@ -43,6 +45,7 @@ class Board:
                 s["id"]: s for s in data["sessions"] if s.get("process_state") not in FINAL
             }
             self._ended_at.clear()
+            self._figures.clear()
             return True
         if kind == "session":
             self.sessions[data["id"]] = data
@@ -54,6 +57,9 @@ class Board:
         if kind == "progress" and data.get("session") in self.sessions:
             known = self.sessions[data["session"]]
             self.sessions[data["session"]] = {**known, "progress": data.get("progress")}
+            return True
+        if kind == "devices" and data.get("session") in self.sessions:
+            self._figures[data["session"]] = data.get("devices") or []
             return True
         return False
 
@@ -71,10 +77,12 @@ class Board:
         for session, at in list(self._ended_at.items()):
             if now - at >= STAYS_S:
                 self.sessions.pop(session, None)
+                self._figures.pop(session, None)
                 del self._ended_at[session]
 
     def ordered(self) -> list[Json]:
-        """Who has devices first, then who waits in the order of the queue, then the others."""
+        """Who has devices first, then who waits in the order of the queue, then the others; with
+        the `figures` of their devices, as far as the stream has told any."""
 
         def key(session: Json) -> tuple[int, int, str]:
             state = str(session.get("state"))
@@ -84,7 +92,12 @@ class Board:
             place = int((session.get("queue") or {}).get("place") or 0)
             return rank, place, str(session.get("created_at"))
 
-        return sorted(self.sessions.values(), key=key)
+        return [
+            {**session, "figures": self._figures[session["id"]]}
+            if self._figures.get(session["id"])
+            else session
+            for session in sorted(self.sessions.values(), key=key)
+        ]
 
     def snapshot(self, now: datetime) -> Json:
         """For programs: one document with everything."""

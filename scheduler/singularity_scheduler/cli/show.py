@@ -25,6 +25,9 @@ class ShowApp(SessionApp):
 
     async def work(self, client: ServiceClient) -> None:
         session = await client.get_session(await self.session(client))
+        if session.get("devices") and not self.json:
+            told = await client.devices(session["id"])
+            session = {**session, "figures": told["devices"]}
         self.show(session, lambda: session_card(session, datetime.now(timezone.utc)))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from singularity_scheduler.client.words import duration
+from singularity_scheduler.client.words import duration, kept, plan
 
 from . import texts
 from .tables import Card, Column, Table
@@ -82,9 +82,11 @@ def speed(told: Json) -> str:
 
 
 def state_word(session: Json) -> str:
-    """The state, and whether it is held back until somebody resumes it."""
+    """The state, and whether it is held back until somebody resumes it, or kept alive."""
     state = str(session.get("state") or session.get("process_state") or "unknown")
-    return f"{state}, held back" if session.get("held_back") else state
+    if session.get("held_back"):
+        return f"{state}, held back"
+    return f"{state}, kept" if session.get("keep_until") else state
 
 
 def session_card(session: Json, now: datetime) -> Card:
@@ -100,6 +102,8 @@ def session_card(session: Json, now: datetime) -> Card:
         ("State", texts.outcome({**session, "state": state_word(session)})),
         ("Transfer", progress_text(session)),
         ("Activity", _activity(session, now)),
+        ("Kept", kept(session, now) if session.get("keep_until") else ""),
+        ("Planned", texts.clean(plan(session, now))),
         ("Devices", _devices(session)),
         ("Node", texts.clean(session.get("node"))),
         ("Cluster", place(session)),
@@ -138,7 +142,12 @@ def _activity(session: Json, now: datetime) -> str:
     if session.get("process_state") != "live":
         return ""
     idle = texts.age(session.get("idle_since"), now)
-    return f"idle for {idle}" if idle else ("busy" if session.get("busy") else "")
+    unused = texts.age(session.get("unused_since"), now)
+    parts = [
+        f"idle for {idle}" if idle else ("busy" if session.get("busy") else ""),
+        f"its devices unused for {unused}" if unused else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def _devices(session: Json) -> str:
@@ -146,8 +155,24 @@ def _devices(session: Json) -> str:
     share = float(session.get("device_share") or 1.0)
     part = f" ({100 * share:g} % of its time)" if share < 1 else ""
     if held:
-        return ", ".join(f"cuda:{i} -> {device}" for i, device in enumerate(held)) + part
+        figures = {figure["virtual_device"]: figure for figure in session.get("figures") or ()}
+        return (
+            ", ".join(
+                f"cuda:{i} -> {device}{_use(figures.get(i))}" for i, device in enumerate(held)
+            )
+            + part
+        )
     return f"{texts.plural(wanted, 'virtual device')}{part}, holds none"
+
+
+def _use(figure: Json | None) -> str:
+    """ " (1.2 GiB of 4 GiB, 37 % busy)", as far as somebody has told."""
+    if figure is None or figure.get("memory_used_bytes") is None:
+        return ""
+    total, busy = figure.get("memory_total_bytes"), figure.get("utilisation_percent")
+    of = f" of {texts.size(total)}" if total else ""
+    share = "" if busy is None else f", {busy:.0f} % busy"
+    return f" ({texts.size(figure['memory_used_bytes'])}{of}{share})"
 
 
 def sla_text(session: Json) -> str:

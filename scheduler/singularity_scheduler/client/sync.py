@@ -143,6 +143,8 @@ class Client:
     checkpoints = _call(ServiceClient.checkpoints)
     delete_checkpoint = _call(ServiceClient.delete_checkpoint)
     usage = _call(ServiceClient.usage)
+    devices = _call(ServiceClient.devices)
+    tiers = _call(ServiceClient.tiers)
     cluster = _call(ServiceClient.cluster)
     clusters = _call(ServiceClient.clusters)
     nodes = _call(ServiceClient.nodes)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from datetime import datetime, timezone
+from typing import Any
+
+from singularity_proxy.errors import BadRequest
+
+_UNITS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]*)")
 
 
 def plural(count: int, noun: str) -> str:
@@ -25,6 +33,17 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def parse_duration(text: str) -> float:
+    """Seconds of a length of time as people write it: "90", "90s", "15 min", "1.5h", "2d"; raises
+    `BadRequest`."""
+    found = _LENGTH.fullmatch(text.strip().lower())
+    if found is None or found[2] not in _UNITS:
+        raise BadRequest(
+            f"'{text}' is no length of time: write 90s, 15min, 2h or 1d, or 0 for none"
+        )
+    return float(found[1]) * _UNITS[found[2]]
+
+
 def parse_time(text: object) -> datetime | None:
     """The moment of an ISO 8601 text; None for None and for what is none."""
     try:
@@ -44,3 +63,30 @@ def age(text: object, now: datetime) -> str:
         if seconds >= length:
             return f"{seconds // length} {unit}"
     return f"{seconds} s"
+
+
+def left(at: object, now: datetime) -> float | None:
+    """Seconds until an ISO 8601 time, 0 when it is over; None for none."""
+    then = parse_time(at)
+    return None if then is None else max(0.0, (then - now).total_seconds())
+
+
+def kept(session: Mapping[str, Any], now: datetime) -> str:
+    """Whether somebody keeps a session alive, and for how long: the end of a sentence."""
+    seconds = left(session.get("keep_until"), now)
+    if not seconds:
+        return "not kept alive: its devices count as idle when nothing uses them"
+    return (
+        f"kept alive for another {duration(seconds)}: it is not parked for being idle; a higher "
+        "tier still goes first"
+    )
+
+
+def plan(session: Mapping[str, Any], now: datetime) -> str:
+    """What is planned for a session, when and why: "park in 12 min: ..."; "" for nothing."""
+    planned = session.get("planned")
+    if not planned:
+        return ""
+    seconds = left(planned.get("at"), now)
+    when = "as soon as it can be done" if seconds is None else f"in {duration(seconds)}"
+    return f"{planned.get('what')} {when}: {planned.get('why')}"

@@ -496,12 +496,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
 
     def cluster(self, user: str | None) -> Json:
         """The cluster as `user` may see it; None: all of it."""
-        visible = (
-            None
-            if user is None
-            else {sid for sid, view in self.state.sessions.items() if view.user == user}
-        )
-        return documents.cluster_document(self.state, visible)
+        return documents.cluster_document(self.state, user)
 
     async def identity(self, user: str) -> Json:
         """The uid and gid of a user's processes, by the agent of the first node that answers."""

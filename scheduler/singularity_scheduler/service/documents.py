@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from itertools import chain, islice
 from typing import Any
 
-from singularity_scheduler.core import keeping, planned, shares, turns
+from singularity_scheduler.core import keeping, planned, shares, tiers, turns
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.model import (
     BatchRun,
@@ -260,9 +260,12 @@ def device_document(
     }
 
 
-def cluster_document(state: ClusterState, visible: set[str] | None) -> Json:
-    """Nodes, devices and queues. A device names its session only to who may see it (`visible`,
-    None: all); to others it is just taken."""
+def cluster_document(state: ClusterState, user: str | None) -> Json:
+    """Nodes, devices and queues as this user may see them (None: all of it): devices that others
+    have are just taken, and tiers that are not open to them are not there."""
+    visible = None
+    if user is not None:
+        visible = {sid for sid, view in state.sessions.items() if view.user == user}
     devices = [
         device_document(state, node.id, device, visible)
         for node in state.nodes.values()
@@ -291,6 +294,6 @@ def cluster_document(state: ClusterState, visible: set[str] | None) -> Json:
             for n in state.nodes.values()
         ],
         "devices": devices,
-        "tiers": [tier.value for tier in Tier],
+        "tiers": [tier.value for tier in (tiers.open_to(state, user) if user else Tier)],
         "waiting": waiting,
     }

@@ -275,7 +275,7 @@ CLUSTER = record(
             )
         ),
         "devices": listed(ref("Device")),
-        "tiers": listed(TIER),
+        "tiers": {**listed(TIER), "description": "Those that are open to who asks."},
         "waiting": record({tier.value: COUNT for tier in Tier}),
     }
 )

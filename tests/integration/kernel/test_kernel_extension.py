@@ -187,6 +187,9 @@ def test_status_is_one_screen_as_text_and_html(notebook: Notebook) -> None:
         ("suspend", "suspend", {}),
         ("restore best", "restore", {"checkpoint": "best"}),
         ("fork best", "fork", {"checkpoint": "best"}),
+        ("keep 15 min", "keep", {"for_s": 900.0}),
+        ("tier basic", "tier", {"tier": "basic"}),
+        ("priority high", "priority", {"priority": "high"}),
     ],
 )
 def test_verbs_act_on_the_session(
@@ -196,7 +199,8 @@ def test_verbs_act_on_the_session(
     notebook.agent.calls.clear()
     said = notebook.text(f"%singularity {line}")
     assert said.endswith(".")
-    assert ("cuda:0 -> cpu:1" in said) == (method not in ("checkpoint", "fork"))
+    short = ("checkpoint", "fork", "keep", "tier", "priority")
+    assert ("cuda:0 -> cpu:1" in said) == (method not in short)
     assert (method, params) in notebook.agent.calls
 
 
@@ -273,6 +277,10 @@ def test_history_and_why(notebook: Notebook) -> None:
         ("xyzzy", "It knows status, park"),
         ("status lunch", "'status' takes no name"),
         ("restore", "'restore' needs the name or id of a checkpoint"),
+        ("keep", "'keep' needs a length of time: 90s, 15min, 2h, or 0 for no longer"),
+        ("keep ever", "'ever' is no length of time"),
+        ("tier", "'tier' needs one of premium, standard and basic"),
+        ("priority", "'priority' needs one of low, medium and high"),
         ("migrate --node n --device 1", "give either --device, --node or"),
         ("migrate --node n --cluster c", "not two of them"),
         ("park --cluster c", "'park' takes no --cluster"),
@@ -316,7 +324,18 @@ def test_an_agent_that_is_away_is_one_sentence(notebook: Notebook) -> None:
 def test_help_names_every_verb(notebook: Notebook) -> None:
     reply = notebook.client.execute_interactive("%singularity?", timeout=60)
     text = str(reply["content"]["payload"])
-    for verb in ("status", "park", "resume", "migrate", "checkpoint", "why", "history", "--device"):
+    for verb in (
+        "status",
+        "park",
+        "resume",
+        "migrate",
+        "checkpoint",
+        "why",
+        "history",
+        "keep",
+        "tier",
+        "--device",
+    ):
         assert verb in text
 
 

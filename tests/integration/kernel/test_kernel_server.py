@@ -199,6 +199,7 @@ def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler
         ("tier", {"tier": "basic"}),
         ("restore", {"checkpoint": "before lr"}),
         ("fork", {"checkpoint": "before lr", "name": "try"}),
+        ("priority", {"priority": "high"}),
     ):
         answer = jupyter.ask(f"{path}/{verb}", "POST", body)
         assert (answer.status, answer.body["id"]) == (200, session.json["id"])
@@ -212,13 +213,17 @@ def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler
         ("tier", {"tier": "basic"}),
         ("restore", {"checkpoint": "before lr"}),
         ("fork", {"checkpoint": "before lr", "name": "try"}),
+        ("priority", {"priority": "high"}),
     ]
     refused = jupyter.ask(f"{path}/checkpoint", "POST", {"colour": "red"})
-    assert (refused.status, len(session.asked)) == (400, 9)
+    assert (refused.status, len(session.asked)) == (400, 10)
     assert "name and level" in refused.body["message"]
     refused = jupyter.ask(f"{path}/restore", "POST", {})
-    assert (refused.status, len(session.asked)) == (400, 9)
+    assert (refused.status, len(session.asked)) == (400, 10)
     assert refused.body["message"] == "restore needs checkpoint: nothing was done"
+    for verb, needed in (("keep", "for_s"), ("tier", "tier"), ("priority", "priority")):
+        refused = jupyter.ask(f"{path}/{verb}", "POST", {})
+        assert refused.body["message"] == f"{verb} needs {needed}: nothing was done"
     platform.refusal = BadRequest("its node cannot store processes: it has no CRIU")
     answer = jupyter.ask(f"{path}/suspend", "POST", {})
     assert (answer.status, answer.body["message"]) == (400, platform.refusal.message)
