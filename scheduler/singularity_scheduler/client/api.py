@@ -13,13 +13,14 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from .calls import Json
+from .groups import Groups
 from .reading import Reading
 
 MOVE_S = 600.0
 """How long the verbs wait that write a whole session to the store or read it back."""
 
 
-class ServiceClient(Reading):
+class ServiceClient(Reading, Groups):
     """Calls the service at `url` (its base, ending in ``/services/singularity/``) with `token`.
 
     One per process is enough; it holds no connection between calls. Use it on a running loop.

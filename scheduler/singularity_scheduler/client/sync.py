@@ -118,6 +118,10 @@ class Client:
         self.close()
 
     submit = _call(ServiceClient.submit)
+    submit_group = _call(ServiceClient.submit_group)
+    groups = _call(ServiceClient.groups)
+    get_group = _call(ServiceClient.get_group)
+    cancel_group = _call(ServiceClient.cancel_group)
     get_session = _call(ServiceClient.get_session)
     sessions = _call(ServiceClient.sessions)
     wait = _call(ServiceClient.wait)

@@ -38,6 +38,7 @@ from .committer import Committer, DecideAgain, Waiting
 from .database import Refused
 from .desk import Desk
 from .device_board import DeviceBoard
+from .group_desk import GroupDesk
 from .keys import Keys
 from .leader import GuardedFleet, Leader
 from .leases import LeaseKeeper
@@ -228,6 +229,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             whole=lambda node: self.state.node(node).abilities.stores,
         )
         self.desk = Desk(self)
+        self.groups = GroupDesk(self)
         self.store = StoreKeeper(self)
         self.progress = ProgressBoard(self.state)
         self.device_board = DeviceBoard(self.state, clock)

@@ -60,7 +60,7 @@ class Desk:
                 return await self._created_before(before, launch)
             session = uuid4().hex[:12]
             if spec.run:
-                self._refuse_too_many(user)
+                self.refuse_too_many(user)
                 spec = replace(spec, run=run_of(spec.run, session))
             else:
                 self._c.commander.prepare(session, launch)
@@ -78,13 +78,17 @@ class Desk:
         )
         return await self._c.find(session), answer
 
-    def _refuse_too_many(self, user: str) -> None:
+    def refuse_too_many(self, user: str, more: int = 1) -> None:
+        """`Conflict` when a user would have too many queued runs with so many `more`."""
         state = self._c.ahead
         queued = sum(v.user == user for n in state.nodes for v in state.queued(n))
-        if self._c.max_queued_runs and queued >= self._c.max_queued_runs:
+        most = self._c.max_queued_runs
+        if most and queued + more > most:
+            has = f"{user} has {queued} queued runs already"
+            what = "more are" if more == 1 else f"{more} more (of {most} in all) are"
             raise Conflict(
-                f"{user} has {queued} queued runs already, and more are not taken; nothing was "
-                "started: wait until some have started, or cancel some",
+                f"{has}, and {what} not taken; nothing was started: wait until some have started, "
+                "or cancel some",
                 queued=queued,
             )
 

@@ -15,6 +15,7 @@ from singularity_scheduler.core.model import (
     CheckpointRef,
     DeviceHealth,
     LossReport,
+    Member,
     SessionView,
     Tier,
 )
@@ -86,6 +87,7 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
         "progress": state.progress.get(view.id),
         "held_back": view.held_back,
         "run": view.run and run_document(view.run),
+        "group": view.member and member_document(view.member),
         "exit_code": view.exit_code,
         "owner": {} if view.server is None else {"server": view.server},
     }
@@ -192,6 +194,27 @@ def run_document(run: BatchRun) -> Json:
         "timeout_s": run.timeout_s,
         "max_retries": run.max_retries,
         "metadata": json.loads(run.metadata),
+    }
+
+
+def member_document(member: Member) -> Json:
+    """A session's part in its group."""
+    return {
+        "id": member.group,
+        "name": member.name,
+        "number": member.number,
+        "members": member.members,
+        "values": json.loads(member.values),
+        **limits_document(member),
+    }
+
+
+def limits_document(member: Member) -> Json:
+    """What holds for the whole group."""
+    return {
+        "max_parallel": member.max_parallel,
+        "stop_when": member.stop_when or None,
+        "stop_on_failure": member.stop_on_failure,
     }
 
 

@@ -25,6 +25,7 @@ from . import (
     clusters,
     dashboard,
     devices,
+    groups,
     schemas,
     streams,
     usage,
@@ -32,13 +33,12 @@ from . import (
 )
 from .endpoint import Endpoint, Unknown
 from .openapi import openapi_text
-from .operations import TABLE, Operation, Parameter, Reply, Who, operation
+from .operations import MAX_GRACE_S, TABLE, Operation, Parameter, Reply, Who, operation
 from .paging import CURSOR, LIMIT, LINK, link
 from .services import Services
 from .translate import MAX_HISTORY
 from .vocabulary import KIND, STATE, TEXT, TIER, listed, record
 
-MAX_GRACE_S = 600.0
 schemas.COMPONENTS |= {
     "Nothing": record({}),
     "Service": record({"name": TEXT, "api": TEXT}),
@@ -367,6 +367,7 @@ __all__ = [
     "by_path",
     "clusters",
     "devices",
+    "groups",
     "make_application",
     "streams",
     "usage",

@@ -236,6 +236,10 @@ class Ledger:
     async def command(self, user: str, key: str) -> Command | None:
         return await self._run(lambda: self._command(user, key))
 
+    async def glance(self, read: Callable[[Connection], T]) -> T:
+        """What `read` finds, which must be quick: decisions wait for it."""
+        return await self._run(lambda: self._reading(read))
+
     async def look(self, read: Callable[[Connection], T]) -> T:
         """What `read` finds, however long it takes: beside all decisions, on a connection of its
         own. Long reads are done one after the other."""

@@ -31,6 +31,9 @@ from .vocabulary import SESSION_ID, Schema
 if TYPE_CHECKING:
     from .endpoint import Endpoint
 
+MAX_GRACE_S = 600.0
+"""Longest time that processes get after SIGTERM."""
+
 API = "api/v1/"
 """What the paths of the API have in front, below the service's prefix."""
 
@@ -133,6 +136,12 @@ PATH_PARAMETERS = {
         "session",
         {"type": "string", "pattern": SESSION_ID},
         "Id of a session.",
+        where="path",
+    ),
+    "group": Parameter(
+        "group",
+        {"type": "string", "pattern": SESSION_ID},
+        "Id of a group.",
         where="path",
     ),
     "node": Parameter(

@@ -14,6 +14,7 @@ from singularity_scheduler.core.model import (
     DeviceMark,
     Kind,
     LossReport,
+    Member,
     Priority,
     SessionView,
     Share,
@@ -104,6 +105,8 @@ def session_to_row(view: SessionView) -> Row:
         "preferred": json.dumps(view.preferred),
         "locations": json.dumps(view.locations),
         "run": json.dumps(vars(view.run)) if view.run else None,
+        "group": view.member.group if view.member else "",
+        "member": json.dumps(vars(view.member)) if view.member else None,
         "loss": json.dumps(vars(view.loss)) if view.loss else None,
         "share": json.dumps(vars(view.share)),
         "experiment": experiment_of(view.run.metadata) if view.run else "",
@@ -160,6 +163,7 @@ def session_from_row(
         # One that was never accounted begins now, and not in 1970.
         share=Share(**{"at": row["updated_at"], **json.loads(row["share"])}),
         run=BatchRun(**json.loads(row["run"])) if row["run"] else None,
+        member=Member(**json.loads(row["member"])) if row["member"] else None,
     )
 
 

@@ -158,6 +158,10 @@ SESSION: dict[str, Schema] = {
         ),
         "description": "The notebook or command that a batch session runs.",
     },
+    "group": {
+        **nullable(ref("Member")),
+        "description": "Its part in a group of sessions that were submitted together.",
+    },
     "exit_code": nullable({"type": "integer"}),
     "owner": record({"server": TEXT}, "server"),
 }
@@ -412,7 +416,33 @@ FACTS: Schema = {
     },
 }
 
+LIMITS: dict[str, Schema] = {
+    "max_parallel": {
+        **nullable(COUNT),
+        "description": "Most members that are started and have not ended at a time.",
+    },
+    "stop_when": {
+        **nullable(TEXT),
+        "description": "A comparison of a recorded value; the first member of which it holds ends "
+        "the others.",
+    },
+    "stop_on_failure": {
+        "type": "boolean",
+        "description": "The first member that fails ends the others.",
+    },
+}
+
 COMPONENTS: dict[str, Schema] = {
+    "Member": record(
+        {
+            "id": {**TEXT, "description": "Of the group."},
+            "name": TEXT,
+            "number": {**COUNT, "description": "From 1; smaller ones are started first."},
+            "members": COUNT,
+            "values": {"type": "object", "description": "What tells it from the others."},
+            **LIMITS,
+        }
+    ),
     "StoredCheckpoint": STORED_CHECKPOINT,
     "LossReport": LOSS_REPORT,
     "Progress": PROGRESS,

@@ -86,6 +86,8 @@ sessions = Table(
     Column("locations", Text, nullable=False, server_default="[]"),
     Column("share", Text, nullable=False, server_default="{}"),
     Column("share_milli", Integer, nullable=False, server_default="1000"),
+    Column("group", String(32), nullable=False, server_default=""),
+    Column("member", Text),
     Column("keep_until", Float),
     Column("keep_from", Float),
     Column("experiment", String(255), nullable=False, server_default=""),
@@ -94,6 +96,7 @@ sessions = Table(
     Index("sessions_by_user", "user", "created_at"),
     Index("sessions_active", "ended"),
     Index("sessions_by_age", "created_at"),
+    Index("sessions_by_group", "group"),
 )
 
 _over = sessions.c.ended.is_(True)

@@ -62,7 +62,15 @@ schemas.COMPONENTS |= {
         "name",
         "level",
     ),
-    "Keep": record({"for_s": {**SECONDS, "description": "From now on; 0: no longer."}}),
+    "Keep": record(
+        {
+            "for_s": {
+                **SECONDS,
+                "maximum": 1_000_000_000,
+                "description": "From now on; 0: no longer.",
+            }
+        }
+    ),
     "TierChange": record({"tier": TIER}),
     "PriorityChange": record({"priority": PRIORITY}),
     "Suspension": record(
@@ -82,6 +90,7 @@ schemas.COMPONENTS |= {
                 "type": "string",
                 "minLength": 1,
                 "maxLength": MAX_CHECKPOINT_NAME,
+                "format": "printable",
                 "description": "Id or name.",
             },
             "discard": {

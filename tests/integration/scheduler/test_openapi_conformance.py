@@ -29,13 +29,19 @@ not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "501", "503"]
 
 [[operations]]
 # How many devices are too many and which there are depends on the cluster and not on the
-# description, a cursor must be one that the list gave, and times have an order: what fits the
-# schema may be refused with 400 here.
+# description, a cursor must be one that the list gave, times have an order, and administrators set
+# how long sessions may be kept: what fits the schema may be refused with 400 here.
 include-operation-id = [
-  "create_session", "migrate_session", "list_sessions", "list_history", "change_parameters",
-  "list_admin_log", "begin_upgrade", "notice_node", "get_usage",
+  "create_session", "create_group", "migrate_session", "list_sessions", "list_groups",
+  "list_history", "change_parameters", "list_admin_log", "begin_upgrade", "notice_node",
+  "get_usage", "keep_session",
 ]
 checks.positive_data_acceptance.expected-statuses = {statuses}
+
+[[operations]]
+# It takes texts that are printable for ones that violate the format of that name.
+include-operation-id = ["checkpoint_session", "suspend_session", "cancel_group"]
+checks.negative_data_rejection.expected-statuses = ["2xx", "4xx", "5xx"]
 
 [[operations]]
 # The event stream does not end; test_events.py reads it.

@@ -1,0 +1,190 @@
+"""The operations on groups: sessions that are submitted together, such as the runs of a sweep."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from singularity_proxy.errors import NotFound
+
+from singularity_scheduler.core.comparison import MAX_LENGTH
+from singularity_scheduler.core.group_spec import MAX_MEMBERS, parse_group
+
+from . import checks, schemas
+from .endpoint import Endpoint
+from .group_desk import group_document
+from .group_rows import GroupRow
+from .operations import MAX_GRACE_S, Reply, Who, operation
+from .paging import CURSOR, LIMIT, LINK, link
+from .vocabulary import COUNT, PROCESS_STATE, TEXT, TIME, listed, nullable, record, ref
+
+_GROUP = {
+    "id": TEXT,
+    "user": TEXT,
+    "name": TEXT,
+    "state": {
+        **PROCESS_STATE,
+        "description": "queued until a member starts, live until all have ended, then failed if "
+        "one has, else cancelled if one was, else completed.",
+    },
+    "members": COUNT,
+    "states": {
+        "type": "object",
+        "additionalProperties": COUNT,
+        "description": "The one word of a session -> how many members are in that state.",
+    },
+    **schemas.LIMITS,
+    "created_at": TIME,
+    "updated_at": {**TIME, "description": "When a member changed last."},
+}
+
+schemas.COMPONENTS |= {
+    "NewGroup": {
+        "type": "object",
+        "description": "Runs that are submitted together, all or none.",
+        "properties": {
+            "session": {
+                "allOf": [
+                    ref("NewSession"),
+                    {"required": ["run"], "properties": {"run": {"type": "object"}}},
+                ],
+                "description": "What they have in common; its `run` says what is run.",
+            },
+            "members": {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": MAX_MEMBERS,
+                "items": record(
+                    {
+                        "values": {
+                            "type": "object",
+                            "description": "Name -> value: over the notebook's parameters. At "
+                            "most 2 KiB.",
+                        },
+                        "command": {
+                            **nullable(TEXT),
+                            "description": "In place of the session's; of commands alone.",
+                        },
+                    },
+                    "command",
+                ),
+                "description": "What tells each from the others.",
+            },
+            "max_parallel": nullable({"type": "integer", "minimum": 1, "maximum": MAX_MEMBERS}),
+            "stop_when": nullable({"type": "string", "maxLength": MAX_LENGTH}),
+            "stop_on_failure": nullable({"type": "boolean"}),
+        },
+        "required": ["session", "members"],
+        "additionalProperties": False,
+    },
+    "Group": record(_GROUP),
+    "GroupDetails": record({**_GROUP, "sessions": listed(ref("Session"))}),
+    "GroupPage": record({"groups": listed(ref("Group")), "next": nullable(TEXT)}),
+    "GroupEnd": record(
+        {
+            "reason": nullable({"type": "string", "maxLength": 500, "format": "printable"}),
+            "grace_s": {
+                **nullable({"type": "number", "minimum": 0, "maximum": int(MAX_GRACE_S)}),
+                "description": "Seconds that processes get after SIGTERM; null: 5.",
+            },
+        },
+        "reason",
+        "grace_s",
+    ),
+}
+
+
+def _explain_new(call: Endpoint, body: dict[str, Any]) -> None:
+    parse_group(body, "", largest=call.controller.largest)
+
+
+@operation(
+    "POST",
+    "groups",
+    "Submit a group of runs, all of it or nothing. Answered as soon as it is durable; its members "
+    "start when it is their turn, at most `max_parallel` of them at a time.",
+    answer="GroupDetails",
+    who=Who.USER,
+    body="NewGroup",
+    explain=_explain_new,
+    status=201,
+    headers={"Location": "Address of the group."},
+    errors=(NotFound,),
+    verb="create",
+)
+async def create_group(call: Endpoint) -> Reply:
+    body, controller = call.body, call.controller
+    row = await controller.groups.create(
+        call.caller.name,
+        lambda group: parse_group(body, group, largest=controller.largest),
+        server=call.caller.server,
+        key=call.key,
+        fingerprint=call.fingerprint,
+    )
+    where = f"{call.request.path.rstrip('/')}/{row.id}"
+    return await _details(call, row, {"Location": where})
+
+
+@operation(
+    "GET",
+    "groups",
+    "Groups one may see, newest first, in pages; the `Link` header leads to the next one.",
+    answer="GroupPage",
+    query=(LIMIT, CURSOR),
+    headers=LINK,
+)
+async def list_groups(call: Endpoint) -> Reply:
+    scope = repr(("groups", call.caller.sees))
+    at = checks.read_cursor(call.query["cursor"], scope, (float, str))
+    rows, after = await call.controller.groups.page(
+        call.caller.sees, call.query["limit"], (at[0], at[1]) if at else None
+    )
+    following = checks.make_cursor((float(after[0]), after[1]), scope) if after else None
+    document = {"groups": [group_document(row) for row in rows], "next": following}
+    return Reply(document, headers=link(call, following))
+
+
+@operation(
+    "GET", "groups/{group}", "One group and its members by their numbers.", answer="GroupDetails"
+)
+async def get_group(call: Endpoint) -> Reply:
+    return await _details(call, await _group(call))
+
+
+@operation(
+    "POST",
+    "groups/{group}/cancel",
+    "End all members that have not ended; may be repeated.",
+    answer="GroupDetails",
+    body="GroupEnd",
+    verb="end",
+)
+async def cancel_group(call: Endpoint) -> Reply:
+    row = await _group(call)
+    grace_s = call.body.get("grace_s")
+    ended = await call.controller.groups.end(
+        row.id,
+        call.caller.name,
+        call.body.get("reason") or "",
+        5.0 if grace_s is None else float(grace_s),
+        key=call.key,
+        fingerprint=call.fingerprint,
+    )
+    return await _details(call, ended)
+
+
+async def _group(call: Endpoint) -> GroupRow:
+    """The group in the path, if the caller may see it; others' are not there at all."""
+    group = call.path_values["group"]
+    row = await call.controller.groups.find(group)
+    if not call.caller.admin and (row.user != call.caller.name or not call.caller.is_user):
+        raise NotFound(f"there is no group {group}", group=group)
+    return row
+
+
+async def _details(call: Endpoint, row: GroupRow, headers: dict[str, str] | None = None) -> Reply:
+    views = await call.controller.groups.members(row.id)
+    document = group_document(row)
+    texts = call.services.texts.sessions(views)
+    text = f'{json.dumps(document)[:-1]}, "sessions": {texts}}}'
+    return Reply(text.encode(), headers=headers or {})
