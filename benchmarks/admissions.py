@@ -143,9 +143,13 @@ class Submitter:
         self._writer.close()
         await self._writer.wait_closed()
 
+    def body(self, name: str) -> dict[str, Any]:
+        """What is asked for."""
+        return {"kind": "interactive", "name": name, "launch": LAUNCH}
+
     async def submit(self, name: str) -> None:
-        """Ask for a session and wait until it is started."""
-        body = json.dumps({"kind": "interactive", "name": name, "launch": LAUNCH}).encode()
+        """Ask for a session and wait for the answer: here, until it is started."""
+        body = json.dumps(self.body(name)).encode()
         self._writer.write(
             f"POST {PREFIX}api/v1/sessions HTTP/1.1\r\nHost: bench\r\n"
             f"Authorization: token {self._user}-token\r\nContent-Type: application/json\r\n"
@@ -199,9 +203,13 @@ class Load:
 
 @contextlib.asynccontextmanager
 async def simulated(
-    folder: Path, size: dict[str, Any], ledger_url: str = ""
+    folder: Path,
+    size: dict[str, Any],
+    ledger_url: str = "",
+    started: Callable[[str], None] | None = None,
 ) -> AsyncIterator[tuple[Service, Load, list[SimulatedNode]]]:
-    """A running service with simulated nodes."""
+    """A running service with simulated nodes; `started`: told of each start, in place of the load's
+    own clock."""
     names = [f"node-{n:03}" for n in range(size["nodes"])]
     state = folder / "state"
     service = Service(
@@ -216,7 +224,9 @@ async def simulated(
     sockets = folder / "s"
     sockets.mkdir()
     nodes = [
-        SimulatedNode(state / "agent", sockets, name, size["devices_per_node"], load.started)
+        SimulatedNode(
+            state / "agent", sockets, name, size["devices_per_node"], started or load.started
+        )
         for name in names
     ]
     try:

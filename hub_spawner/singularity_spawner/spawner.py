@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,14 @@ from .progress import StartStory
 
 def _shell() -> str:
     return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+
+
+_VIEW = "singularity_kernel.jobs_view"
+NOTEBOOK_JOBS = (
+    f"--SchedulerApp.scheduler_class={_VIEW}.scheduler.SingularityScheduler",
+    f"--SchedulerApp.environment_manager_class={_VIEW}.environments.SingularityEnvironmentManager",
+)
+"""Makes JupyterLab's "Notebook Jobs" batch sessions, where jupyter-scheduler is installed."""
 
 
 class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type: ignore[misc]
@@ -110,6 +119,8 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
             args.append(f'--ServerApp.terminado_settings={{"shell_command": ["{_shell()}"]}}')
         if self.uid == 0 and "--allow-root" not in args:
             args.append("--allow-root")
+        if find_spec("jupyter_scheduler") and not any("SchedulerApp." in arg for arg in args):
+            args += NOTEBOOK_JOBS
         return args
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import shutil
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ import pytest
 import pytest_asyncio
 from jupyterhub.spawner import SpawnException
 from singularity_spawner.proc import read_process
-from singularity_spawner.spawner import SingularitySpawner
+from singularity_spawner.spawner import NOTEBOOK_JOBS, SingularitySpawner
 from support.hub_scheduler import TOKEN, scheduler
 from support.uids import skip_root_alone
 
@@ -176,3 +178,17 @@ async def test_a_pid_that_belongs_to_another_process_is_not_our_server(service, 
     me = read_process(os.getpid())
     spawner.load_state({"pid": me.pid, "started": me.started - 1, "identity": {"uid": 1, "gid": 1}})
     assert await spawner.poll() == 0
+
+
+@pytest.mark.filterwarnings("ignore:The declarative_mixin decorator")
+@pytest.mark.asyncio
+async def test_notebook_jobs_are_batch_sessions(service, homes):
+    spawner = make(service, homes)
+    told = [arg for arg in spawner.get_args() if arg.startswith("--SchedulerApp.")]
+    assert told == list(NOTEBOOK_JOBS)
+    for arg in told:
+        module, _, name = arg.partition("=")[2].rpartition(".")
+        assert f"class {name}(" in inspect.getsource(import_module(module))
+    own = "--SchedulerApp.scheduler_class=mine.Scheduler"
+    spawner = make(service, homes, args=[own])
+    assert [arg for arg in spawner.get_args() if "SchedulerApp" in arg] == [own]
