@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import logging
 import os
 import subprocess
 import sys
@@ -117,6 +118,7 @@ def on_a_platform(size: dict[str, Any], say: Callable[[str], None]) -> dict[str,
     from support.batch_runs import Runs
     from support.kernel_platform import platform
 
+    logging.disable(logging.ERROR)  # the service's own, which is in this process
     with tempfile.TemporaryDirectory(prefix="sb", dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o777)
