@@ -336,7 +336,7 @@ test('the timeline says what came when, how long it lasted, and what came back',
   await page.do(() => sidebar.show('a1', 'timeline'));
   const lines = () => page.all('.jp-Singularity-timeline li').map(line => line.textContent ?? '');
   expect(lines()).toHaveLength(2);
-  expect(lines()[0]).toContain('Back: variables. Not back: a socket.');
+  expect(lines()[0]).toContain('came back on cpu:0Back: variables.');
   expect(lines()[1]).toMatch(/suspended.* · 2 min.*taken for alice\/big/);
   await page.do(() => page.button('Load older').click());
   expect(lines()[2]).toContain('its code called a device');

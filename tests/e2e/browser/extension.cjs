@@ -19,6 +19,7 @@ const LIMIT = { timeout: 60000 };
 
 // What a line of stdin asks for; each gets the page and the words behind the first one.
 const steps = {
+  ...require('./sidebar.cjs'),
   async notebook(page) {
     await page.click('.jp-LauncherCard[data-category="Notebook"][title*="Singularity"]', LIMIT);
     await page.waitForSelector('.jp-NotebookPanel .jp-Cell', LIMIT);

@@ -73,7 +73,7 @@ function takenNotice(session: ISession, standing: IStanding | null, texts: IText
 }
 
 /** What came back, and what did not, at the session's last return from the store. */
-export function lossText(session: ISession, texts: ITexts): string {
+function lossText(session: ISession, texts: ITexts): string {
   const { loss } = session;
   const back = loss?.back.length ? texts.__('Back: %1.', loss.back.join(', ')) : '';
   const lost = loss?.lost.length

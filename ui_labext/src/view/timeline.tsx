@@ -2,7 +2,6 @@ import * as React from 'react';
 
 import { changeKey, IChange } from '../model/history';
 import { Paged } from '../model/load';
-import { lossText } from '../model/notice';
 import { ISession } from '../model/session';
 import { duration, ITexts, look, moment, stateWord } from '../model/words';
 import { StateIcon } from './icons';
@@ -30,7 +29,7 @@ export function Timeline(props: {
   const { history, session, now, texts } = props;
   const changes = history.value?.items ?? [];
   const { loss } = session;
-  // The newest state when it came back tells what came back.
+  // Its last return from the store; the reason there says what is not back.
   const returned = loss?.at ? changes.findIndex(each => (each.at ?? 0) <= (loss.at ?? 0)) : -1;
   return (
     <>
@@ -53,7 +52,9 @@ export function Timeline(props: {
                 </span>
               </div>
               <p>{change.reason}</p>
-              {number === returned && <p>{lossText(session, texts)}</p>}
+              {number === returned && loss?.back.length ? (
+                <p>{texts.__('Back: %1.', loss.back.join(', '))}</p>
+              ) : null}
             </li>
           );
         })}

@@ -1,0 +1,75 @@
+// Steps of `extension.cjs` that are about the sidebar: cards that open, and what is in them.
+'use strict';
+
+const LIMIT = { timeout: 60000 };
+const card = (page, name) =>
+  page.locator('.jp-Singularity-row').filter({ has: page.locator(`.jp-Singularity-name:text-is("${name}")`) });
+
+module.exports = {
+  // Open a card by the keyboard alone, at a part of it; what is in it.
+  async open(page, name, part, text) {
+    const row = card(page, name);
+    if (!(await row.locator('.jp-Singularity-details').count())) {
+      await row.focus();
+      await page.keyboard.press('Enter');
+    }
+    await row.locator(`[role=tab][data-part=${part}]`).click();
+    const shown = row.locator('[role=tabpanel]', { hasText: text });
+    await shown.waitFor(LIMIT);
+    return { text: await shown.innerText() };
+  },
+  // A button in the open card; its dialog, which is answered with `word`.
+  async press(page, label, word) {
+    await page.locator('.jp-Singularity-details').getByRole('button', { name: label, exact: true }).click();
+    const dialog = page.locator('.jp-Dialog');
+    await dialog.waitFor(LIMIT);
+    const text = await dialog.innerText();
+    if (word) await dialog.locator('input').fill(word);
+    await dialog.locator('.jp-mod-accept').click();
+    await dialog.waitFor({ state: 'detached', ...LIMIT });
+    return { text };
+  },
+  async click(page, label) {
+    await page.locator('.jp-Singularity-details').getByRole('button', { name: label }).click();
+  },
+  // A submenu of a card's menu, by the keyboard; Escape leads back to the button.
+  async choose(page, name, label, choice) {
+    const button = card(page, name).getByRole('button', { name: 'All actions' });
+    await button.focus();
+    await page.keyboard.press('Enter');
+    await page.locator('.lm-Menu-item', { hasText: label }).hover();
+    await page.keyboard.press('ArrowRight');
+    const item = page.locator('.lm-Menu-item', { hasText: choice });
+    await item.waitFor(LIMIT);
+    const items = await page.locator('.lm-Menu-itemLabel').allInnerTexts();
+    await item.click();
+    return { items };
+  },
+  async escape(page, name) {
+    const button = card(page, name).getByRole('button', { name: 'All actions' });
+    await button.focus();
+    await page.keyboard.press('Enter');
+    await page.locator('.lm-Menu').waitFor(LIMIT);
+    await page.keyboard.press('Escape');
+    await page.locator('.lm-Menu').waitFor({ state: 'detached', ...LIMIT });
+    return { focused: await button.evaluate((element) => element === document.activeElement) };
+  },
+  async spark(page, name) {
+    const spark = card(page, name).locator('.jp-Singularity-spark');
+    await spark.waitFor(LIMIT);
+    return { text: await spark.getAttribute('aria-label') };
+  },
+  async filter(page, text) {
+    await page.locator('.jp-Singularity-filter input[type=search]').fill(text);
+    await page.waitForTimeout(100);
+    return { names: await page.locator('.jp-Singularity-name').allInnerTexts() };
+  },
+  // The last output of the notebook, once it has `text` in it.
+  async printed(page, text) {
+    await page.locator('.jp-NotebookPanel .jp-OutputArea-output', { hasText: text }).first().waitFor(LIMIT);
+  },
+  // The tab of a document, once it is there.
+  async tab(page, name) {
+    await page.locator('.lm-DockPanel-tabBar .lm-TabBar-tabLabel', { hasText: name }).first().waitFor(LIMIT);
+  },
+};

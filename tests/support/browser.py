@@ -1,0 +1,71 @@
+"""A page of JupyterLab or Notebook 7 in a real Chromium, step by step (`extension.cjs`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).resolve().parents[1] / "e2e" / "browser" / "extension.cjs"
+
+
+class Page:
+    """A browser page; `do` takes one step of `extension.cjs`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), 100)
+        assert line, "the browser ended"
+        found: dict[str, Any] = json.loads(line)
+        assert "failed" not in found, json.dumps(found, indent=1)
+        return found
+
+    async def do(self, *words: str) -> dict[str, Any]:
+        await self._send(json.dumps(words))
+        return await self.read()
+
+    async def end(self) -> list[str]:
+        """Its errors."""
+        await self._send("end")
+        errors: list[str] = (await self.read())["errors"]
+        return errors
+
+    async def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line.encode() + b"\n")
+        await self._process.stdin.drain()
+
+
+@asynccontextmanager
+async def page_of(folder: Path, **task: str) -> AsyncIterator[Page]:
+    """`task`: who logs in and where, as `extension.cjs` takes it."""
+    chromium = next(
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    )
+    task |= {"chromium": chromium, "folder": str(folder)}
+    process = await asyncio.create_subprocess_exec(
+        "node",
+        str(SCRIPT),
+        env={**os.environ, "BROWSER_TEST": json.dumps(task)},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    page = Page(process)
+    try:
+        assert (await page.read()) == {"ready": True}
+        yield page
+        await asyncio.wait_for(process.wait(), 30)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
