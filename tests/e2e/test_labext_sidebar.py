@@ -43,6 +43,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             stored = await page.do("open", session["name"], "checkpoints", "before lr")
             assert "everything" in stored["text"]
             await page.do("shot", "checkpoints", "1280", "800")
+            assert (await page.do("check"))["found"] == []
             asked = await page.do("press", "Restore before lr")
             assert "Everything the session did since then is undone" in asked["text"]
             assert "so this can be undone as well" in asked["text"]
@@ -53,6 +54,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             await page.do("printed", "now 1 2.0")
             assert (await service.get_session(session["id"]))["incarnation"] == 2
             await page.do("shot", "timeline", "1280", "800")
+            assert (await page.do("check"))["found"] == []
 
             await page.do("open", session["name"], "checkpoints", "before lr")
             await page.do("press", "Fork before lr", "variant")
@@ -61,6 +63,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             assert fork["forked_from"] == session["id"]
             await page.do("open", session["name"], "devices", "cuda:0 on cpu:")
             await page.do("shot", "devices", "1280", "800")
+            assert (await page.do("check"))["found"] == []
             assert "Devices, the last 5 min" in (await page.do("spark", session["name"]))["text"]
 
             kept = await page.do("choose", session["name"], "Keep alive", "30 min")
@@ -77,6 +80,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             await page.do("open", "job.ipynb", "log", "epoch 2")
             await page.do("see", "completed")
             await page.do("shot", "log", "1280", "800")
+            assert (await page.do("check"))["found"] == []
             await page.do("click", "Open output notebook")
             await page.do("tab", "job-out.ipynb")
             assert (await page.do("filter", "job completed"))["names"] == ["job.ipynb"]
@@ -84,6 +88,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             await page.do("theme", "JupyterLab Dark")
             await page.do("open", session["name"], "checkpoints", "before lr")
             await page.do("shot", "dark", "1280", "800")
+            assert (await page.do("check"))["found"] == []
             assert await page.end() == []
         if keep := os.environ.get("SCREENSHOTS"):
             for name in SHOTS:

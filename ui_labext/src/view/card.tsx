@@ -9,7 +9,7 @@ import { Spark } from './spark';
 import { IRowState } from './virtual';
 
 /** Height of a closed card in the list, in px at the usual font size; `base.css` fits it. */
-export const CARD_HEIGHT = 164;
+export const CARD_HEIGHT = 148;
 
 /** The id of the element that names a session's card. */
 export function titleOf(session: string): string {
