@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from html import escape
 
 from singularity_proxy.errors import Unavailable
 from tornado.httputil import (
@@ -19,9 +20,20 @@ from tornado.web import Application, RequestHandler
 
 from .problems import problem
 
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Singularity</title>
+<h1>Not here now</h1>
+<p role="alert">{}</p>
+<p>This page looks again every 5 seconds.</p>
+</html>
+"""
+"""For people, who come for the dashboard."""
+
 
 class Standby(RequestHandler):
-    """Every address: 503 with the sentence; ``healthz`` in its own form."""
+    """Every address: 503 with the sentence, for browsers as a page; ``healthz`` in its own form."""
 
     def initialize(self, why: Callable[[], str]) -> None:
         self._why = why
@@ -35,8 +47,13 @@ class Standby(RequestHandler):
             self.set_header("Content-Type", "application/json")
             self.finish(json.dumps({"status": "standby", "nodes": 0, "detail": sentence}))
             return
-        self.set_header("Content-Type", "application/problem+json")
         self.set_header("Retry-After", "5")
+        if "text/html" in self.request.headers.get("Accept", ""):
+            self.set_header("Content-Type", "text/html; charset=utf-8")
+            self.set_header("Refresh", "5")
+            self.finish(PAGE.format(escape(sentence)))
+            return
+        self.set_header("Content-Type", "application/problem+json")
         self.finish(json.dumps(problem(Unavailable(sentence), 503)))
 
     def check_xsrf_cookie(self) -> None:

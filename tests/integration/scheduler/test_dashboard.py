@@ -9,8 +9,11 @@ import re
 from pathlib import Path
 
 import pytest
+from singularity_scheduler.service.standby import standby_application
 from support.dashboard_pages import Visitor, visitor
 from support.scheduler_service import PREFIX, Platform, platform, until
+from tornado.httpserver import HTTPServer
+from tornado.testing import bind_unused_port
 
 pytestmark = pytest.mark.asyncio
 
@@ -166,6 +169,7 @@ async def test_nobody_else_makes_a_browser_do_something(tmp_path: Path) -> None:
         async def refused(v: Visitor, data: dict[str, str], **headers: str) -> None:
             answer = await v.ask("POST", "nodes/node-1/cordon", data=data, headers=headers)
             assert answer.status_code == 403, answer.text
+            assert xsrf not in answer.text
 
         await refused(alice, {"_xsrf": await alice.xsrf()})
         await refused(admin, {})
@@ -174,7 +178,9 @@ async def test_nobody_else_makes_a_browser_do_something(tmp_path: Path) -> None:
         # A script of another page of the Hub, which a browser lets read what it asks for.
         elsewhere = {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "same-origin"}
         for path in ("map", "live", "log"):
-            assert (await admin.get(path, headers=elsewhere)).status_code == 403
+            answer = await admin.get(path, headers=elsewhere)
+            assert answer.status_code == 403
+            assert xsrf not in answer.text, "else the next request could carry it"
         ours = {**elsewhere, "X-XSRFToken": xsrf}
         assert (await admin.get("map", headers=ours)).status_code == 200
         assert p.controller.state.nodes["node-1"].duty.duty.value == "open"
@@ -216,6 +222,22 @@ async def test_browsers_find_the_dashboard_and_programs_the_service(tmp_path: Pa
         assert (sent.status_code, sent.headers["Location"]) == (302, f"{PREFIX}dashboard/")
         told = await v.get(p.url, headers={"Accept": "application/json"})
         assert told.json()["name"] == "jupyter-singularity"
+
+
+async def test_a_service_that_stands_by_says_so_to_people(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p, visitor(p) as v:
+        sock, port = bind_unused_port()
+        server = HTTPServer(standby_application(lambda: "<another> one leads"))
+        server.add_sockets([sock])
+        try:
+            url = f"http://127.0.0.1:{port}{PREFIX}dashboard/map"
+            page = await v.get(url, headers={"Accept": "text/html"})
+            assert (page.status_code, page.headers["Refresh"]) == (503, "5")
+            assert "&lt;another&gt; one leads" in page.text
+            assert (await v.get(url)).json()["detail"] == "<another> one leads"
+        finally:
+            server.stop()
+            await server.close_all_connections()
 
 
 async def test_names_that_are_markup_stay_text(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@ its pictures, and logins."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from singularity_proxy.errors import Unavailable
 from singularity_scheduler.core.administration import NodeDuty
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.model import (
@@ -32,9 +34,11 @@ from singularity_scheduler.service.dashboard.cluster_map import (
 )
 from singularity_scheduler.service.dashboard.logins import Logins
 from singularity_scheduler.service.dashboard.pace import GAP_S, LONGEST_S, SHARE, Pace
-from singularity_scheduler.service.dashboard.queue_rows import ROWS_PER_PAGE, queue
+from singularity_scheduler.service.dashboard.past import Past
+from singularity_scheduler.service.dashboard.queue_rows import ROWS_PER_PAGE, queue, waiting_by_tier
 from singularity_scheduler.service.dashboard.render import count, environment
 from singularity_scheduler.service.dashboard.series import BUCKETS, WIDTH_S, beginning, day_of
+from singularity_scheduler.service.ledger import Ledger
 from singularity_scheduler.service.occupancy_rows import BEFORE, Shift
 
 NOW = 1_800_000_000.0
@@ -127,7 +131,7 @@ def rendered(template: str, state: ClusterState, **values: Any) -> str:
             standing="",
             link=lambda path, **query: f"/d/{path}?{query}",
             node_link=lambda name: f"/d/nodes/{name}",
-            waiting=dict.fromkeys(("premium", "standard", "basic"), 0),
+            waiting=waiting_by_tier(state),
             sessions=len(state.sessions),
             **values,
         )
@@ -180,6 +184,7 @@ def test_a_queue_of_many_works_out_one_page(large: ClusterState) -> None:
     waits = [row.waited_s for row in found.rows]
     assert waits == sorted(waits, reverse=True)
     assert sum(found.of_tier.values()) == WAITING
+    assert waiting_by_tier(large) == found.of_tier
     assert len(page) < PAGE_BYTES
     assert took < PAGE_S, f"{took:.2f} s"
     own = queue(large, NOW, "user-7", tier="basic")
@@ -290,6 +295,34 @@ def test_bars_are_inside_the_picture(devices: int) -> None:
             assert 8 <= bar.y <= bar.y + bar.height <= chart.size.height - charts.BOTTOM + 0.2
         assert len({word.value for word in chart.up}) == len(chart.up)
         assert 4 <= len(chart.across) <= 8
+
+
+class SickLedger:
+    """Answers the first question with an error, the others slowly."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def look(self, read: Any) -> list[Shift]:
+        self.asked += 1
+        number = self.asked
+        await asyncio.sleep(0)
+        if number == 1:
+            raise Unavailable("the scheduler's ledger does not answer")
+        return [Shift("basic", BEFORE, 1.0, 0.0, 0.0, 0.0, 0)]
+
+
+@pytest.mark.asyncio
+async def test_a_day_is_worked_out_once_for_all_and_again_after_an_error() -> None:
+    ledger = SickLedger()
+    past = Past(cast(Ledger, ledger))
+    with pytest.raises(Unavailable):
+        await past.day(NOW)
+    days = await asyncio.gather(*(past.day(NOW) for _ in range(10)))
+    assert {id(day) for day in days} == {id(days[0])}
+    assert days[0].of("basic").served_s > 0
+    assert await past.day(NOW + 1) is days[0]
+    assert ledger.asked == 2
 
 
 # -- words and logins -----------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+from singularity_proxy.errors import Forbidden, Unavailable
 from tornado.iostream import StreamClosedError
 
 from singularity_scheduler.service.feed import Listener, lines
@@ -42,7 +43,7 @@ class Live(Page):
         while True:
             await listener.wait(beats.left)
             due = beats.due()
-            if due and await self._caller(self.login) != self.caller:
+            if due and not await self._still_allowed():
                 return
             news = listener.take()
             if news is None:
@@ -56,6 +57,15 @@ class Live(Page):
             await self.flush()
             if news:
                 await asyncio.sleep(self.dashboard.pace.gap_s)
+
+    async def _still_allowed(self) -> bool:
+        """Whether the login is what it was. A Hub that is away refuses nobody."""
+        try:
+            return await self._caller(self.login) == self.caller
+        except Unavailable:
+            return True
+        except Forbidden:
+            return False
 
     def on_connection_close(self) -> None:
         if self._listener is not None:

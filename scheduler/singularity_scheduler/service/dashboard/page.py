@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -159,10 +160,10 @@ class Page(HubOAuthenticated, Guarded):  # type: ignore[misc]
         if found is None or caller is None:
             self._ask_to_log_in()
             return
+        logs.bind_now(user=caller.name)
+        self._check_origin(found)  # first: the answer to who is refused holds nothing of the login
         self.login, self.caller = found, caller
         self._began = time.thread_time()
-        logs.bind_now(user=caller.name)
-        self._check_origin()
         if self.admins_only and not caller.admin:
             raise Forbidden(
                 f"{caller.name} may not see this: it takes an administrator (the scope "
@@ -184,7 +185,7 @@ class Page(HubOAuthenticated, Guarded):  # type: ignore[misc]
             return
         raise Unauthenticated("you are not logged in any more, so nothing was done: log in again")
 
-    def _check_origin(self) -> None:
+    def _check_origin(self, login: Login) -> None:
         """Refuse what another page, of the same Hub too, makes a browser do."""
         reads = self.request.method in ("GET", "HEAD")
         mode = self.request.headers.get("Sec-Fetch-Mode", "navigate")
@@ -192,7 +193,7 @@ class Page(HubOAuthenticated, Guarded):  # type: ignore[misc]
             return
         site = self.request.headers.get("Sec-Fetch-Site", "same-origin")
         sent = self.request.headers.get("X-XSRFToken") or self.get_body_argument("_xsrf", "")
-        if site != "same-origin" or sent != self.login.xsrf:
+        if site != "same-origin" or not compare_digest(sent.encode(), login.xsrf.encode()):
             raise Forbidden(
                 "this request does not come from a page of the dashboard as it is now, so nothing "
                 "was done: load the page again and repeat it"

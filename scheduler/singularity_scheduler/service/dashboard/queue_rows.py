@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from singularity_scheduler.client.words import duration, size
@@ -49,11 +51,9 @@ def queue(
     """Those of a user (None: of everybody) and of a tier ("": of any), higher tiers first, within
     one the longest wait first. Reasons and estimates are worked out for one page alone."""
     views = [v for v in state.sessions.values() if user in (None, v.user)]
-    waiting = [v for v in views if may_wait(v) and not v.final]
-    of_tier = {t.value: 0 for t in Tier}
-    devices = dict(of_tier)
+    waiting = _those_who_wait(views)
+    devices = {t.value: 0 for t in Tier}
     for view in waiting:
-        of_tier[view.tier.value] += 1
         devices[view.tier.value] += view.virtual_devices
     fitting = [v for v in waiting if tier in ("", v.tier.value)]
     fitting.sort(key=lambda v: (-v.tier.rank, -v.priority.rank, v.waiting_since or v.updated_at))
@@ -65,10 +65,24 @@ def queue(
         len(fitting),
         page,
         pages,
-        of_tier,
+        _by_tier(waiting),
         devices,
         sum(v.held_back and not v.final for v in views),
     )
+
+
+def waiting_by_tier(state: ClusterState, user: str | None = None) -> dict[str, int]:
+    """tier -> how many of it wait, of a user (None: of everybody)."""
+    return _by_tier(_those_who_wait(v for v in state.sessions.values() if user in (None, v.user)))
+
+
+def _those_who_wait(views: Iterable[SessionView]) -> list[SessionView]:
+    return [view for view in views if may_wait(view) and not view.final]
+
+
+def _by_tier(views: Iterable[SessionView]) -> dict[str, int]:
+    counts = Counter(view.tier.value for view in views)
+    return {tier.value: counts[tier.value] for tier in Tier}
 
 
 def _waiting(state: ClusterState, view: SessionView, now: float) -> Waiting:

@@ -23,7 +23,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"moment": moment, "clock": clock, "duration": duration, "count": count}
+    made.filters |= {
+        "moment": moment,
+        "clock": clock,
+        "duration": duration,
+        "count": count,
+        "hours": hours,
+    }
     made.globals |= {
         "Use": Use,
         "Doing": Doing,
@@ -50,6 +56,11 @@ def _time(at: float | None, form: str) -> Markup:
     when = datetime.fromtimestamp(at, timezone.utc)
     machine = when.isoformat(timespec="seconds")
     return Markup('<time datetime="{}">{}</time>').format(machine, when.strftime(form))
+
+
+def hours(seconds: float) -> str:
+    """Seconds as hours with two decimals."""
+    return f"{seconds / 3600:,.2f}"
 
 
 def count(value: float) -> str:

@@ -17,7 +17,7 @@ from singularity_scheduler.service.log_rows import BEGINNING, Filters, Line
 from . import charts
 from .cluster_map import Only, cluster_map, square
 from .page import Page
-from .queue_rows import queue, session_row
+from .queue_rows import queue, session_row, waiting_by_tier
 from .series import TIERS
 
 SESSIONS_PER_PAGE = 50
@@ -45,9 +45,9 @@ class ShowMap(Page):
         found = cluster_map(state, asked, Only(only), self.number("page"))
         if asked is not None and asked not in {row.name for row in found.clusters}:
             raise NotFound(f"there is no node of a cluster '{asked}'")
-        now = self.controller.now()
-        line = queue(state, now, page=1)
-        self.show("map.html", map=found, waiting=line.of_tier, sessions=len(state.sessions))
+        self.show(
+            "map.html", map=found, waiting=waiting_by_tier(state), sessions=len(state.sessions)
+        )
 
 
 class ShowNode(Page):
@@ -109,7 +109,7 @@ class ShowSessions(Page):
             first=at is None,
             quotas=[quota for quota in quotas if quota["name"] in names],
             holds=sum(v.holding for v in mine),
-            waits=queue(state, now, self.caller.name).found,
+            waits=sum(waiting_by_tier(state, self.caller.name).values()),
         )
 
 
