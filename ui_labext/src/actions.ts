@@ -1,4 +1,10 @@
-import { Dialog, InputDialog, showDialog, showErrorMessage } from '@jupyterlab/apputils';
+import {
+  Dialog,
+  InputDialog,
+  Notification,
+  showDialog,
+  showErrorMessage
+} from '@jupyterlab/apputils';
 import { TranslationBundle } from '@jupyterlab/translation';
 
 import { Api } from './api';
@@ -34,6 +40,15 @@ export class Actions {
         return false;
       }
       await this._api.act(verb, session.id, body);
+      if (verb === 'fork') {
+        const name = typeof body.name === 'string' ? body.name : session.name;
+        Notification.success(
+          this._trans.__(
+            '"%1" is a session of its own; "jupyter singularity connect" writes the file by which its kernel is reached.',
+            name
+          )
+        );
+      }
       return true;
     } catch (error) {
       const title = this._trans.__('Refused: %1 %2', verbLabel(verb, this._trans), session.name);

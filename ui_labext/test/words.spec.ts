@@ -1,4 +1,4 @@
-import { call, isOffered, VERBS, target } from '../src/model/verbs';
+import { call, commandLabel, isOffered, VERBS, target } from '../src/model/verbs';
 import {
   bytes,
   checkpointText,
@@ -72,6 +72,13 @@ test('a verb is one request', () => {
     body: { name: 'before lr' }
   });
   expect(call('cancel', 'a', {})).toEqual({ method: 'DELETE', path: 'a', body: null });
+});
+
+test('commands say what they are done with', () => {
+  const labels = VERBS.map(verb => commandLabel(verb, TEXTS));
+  expect(new Set(labels).size).toBe(VERBS.length);
+  expect(labels.every(label => /\bsession\b/.test(label))).toBe(true);
+  expect(labels).toContain('Keep session alive');
 });
 
 test('a migration goes to a device or to a node', () => {

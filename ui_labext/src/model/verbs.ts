@@ -137,6 +137,18 @@ export function verbLabel(verb: Verb, texts: ITexts): string {
   }
 }
 
+/** The verb as a command has it, where it is not plain what it is done with. */
+export function commandLabel(verb: Verb, texts: ITexts): string {
+  switch (verb) {
+    case 'keep':
+      return texts.__('Keep session alive');
+    case 'tier':
+      return texts.__('Change tier of session');
+    default:
+      return texts.__('%1 session', verbLabel(verb, texts));
+  }
+}
+
 /** What the verb does, in a sentence. */
 export function verbCaption(verb: Verb, texts: ITexts): string {
   switch (verb) {

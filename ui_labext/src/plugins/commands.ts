@@ -7,7 +7,7 @@ import { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import { Actions } from '../actions';
 import { sentence } from '../model/refused';
 import { ISession } from '../model/session';
-import { isOffered, KEYS, Verb, verbCaption, verbLabel, VERBS } from '../model/verbs';
+import { commandLabel, isOffered, KEYS, Verb, verbCaption, verbLabel, VERBS } from '../model/verbs';
 import { duration } from '../model/words';
 import { kernelOf } from '../notebooks';
 import { ISingularity } from '../tokens';
@@ -75,8 +75,7 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
       if (verb === 'keep' && typeof args.for_s === 'number') {
         return args.for_s ? duration(args.for_s, trans) : trans.__('No longer');
       }
-      const word = verbLabel(verb, trans);
-      return typeof args.session === 'string' ? word : trans.__('%1 session', word);
+      return typeof args.session === 'string' ? verbLabel(verb, trans) : commandLabel(verb, trans);
     };
     for (const verb of VERBS) {
       const known = trans.__('As in the body of the REST operation; it is asked for if missing.');

@@ -32,8 +32,7 @@ export function LogView(props: {
   const { log, session, texts, retry, output } = props;
   const box = useRef<HTMLPreElement>(null);
   const follows = useRef(true);
-  const length = log?.text.length ?? 0;
-  const text = React.useMemo(() => plain(log?.text ?? ''), [log, length, log?.text.slice(-64)]);
+  const text = React.useMemo(() => plain(log?.text ?? ''), [log?.text]);
   useLayoutEffect(() => {
     if (box.current && follows.current) {
       box.current.scrollTop = box.current.scrollHeight;
