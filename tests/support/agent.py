@@ -47,6 +47,8 @@ class AgentBox:
         self.events: list[tuple[str, str, dict[str, Any]]] = []
         self.reports: list[list[dict[str, Any]]] = []
         """What the agent said of its devices."""
+        self.used: dict[str, list[dict[str, Any]]] = {}
+        """session -> what it uses of its devices, by the newest report."""
         self.connections: list[bool] = []
         self._news = asyncio.Event()
         self._seq = 0
@@ -67,6 +69,7 @@ class AgentBox:
     def _event(self, _node: str, session: str, type: str, data: dict[str, Any]) -> None:
         if type == "node.devices":
             self.reports.append(data["devices"])
+            self.used = data["sessions"]
         else:
             self.events.append((session, type, data))
         self._news.set()

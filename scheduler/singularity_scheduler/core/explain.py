@@ -238,7 +238,7 @@ def _rests(state: ClusterState, view: SessionView, now: float) -> tuple[str, dic
     """From when on an idle holder gives its devices to others, and when it is parked by itself."""
     if view.device_state is not DeviceState.HELD:
         return None
-    gives_at = turns.released_at(Draft(state, now), view)
+    gives_at = turns.released_at(state, view)
     parks_at = parked_at(state, view)
     if not view.idle and parks_at is None:
         return None

@@ -11,7 +11,7 @@ from singularity_scheduler.client.words import duration
 
 from . import turns
 from .administration import NodeMark
-from .cluster import ClusterState, Draft
+from .cluster import ClusterState
 from .estimate import parked_at
 from .model import SessionView
 from .states import DeviceState, ProcessState
@@ -72,4 +72,4 @@ def given_at(state: ClusterState, view: SessionView) -> float | None:
     None: it is not idle, or has none."""
     if not view.idle or view.device_state is not DeviceState.HELD:
         return None
-    return turns.released_at(Draft(state, state.latest), view)
+    return turns.released_at(state, view)

@@ -10,7 +10,6 @@ given out when they are.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -314,14 +313,16 @@ def will_give_up(draft: Draft, waiter: SessionView, node_id: str) -> dict[str, t
     }
 
 
-def released_at(draft: Draft, holder: SessionView) -> float | None:
+def released_at(state: ClusterState, holder: SessionView) -> float | None:
     """When anybody of its tier may take the devices of an idle holder; None: it is not idle."""
-    parameters = draft.state.parameters
     if not _rests(holder) or holder.process_state is not ProcessState.LIVE:
         return None
-    claim = holder_claim(draft, replace(holder, keep_until=None), shares.account_of(parameters))
-    kept_until = keeping.end_of(holder, parameters) or 0.0
-    return max(protected_until(claim, claim, draft.now, parameters), holder.rests_until, kept_until)
+    parameters = state.parameters
+    claim = Claim(holder.id, holder.virtual_devices, tier=holder.tier.rank)
+    claim.busy, claim.idle_since = False, _known(holder.quiet_since)
+    claim.since = _known(holder.held_since)
+    free_at = protected_until(claim, claim, state.latest, parameters)
+    return max(free_at, holder.rests_until, keeping.end_of(holder, parameters) or 0.0)
 
 
 def line(state: ClusterState, node_id: str) -> dict[str, Place]:

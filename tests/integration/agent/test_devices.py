@@ -291,3 +291,29 @@ async def test_a_worker_with_another_torch_is_told_what_to_install() -> None:
     async with AgentBox(double=True) as box:
         session = await box.python(code)
         await box.logged(session, "Unsupported this process uses torch 1.0, but")
+
+
+@pytest.mark.asyncio
+async def test_what_a_session_uses_of_its_devices_is_told_while_it_holds_them() -> None:
+    async with AgentBox("--NodeAgent.health_every_s=0.2", double=True) as box:
+        session = await box.worker("open", "need", "sleep")
+        other = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        await box.event("device.need", other)
+        assert box.used == {}
+        await box.attach(session, 1, "cpu:0")
+        await box.attach(other, 1, "cpu:1")
+        await until(lambda: set(box.used) == {session, other})
+        ring = os.open(box.shm / session / "r1.ring", os.O_RDWR)
+        os.pwrite(ring, (5 << 20).to_bytes(8, "little"), 104)  # memory_current, see wire/ring.h
+        os.close(ring)
+        await until(lambda: box.used[session][0]["memory_used_bytes"] == 5 << 20)
+        [report] = box.used[session]
+        assert (report["virtual_device"], report["device"]) == (0, "cpu:0")
+        assert 0 <= report["utilisation_percent"] <= 100
+        [beside] = box.used[other]
+        assert (beside["device"], beside["memory_used_bytes"]) == ("cpu:1", 0)
+        card = {r["id"]: r["memory_used_bytes"] for r in box.reports[-1]}
+        assert card["cpu:0"] == 5 << 20, "the device has what its sessions have"
+        await box.park(session, 1)
+        await until(lambda: set(box.used) == {other})
