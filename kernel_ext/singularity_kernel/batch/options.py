@@ -23,6 +23,7 @@ _TAKES = {
     "-r": (2, "a name and a text: -r version 010"),
     "-f": (1, "a file: -f parameters.yaml"),
     "-y": (1, "YAML: -y 'lr: 0.1'"),
+    "--sweep": (1, "a name and its values: --sweep lr=0.1,0.01, or --sweep seed=0:4"),
     "--env": (1, "a variable: --env DATA=/data, or --env DATA for the one that is set here"),
 }
 
@@ -36,6 +37,10 @@ HELP = """\
     A YAML or JSON file with parameters. May be repeated; -p and -r go before it.
 -y YAML, --parameters-yaml YAML
     Parameters as YAML or JSON. May be repeated; -p and -r go before it.
+--sweep NAME=VALUE,VALUE,... or NAME=FROM:TO[:STEP]
+    Run the notebook once for each of these values, read as -p reads them; FROM:TO are the whole
+    numbers from FROM on and below TO. Repeated: for all combinations. They are one group, see
+    `jupyter singularity group`.
 --env NAME[=VALUE]
     A variable for the environment of the run; without a value, the one that is set here. It is
     stored with the run, so no secrets. May be repeated."""
@@ -47,6 +52,8 @@ class Given:
     """The options that were taken out, in the order they were given."""
 
     values: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    swept: dict[str, Any] = field(default_factory=dict)
+    """Values of one combination of a sweep."""
 
     def of(self, option: str) -> list[tuple[str, ...]]:
         return [words for name, words in self.values if name == option]
@@ -69,6 +76,11 @@ class Given:
             found.update(from_yaml(text, f"-y '{text}'"))
         found.update({name: value_of(text) for name, text in self.of("-p")})
         found.update(dict(self.of("-r")))  # type: ignore[arg-type]
+        if twice := found.keys() & self.swept.keys():
+            raise BadRequest(
+                f"{min(twice)} has a value and is swept over; nothing was started: give one of them"
+            )
+        found.update(self.swept)
         return found
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:

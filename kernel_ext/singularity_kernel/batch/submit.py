@@ -29,10 +29,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from singularity_proxy.errors import Unavailable
+from singularity_proxy.errors import BadRequest, Unavailable
 from singularity_scheduler.cli import output as printing
 from singularity_scheduler.cli.base import ServiceApp, split_names, wanted_devices, wanted_share
 from singularity_scheduler.cli.exits import FAILED_RUN
+from singularity_scheduler.cli.group_views import accepted, ended_group, tally
 from singularity_scheduler.core.spec import parse_spec
 from singularity_scheduler.jobs import read, resolve
 from singularity_scheduler.jobs.wishes import merged
@@ -42,6 +43,7 @@ from traitlets import Bool, Float, Integer, Unicode
 from .fates import Fate
 from .options import HELP, split_options
 from .submission import Asked, Submission, make_folders, of_job, of_words, typed
+from .sweeps import Sweep, each_once, grid, parse_sweep
 
 if TYPE_CHECKING:
     from singularity_scheduler.client import ServiceClient
@@ -67,6 +69,7 @@ class SubmitApp(ServiceApp):
         jupyter singularity submit train.ipynb
         jupyter singularity submit train.ipynb -o out.ipynb -p lr 0.1 -p epochs 3 --tier basic
         jupyter singularity submit train.ipynb --devices 2 --follow
+        jupyter singularity submit train.ipynb --sweep lr=0.1,0.01 --sweep seed=0:4
         jupyter singularity submit job.yml --dry-run
     """
     synopsis = "NOTEBOOK|JOB.yml"
@@ -137,6 +140,14 @@ class SubmitApp(ServiceApp):
         help="""How often the run starts again by itself, from its beginning, when a process of it
         was killed. None: what the job file says, else 0.""",
     )
+    max_parallel = Integer(
+        allow_none=True,
+        default_value=None,
+        min=1,
+        config=True,
+        help="""Most runs of a sweep that are started and have not ended at a time. None: as many
+        as there is room for.""",
+    )
     dry_run = Bool(
         False,
         config=True,
@@ -154,7 +165,14 @@ class SubmitApp(ServiceApp):
         help="""The same, and print what the run prints (as `logs -f` does); with --json it goes to
         standard error.""",
     )
+    stop_on_failure = Bool(
+        False, config=True, help="""The first run of a sweep that fails ends the others."""
+    )
     flags = {
+        "stop-on-failure": (
+            {"SubmitApp": {"stop_on_failure": True}},
+            "The first run of a sweep that fails ends the others.",
+        ),
         "dry-run": (
             {"SubmitApp": {"dry_run": True}},
             "Print what would be submitted, with every default filled in; submit nothing.",
@@ -175,12 +193,15 @@ class SubmitApp(ServiceApp):
         "cwd": "SubmitApp.cwd",
         "name": "SubmitApp.run_name",
         "run-timeout": "SubmitApp.run_timeout",
+        "max-parallel": "SubmitApp.max_parallel",
         "max-retries": "SubmitApp.max_retries",
         **ServiceApp.aliases,
     }
 
     session = ""
     """Id of the session, once there is one."""
+    sweep: Sweep
+    """What is swept over; {}: it is one run."""
 
     def parse_command_line(self, argv: list[str] | None = None) -> None:
         """Options with two words are read here, the others by traitlets."""
@@ -204,14 +225,24 @@ class SubmitApp(ServiceApp):
 
     def execute(self) -> int | None:
         """Check what can be checked here, before the service is looked for."""
+        self.sweep = parse_sweep(word for (word,) in self.given.of("--sweep"))
+        if not self.sweep and (self.max_parallel is not None or self.stop_on_failure):
+            word = "--stop-on-failure" if self.stop_on_failure else "--max-parallel"
+            raise BadRequest(f"{word} is for sweeps: name one with --sweep NAME=VALUES")
+        if self.sweep and self.follow:
+            raise BadRequest("--follow is for one run: use --wait, or follow a member of the group")
         try:
-            self._submission = self._described()
+            for values in reversed(each_once(self.sweep) if self.sweep else [{}]):
+                self.given.swept = values
+                self._submission = self._described()
         except Fate as fate:
             raise typed(fate) from None
         for note in self._submission.notes:
             print(f"note: {note}", file=sys.stderr)
         if self.dry_run:
             resolved = self._submission.resolved()
+            if self.sweep:
+                resolved["sweep"] = {"members": len(grid(self.sweep)), "values": self.sweep}
             self.show(resolved, lambda: written(resolved).rstrip())
             return None
         return super().execute()
@@ -243,6 +274,8 @@ class SubmitApp(ServiceApp):
 
     async def work(self, client: ServiceClient) -> int | None:
         """Send, say the session's id; then wait or follow if asked to."""
+        if self.sweep:
+            return await self._work_group(client)
         session = await self._send(client)
         self.session = str(session["id"])
         waits = self.wait or self.follow
@@ -263,13 +296,41 @@ class SubmitApp(ServiceApp):
             "device_share": self.share,
         }
 
+    async def _work_group(self, client: ServiceClient) -> int | None:
+        group = await self._send(client)
+        self.session = str(group["sessions"][0]["id"])
+        if not (self.json and self.wait):
+            self.show(group, lambda: accepted(group))
+        if not self.wait:
+            return None
+        ended = await ended_group(client, str(group["id"]))
+        if self.json:
+            self.show(ended, str)
+        print(f"group {ended['id']} {ended['state']}: {tally(ended)}", file=sys.stderr)
+        return 0 if ended["state"] == "completed" else FAILED_RUN
+
+    def _group(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """(what all runs have in common, what tells each from the others)."""
+        request = self._submission.request
+        common = {k: v for k, v in request["run"]["parameters"].items() if k not in self.sweep}
+        session = {**request, "run": {**request["run"], "parameters": common}}
+        return session, [{"values": values} for values in grid(self.sweep)]
+
     async def _send(self, client: ServiceClient) -> dict[str, Any]:
+        """The session, or the group of a sweep."""
         make_folders(self._submission.folders)
         key, loop = uuid.uuid4().hex, asyncio.get_running_loop()
         give_up_at = loop.time() + RETRY_S
         wanted = {k: v for k, v in self._submission.request.items() if k != "kind"}
         while True:
             try:
+                if self.sweep:
+                    return await client.submit_group(
+                        *self._group(),
+                        max_parallel=self.max_parallel,
+                        stop_on_failure=self.stop_on_failure,
+                        key=key,
+                    )
                 return await client.submit(**wanted, key=key)  # asking twice gives one run
             except Unavailable:
                 if loop.time() >= give_up_at:

@@ -86,6 +86,14 @@ COMMANDS = {
         "Write the connection file of a session's kernel.",
     ),
     "cancel": ("singularity_scheduler.cli.cancel", "End sessions."),
+    "groups": (
+        "singularity_scheduler.cli.groups",
+        "List the groups of runs that were submitted together.",
+    ),
+    "group": (
+        "singularity_scheduler.cli.group",
+        "Show, wait for or stop the runs of a group, such as a sweep's.",
+    ),
     "nodes": (
         "singularity_scheduler.cli.nodes",
         "Show the nodes, their devices and who has them.",

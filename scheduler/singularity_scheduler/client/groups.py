@@ -20,7 +20,6 @@ class Groups(Calls):
         members: Sequence[Json],
         *,
         max_parallel: int | None = None,
-        stop_when: str | None = None,
         stop_on_failure: bool = False,
         key: str | None = None,
     ) -> Json:
@@ -29,13 +28,12 @@ class Groups(Calls):
         `session` is what they have in common (as the body of `submit`: ``{"run", "tier",
         "devices", ...}``), `members` what tells each from the others, ``{"values"}``: over the
         notebook's parameters; of commands with a "command" each. At most `max_parallel` of them
-        are started at a time. The first that recorded a value of which `stop_when` ("loss < 0.1")
-        holds, or with `stop_on_failure` that fails, ends the others. A repeated call with the same
-        `key` answers with the same group.
+        are started at a time. With `stop_on_failure` the first that fails ends the others. A
+        repeated call with the same `key` answers with the same group.
         """
         body: Json = {"session": session, "members": list(members)}
-        wishes = {"max_parallel": max_parallel, "stop_when": stop_when or None}
-        body |= {name: value for name, value in wishes.items() if value is not None}
+        if max_parallel is not None:
+            body["max_parallel"] = max_parallel
         if stop_on_failure:
             body["stop_on_failure"] = True
         return await self._json("POST", "groups", body, key=key)

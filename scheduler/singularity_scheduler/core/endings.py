@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from . import checkpoints, queue, reasons
+from . import checkpoints, groups, queue, reasons
 from . import events as ev
 from .cluster import Draft
 from .model import Kind, SessionView
@@ -108,6 +108,18 @@ def end_all(
     for view in views:
         step, sentence = closed(view, by, reason)
         finish(draft, replace(view, grace_s=grace_s), step, sentence, "user.end")
+
+
+def stop_groups(draft: Draft) -> None:
+    """A member that failed in this decision ends the others, where that is asked for."""
+    for view in list(draft.changed.values()):
+        member, old = view.member, draft.state.sessions.get(view.id)
+        if member is None or not member.stop_on_failure:
+            continue
+        if view.process_state is ProcessState.FAILED and not (old and old.final):
+            why = f"{member.place} failed ({view.label})"
+            others = groups.members(draft, member.group)
+            end_all(draft, others, "its group", why, view.grace_s)
 
 
 def ended(draft: Draft, event: ev.Ended) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
-from .comparison import parse_comparison
 from .model import BatchRun, Member, SessionSpec
 from .spec import MAX_NAME, parse_spec, refuse_unknown, run_of
 
@@ -19,14 +18,14 @@ MAX_MEMBERS = 1000
 MAX_VALUES = 2048
 """Characters of what tells one member from the others, as JSON."""
 
-KEYS = ("session", "members", "max_parallel", "stop_when", "stop_on_failure")
+KEYS = ("session", "members", "max_parallel", "stop_on_failure")
 
 
 def parse_group(
     request: Mapping[str, Any], group: str, *, largest: int | None = None
 ) -> list[SessionSpec]:
     """The specs of the members of a new group with the id `group`, in their order. `request` is
-    ``{session, members: [{values, command?}], max_parallel?, stop_when?, stop_on_failure?}``: each
+    ``{session, members: [{values, command?}], max_parallel?, stop_on_failure?}``: each
     member is the session with `values` over its notebook's parameters, or with its own command."""
     refuse_unknown(request, KEYS)
     session, members = request.get("session"), request.get("members")
@@ -48,7 +47,6 @@ def parse_group(
         len(members),
         base.name,
         _max_parallel(request.get("max_parallel")),
-        stop_when=_stop_when(request.get("stop_when")),
         stop_on_failure=_truth(request, "stop_on_failure"),
     )
     found = []
@@ -111,10 +109,6 @@ def _max_parallel(value: object) -> int | None:
             f"max_parallel must be a whole number from 1 to {MAX_MEMBERS}, not {value!r}"
         )
     return value
-
-
-def _stop_when(value: object) -> str:
-    return "" if value is None or value == "" else str(parse_comparison(value))
 
 
 def _truth(request: Mapping[str, Any], key: str) -> bool:

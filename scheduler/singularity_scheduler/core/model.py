@@ -101,8 +101,6 @@ class Member:
     """Most of them that are started and have not ended at a time; None: no limit."""
     values: str = "{}"
     """JSON object: what tells this one from the others, name -> value."""
-    stop_when: str = ""
-    """The comparison of a recorded value that ends the rest of the group; "": none."""
     stop_on_failure: bool = False
     """The first that fails ends the rest of the group."""
 

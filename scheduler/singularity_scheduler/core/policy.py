@@ -59,6 +59,7 @@ def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
     draft = Draft(state, now)
     _HANDLERS[type(event)](draft, event)
     moves.settle(draft)
+    endings.stop_groups(draft)
     groups.settle(draft)
     here = {event.node} if isinstance(event, ev.NodeJoined | ev.NodeLost | ev.Tick) else set()
     _follow_orders(draft, here)

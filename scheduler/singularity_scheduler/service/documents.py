@@ -213,7 +213,6 @@ def limits_document(member: Member) -> Json:
     """What holds for the whole group."""
     return {
         "max_parallel": member.max_parallel,
-        "stop_when": member.stop_when or None,
         "stop_on_failure": member.stop_on_failure,
     }
 

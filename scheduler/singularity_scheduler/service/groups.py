@@ -7,7 +7,6 @@ from typing import Any
 
 from singularity_proxy.errors import NotFound
 
-from singularity_scheduler.core.comparison import MAX_LENGTH
 from singularity_scheduler.core.group_spec import MAX_MEMBERS, parse_group
 
 from . import checks, schemas
@@ -71,7 +70,6 @@ schemas.COMPONENTS |= {
                 "description": "What tells each from the others.",
             },
             "max_parallel": nullable({"type": "integer", "minimum": 1, "maximum": MAX_MEMBERS}),
-            "stop_when": nullable({"type": "string", "maxLength": MAX_LENGTH}),
             "stop_on_failure": nullable({"type": "boolean"}),
         },
         "required": ["session", "members"],

@@ -421,11 +421,6 @@ LIMITS: dict[str, Schema] = {
         **nullable(COUNT),
         "description": "Most members that are started and have not ended at a time.",
     },
-    "stop_when": {
-        **nullable(TEXT),
-        "description": "A comparison of a recorded value; the first member of which it holds ends "
-        "the others.",
-    },
     "stop_on_failure": {
         "type": "boolean",
         "description": "The first member that fails ends the others.",

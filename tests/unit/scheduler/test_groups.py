@@ -212,3 +212,16 @@ def test_a_restart_knows_the_groups() -> None:
     again = world.reloaded()
     assert again.state.groups == world.state.groups
     assert [v.id for v in again.state.queued("local")] == ["g2", "g3"]
+
+
+def test_the_first_that_fails_ends_the_others_where_that_is_asked_for() -> None:
+    world = World(2)
+    submit_group(world, "g", 4, stop_on_failure=True)
+    submit_group(world, "other", 2, stop_on_failure=False)
+    end(world, "g1")
+    assert not world["g2"].final
+    end(world, "g2", 1)
+    assert "g" not in world.state.groups
+    said = [change for change in world.history if change.session == "g4"][-1]
+    assert said.reason == "cancelled by its group: member 2 of 4 failed (alice/g2)"
+    assert "other1" in started(world)

@@ -1,0 +1,71 @@
+"""What --sweep says, and the grid of it."""
+
+from __future__ import annotations
+
+import pytest
+from singularity_kernel.batch.options import split_options
+from singularity_kernel.batch.sweeps import each_once, grid, parse_sweep, values_of
+from singularity_proxy.errors import BadRequest
+
+
+@pytest.mark.parametrize(
+    ("said", "values"),
+    [
+        ("0.1,0.01", [0.1, 0.01]),
+        ("0:4", [0, 1, 2, 3]),
+        ("0:10:3", [0, 3, 6, 9]),
+        ("4:0:-2", [4, 2]),
+        ("-2:1", [-2, -1, 0]),
+        ("adam,sgd", ["adam", "sgd"]),
+        ("true,None", [True, None]),
+        ("7", [7]),
+        ("a:b", ["a:b"]),
+        ("1e-3,x=y", [1e-3, "x=y"]),
+    ],
+)
+def test_values(said: str, values: list[object]) -> None:
+    assert values_of(said) == values
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lr"], "names no values"),
+        (["lr="], "names no values"),
+        (["=1"], "names no values"),
+        (["lr=1", "lr=2"], "names lr twice"),
+        (["lr=1,,2"], "empty value"),
+        (["lr=1,1"], "has 1 twice"),
+        (["n=0:4:0"], "the step of 0:4:0 is 0"),
+        (["n=4:0"], "there is no number in 4:0"),
+        (["n=0:1000000000000"], "1000000000000 combinations, and a group may have 1000"),
+        (["a=0:100", "b=0:11"], "1100 combinations, and a group may have 1000"),
+    ],
+)
+def test_what_is_no_sweep(words: list[str], said: str) -> None:
+    with pytest.raises(BadRequest, match=said) as error:
+        parse_sweep(words)
+    assert "\n" not in error.value.message
+
+
+def test_the_grid_and_what_is_checked_of_it() -> None:
+    sweep = parse_sweep(["lr=0.1,0.01", "seed=0:3"])
+    combinations = grid(sweep)
+    assert combinations[:2] == [{"lr": 0.1, "seed": 0}, {"lr": 0.1, "seed": 1}]
+    assert len(combinations) == 6
+    assert each_once(sweep) == [
+        {"lr": 0.1, "seed": 0},
+        {"lr": 0.01, "seed": 1},
+        {"lr": 0.01, "seed": 2},
+    ]
+
+
+def test_sweeps_stand_beside_parameters() -> None:
+    given, rest = split_options(["n.ipynb", "-p", "a", "1", "--sweep", "b=1,2", "--sweep=c=0:2"])
+    assert [word for (word,) in given.of("--sweep")] == ["b=1,2", "c=0:2"]
+    assert rest == ["n.ipynb"]
+    given.swept = {"b": 1}
+    assert given.parameters() == {"a": 1, "b": 1}
+    given.swept = {"a": 2}
+    with pytest.raises(BadRequest, match="a has a value and is swept over"):
+        given.parameters()
