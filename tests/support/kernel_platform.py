@@ -56,6 +56,10 @@ class Platform:
         self._end_agent = False
 
     @property
+    def state_dir(self) -> str:
+        return str(self._config.SchedulerApp.state_dir)
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}{PREFIX}"
 
@@ -71,9 +75,9 @@ class Platform:
         if self._failure:
             self._thread.join()
             raise self._failure
-        wait_until(self._healthy, 60, "no node agent came")
+        wait_until(self.healthy, 60, "no node agent came")
 
-    def _healthy(self) -> bool:
+    def healthy(self) -> bool:
         try:
             with urllib.request.urlopen(f"{self.url}api/v1/healthz", timeout=10):
                 return True

@@ -197,6 +197,18 @@ def test_a_command_of_two_ranks(runs: Runs, short_dir: Path) -> None:
         assert f"rank {rank} of 2 total 24.0\n" in log
 
 
+def test_torchrun_in_a_command(runs: Runs, short_dir: Path) -> None:
+    (short_dir / "train.py").write_text(RANKS)
+    (short_dir / "job.yml").write_text(
+        "command: torchrun --nproc-per-node 2 train.py 0\nresources: {instance_count: 2}\n"
+    )
+    done = runs.command("submit", "job.yml", "--wait", "--json")
+    assert done.returncode == 0, done.stderr
+    log = runs.log(json.loads(done.stdout)["id"])
+    for rank in range(2):
+        assert f"rank {rank} of 2 total 24.0\n" in log
+
+
 def test_a_preempted_command_goes_on_where_it_was(runs: Runs, short_dir: Path) -> None:
     script = "import torch\ntorch.manual_seed(3)\n" + STEPS.format(steps=60, pause=0.3)
     (short_dir / "train.py").write_text(script)
