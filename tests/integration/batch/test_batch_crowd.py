@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from singularity_proxy.errors import Unavailable
 from support import matrix
 from support.batch_runs import STEPS, Runs, read, text_of, write_notebook
 from support.kernel_platform import Platform
@@ -68,6 +69,14 @@ def helpers(platform: Platform, module: str) -> list[int]:
     return found
 
 
+def says(runs: Runs, sid: str, text: str) -> bool:
+    """Whether the run has printed `text`; not known while its agent is away."""
+    try:
+        return text in runs.log(sid)
+    except Unavailable:
+        return False
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("module", ["singularity_scheduler.agent", "singularity_proxy.device"])
 def test_a_run_outlives_the_kill_of_its_helpers(
@@ -83,7 +92,7 @@ def test_a_run_outlives_the_kill_of_its_helpers(
     assert victims
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
-    runs.printed(sid, "\n20 ", 100)
+    wait_until(lambda: says(runs, sid, "\n20 "), 100, "the run did not go on")
     (short_dir / "hurry").touch()
     ended = runs.end(sid, 100)
     assert ended["state"] == "completed", (ended, runs.log(sid))
