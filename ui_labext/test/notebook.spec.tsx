@@ -94,6 +94,21 @@ describe('the notice above a notebook', () => {
     expect(notice(sample({ loss }), sample({ loss }), null, back)).toBeUndefined();
   });
 
+  test('reports what came back though that was told on the way, and there is no device', () => {
+    const loss = { back: ['variables'], lost: [], rolled_back: false, at: '2026-01-01' };
+    const gone = notice(running, sample({ state: 'suspended' })) ?? null;
+    const resuming = sample({ state: 'resuming', loss });
+    const way = notice(sample({ state: 'suspended' }), resuming, null, gone) ?? null;
+    expect(way?.kind).toBe('taken');
+    const there = sample({ state: 'parked', loss });
+    const back = notice(resuming, there, null, way) ?? null;
+    expect(back?.text).toBe('Your session is back. Back: variables. Nothing was lost.');
+    expect(notice(there, there, null, back)).toBeUndefined();
+    const again = sample({ state: 'suspending', loss });
+    expect(notice(there, again, null, back)?.kind).toBe('taken');
+    expect(notice(null, there)?.kind).toBe('taken'); // of a page that was just opened
+  });
+
   const at = (ms: number) => new Date(NOW + ms).toISOString();
   const plan = (what: string, rule: string, when: string | null) =>
     sample({ planned: { what, at: when, rule, why: 'no call reaches its devices' } });

@@ -1,7 +1,8 @@
 // JupyterLab's extension in a notebook: status bar, panel, banner, commands.
 //
 // Input: one JSON object in the environment variable BROWSER_TEST: {login, user, password, lab,
-// chromium, folder}; `login` is the Hub's page, `lab` the one of a running server. The script is told what to do by lines on stdin,
+// chromium, folder}; `login` is the Hub's page, `lab` the one of a running server, of JupyterLab or
+// of Notebook 7 (`.../notebooks/NAME.ipynb`). The script is told what to do by lines on stdin,
 // which it answers with JSON lines; "end" ends it. Screenshots are left in `folder`.
 'use strict';
 const fs = require('fs');
@@ -16,6 +17,32 @@ const flags = [
   '--disable-background-networking', '--disable-component-update', '--disable-sync',
 ];
 const LIMIT = { timeout: 60000 };
+
+const OWN = '.jp-Singularity-panel, .jp-Singularity-banner, .jp-Singularity-status, ' +
+  '.jp-Singularity-button, .jp-mod-singularityWaits .jp-InputPrompt';
+// What is found wrong in JupyterLab without this extension.
+const FOREIGN = /Unsatisfied version|favicon/;
+// A request that the scheduler refuses, or cannot answer: the browser itself says so.
+const REFUSED = /^Failed to load resource: the server responded with a status of (4|5)\d\d/;
+
+// Every word that the page shows for the kernel's status, from its beginning.
+function watchKernelWords() {
+  const words = (window.kernelWords = new Set());
+  const look = () => {
+    for (const each of document.querySelectorAll('.jp-Notebook-ExecutionIndicator')) {
+      words.add(each.dataset.status);
+    }
+    for (const each of document.querySelectorAll('#jp-main-statusbar .jp-StatusBar-TextItem')) {
+      const word = /\| (\w+)$/.exec(each.textContent);
+      if (word) words.add(word[1].toLowerCase());
+    }
+    const header = document.querySelector('.jp-NotebookKernelStatus')?.textContent;
+    if (header) words.add(header.replace('Kernel ', '').toLowerCase());
+  };
+  new MutationObserver(look).observe(document, {
+    subtree: true, childList: true, characterData: true, attributes: true,
+  });
+}
 
 // What a line of stdin asks for; each gets the page and the words behind the first one.
 const steps = {
@@ -45,8 +72,8 @@ const steps = {
     await card.waitFor(LIMIT);
     return { text: await card.innerText(), status: await page.locator('.jp-Singularity-link').innerText() };
   },
-  async banner(page) {
-    const banner = page.locator('.jp-NotebookPanel .jp-Singularity-banner:visible');
+  async banner(page, text = '') {
+    const banner = page.locator('.jp-NotebookPanel .jp-Singularity-banner:visible', { hasText: text });
     await banner.waitFor(LIMIT);
     return { text: await banner.innerText() };
   },
@@ -92,6 +119,98 @@ const steps = {
     await page.locator(`body[data-jp-theme-name="${name}"]`).waitFor({ state: 'attached', ...LIMIT });
     await page.waitForSelector('#jupyterlab-splash', { state: 'detached', ...LIMIT });
   },
+  // The button in the notebook's toolbar in a state; its menu's entries.
+  async button(page, state) {
+    const button = page.locator(`.jp-NotebookPanel-toolbar .jp-Singularity-button[data-state="${state}"]`);
+    await button.waitFor(LIMIT);
+    await button.click();
+    await page.locator('.lm-Menu').waitFor(LIMIT);
+    const found = await page.locator('.lm-Menu .lm-Menu-itemLabel').allInnerTexts();
+    await page.keyboard.press('Escape');
+    await page.locator('.lm-Menu').waitFor({ state: 'detached', ...LIMIT });
+    const focused = await button.evaluate((node) => node === document.activeElement);
+    return { found: found.filter(Boolean), focused, text: await button.innerText() };
+  },
+  // The mark at the prompt of a cell that waits.
+  async prompt(page) {
+    const prompt = page.locator('.jp-mod-singularityWaits .jp-InputPrompt');
+    await prompt.waitFor(LIMIT);
+    return { text: await prompt.innerText(), title: await prompt.getAttribute('title'),
+             label: await prompt.getAttribute('aria-label'), marked: await prompt.count() };
+  },
+  async noprompt(page) {
+    await page.locator('.jp-mod-singularityWaits').waitFor({ state: 'detached', ...LIMIT });
+  },
+  async output(page, text) {
+    await page.locator('.jp-OutputArea-output', { hasText: text }).first().waitFor(LIMIT);
+  },
+  async idle(page) {
+    await page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').waitFor(LIMIT);
+  },
+  async watch(page) {
+    await page.evaluate(watchKernelWords);
+  },
+  // From when on the page knows the session.
+  async reload(page) {
+    await page.reload();
+    await page.locator('.jp-Singularity-button').waitFor(LIMIT);
+    await page.evaluate(watchKernelWords);
+    await page.locator('.jp-Singularity-button[data-state="running"], ' +
+      '.jp-Singularity-button[data-state="parked"]').waitFor(LIMIT);
+  },
+  // A card that has ended.
+  async ended(page, state) {
+    await page.locator('.jp-Singularity-card', { hasText: state }).first().waitFor(LIMIT);
+  },
+  // The page anew, with a scheduler in trouble.
+  async fault(page, kind) {
+    const api = '**/singularity/api/v1/**';
+    await page.unroute(api);
+    if (kind === '500') {
+      const body = JSON.stringify({ message: 'the ledger cannot be written; nothing was done' });
+      await page.route(api, (route) => route.fulfill({ status: 500, body, contentType: 'application/json' }));
+    } else if (kind === 'slow') {
+      await page.route(api, async (route) => {
+        await new Promise((resolve) => setTimeout(resolve, 12000));
+        await route.continue().catch(() => {});
+      });
+    } else if (kind === 'version') {
+      const session = { uuid: 'a1', phase: 'hovering' };
+      await page.route(api, (route) => route.request().url().includes('/events')
+        ? route.fulfill({ contentType: 'text/event-stream',
+            body: `event: snapshot\ndata: ${JSON.stringify({ sessions: [session] })}\n\n` })
+        : route.fulfill({ json: { sessions: [session], kernels: 7 } }));
+    }
+    await page.reload();
+    await page.waitForSelector('.jp-NotebookPanel .jp-Cell', LIMIT);
+  },
+  async kernel(page) {
+    return { words: [...(await page.evaluate(() => [...window.kernelWords]))] };
+  },
+  // Whether the document counts as changed.
+  async saved(page) {
+    await page.keyboard.press('Control+s');
+    await page.waitForFunction(() => !document.querySelector('.jp-mod-dirty'), null, LIMIT);
+  },
+  async dirty(page) {
+    return { dirty: (await page.locator('.lm-TabBar-tab.jp-mod-dirty').count()) > 0 };
+  },
+  // The line of the panel, once it fits a pattern.
+  async line(page, pattern) {
+    const line = page.locator('.jp-Singularity-link', { hasText: new RegExp(pattern) });
+    await line.waitFor({ timeout: 90000 });
+    return { text: await line.innerText(), cards: await page.locator('.jp-Singularity-card').count() };
+  },
+  // What axe finds in our parts.
+  async axe(page) {
+    await page.evaluate(fs.readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8'));
+    const { violations, passes } = await page.evaluate(
+      (own) => window.axe.run({ include: own.split(', ').filter((one) => document.querySelector(one)) }),
+      OWN);
+    return { rules: passes.length, serious: violations
+      .filter(({ impact }) => impact === 'serious' || impact === 'critical')
+      .map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(' ')}`) };
+  },
   async shot(page, name, width, height) {
     await page.setViewportSize({ width: Number(width), height: Number(height) });
     await page.screenshot({ path: path.join(input.folder, `${name}.png`) });
@@ -107,7 +226,9 @@ const steps = {
   const errors = [];
   page.on('pageerror', (error) => errors.push(String(error)));
   page.on('console', (message) => {
-    if (message.type() === 'error' && /singularity/i.test(message.text() + message.location().url)) {
+    const text = message.text();
+    const refused = REFUSED.test(text) && message.location().url.includes('/singularity/api/');
+    if (message.type() === 'error' && !FOREIGN.test(text) && !refused) {
       errors.push(`${message.text()} ${message.location().url}`);
     }
   });
@@ -119,7 +240,7 @@ const steps = {
     await page.waitForURL(/\/(hub\/|user\/)(?!login)/, LIMIT);
     await page.goto(input.lab, LIMIT);
     await page.waitForSelector('#jupyterlab-splash', { state: 'detached', timeout: 60000 });
-    await page.waitForSelector('.jp-Launcher', LIMIT);
+    await page.waitForSelector('.jp-Launcher, .jp-NotebookPanel .jp-Cell', LIMIT);
     say({ ready: true });
     for await (const line of readline.createInterface({ input: process.stdin })) {
       if (line === 'end') break;

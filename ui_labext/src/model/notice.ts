@@ -16,10 +16,13 @@ export interface INotice {
   at: number | null;
   /** What can be done about it. */
   offers: 'keep' | 'resume' | null;
+  /** Of one that was taken: when the last report was made before that; null: there was none. */
+  lossAt?: number | null;
 }
 
 const TAKEN = new Set(['parking', 'parked', 'suspending', 'suspended', 'resuming']);
 const WAITS = new Set(['waiting', 'attaching']);
+const STORED = new Set(['suspending', 'suspended', 'resuming']);
 
 /** Whether a session that held devices or a node does not any more. */
 export function isTaken(session: ISession): boolean {
@@ -57,7 +60,12 @@ function whoText(session: ISession, standing: IStanding | null, texts: ITexts): 
   ].join(' ');
 }
 
-function takenNotice(session: ISession, standing: IStanding | null, texts: ITexts): INotice {
+function takenNotice(
+  session: ISession,
+  standing: IStanding | null,
+  lossAt: number | null,
+  texts: ITexts
+): INotice {
   const back = session.heldBack
     ? texts.__('Resume it to go on.')
     : WAITS.has(session.state)
@@ -68,7 +76,8 @@ function takenNotice(session: ISession, standing: IStanding | null, texts: IText
     key: 'taken',
     text: `${whoText(session, standing, texts)} ${back}`,
     at: null,
-    offers: session.heldBack ? 'resume' : null
+    offers: session.heldBack ? 'resume' : null,
+    lossAt
   };
 }
 
@@ -125,13 +134,19 @@ export function nextNotice(
   at: number,
   texts: ITexts
 ): INotice | null | undefined {
-  const preempted = standing?.rule.startsWith('preempt.') || shown?.kind === 'taken';
-  if (isTaken(now) || (WAITS.has(now.state) && preempted)) {
-    return takenNotice(now, standing, texts);
-  }
-  if (now.loss && before && now.loss.at !== before.loss?.at) {
+  const known = before ?? now;
+  const lossAt = shown?.kind === 'taken' ? (shown.lossAt ?? null) : (known.loss?.at ?? null);
+  // The report is made while it is on its way, and read once it is there: maybe without a device.
+  if (now.loss && now.loss.at !== lossAt && !STORED.has(now.state)) {
     const key = `returned ${now.loss.at}`;
     return { kind: 'returned', key, text: lossText(now, texts), at: null, offers: null };
+  }
+  if (shown?.kind === 'returned' && before?.state === now.state) {
+    return undefined;
+  }
+  const preempted = standing?.rule.startsWith('preempt.') || shown?.kind === 'taken';
+  if (isTaken(now) || (WAITS.has(now.state) && preempted)) {
+    return takenNotice(now, standing, lossAt, texts);
   }
   const planned = plannedNotice(now, at, texts);
   if (planned) {
