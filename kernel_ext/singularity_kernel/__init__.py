@@ -37,7 +37,8 @@ def unload_ipython_extension(ip: Any) -> None:
     activity = _loaded.pop(id(ip), None)
     if activity is not None:
         activity.stop()
-    ip.magics_manager.magics["line"].pop("singularity", None)
+    for kind in ("line", "cell"):
+        ip.magics_manager.magics[kind].pop("singularity", None)
     magics = ip.magics_manager.registry.pop("SingularityMagics", None)
     if magics in ip.configurables:
         ip.configurables.remove(magics)

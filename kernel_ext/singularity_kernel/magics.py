@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 from singularity_proxy.errors import BadRequest, SingularityError
@@ -50,6 +50,9 @@ NEEDED = {
 }
 """Verbs that cannot do without theirs, and what it is."""
 
+SUBMIT = "submit"
+"""The one verb that is not about this session; see `submitting`."""
+
 WHERE = ("device", "node", "cluster")
 """Options of migrate."""
 
@@ -76,7 +79,11 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         checkpoint: store everything; execution goes on. checkpoints: what is stored.
         restore: go back to a checkpoint, this cell is then undone too; the present is stored first.
         fork: begin a second session where a checkpoint (default: the newest) is.
-        why: why it is in its state. history: what happened so far.""",
+        why: why it is in its state. history: what happened so far.
+        submit NOTEBOOK: start a notebook as a batch run; --notebook: this one, as it was saved
+        last; on a cell (%%%%singularity submit): that cell. It takes -p NAME VALUE and the other
+        options of `jupyter singularity submit` for parameters, -o, -k, --name, --tier, --devices,
+        --share, --priority, --virtual-cluster and --env.""",
     )  # type: ignore[untyped-decorator]
     @argument(
         "name",
@@ -93,9 +100,15 @@ class SingularityMagics(Magics):  # type: ignore[misc]
     @argument(
         "--limit", type=int, default=20, help="history: how many changes, newest kept (default 20)."
     )  # type: ignore[untyped-decorator]
-    @line_magic  # type: ignore[untyped-decorator]
-    def singularity(self, line: str) -> None:
+    @line_cell_magic  # type: ignore[untyped-decorator]
+    def singularity(self, line: str, cell: str | None = None) -> None:
         """Show this notebook's session, or act on it."""
+        word, _, rest = line.strip().partition(" ")
+        if word == SUBMIT:
+            _submit(rest, cell)
+            return
+        if cell is not None:
+            raise UsageError(f"%%singularity only has '{SUBMIT}': use %singularity {line}")
         options = parse_argstring(self.singularity, line)
         verb = options.verb
         if verb not in VERBS:
@@ -120,10 +133,24 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         display(present(verb, answer, datetime.now(timezone.utc)))
 
 
+def _submit(line: str, cell: str | None) -> None:
+    from .submitting import submit
+
+    path = os.environ.get("SINGULARITY_SOCKET")
+    if not path:
+        display(Sentence(OUTSIDE.format(verb=SUBMIT)))
+        return
+    try:
+        submit(line, cell, path)
+    except SingularityError as error:
+        raise UsageError(error.message) from None
+
+
 def _unknown_verb(verb: str) -> str:
-    near = difflib.get_close_matches(verb, VERBS, n=1, cutoff=0.5)
+    known = (*VERBS, SUBMIT)
+    near = difflib.get_close_matches(verb, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""
-    return f"%singularity has no verb '{verb}'; {hint}It knows {', '.join(VERBS)}."
+    return f"%singularity has no verb '{verb}'; {hint}It knows {', '.join(known)}."
 
 
 def _arguments(verb: str, options: Any) -> dict[str, Any]:

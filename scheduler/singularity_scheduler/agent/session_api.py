@@ -13,7 +13,7 @@ from singularity_proxy.errors import BadRequest, Conflict, Unavailable
 from singularity_proxy.wire.rpc import Handler, Peer
 
 from singularity_scheduler import logs
-from singularity_scheduler.client.verbs import VERBS
+from singularity_scheduler.client.verbs import RUNS, VERBS
 
 from .devices import DeviceKeeper
 from .launch import number, text
@@ -52,7 +52,7 @@ class SessionApi:
         return {
             "ring.open": ring_open,
             "activity": activity,
-            **{name: verb(name) for name in VERBS},
+            **{name: verb(name) for name in (*VERBS, *RUNS)},
         }
 
     def open_ring(self, session: str, peer: Peer, params: dict[str, Any]) -> dict[str, Any]:

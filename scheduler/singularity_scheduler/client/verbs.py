@@ -10,3 +10,7 @@ CHANGES = (
 
 VERBS = ("status", *CHANGES, "fork", "checkpoints", "why", "history")
 """What a session may ask for itself, over its socket (`%singularity`)."""
+
+RUNS = ("submit", "run")
+"""What a session may ask besides, over its socket: start a batch run of its user, and how a run is
+that it started."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from singularity_proxy.errors import NotFound, SingularityError
 
 from singularity_scheduler import logs
-from singularity_scheduler.client.verbs import CHANGES
+from singularity_scheduler.client.verbs import CHANGES, RUNS
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import health
 from singularity_scheduler.core.administration import NoticeGiven
 
-from . import documents, translate
+from . import cell_runs, documents, translate
 
 if TYPE_CHECKING:
     from .controller import Controller
@@ -184,4 +184,8 @@ class NodeReports:
                 raise
             self._c.on_magic(verb, view, None)
             return self._c.status(await self._c.find(view.id))
+        if verb in RUNS:
+            return await (cell_runs.submit if verb == "submit" else cell_runs.look)(
+                self._c, view, args
+            )
         raise NotFound(f"there is no command '{verb}' for a session", verb=verb)

@@ -384,3 +384,20 @@ def test_a_full_disk_keeps_the_last_good_version(runs: Runs, short_dir: Path) ->
         assert [path.name for path in folder.iterdir()] == ["out.ipynb"]
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_cell_starts_a_run_through_its_own_session(runs: Runs, short_dir: Path) -> None:
+    """All the way: kernel, agent's socket, service and a second capsule, with no token."""
+    write_notebook(
+        short_dir / "outer.ipynb", "%%singularity submit -p lr 0.5 --name inner\nprint('lr', lr)"
+    )
+    done = runs.command("submit", "outer.ipynb", "-o", "outer-out.ipynb", "--wait")
+    assert done.returncode == 0, done.stderr
+    shown = read(short_dir / "outer-out.ipynb")["cells"][0]["outputs"][0]["data"]
+    assert "inner" in shown["text/plain"]
+    found = json.loads(runs.command("ls", "--all", "--json").stdout)
+    [inner] = [session for session in found if session["name"] == "inner"]
+    runs.command("logs", "-f", inner["id"])
+    output = Path(inner["run"]["output"])
+    wait_until(output.exists, why=f"{output} was not written")
+    wait_until(lambda: text_of(read(output)) == "lr 0.5\n", why="the cell did not run")
