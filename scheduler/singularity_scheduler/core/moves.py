@@ -138,7 +138,7 @@ def suspended(draft: Draft, event: ev.Suspended) -> None:
         return
     view = replace(view, suspend_s=event.ms / 1000)
     view = checkpoints.add(draft, view, event.checkpoint)
-    _gone_from_node(draft, view, reasons.suspended(event.checkpoint, event.ms))
+    _gone_from_node(draft, view, reasons.suspended(view, event.checkpoint, event.ms))
 
 
 def fenced(draft: Draft, event: ev.Fenced) -> None:

@@ -278,12 +278,12 @@ def suspending(by: str) -> str:
     )
 
 
-def suspended(reference: CheckpointRef, ms: float) -> str:
-    took = f" in {ms / 1e3:.1f} s" if ms else ""
-    return (
-        f"everything of it is in checkpoint {shown(reference)} ({size(reference.bytes)}{took}); "
-        "resume or the next request from its notebook brings it back"
-    )
+def suspended(view: SessionView, reference: CheckpointRef, ms: float) -> str:
+    what = f"{shown(reference)} ({size(reference.bytes)}{f' in {ms / 1e3:.1f} s' if ms else ''})"
+    back = "resume or the next request from its notebook brings it back"
+    if view.held_back:
+        back = f"only resume brings it back, as {view.held_by} preempted it"
+    return f"everything of it is in checkpoint {what}; {back}"
 
 
 def called(by: str, older: CheckpointRef | None) -> str:

@@ -32,8 +32,8 @@ BEFORE = -1
 
 @dataclass(frozen=True)
 class Shift:
-    """What changed in one bucket of time for one tier. Devices are counted as sessions ask for
-    them: one that shares a device counts for its part."""
+    """What changed in one bucket of time for one tier. One that shares a device has all of it in
+    its turns, and waits for all of it between them."""
 
     tier: str
     bucket: int
@@ -92,7 +92,7 @@ def _steps(start: float, until: float) -> Any:
         else_="",
     )
     before = func.coalesce(func.lag(kind).over(partition_by=t.session, order_by=t.n), "")
-    amount = cast(s.virtual_devices * s.share_milli, Float) / 1000.0
+    amount = cast(s.virtual_devices, Float)
     return (
         select(
             s.tier, t.at, t.rule, kind.label("kind"), before.label("before"), amount.label("amount")

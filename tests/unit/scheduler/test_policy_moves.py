@@ -264,6 +264,17 @@ def test_a_request_brings_it_back_but_not_one_that_is_held_back() -> None:
     assert world["a"].word == "running"
 
 
+def test_one_that_is_held_back_when_it_leaves_says_what_brings_it_back() -> None:
+    world = World(1)
+    world.holding("a")
+    world.do(ev.PreemptAsked("a", "root"))
+    world.answer()
+    world.do(ev.SuspendAsked("a", "alice"))
+    world.answer()
+    assert world["a"].word == "suspended"
+    assert world["a"].reason.endswith("only resume brings it back, as root preempted it")
+
+
 def test_a_damaged_checkpoint_is_named_and_the_next_older_one_offered() -> None:
     world = World(1)
     world.holding("a")
