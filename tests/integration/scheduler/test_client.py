@@ -59,8 +59,8 @@ async def test_what_cannot_come_is_not_waited_for(tmp_path: Path) -> None:
         p.agent.exit(session, 3, "it failed")
         with pytest.raises(Conflict, match="is failed and will not be what was waited for"):
             await waiting
-        with pytest.raises(BadRequest, match="there is no state 'runing' to wait for"):
-            await p.client().wait(session, "runing")
+        with pytest.raises(BadRequest, match="there is no state 'runs' to wait for"):
+            await p.client().wait(session, "runs")
         with pytest.raises(NotFound):
             await p.client("bob").wait(session)
         other = await p.kernel()
