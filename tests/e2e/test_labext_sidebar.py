@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from singularity_spawner.platform.demo_runs import submit
 from singularity_spawner.platform.server import Server
-from support.browser import page_of
+from support.browser_page import page_of
 from support.hub_platform import running_platform
 
 SHOTS = ("checkpoints", "timeline", "devices", "log", "dark")
@@ -24,6 +24,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
         url = await platform.start_server("alice", {"tier": "standard", "devices": 1})
         service = platform.service()
         async with page_of(
+            "extension.cjs",
             tmp_path,
             login=f"{platform.url}hub/login",
             user="alice",
@@ -38,12 +39,12 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             await page.do("verb", "Checkpoint", "before lr")
             await page.do("see", 'checkpoint "before lr"')
             await page.do("run", 'n = 2; x += 41; print("changed", x.sum().item())')
-            await page.do("printed", "changed 84.0")
+            await page.do("output", "changed 84.0")
 
             stored = await page.do("open", session["name"], "checkpoints", "before lr")
             assert "everything" in stored["text"]
             await page.do("shot", "checkpoints", "1280", "800")
-            assert (await page.do("check"))["found"] == []
+            assert (await page.do("axe"))["serious"] == []
             asked = await page.do("press", "Restore before lr")
             assert "Everything the session did since then is undone" in asked["text"]
             assert "so this can be undone as well" in asked["text"]
@@ -51,10 +52,10 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             assert "what it did after that checkpoint is undone" in back["text"]
             await page.do("status", "parked")
             await page.do("run", 'print("now", n, x.sum().item())')
-            await page.do("printed", "now 1 2.0")
+            await page.do("output", "now 1 2.0")
             assert (await service.get_session(session["id"]))["incarnation"] == 2
             await page.do("shot", "timeline", "1280", "800")
-            assert (await page.do("check"))["found"] == []
+            assert (await page.do("axe"))["serious"] == []
 
             await page.do("open", session["name"], "checkpoints", "before lr")
             await page.do("press", "Fork before lr", "variant")
@@ -63,7 +64,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             assert fork["forked_from"] == session["id"]
             await page.do("open", session["name"], "devices", "cuda:0 on cpu:")
             await page.do("shot", "devices", "1280", "800")
-            assert (await page.do("check"))["found"] == []
+            assert (await page.do("axe"))["serious"] == []
             assert "Devices, the last 5 min" in (await page.do("spark", session["name"]))["text"]
 
             kept = await page.do("choose", session["name"], "Keep alive", "30 min")
@@ -80,7 +81,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             await page.do("open", "job.ipynb", "log", "epoch 2")
             await page.do("see", "completed")
             await page.do("shot", "log", "1280", "800")
-            assert (await page.do("check"))["found"] == []
+            assert (await page.do("axe"))["serious"] == []
             await page.do("click", "Open output notebook")
             await page.do("tab", "job-out.ipynb")
             assert (await page.do("filter", "job completed"))["names"] == ["job.ipynb"]
@@ -88,7 +89,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             await page.do("theme", "JupyterLab Dark")
             await page.do("open", session["name"], "checkpoints", "before lr")
             await page.do("shot", "dark", "1280", "800")
-            assert (await page.do("check"))["found"] == []
+            assert (await page.do("axe"))["serious"] == []
             assert await page.end() == []
         if keep := os.environ.get("SCREENSHOTS"):
             for name in SHOTS:

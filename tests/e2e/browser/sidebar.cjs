@@ -1,8 +1,6 @@
 // Steps of `extension.cjs` that are about the sidebar: cards that open, and what is in them.
 'use strict';
 
-const axe = require('axe-core');
-
 const LIMIT = { timeout: 60000 };
 const card = (page, name) =>
   page.locator('.jp-Singularity-row').filter({ has: page.locator(`.jp-Singularity-name:text-is("${name}")`) });
@@ -65,20 +63,6 @@ module.exports = {
     await page.locator('.jp-Singularity-filter input[type=search]').fill(text);
     await page.waitForTimeout(100);
     return { names: await page.locator('.jp-Singularity-name').allInnerTexts() };
-  },
-  // What axe finds in the sidebar that is serious or worse.
-  async check(page) {
-    await page.evaluate(axe.source);
-    const { violations } = await page.evaluate(() => window.axe.run('.jp-Singularity-panel'));
-    return {
-      found: violations
-        .filter(({ impact }) => impact === 'serious' || impact === 'critical')
-        .map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(' ')}`),
-    };
-  },
-  // The last output of the notebook, once it has `text` in it.
-  async printed(page, text) {
-    await page.locator('.jp-NotebookPanel .jp-OutputArea-output', { hasText: text }).first().waitFor(LIMIT);
   },
   // The tab of a document, once it is there.
   async tab(page, name) {
