@@ -133,12 +133,13 @@ def printed_in(notebook: dict[str, Any]) -> str:
 
 
 def without_times(notebook: dict[str, Any]) -> dict[str, Any]:
-    """`notebook` without the times and without what names the session."""
+    """`notebook` without the times and without what tells of the session."""
     found = copy.deepcopy(notebook)
     found["metadata"].pop("singularity")
     abouts = [found["metadata"]["papermill"]]
     for cell in found["cells"]:
         cell["metadata"].pop("execution", None)  # nbclient's times
+        cell["metadata"].pop("singularity", None)
         abouts.append(cell["metadata"]["papermill"])
     for about in abouts:
         for key in ("start_time", "end_time", "duration"):

@@ -109,8 +109,9 @@ const steps = {
     await dialog.waitFor(LIMIT);
     const text = await dialog.innerText();
     if (word) await dialog.locator('input').fill(word);
+    const asked = await dialog.elementHandle();  // what is refused at once opens another dialog
     await dialog.locator('.jp-mod-accept').click();
-    await dialog.waitFor({ state: 'detached', ...LIMIT });
+    await asked.waitForElementState('hidden', LIMIT);
     return { text };
   },
   async see(page, text) {
