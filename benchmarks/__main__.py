@@ -25,7 +25,7 @@ from rich.table import Table
 
 from .figures import Figure
 
-NAMES = ("proxy", "api", "checkpoint", "admissions", "batch", "scheduler", "million")
+NAMES = ("proxy", "api", "checkpoint", "admissions", "batch", "scheduler", "million", "ui")
 
 
 def machine() -> dict[str, Any]:

@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ async def page_of(script: str, folder: Path, **task: str) -> AsyncIterator[Page]
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=4 << 20,
+        start_new_session=True,
     )
     page = Page(process)
     try:
@@ -68,5 +70,6 @@ async def page_of(script: str, folder: Path, **task: str) -> AsyncIterator[Page]
         await asyncio.wait_for(process.wait(), 30)
     finally:
         if process.returncode is None:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # `node` may be a launcher of the real one
             await process.wait()

@@ -7,8 +7,10 @@
 const fs = require('fs');
 const path = require('path');
 const readline = require('readline');
+const zlib = require('zlib');
 const axe = require('axe-core');
 const { chromium } = require('playwright-core');
+const { when } = require('./timing.cjs');
 
 const input = JSON.parse(process.env.BROWSER_TEST);
 const say = (data) => process.stdout.write(JSON.stringify(data) + '\n');
@@ -68,6 +70,26 @@ const steps = {
     await page.locator(selector, { hasText: text }).first().waitFor(LIMIT);
     const at = Date.now();
     return { at, stayed: await page.evaluate(() => window.stayed === true) };
+  },
+  // The state of the one session of the list.
+  async changed(state) {
+    return { at: await when(page, [['#rows tbody td:nth-of-type(3)', state]]) };
+  },
+  // What a browser that knows nothing of it gets for a page, each file compressed, in bytes.
+  async weight(where) {
+    const other = await browser.newContext({ storageState: await context.storageState() });
+    const fresh = await other.newPage();
+    const files = [];
+    fresh.on('response', (answer) => {
+      const kind = answer.request().resourceType();
+      if (!answer.ok() || !['document', 'script', 'stylesheet', 'image', 'font'].includes(kind)) return;
+      files.push(answer.body().then(
+        (body) => [new URL(answer.url()).pathname, zlib.gzipSync(body).length]));
+    });
+    await fresh.goto(input.dashboard + where, LIMIT);
+    const found = await Promise.all(files);
+    await other.close();
+    return { files: Object.fromEntries(found) };
   },
   async click(name) {
     await page.getByRole('link', { name }).first().click();

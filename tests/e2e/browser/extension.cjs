@@ -67,6 +67,7 @@ async function search(page, text, take) {
 // What a line of stdin asks for; each gets the page and the words behind the first one.
 const steps = {
   ...require('./sidebar.cjs'),
+  ...require('./timing.cjs').steps,
   async notebook(page) {
     await page.click('.jp-LauncherCard[data-category="Notebook"][title*="Singularity"]', LIMIT);
     await page.waitForSelector('.jp-NotebookPanel .jp-Cell', LIMIT);
@@ -152,7 +153,7 @@ const steps = {
     await page.locator('.lm-Menu').waitFor(LIMIT);
   },
   async nomenu(page) {
-    await page.keyboard.press('Escape');
+    await page.locator('.lm-Menu').press('Escape');
     await page.locator('.lm-Menu').waitFor({ state: 'detached', ...LIMIT });
   },
   // The mark at the prompt of a cell that waits.
