@@ -94,7 +94,7 @@ def test_links_of_top_level_pages_lead_somewhere(name: str) -> None:
 def test_pre_commit_runs_what_the_tests_run() -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     hooks = {hook["id"] for repo in config["repos"] for hook in repo["hooks"]}
-    assert hooks == {"ruff", "ruff-format", "mypy", "codespell"}
+    assert hooks == {"ruff", "ruff-format", "mypy", "codespell", "jupyter-events"}
 
 
 def test_dev_help_names_every_command() -> None:
