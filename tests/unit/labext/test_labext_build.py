@@ -75,7 +75,8 @@ def test_jupyterlab_finds_it_enabled(tmp_path: Path) -> None:
         cwd=tmp_path,
         JUPYTER_PATH=str(tmp_path / "share/jupyter"),
     )
-    [line] = [x for x in (listed.stdout + listed.stderr).splitlines() if "jupyter-singularity" in x]
+    lines = (listed.stdout + listed.stderr).splitlines()
+    [line] = [x for x in lines if x.split()[:1] == ["jupyter-singularity"]]
     assert "enabled" in line
     assert "OK" in line
 
