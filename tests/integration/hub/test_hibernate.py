@@ -219,7 +219,7 @@ async def test_the_idle_culler(platform):
     process = await culler(platform, "--timeout=1")
     said = b""
     async with asyncio.timeout(60):  # looked at again and again, and always in its cell
-        while said.count(b"in the middle of a cell") < 3:
+        while said.count(b"busy or kept alive") < 3:
             said += await process.stderr.readline()
     page.close()
     assert (await platform.hub.server("alice"))["ready"]
