@@ -148,7 +148,8 @@ async def test_a_notebook_says_that_it_was_taken_and_is_back(app: str, tmp_path:
             words = set((await page.do("kernel"))["words"])
             assert not words & NEVER
             await check_trouble(page, platform)
-            assert await page.end() == []
+            # Its session is in the store: while the service is killed the kernel cannot be reached.
+            assert [error for error in await page.end() if "/channels?" not in error] == []
 
 
 async def check_axe(page: Page) -> None:
