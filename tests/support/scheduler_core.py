@@ -7,6 +7,7 @@ from typing import Any
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import Administration
 from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.devices import DeviceHealth, DeviceView
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.health import observed
 from singularity_scheduler.core.invariants import check, check_succession
@@ -15,8 +16,6 @@ from singularity_scheduler.core.model import (
     AgentFacts,
     BatchRun,
     CheckpointRef,
-    DeviceHealth,
-    DeviceView,
     Kind,
     LossReport,
     SessionSpec,

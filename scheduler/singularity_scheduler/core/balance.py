@@ -11,7 +11,7 @@ from itertools import islice
 
 from . import groups, quotas, reasons, routes, routing
 from .administration import NodeDuty
-from .cluster import Draft
+from .draft import Draft
 from .model import SessionView
 
 RULE = "queue.balance"

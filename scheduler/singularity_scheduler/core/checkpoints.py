@@ -17,7 +17,7 @@ from singularity_scheduler.client.words import duration
 
 from . import events as ev
 from . import reasons
-from .cluster import Draft
+from .draft import Draft
 from .model import CheckpointRef, SessionView
 from .states import DeviceState, ProcessState
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from . import moves, quotas, reasons, relocation, turns
 from .allocation.defrag import SETTLES_S
-from .cluster import Draft
+from .draft import Draft
 from .model import SessionView
 from .states import DeviceState
 

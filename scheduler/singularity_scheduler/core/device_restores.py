@@ -14,7 +14,7 @@ from singularity_proxy.errors import Conflict
 
 from . import checkpoints, reasons
 from . import events as ev
-from .cluster import Draft
+from .draft import Draft
 from .model import SessionView
 from .states import DeviceState, ProcessState
 

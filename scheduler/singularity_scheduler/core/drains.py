@@ -16,7 +16,7 @@ from singularity_proxy.errors import Conflict
 
 from . import endings, moves, placement, queue, reasons
 from .administration import DutyAsked, DutyEvent, NodeDuty, NodeMark, NoticeGiven, next_duty
-from .cluster import Draft
+from .draft import Draft
 from .events import NodeJoined
 from .model import SessionView
 from .states import DeviceState, ProcessState

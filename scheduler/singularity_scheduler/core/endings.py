@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from . import checkpoints, groups, queue, reasons
 from . import events as ev
-from .cluster import Draft
+from .draft import Draft
 from .model import Kind, SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 

@@ -18,7 +18,8 @@ from singularity_scheduler.client.words import duration
 
 from . import keeping, placement, queue, quotas, reasons, turns
 from .administration import NodeDuty
-from .cluster import ClusterState, Draft, Node
+from .cluster import ClusterState, Node
+from .draft import Draft
 from .experience import Step, Wait
 from .model import PARK_RETRY_S, SessionView
 from .states import DeviceState, ProcessState

@@ -13,13 +13,12 @@ from .administration import (
     Upgrade,
     VirtualCluster,
 )
+from .devices import DeviceMark, DeviceView
 from .model import (
     Abilities,
     AgentFacts,
     Change,
     CheckpointRef,
-    DeviceMark,
-    DeviceView,
     LossReport,
     Priority,
     SessionSpec,

@@ -14,7 +14,8 @@ from singularity_scheduler.client.words import duration, size
 
 from . import groups, keeping, placement, precedence, quotas, reasons, turns
 from .administration import NodeDuty
-from .cluster import ClusterState, Draft
+from .cluster import ClusterState
+from .draft import Draft
 from .estimate import estimate, parked_at, short, step_of, waited_s
 from .events import Decision
 from .experience import Taken

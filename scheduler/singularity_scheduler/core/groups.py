@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from .model import Member, SessionView
 
 if TYPE_CHECKING:
-    from .cluster import Draft
+    from .draft import Draft
 
 
 @dataclass

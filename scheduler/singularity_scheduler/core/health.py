@@ -17,8 +17,9 @@ from singularity_scheduler.client.words import duration
 
 from . import events as ev
 from . import queue, reasons
-from .cluster import Draft
-from .model import DeviceHealth, DeviceMark, SessionView
+from .devices import DeviceHealth, DeviceMark
+from .draft import Draft
+from .model import SessionView
 from .states import DeviceState
 
 HOT_S = 60.0

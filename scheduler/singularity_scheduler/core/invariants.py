@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from . import groups, quotas
 from .administration import NodeDuty
-from .cluster import ClusterState, Draft, Node
+from .cluster import ClusterState, Node
+from .draft import Draft
 from .drains import is_there
 from .geography import Cluster, Geography
 from .model import SessionView, Tier

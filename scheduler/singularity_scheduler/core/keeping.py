@@ -15,7 +15,7 @@ from singularity_proxy.errors import BadRequest, Conflict, Forbidden
 from singularity_scheduler.client.words import duration
 
 from . import reasons
-from .cluster import Draft
+from .draft import Draft
 from .events import KeepAsked
 from .model import SessionView
 from .parameters import Parameters

@@ -15,7 +15,7 @@ from singularity_scheduler.client.words import duration
 
 from . import checkpoints, endings, placement, queue, reasons
 from . import events as ev
-from .cluster import Draft
+from .draft import Draft
 from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 

@@ -14,7 +14,7 @@ from singularity_proxy.errors import Conflict, Unavailable, Unsupported
 
 from . import checkpoints, device_restores, endings, placement, queue, reasons, routes
 from . import events as ev
-from .cluster import Draft
+from .draft import Draft
 from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 

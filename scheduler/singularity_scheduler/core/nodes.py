@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from . import endings, losses, moves, placement, queue, reasons
 from . import events as ev
-from .cluster import Draft
+from .draft import Draft
 from .model import AgentFacts, Kind, SessionView, Tier
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 

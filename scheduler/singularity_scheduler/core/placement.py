@@ -21,7 +21,8 @@ from singularity_proxy.errors import (
 
 from . import queue, quotas, reasons, routes, turns
 from .administration import NodeDuty
-from .cluster import ClusterState, Draft, Load, Node
+from .cluster import ClusterState, Load, Node
+from .draft import Draft
 from .events import Resume
 from .model import SessionSpec, SessionView
 from .parameters import nearest

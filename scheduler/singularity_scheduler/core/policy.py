@@ -40,7 +40,8 @@ from . import (
     upgrades,
 )
 from . import events as ev
-from .cluster import ClusterState, Draft
+from .cluster import ClusterState
+from .draft import Draft
 from .model import SessionSpec, SessionView
 from .states import DeviceEvent, DeviceState, ProcessState
 

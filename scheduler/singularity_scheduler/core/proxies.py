@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import events as ev
 from . import queue, reasons
-from .cluster import Draft
+from .draft import Draft
 from .states import DeviceState
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from . import groups, keeping, quotas, reasons
 from .administration import NodeDuty
-from .cluster import Draft
+from .draft import Draft
 from .events import Attach, Park, Start
 from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState

@@ -12,7 +12,7 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
 from . import reasons
 from .administration import QuotaAsked, QuotaGone, VirtualCluster
-from .cluster import Draft
+from .draft import Draft
 from .model import SessionView
 from .parameters import nearest
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 
 from . import moves, placement, reasons, routes
-from .cluster import Draft
+from .draft import Draft
 from .model import SessionView
 from .states import DeviceState, ProcessState
 

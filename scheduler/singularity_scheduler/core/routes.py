@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from . import routing
 from .allocation.claims import Claim
-from .cluster import ClusterState, Draft
+from .cluster import ClusterState
+from .draft import Draft
 from .model import SessionSpec, SessionView
 
 _NOT_THERE: routing.Score = (9, 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .administration import ParametersAsked, Setting
-from .cluster import Draft
+from .draft import Draft
 from .parameters import known
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from .allocation.claims import Claim
 from .allocation.sla import Account
-from .cluster import Draft
+from .draft import Draft
 from .model import SessionView, Share
 from .parameters import Parameters
 from .states import DeviceState, ProcessState

@@ -14,7 +14,8 @@ from singularity_proxy.errors import BadRequest, Forbidden
 
 from . import reasons
 from .administration import TiersAsked
-from .cluster import ClusterState, Draft
+from .cluster import ClusterState
+from .draft import Draft
 from .events import TierAsked
 from .model import SessionView, Tier
 

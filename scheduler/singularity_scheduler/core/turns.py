@@ -24,7 +24,8 @@ from .allocation.queue import key_of
 from .allocation.sla import Account
 from .allocation.state import Allocation, VirtualCluster
 from .allocation.victims import protected_until
-from .cluster import ClusterState, Draft
+from .cluster import ClusterState
+from .draft import Draft
 from .model import SessionView
 from .parameters import Parameters
 from .states import DeviceState, ProcessState

@@ -23,7 +23,7 @@ from .administration import (
     UpgradeState,
     UpgradeStep,
 )
-from .cluster import Draft
+from .draft import Draft
 from .model import SessionView
 from .parameters import nearest
 

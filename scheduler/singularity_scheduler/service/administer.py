@@ -9,7 +9,8 @@ from singularity_proxy.errors import BadRequest, NotFound
 
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import quotas
-from singularity_scheduler.core.cluster import ClusterState, Draft
+from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.draft import Draft
 from singularity_scheduler.core.parameters import MAX_THRESHOLDS, NAMES, describe, known
 from singularity_scheduler.core.spec import parse_virtual_cluster
 from singularity_scheduler.core.states import DeviceState

@@ -10,7 +10,8 @@ from singularity_proxy.errors import BadRequest, NotFound
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import drains, placement
 from singularity_scheduler.core.administration import DutyEvent, NodeDuty, UpgradeState
-from singularity_scheduler.core.cluster import ClusterState, Draft, Node
+from singularity_scheduler.core.cluster import ClusterState, Node
+from singularity_scheduler.core.draft import Draft
 
 from . import schemas
 from .administer import REASON

@@ -9,11 +9,11 @@ from typing import Any
 
 from singularity_scheduler.core import keeping, planned, shares, tiers, turns
 from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.devices import DeviceHealth
 from singularity_scheduler.core.model import (
     BatchRun,
     Change,
     CheckpointRef,
-    DeviceHealth,
     LossReport,
     Member,
     SessionView,

@@ -13,8 +13,9 @@ from dataclasses import asdict, fields
 from enum import Enum
 from typing import Any
 
+from singularity_scheduler.core.devices import DeviceMark
 from singularity_scheduler.core.events import Decision
-from singularity_scheduler.core.model import CheckpointRef, DeviceMark, SessionView
+from singularity_scheduler.core.model import CheckpointRef, SessionView
 
 from . import rows
 

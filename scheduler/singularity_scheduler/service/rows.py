@@ -7,11 +7,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from singularity_scheduler.core.devices import DeviceMark
 from singularity_scheduler.core.model import (
     BatchRun,
     Change,
     CheckpointRef,
-    DeviceMark,
     Kind,
     LossReport,
     Member,

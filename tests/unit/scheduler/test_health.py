@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from singularity_proxy.errors import Conflict, NotFound
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.devices import DeviceHealth
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.health import FATAL_XIDS, REST_S, faults
-from singularity_scheduler.core.model import PARK_RETRY_S, DeviceHealth
+from singularity_scheduler.core.model import PARK_RETRY_S
 from singularity_scheduler.core.states import DeviceState
 from support.scheduler_core import World, cards, facts
 

@@ -24,7 +24,7 @@ from singularity_proxy.errors import (
 from singularity_scheduler.client.problems import to_error
 from singularity_scheduler.client.stream import parse_events
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import DeviceHealth
+from singularity_scheduler.core.devices import DeviceHealth
 from singularity_scheduler.core.states import InvalidTransition
 from singularity_scheduler.service import translate
 from singularity_scheduler.service.app import (

@@ -10,7 +10,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import placement, precedence, turns
 from singularity_scheduler.core.administration import VirtualCluster
 from singularity_scheduler.core.allocation import actions as do
-from singularity_scheduler.core.cluster import Draft
+from singularity_scheduler.core.draft import Draft
 from singularity_scheduler.core.experience import TAKES
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import Kind, SessionSpec, Tier
