@@ -153,7 +153,7 @@ async def jupyterlab(
     platform: Any, folder: Path, size: dict[str, Any], say: Callable[[str], object]
 ) -> dict[str, Figure]:
     """alice's JupyterLab: a notebook that holds a device, then 1,000 sessions."""
-    from support.browser_page import page_of
+    from support.browser_page import lab_page
 
     url = await platform.start_server("alice", {"tier": "standard", "devices": 1})
     service = platform.service()
@@ -162,14 +162,7 @@ async def jupyterlab(
     def note(key: str, *values: float) -> None:
         figures.setdefault(key, []).extend(values)
 
-    async with page_of(
-        "extension.cjs",
-        folder,
-        login=f"{platform.url}hub/login",
-        user="alice",
-        password=platform.password,
-        lab=f"{url}lab",
-    ) as page:
+    async with lab_page(platform, f"{url}lab", folder) as page:
         await page.do("notebook")
         await page.do("run", CELL)
         await page.do("output", "sum 2.0")

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.browser_page import page_of
+from support.browser_page import lab_page
 from support.hub_platform import running_platform
 
 CHANGES = 10
@@ -22,14 +22,7 @@ async def test_a_person_sees_the_session_of_a_notebook(tmp_path: Path) -> None:
     async with running_platform(devices=1) as platform:
         server = await platform.start_server("alice", {"tier": "standard", "devices": 1})
         service = platform.service()
-        async with page_of(
-            "extension.cjs",
-            tmp_path,
-            login=f"{platform.url}hub/login",
-            user="alice",
-            password=platform.password,
-            lab=f"{server}lab",
-        ) as page:
+        async with lab_page(platform, f"{server}lab", tmp_path) as page:
             await page.do("notebook")
             ready = await page.do("status", "ready")
             assert "standard · no checkpoint" in ready["text"]

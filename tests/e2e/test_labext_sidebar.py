@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from singularity_spawner.platform.demo_runs import submit
 from singularity_spawner.platform.server import Server
-from support.browser_page import page_of
+from support.browser_page import lab_page
 from support.hub_platform import running_platform
 
 SHOTS = ("checkpoints", "timeline", "devices", "log", "dark")
@@ -23,14 +23,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
     async with running_platform(devices=2) as platform:
         url = await platform.start_server("alice", {"tier": "standard", "devices": 1})
         service = platform.service()
-        async with page_of(
-            "extension.cjs",
-            tmp_path,
-            login=f"{platform.url}hub/login",
-            user="alice",
-            password=platform.password,
-            lab=f"{url}lab",
-        ) as page:
+        async with lab_page(platform, f"{url}lab", tmp_path) as page:
             await page.do("notebook")
             await page.do("run", 'import torch; x = torch.ones(2, device="cuda"); n = 1; print(x)')
             await page.do("status", "running")

@@ -14,7 +14,7 @@ import pytest
 from singularity_spawner.platform.demo_runs import submit
 from singularity_spawner.platform.processes import of_run
 from singularity_spawner.platform.server import Server
-from support.browser_page import Page, page_of
+from support.browser_page import Page, lab_page
 from support.hub_platform import running_platform
 
 TRAIN = 'import torch; x = torch.ones(2, device="cuda"); print("sum", float(x.sum()))'
@@ -77,14 +77,7 @@ async def test_a_notebook_says_that_it_was_taken_and_is_back(app: str, tmp_path:
         await server.put_notebook("train.ipynb", "")
         await server.put_notebook("urgent.ipynb", PREMIUM)
         service = platform.service()
-        async with page_of(
-            "extension.cjs",
-            tmp_path,
-            login=f"{platform.url}hub/login",
-            user="alice",
-            password=platform.password,
-            lab=url + PAGES[app],
-        ) as page:
+        async with lab_page(platform, url + PAGES[app], tmp_path) as page:
             await page.do("button", "ready")
             await page.do("idle")
             await page.do("run", TRAIN)
@@ -159,6 +152,9 @@ async def check_axe(page: Page) -> None:
         found = await page.do("axe")
         assert found["rules"] > 5
         assert found["serious"] == [], theme
+        await page.do("menu")
+        assert (await page.do("axe"))["serious"] == [], f"the menu, {theme}"
+        await page.do("nomenu")
 
 
 async def check_trouble(page: Page, platform: Any) -> None:

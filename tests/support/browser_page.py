@@ -8,9 +8,11 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from singularity_spawner.platform import Platform
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "e2e" / "browser"
 
@@ -73,3 +75,15 @@ async def page_of(script: str, folder: Path, **task: str) -> AsyncIterator[Page]
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # `node` may be a launcher of the real one
             await process.wait()
+
+
+def lab_page(platform: Platform, lab: str, folder: Path) -> AbstractAsyncContextManager[Page]:
+    """A page of alice, logged in at the Hub, at `lab`: a page of her JupyterLab or Notebook 7."""
+    return page_of(
+        "extension.cjs",
+        folder,
+        login=f"{platform.url}hub/login",
+        user="alice",
+        password=platform.password,
+        lab=lab,
+    )

@@ -1,6 +1,7 @@
 import { JupyterFrontEnd } from '@jupyterlab/application';
 import { TranslationBundle } from '@jupyterlab/translation';
 import { MenuSvg } from '@jupyterlab/ui-components';
+import { Menu } from '@lumino/widgets';
 
 import { ISession } from './model/session';
 import { isOffered, KEEP_S, TIERS, Verb, verbLabel, VERBS } from './model/verbs';
@@ -12,6 +13,14 @@ const CHOICES: Partial<Record<Verb, readonly Record<string, string | number>[]>>
   tier: TIERS.map(tier => ({ tier }))
 };
 
+/** Lumino gives an entry that opens a menu no role: screen readers do not take it for an entry. (Nor
+ * its lines between entries, which can have the focus; so there is none here.) */
+class Renderer extends MenuSvg.Renderer {
+  override createItemARIA(data: Menu.IRenderData): ReturnType<Menu.Renderer['createItemARIA']> {
+    return { role: 'menuitem', ...super.createItemARIA(data) };
+  }
+}
+
 /** Show all that can be done with a session, and the commands in `more`, below an element, which
  * gets the focus back. */
 export function openMenu(
@@ -22,7 +31,7 @@ export function openMenu(
   more: readonly string[] = []
 ): void {
   const args = { session: session.id };
-  const menu = new MenuSvg({ commands });
+  const menu = new MenuSvg({ commands, renderer: new Renderer() });
   menu.title.label = session.name;
   for (const verb of VERBS.filter(each => isOffered(each, session))) {
     const command = verbCommand(verb);
@@ -40,7 +49,6 @@ export function openMenu(
       menu.addItem({ command, args });
     }
   }
-  menu.addItem({ type: 'separator' });
   menu.addItem({ command: WHY_COMMAND, args });
   if (session.run?.output) {
     menu.addItem({ command: OUTPUT_COMMAND, args });
