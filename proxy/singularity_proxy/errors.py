@@ -68,6 +68,18 @@ class OpenFilesChanged(Conflict):
     reason = "open_files_changed"
 
 
+class BarrierFailed(Conflict):
+    """The ranks of a session did not come to a common place in time; all of them go on."""
+
+    reason = "barrier_failed"
+
+
+class LayoutRefused(Conflict):
+    """Ranks that hold different shards of a model would have to share a device."""
+
+    reason = "layout_refused"
+
+
 class ImageFailed(SingularityError):
     """A process image could not be taken or restored; `fields["log"]` has CRIU's own words."""
 

@@ -32,11 +32,11 @@ _RECORD = struct.Struct("<IHHQIIQ")
 _STORAGE = struct.Struct("<QQQII")
 _MOST_TABLE_BYTES = 64 << 20
 """Two million storages. All of the table is read into memory, and byte by byte."""
-_MARKS = {0xFF01: "failed", 0xFF02: "filler"}
+_MARKS = {0xFF01: "failed", 0xFF02: "filler", 0xFF03: "result_bytes", 0xFF04: "result"}
 _KINDS = (
     *("none", "op", "define_op", "free_storages", "allocate", "resize", "write", "read", "seed"),
     *("get_rng", "set_rng", "sync", "event_record", "event_time"),
-    *("settings", "compile"),
+    *("settings", "compile", "join_group", "leave_group", "collective"),
 )
 
 

@@ -19,11 +19,12 @@ from . import process
 from .proxy import DeviceProxy
 
 _ORPHANED = "no agent is connected"
+_BARRIER_LOOK_S = 0.001
 
 
 class Control:
-    """Serves `bind`, `attach`, `close_ring`, `park`, `hold`, `release`, `checkpoint`, `stats` and
-    `exit` at a socket.
+    """Serves `bind`, `attach`, `close_ring`, `park`, `park_rings`, `hold`, `release`, `checkpoint`,
+    `stats` and `exit` at a socket.
 
     What blocks runs in one other thread, one call after another; `stats` is answered meanwhile.
     """
@@ -44,10 +45,14 @@ class Control:
             "bind": self._blocking(self.proxy.bind),
             "attach": self._blocking(self.proxy.attach),
             "close_ring": self._blocking(self.proxy.close_ring),
+            "park_rings": self._blocking(self.proxy.park_rings),
             "checkpoint": self._blocking(self.proxy.checkpoint),
             "hold": self._blocking(self.proxy.hold),
             "release": self._blocking(self.proxy.release),
             "park": self._park,
+            "barrier_ask": self._barrier_ask,
+            "barrier_hold": self._barrier_hold,
+            "barrier_release": self._barrier_release,
             "stats": self._stats,
             "exit": self._exit,
         }
@@ -89,6 +94,21 @@ class Control:
     async def _stats(self, _: rpc.Peer, params: dict[str, Any]) -> dict[str, Any]:
         return self.proxy.stats()
 
+    async def _barrier_ask(self, _: rpc.Peer, params: dict[str, Any]) -> dict[str, Any]:
+        return self.proxy.barrier_ask()
+
+    async def _barrier_hold(self, _: rpc.Peer, params: dict[str, Any]) -> dict[str, Any]:
+        """Answers when every rank with a group stands or waits for others, or at the deadline."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + float(params["deadline_s"])
+        self.proxy.barrier_hold(params["targets"], float(params["grace_s"]))
+        while not (answer := self.proxy.barrier_ask())["held"] and loop.time() < until:
+            await asyncio.sleep(_BARRIER_LOOK_S)
+        return answer
+
+    async def _barrier_release(self, _: rpc.Peer, params: dict[str, Any]) -> dict[str, Any]:
+        return self.proxy.barrier_release()
+
     async def _exit(self, _: rpc.Peer, params: dict[str, Any]) -> dict[str, Any]:
         self._end_after_answer()
         return {}
@@ -107,6 +127,7 @@ class Control:
     def _closed(self, peer: rpc.Peer) -> None:
         self._peers.discard(peer)
         if not self._peers and not self._ending:
+            self.proxy.barrier_release()  # whoever wanted the barrier is gone
             self._arm_orphan_timer()
 
     def _arm_orphan_timer(self) -> None:

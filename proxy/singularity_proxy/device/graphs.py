@@ -68,6 +68,8 @@ class Graph:
             if isinstance(node.target, torch._ops.OpOverload)
         )
         """Whether it draws from the default generator."""
+        self.writes = _written(self._module.graph)
+        """By input, whether the graph writes into its memory."""
 
     # ---- what the ring's thread calls
 
@@ -317,6 +319,32 @@ def _target(name: str) -> Callable[..., Any]:
         f"{parts[0]}::{parts[1]} does not exist in the device proxy's PyTorch; its package may "
         "not be installed there"
     )
+
+
+def _written(graph: torch.fx.Graph) -> list[bool]:
+    """By input, whether an operator of the graph changes it or a view of it."""
+    inputs: dict[torch.fx.Node, int] = {}
+    roots: dict[torch.fx.Node, set[int]] = {}
+    written: set[int] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            roots[node] = {inputs.setdefault(node, len(inputs))}
+            continue
+        of_all = set().union(*(roots.get(n, set()) for n in node.all_input_nodes))
+        if not isinstance(node.target, torch._ops.OpOverload):
+            roots[node] = of_all  # getitem and arithmetic of sizes: what goes in may come out
+            continue
+        schema = node.target._schema
+        for place, argument in enumerate(schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(one, torch.fx.Node):
+                    written |= roots.get(one, set())
+        # An operator without alias information gives new memory.
+        roots[node] = of_all if any(r.alias_info for r in schema.returns) else set()
+    return [i in written for i in range(len(inputs))]
 
 
 def _evaluate(expression: Any, values: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from singularity_proxy.errors import (
     StaleEpoch,
 )
 
-from . import process
+from . import barrier, process
 
 native = build.load()
 
@@ -64,6 +64,8 @@ class DeviceProxy:
         self.binding: Binding | None = None
         self._rings: dict[str, Any] = {}
         self._held = False
+        self._targets: dict[str, int] | None = None
+        """Of the barrier that rings are held for."""
         self._facts: dict[str, Any] = _facts_of_cpu()
 
     def warm_up(self) -> None:
@@ -156,6 +158,8 @@ class DeviceProxy:
             deaths,
         )
         ring.set_facts(**self._facts)
+        if self._targets is not None:
+            ring.hold(self._targets, 0)
         with _typed(ring_id):
             restored, replayed, given_up = ring.start()
         self._rings[ring_id] = ring
@@ -168,10 +172,8 @@ class DeviceProxy:
 
     def close_ring(self, *, ring_id: str) -> dict[str, Any]:
         """Forget a ring whose worker has ended, with its state and its files."""
-        ring = self._rings.pop(ring_id, None)
-        if ring is None:
-            raise NotFound(f"this device proxy serves no ring {ring_id}", ring=ring_id)
-        ring.stop(True)
+        self._served(ring_id)
+        self._rings.pop(ring_id).stop(True)
         return {}
 
     def park(self) -> dict[str, Any]:
@@ -182,24 +184,54 @@ class DeviceProxy:
         """
         self._not_held()
         begin = time.monotonic()
-        total = 0
-        with self._paused() as rings:
-            try:
-                for ring_id, ring in rings.items():
-                    with _typed(ring_id):
-                        total += ring.prepare_park()
-                for ring_id, ring in rings.items():
-                    with _typed(ring_id):
-                        ring.commit_park()
-            except BaseException:
-                for ring in rings.values():
-                    ring.abandon_park()
-                raise
+        with self._paused(dict(self._rings)) as rings:
+            total = _write(rings)
             for ring_id, ring in rings.items():
                 ring.leave()
                 # Not its destructor: the process ends now, and its memory with it.
                 _parked.append(self._rings.pop(ring_id))
         return {"bytes": total, "ms": _ms_since(begin), "rings": list(rings)}
+
+    def park_rings(self, *, rings: list[str]) -> dict[str, Any]:
+        """Write the state of these rings and detach them; the others go on, and this proxy stays.
+        What the rings had of its device is free. -> {bytes, ms, rings}
+
+        All or nothing, as `park`. Raises NotFound for a ring that is not served here.
+        """
+        binding = self._bound()
+        begin = time.monotonic()
+        for ring_id in rings:
+            self._served(ring_id)
+        with self._paused({ring_id: self._rings[ring_id] for ring_id in rings}) as leaving:
+            total = _write(leaving)
+            for ring_id in rings:
+                ring = self._rings.pop(ring_id)
+                ring.leave()
+                ring.stop(False)
+            ring = None
+            leaving.clear()  # the last references: their storages go with them
+        _settle(binding)
+        return {"bytes": total, "ms": _ms_since(begin), "rings": rings}
+
+    def barrier_ask(self) -> dict[str, Any]:
+        """How far the ranks are that are served here, for `elastic.coordinator.View`; never waits.
+        -> {groups: {key: {rank: contributed}}, open: [key], names, devices, held}"""
+        stats = [ring.stats() for ring in list(self._rings.values())]
+        return barrier.answer([ring for ring in stats if not ring["broken"]])
+
+    def barrier_hold(self, targets: dict[str, int], grace_s: float) -> None:
+        """Have rings stop for the barrier, and those that are attached from now on; returns at
+        once. A call with higher targets lets those go on that are behind."""
+        self._targets = dict(targets)
+        for ring in list(self._rings.values()):
+            ring.hold(self._targets, int(grace_s * 1e9))
+
+    def barrier_release(self) -> dict[str, Any]:
+        """All rings go on; also when none was held. -> {}"""
+        self._targets = None
+        for ring in list(self._rings.values()):
+            ring.let_go()
+        return {}
 
     def checkpoint(self, *, directory: str, durable: bool = True) -> dict[str, Any]:
         """Write the state of all rings below `directory` and go on. -> {bytes, ms, files}
@@ -215,7 +247,7 @@ class DeviceProxy:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise _no_space(error, f"cannot make the folder {folder}") from error
-        with self._paused() as rings:
+        with self._paused(dict(self._rings)) as rings:
             try:
                 for ring_id, ring in rings.items():
                     path = folder / f"{ring_id}.snap"
@@ -276,8 +308,9 @@ class DeviceProxy:
         return {"rings": going_on}
 
     def stats(self) -> dict[str, Any]:
-        """-> {memory_current, memory_peak, memory_capacity, held (for the driver), rings: {id:
-        {...}}}; never waits."""
+        """-> {memory_current, memory_peak, memory_capacity, held (for the driver), turn_switches
+        (how often the device passed to another rank), squashing (what ranks share: {state,
+        why_off, ...}), rings: {id: {...}}}; never waits."""
         device = self.binding.torch_device if self.binding else "cpu"
         current, peak, _ = native.memory(device)
         return {
@@ -288,6 +321,8 @@ class DeviceProxy:
             "memory_peak": peak,
             "memory_capacity": self.binding.capacity_bytes if self.binding else 0,
             "held": self._held,
+            "turn_switches": native.turn_switches(),
+            "squashing": native.squashing(),
             "rings": {ring_id: ring.stats() for ring_id, ring in list(self._rings.items())},
         }
 
@@ -301,6 +336,10 @@ class DeviceProxy:
         """True while rings are served: ending now would lose something (or need a replay)."""
         return bool(self._rings)
 
+    def _served(self, ring_id: str) -> None:
+        if ring_id not in self._rings:
+            raise NotFound(f"this device proxy serves no ring {ring_id}", ring=ring_id)
+
     def _bound(self) -> Binding:
         if self.binding is None:
             raise Conflict("this device proxy belongs to no session yet; call bind first")
@@ -312,14 +351,15 @@ class DeviceProxy:
             raise Conflict("this device proxy is held for the driver; release it first")
 
     @contextlib.contextmanager
-    def _paused(self) -> Iterator[dict[str, Any]]:
-        """All rings stop between two records; those still served afterwards go on."""
-        rings = dict(self._rings)
+    def _paused(self, rings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """These rings stop between two records; those still served afterwards go on."""
         try:
             for ring in rings.values():
                 ring.request_pause()
             for ring in rings.values():
                 ring.wait_paused()
+            for ring in rings.values():  # before one is saved: others may need what it has
+                ring.settle_collectives()
             yield rings
         finally:
             for ring_id, ring in rings.items():
@@ -328,6 +368,23 @@ class DeviceProxy:
 
 
 _parked: list[Any] = []
+
+
+def _write(rings: dict[str, Any]) -> int:
+    """Write the state of paused rings, of all of them or of none. Returns its bytes."""
+    total = 0
+    try:
+        for ring_id, ring in rings.items():
+            with _typed(ring_id):
+                total += ring.prepare_park()
+        for ring_id, ring in rings.items():
+            with _typed(ring_id):
+                ring.commit_park()
+    except BaseException:
+        for ring in rings.values():
+            ring.abandon_park()
+        raise
+    return total
 
 
 def _ms_since(begin: float) -> float:

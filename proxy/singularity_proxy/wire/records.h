@@ -10,6 +10,7 @@
 // else is said below, its payload is empty.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -36,6 +37,9 @@ enum class Kind : uint16_t {
   event_time,    // base: first event id; body: u64 second id. Replies f64 milliseconds
   settings,      // from here on; body: Settings (56 bytes), u64 bytes that the worker may use (0: all)
   compile,       // op: index of a captured graph. Replies JSON: how it will run (device/graphs.py)
+  join_group,    // base: group number; body: see GroupId. Sent again: only the timeout is another one
+  leave_group,   // base: group number; no collective of it follows
+  collective,    // base: group number; key_bytes and body as of an operator: see CollectiveArgument
 };
 
 constexpr uint64_t kGeneratorId = 1ull << 63;  // set in the ids of generators where both kinds may be
@@ -47,6 +51,47 @@ enum SyncFlag : uint64_t {
 // The operator name under which `define_op` brings a graph that torch.compile captured: its overload
 // is the packed graph (wire/graphs.py). Called like any operator, with tensors and sizes.
 constexpr const char* kGraphName = "singularity::graph";
+
+// ---- collectives
+//
+// A rank's place in a c10d process group. The worker numbers the groups of a ring from 1; a process
+// that uses several virtual devices in one group has a number, and an id, for each.
+// Body of join_group: GroupId, u32 rank, u32 size, u64 timeout in ms (for one collective), u32 name
+// bytes, name (for error texts).
+using GroupId = std::array<uint8_t, 16>;  // drawn by rank 0, the same in all ranks
+constexpr size_t kJoinBytes = 36;         // before the name
+
+enum class Collective : int64_t {
+  all_reduce = 1,  // 1 input, 1 output
+  reduce,          // 1 input; 1 output at the root
+  broadcast,       // 1 input at the root; 1 output everywhere, at the root too
+  all_gather,      // 1 input, an output per rank
+  reduce_scatter,  // an input per rank, 1 output
+  all_to_all,      // an input and an output per rank
+  gather,          // 1 input; at the root an output per rank
+  scatter,         // at the root an input per rank; 1 output
+  barrier,         // no tensors
+  send,            // 1 input; root: the receiver
+  recv,            // 1 output; root: the sender
+};
+enum class Reduction : int64_t { sum = 0, avg, product, min, max, band, bor, bxor, premul_sum };
+
+// The arguments of a collective, encoded as an operator's are. Every tensor is contiguous and has one
+// dimension: the worker cuts and flattens them, so of two tensors that meet only the numbers of
+// elements (which may be 0) have to agree. Outputs exist already, and one may be an input too. Complex
+// numbers travel as real ones, booleans of a reduction as bytes. Never asks for a reply: errors are
+// asynchronous.
+enum CollectiveArgument : uint16_t {
+  kSequence = 0,  // integer: 1, 2, 3, ... of this rank in this group; of send and recv an own count per
+                  // (group, sender, receiver)
+  kWhat,          // integer: Collective
+  kReduction,     // integer: Reduction
+  kFactor,        // value_real: of premul_sum, else 1
+  kRoot,          // integer: rank in the group, of the root or of the other end; -1: none
+  kInputs,        // tensor_list
+  kOutputs,       // tensor_list
+  kCollectiveArguments,
+};
 
 enum Flag : uint16_t {
   kReply = 1,      // the worker waits for a reply (also of an error); without it errors are asynchronous
@@ -74,6 +119,7 @@ enum class Status : uint32_t {
   not_implemented = 5,
   out_of_memory = 6,
   linalg_error = 7,
+  distributed_error = 8,  // torch.distributed.DistBackendError
 };
 
 // A reply = ReplyHeader, then the payload: of an error its text; of Kind::op

@@ -17,6 +17,8 @@ from singularity_proxy.wire import graphs
 MAX_HOST_INPUT_BYTES = 64 << 10
 """A larger host tensor would be sent again at every call."""
 
+COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
 _MODULES: dict[str, Any] = {"operator": operator, "math": math, "torch": torch}
 
 
@@ -239,6 +241,8 @@ class _Writer:
     def call(self, node: torch.fx.Node, numbers: dict[torch.fx.Node, int]) -> list[Any]:
         target = node.target
         if isinstance(target, torch._ops.OpOverload):
+            if target.namespace in COMMUNICATION:
+                raise CannotCapture("a collective in it is issued by the rank itself")
             name = f"op.{target.namespace}.{target._opname}.{target._overloadname}"
         elif target in _FUNCTIONS:
             name = _FUNCTIONS[target]

@@ -57,6 +57,13 @@ def _count_steps(module: ModuleType) -> None:
         steps.apply(module)
 
 
+def _collectives(module: ModuleType) -> None:
+    if _unavailable is None:
+        from . import collectives
+
+        collectives.apply(module)
+
+
 def _compile(module: ModuleType) -> None:
     if _unavailable is None:
         from . import compile
@@ -68,13 +75,12 @@ AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch._C": _after_torch_c,
     "torch": _after_torch,
     "torch.optim.optimizer": _count_steps,
+    "torch.distributed.distributed_c10d": _collectives,
     # What needs a device inside this process: refused with a sentence (see `refusals`).
     "triton.runtime.jit": _refuse,
     "numba.cuda": _refuse,
     "cupy": _refuse,
     "pycuda.driver": _refuse,
-    "torch.distributed.distributed_c10d": _refuse,
-    "torch.nn.parallel.distributed": _refuse,
     # What is captured here and compiled in the device proxy (see `compile`).
     "torch._inductor.config": _compile,
     "torch._inductor.compile_fx": _compile,

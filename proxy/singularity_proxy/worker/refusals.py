@@ -5,7 +5,6 @@ Applied by `hook` after the module named in the table was imported, in session p
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -44,74 +43,11 @@ def _pycuda(module: Any) -> None:
     module.init = _raiser("PyCUDA", "use torch operators on device 'cuda'")
 
 
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "broadcast",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "all_to_all_single",
-    "send",
-    "recv",
-    "isend",
-    "irecv",
-)
-
-
-def _tensors(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [t for item in value for t in _tensors(item)]
-    return [value] if hasattr(value, "is_cuda") else []
-
-
-def _collectives(module: Any) -> None:
-    """In a CPU build gloo would crash on a device tensor instead of refusing it."""
-
-    def guard(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            if any(t.is_cuda for t in _tensors([*args, *kwargs.values()])):
-                raise RuntimeError(
-                    f"torch.distributed.{function.__name__} does not take tensors of a proxied "
-                    "device yet: send tensor.cpu() and copy the result back"
-                )
-            return function(*args, **kwargs)
-
-        return checked
-
-    for name in COLLECTIVES:
-        if hasattr(module, name):
-            setattr(module, name, guard(getattr(module, name)))
-
-
-def _data_parallel(module: Any) -> None:
-    cls = module.DistributedDataParallel
-    init = cls.__init__
-
-    @functools.wraps(init)
-    def checked(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-        if any(p.is_cuda for p in model.parameters()):
-            raise RuntimeError(
-                "DistributedDataParallel on a proxied device is not supported yet: train in one "
-                "process, or keep the model on the host"
-            )
-        init(self, model, *args, **kwargs)
-
-    cls.__init__ = checked
-
-
 TABLE: dict[str, Callable[[Any], None]] = {
     "triton.runtime.jit": _triton,
     "numba.cuda": _numba,
     "cupy": _cupy,
     "pycuda.driver": _pycuda,
-    "torch.distributed.distributed_c10d": _collectives,
-    "torch.nn.parallel.distributed": _data_parallel,
 }
 
 

@@ -12,7 +12,7 @@ import warnings
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from . import link, memory, refused, settings, streams
+from . import collectives, link, memory, refused, settings, streams
 from .native import native
 from .properties import CAPABILITY, DeviceProperties
 
@@ -109,6 +109,7 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
         **refused.names(),
         **memory.names(),
         **streams.names(torch_c),
+        **collectives.names(torch_c),
         "_has_cuda": True,
         "_CudaDeviceProperties": DeviceProperties,
         "_scatter": _scatter,

@@ -76,7 +76,7 @@ Tensor Executor::device_tensor(Reader& key, Reader& values) {
   const auto offset = values.get<int64_t>();
   constexpr uint8_t kLazy = kConjugate | kNegative;
 
-  RecentTensors::Entry& recent = recent_.of(id);
+  RecentTensors::Entry& recent = state_.recent.of(id);
   if (recent.id == id && !(flags & kLazy)) {
     auto* impl = recent.tensor.unsafeGetTensorImpl();
     // An operator may have changed the tensor, and even its memory, since it was used last: how far it

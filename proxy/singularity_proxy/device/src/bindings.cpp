@@ -1,11 +1,13 @@
 // What Python sees of the device half: the control process drives RingServer objects.
 #include <torch/csrc/utils/pybind.h>
 
+#include "crew.h"
 #include "graphs.h"
 #include "memory.h"
 #include "native/bindings.h"
 #include "ring_server.h"
 #include "stage.h"
+#include "swap.h"
 
 namespace singularity {
 namespace {
@@ -26,6 +28,32 @@ py::dict as_dict(const RingStats& s) {
   d["recovery_off"] = s.recovery_off;
   d["broken"] = s.broken;
   d["running"] = s.running;
+  static constexpr const char* kActivities[] = {"idle", "running", "blocked", "waiting"};
+  d["activity"] = kActivities[static_cast<size_t>(s.activity)];
+  d["waits_for"] = s.waits_for;
+  d["virtual_device"] = s.virtual_device;
+  d["stands"] = s.stands;
+  d["skipped"] = s.skipped;
+  d["pending"] = s.pending;
+  d["blocked"] = s.blocked;
+  d["sync_points"] = s.sync_points;
+  d["turn_wait_ns"] = s.turn_wait_ns;
+  py::list groups;
+  for (const GroupStats& g : s.groups) {
+    py::dict one;
+    one["id"] = g.id;
+    one["name"] = g.name;
+    one["number"] = g.number;
+    one["rank"] = g.rank;
+    one["size"] = g.size;
+    one["contributed"] = g.contributed;
+    one["consumed"] = g.consumed;
+    one["sent"] = g.sent;
+    one["received"] = g.received;
+    one["asked"] = g.asked;
+    groups.append(one);
+  }
+  d["groups"] = groups;
   return d;
 }
 
@@ -56,11 +84,35 @@ void bind_device(py::module_& m) {
 
   m.def("install_capacity", &install_capacity, py::arg("bytes"));
   m.def("set_graph_maker", [](py::object make) { set_graph_maker(make.ptr()); }, py::arg("make"));
+  m.def("turn_switches", [] { return Slicer::one().switches(); }, "How often the device passed to another rank.");
   m.def("memory", [](const std::string& device) {
     const Memory memory = memory_of(c10::Device(device));
     return py::make_tuple(memory.current, memory.peak, memory.capacity);
   });
 
+  m.def(
+      "squashing",
+      [] {
+        const CrewStats s = Crew::one().stats();
+        py::dict d;
+        d["state"] = s.state;
+        d["why_off"] = s.why_off;
+        d["executed"] = s.executed;
+        d["skipped"] = s.skipped;
+        d["windows"] = s.windows;
+        d["comparisons"] = s.comparisons;
+        d["merged_bytes"] = s.merged_bytes;
+        const SwapStats swapped = Swap::one().stats();
+        d["swapped_out_bytes"] = swapped.out_bytes;
+        d["swapped_back_bytes"] = swapped.back_bytes;
+        d["away_bytes"] = swapped.away_bytes;
+        return d;
+      },
+      "What the rings of this proxy share; never waits for long.");
+  m.def("check_squashing_every", [](uint64_t windows) { Crew::one().set_check_every(windows); }, py::arg("windows"), NoGil());
+  m.def("break_identity_of", &break_identity_of, py::arg("operator"),
+        "For tests: calls of this operator get the same identity whatever their values are.");
+  m.def("identity_ns", &lineage_ns, py::arg("records"), NoGil(), "Mean nanoseconds that content identity adds to a record.");
   m.def(
       "staged_copy",
       [](const std::string& name, const py::bytes& data, size_t slots, uint64_t slot_bytes) {
@@ -130,10 +182,19 @@ void bind_device(py::module_& m) {
       .def("commit_park", &RingServer::commit_park, NoGil())
       .def("leave", &RingServer::leave, NoGil())
       .def("abandon_park", &RingServer::abandon_park, NoGil())
+      .def("hold",
+           [](RingServer& ring, std::map<std::string, uint64_t> targets, uint64_t grace_ns) {
+             ring.hold(std::move(targets), grace_ns);
+           },
+           py::arg("targets"), py::arg("grace_ns"), NoGil())
+      .def("let_go", &RingServer::let_go, NoGil())
+      .def("settle_collectives", &RingServer::settle_collectives, NoGil())
       .def("step_aside", &RingServer::step_aside, NoGil())
       .def("come_back", &RingServer::come_back, py::arg("epoch"), NoGil())
       .def("save_copy", &RingServer::save_copy, py::arg("path"), py::arg("durable"), NoGil())
       .def("stop", &RingServer::stop, py::arg("forget"), NoGil())
+      .def("identities", &RingServer::identities, "Storage -> identity, for tests; only while paused.")
+      .def("keep_lineage", &RingServer::keep_lineage, "For tests; only while paused.")
       .def("stats", [](RingServer& ring) { return as_dict(ring.stats()); });
 }
 

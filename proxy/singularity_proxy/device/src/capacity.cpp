@@ -74,6 +74,7 @@ class Capacity final : public c10::Allocator {
   }
 
   Memory memory() const { return {current_.load(), peak_.load(), capacity_.load()}; }
+  void set_make_room(bool (*make_room)(uint64_t)) { make_room_.store(make_room); }
   void set_capacity(uint64_t bytes) { capacity_.store(bytes); }
   void reset_peak() { peak_.store(current_.load()); }
   static Capacity& one() {
@@ -101,6 +102,8 @@ class Capacity final : public c10::Allocator {
     const uint64_t limit = account ? account->limit.load(std::memory_order_relaxed) : 0;
     if (__builtin_expect(((capacity && now > capacity) || (limit && mine > limit)) && !unlimited, 0)) {
       give_back({bytes, account});
+      if (capacity && now > capacity)
+        if (const auto make_room = make_room_.load(); make_room && make_room(now - capacity)) return take(bytes);
       refuse(bytes, now - bytes, mine - bytes, capacity, limit);
     }
     raise(peak_, now);
@@ -116,6 +119,7 @@ class Capacity final : public c10::Allocator {
     std::abort();  // TORCH_CHECK threw
   }
   std::atomic<uint64_t> current_{0}, peak_{0}, capacity_{0};
+  std::atomic<bool (*)(uint64_t)> make_room_{nullptr};
 };
 
 }  // namespace
@@ -124,11 +128,34 @@ void install_capacity(uint64_t capacity) {
   Capacity::one().set_capacity(capacity);
   c10::SetAllocator(c10::kCPU, &Capacity::one(), 1);
 }
+void when_full(bool (*make_room)(uint64_t)) { Capacity::one().set_make_room(make_room); }
 Memory capacity_memory() { return Capacity::one().memory(); }
 void reset_capacity_peak() { Capacity::one().reset_peak(); }
 
+void charge(Account& to, uint64_t bytes) {
+  raise(to.peak, to.current.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+}
+void discharge(Account& from, uint64_t bytes) { from.current.fetch_sub(bytes, std::memory_order_relaxed); }
+Account* account_of(const c10::DataPtr& block) {
+  if (!block.get() || block.get_deleter() != Capacity::one().raw_deleter()) return nullptr;
+  Prefix prefix;
+  std::memcpy(&prefix, static_cast<char*>(block.get()) - kPrefixBytes, sizeof(prefix));
+  return prefix.account;
+}
+bool disown(const c10::DataPtr& block) {
+  if (!block.get() || block.get_deleter() != Capacity::one().raw_deleter()) return false;
+  char* at = static_cast<char*>(block.get()) - kPrefixBytes;
+  Prefix prefix;
+  std::memcpy(&prefix, at, sizeof(prefix));
+  if (prefix.account) discharge(*prefix.account, prefix.bytes);
+  prefix.account = nullptr;
+  std::memcpy(at, &prefix, sizeof(prefix));
+  return true;
+}
+
 Account& new_account() { return *new Account(); }
 void charge_to(Account* to) { account = to; }
+Account* charged_to() { return account; }
 void limit_account(uint64_t bytes) {
   if (account) account->limit.store(bytes);
 }
@@ -137,5 +164,6 @@ Unlimited::Unlimited() : before_(unlimited) { unlimited = true; }
 Unlimited::~Unlimited() { unlimited = before_; }
 
 void name_device_in_errors(uint32_t virtual_device) { device_number = virtual_device; }
+uint32_t named_device() { return device_number; }
 
 }  // namespace singularity

@@ -44,6 +44,8 @@ Failure describe(const std::exception_ptr& error) {
     return {Status::not_implemented, without_backends(e.what_without_backtrace()), "", true};
   } catch (const c10::LinAlgError& e) {
     return of(Status::linalg_error, e);
+  } catch (const c10::DistBackendError& e) {
+    return of(Status::distributed_error, e, false);
   } catch (const c10::Error& e) {
     return of(Status::runtime_error, e);
   } catch (const std::bad_alloc&) {

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "memory.h"
+#include "swap.h"
 
 namespace singularity {
 
@@ -16,8 +17,10 @@ using at::Tensor;
 using c10::IValue;
 
 Executor::Executor(State& state)
-    : state_(state), device_key_(state.device.is_cpu() ? c10::DispatchKey::CPU
-                                                       : c10::computeDispatchKey(std::nullopt, at::kStrided, state.device)) {}
+    : state_(state),
+      device_key_(state.device.is_cpu() ? c10::DispatchKey::CPU
+                                        : c10::computeDispatchKey(std::nullopt, at::kStrided, state.device)),
+      lineage_(state) {}
 
 void Executor::settle() const {
   if (state_.device.is_cpu()) return;
@@ -44,6 +47,9 @@ std::string Executor::name_of(const RecordHeader& record) const {
     case Kind::event_time: return "event";
     case Kind::settings: return "changing settings";
     case Kind::compile: return "torch.compile";
+    case Kind::join_group: return "joining a process group";
+    case Kind::leave_group: return "leaving a process group";
+    case Kind::collective: return "collective";
   }
   return "record of kind " + std::to_string(record.kind);
 }
@@ -74,22 +80,25 @@ void Executor::execute(const RecordHeader& record, const char* body, Buffer& rep
           state_.generators.erase(id & ~kGeneratorId);
           continue;
         }
-        recent_.forget(id);
+        state_.recent.forget(id);
         state_.storages.erase(id);
       }
       return;
     case Kind::allocate:
       state_.check_room(1);
-      recent_.forget(record.base);
+      state_.recent.forget(record.base);
       state_.storages[record.base] = state_.make_storage(in.get<uint64_t>());
+      if (kept_lineage_) lineage_.made(state_.storages[record.base]);
       return;
     case Kind::resize:
-      recent_.forget(record.base);
-      state_.resize(record.base, in.get<uint64_t>());
+      state_.recent.forget(record.base);
+      resize(record.base, in.get<uint64_t>());
       return;
     case Kind::write: {
       const auto offset = in.get<uint64_t>(), bytes = in.get<uint64_t>();
-      state_.write(record.base, offset, bytes, in.bytes(bytes));
+      const char* from = in.bytes(bytes);
+      state_.write(record.base, offset, bytes, from);
+      if (kept_lineage_) lineage_.copied(state_.entry(record.base), offset, bytes, from);
       return;
     }
     case Kind::seed: {
@@ -135,9 +144,18 @@ void Executor::execute(const RecordHeader& record, const char* body, Buffer& rep
       reply.put_bytes(answer.data(), answer.size());
       return;
     }
+    case Kind::join_group:  // these three: see Collectives
+    case Kind::leave_group:
+    case Kind::collective:
     case Kind::read: break;
   }
   TORCH_CHECK(false, "the device proxy knows no record of kind ", record.kind);
+}
+
+void Executor::resize(uint64_t id, uint64_t bytes) {
+  const uint64_t before = state_.storage(id).nbytes();
+  state_.resize(id, bytes);
+  if (kept_lineage_) lineage_.resized(state_.entry(id), before);
 }
 
 void Executor::run(const RecordHeader& record, const char* body, Buffer& reply) {
@@ -156,11 +174,36 @@ void Executor::run(const RecordHeader& record, const char* body, Buffer& reply) 
     }
   } clear{this};
   plain_ = true;
+  last_made_ = 0;
+  if (kept_lineage_) {
+    if (!lineage_.take_look(record)) look(record, body);
+    for (const Touch& touch : lineage_.touches()) state_.use(*touch.entry);  // before anything is owned
+    lineage_.own_what_is_written();
+  }
   const size_t count = key.get<uint16_t>();
   for (size_t i = 0; i < count; i++) stack_.push_back(argument(key, values));
-  call(op, count, body, record.key_bytes);
+  if (kept_lineage_) {
+    try {
+      call(op, count, body, record.key_bytes);
+    } catch (...) {
+      lineage_.failed();
+      throw;
+    }
+    lineage_.wrote(op.keep_arguments ? kept_ : stack_);
+  } else {
+    call(op, count, body, record.key_bytes);
+  }
   operations_++;
   results(record, op, reply);
+}
+
+void Executor::look(const RecordHeader& record, const char* body) {
+  OperatorEntry& op = state_.op(record.op);
+  if (op.graph && !op.rules.unique) {  // not looked at before
+    op.graph->prepare();
+    op.rules = rules_of_graph(op.graph->writes());
+  }
+  lineage_.look(record, body, op.rules);
 }
 
 void Executor::call(OperatorEntry& op, size_t count, const char* key, size_t key_bytes) {
@@ -236,9 +279,14 @@ void Executor::results(const RecordHeader& record, const OperatorEntry& op, Buff
   }
   state_.check_room(made_.size());
   for (size_t i = 0; i < made_.size(); i++) {
-    recent_.forget(record.base + i);
-    state_.storages[record.base + i] = std::move(made_[i]);
+    state_.recent.forget(record.base + i);
+    StorageEntry& entry = state_.storages[record.base + i];
+    entry = std::move(made_[i]);
+    if (!kept_lineage_) continue;
+    entry.identity = lineage_.result(i);
+    entry.writer = record.op;
   }
+  last_made_ = made_.size();
   if (reply) {
     const auto made = static_cast<uint32_t>(made_.size());
     std::memcpy(reply->at(start), &made, sizeof(made));

@@ -3,9 +3,9 @@
 
 #include <ATen/core/stack.h>
 
-#include <array>
 #include <vector>
 
+#include "lineage.h"
 #include "reader.h"
 #include "state.h"
 #include "wire/records.h"
@@ -28,26 +28,15 @@ inline uint64_t stamp_of(const RecordHeader& record) {
   return record.op | static_cast<uint64_t>(record.key_bytes) << 32;
 }
 
-// The tensor that a storage was last used as. Parameters and their optimizer state come with the same
-// shape in every step; making a tensor for each use would cost as much as calling a small operator.
-class RecentTensors {
- public:
-  struct Entry {
-    uint64_t id = 0;          // of the storage; 0: empty
-    bool contiguous = false;  // as kContiguous has it: also the strides of dimensions of size one
-    at::Tensor tensor;
-  };
-  Entry& of(uint64_t id) { return entries_[id % entries_.size()]; }
-  // The storage is freed or replaced: its memory must not live on in here.
-  void forget(uint64_t id) {
-    Entry& entry = of(id);
-    if (entry.id != id) return;
-    entry.id = 0;
-    entry.tensor.reset();
-  }
-
- private:
-  std::array<Entry, 2048> entries_;
+// A collective as its record has it.
+struct CollectiveCall {
+  uint64_t seq = 0;
+  Collective what = Collective::barrier;
+  Reduction reduction = Reduction::sum;
+  double factor = 1;
+  int64_t root = -1;
+  std::vector<at::Tensor> inputs, outputs;
+  std::vector<uint64_t> output_ids;  // their storages
 };
 
 class Executor {
@@ -61,6 +50,17 @@ class Executor {
   // on while its proxy reads the next record.
   void settle() const;
   uint64_t operations() const { return operations_; }
+  Lineage& lineage() { return lineage_; }
+  // From here on the identities of storages are kept, and shared ones are owned before they are written.
+  void keep_lineage() { kept_lineage_ = &lineage_; }
+  // Finds out what an operator's record does to lineage, before it is executed.
+  void look(const RecordHeader& record, const char* body);
+  bool keeps_lineage() const { return kept_lineage_; }
+  size_t last_made() const { return last_made_; }  // new storages of the last operator
+
+  // collective.cpp. Without `tensors` only the numbers, for a call whose tensors cannot be had.
+  CollectiveCall collective(const RecordHeader& record, const char* body, bool tensors);
+  void make_pending(const CollectiveCall& call, uint64_t ticket);
 
   // What a failed record leaves behind when its worker does not learn of it at once.
   void mark_failed(const RecordHeader& record, const std::string& origin);
@@ -69,6 +69,7 @@ class Executor {
 
  private:
   void run(const RecordHeader& record, const char* body, Buffer& reply);
+  void resize(uint64_t id, uint64_t bytes);
   void call(OperatorEntry& op, size_t count, const char* key, size_t key_bytes);
   void results(const RecordHeader& record, const OperatorEntry& op, Buffer& reply);
   void tensor_result(const at::Tensor& tensor, bool all_new, Buffer* reply);
@@ -82,12 +83,14 @@ class Executor {
 
   State& state_;
   const c10::DispatchKeySet device_key_;
-  RecentTensors recent_;
   bool plain_ = true;                           // no tensor of the record has a lazy conjugate or negative
+  Lineage lineage_;
+  Lineage* kept_lineage_ = nullptr;             // nullptr: nobody asks
   TurnTaker turns_;
   torch::jit::Stack stack_, kept_;
   std::vector<c10::StorageImpl*> inputs_;       // of the record's device tensors, in order
   std::vector<c10::Storage> made_;              // new storages of its results, in order
+  size_t last_made_ = 0;
   uint64_t operations_ = 0;
 };
 

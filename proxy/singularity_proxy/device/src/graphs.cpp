@@ -70,6 +70,7 @@ std::string Graph::compile() {
       TORCH_CHECK(graph_maker, "this device proxy cannot compile graphs");
       py::object made = py::handle(graph_maker)(py::bytes(packed_), device_.str());
       draws_ = made.attr("draws").cast<bool>();
+      for (const py::handle& writes : py::list(made.attr("writes"))) writes_.push_back(writes.cast<bool>());
       graph_ = made.release().ptr();
     }
     std::string answer = py::handle(graph_).attr("compile")().cast<std::string>();

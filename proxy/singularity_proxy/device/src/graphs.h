@@ -8,6 +8,7 @@
 
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 namespace singularity {
 
@@ -24,6 +25,8 @@ class Graph {
   std::string compile();       // and tells how it will run
   // Replaces the arguments by the results. `key` is the record's: equal keys need one look only.
   void run(torch::jit::Stack& stack, std::string key);
+  // By argument, whether it writes into that; after prepare.
+  const std::vector<bool>& writes() const { return writes_; }
   bool draws() const { return draws_; }  // random numbers from the default generator; after prepare
 
  private:
@@ -32,6 +35,7 @@ class Graph {
   PyObject* graph_ = nullptr;
   PyObject* run_ = nullptr;
   bool draws_ = false;
+  std::vector<bool> writes_;
   std::unordered_set<std::string> checked_;
 };
 

@@ -14,6 +14,7 @@ namespace singularity {
 namespace {
 constexpr uint64_t kFirstBytes = 256 << 10;
 constexpr uint64_t kLargestStep = 64 << 20;
+constexpr size_t kMaxText = 4096;  // of a failure
 #ifndef MADV_POPULATE_WRITE
 constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
 #endif
@@ -133,19 +134,47 @@ void Journal::append_stub(RecordHeader record) {
   publish(sizeof(record));
 }
 
-void Journal::append_failed(uint64_t seq, uint32_t status, const std::string& text) {
-  const auto text_bytes = static_cast<uint32_t>(std::min<size_t>(text.size(), 4096));
+void Journal::append_text(uint16_t kind, uint64_t seq, const void* head, size_t head_bytes, const std::string& text) {
+  const auto text_bytes = static_cast<uint32_t>(std::min<size_t>(text.size(), kMaxText));
   RecordHeader record{};
-  record.length = static_cast<uint32_t>(padded(sizeof(record) + 8 + text_bytes));
-  record.kind = kFailedMark;
+  record.length = static_cast<uint32_t>(padded(sizeof(record) + head_bytes + sizeof(text_bytes) + text_bytes));
+  record.kind = kind;
   record.seq = seq;
   char* at = room(record.length);
   std::memset(at, 0, record.length);
   std::memcpy(at, &record, sizeof(record));
-  std::memcpy(at + sizeof(record), &status, 4);
-  std::memcpy(at + sizeof(record) + 4, &text_bytes, 4);
-  std::memcpy(at + sizeof(record) + 8, text.data(), text_bytes);
+  at += sizeof(record);
+  std::memcpy(at, head, head_bytes);
+  std::memcpy(at + head_bytes, &text_bytes, sizeof(text_bytes));
+  std::memcpy(at + head_bytes + sizeof(text_bytes), text.data(), text_bytes);
   publish(record.length);
+}
+
+void Journal::append_failed(uint64_t seq, uint32_t status, const std::string& text) {
+  append_text(kFailedMark, seq, &status, sizeof(status), text);
+}
+
+void Journal::append_result_bytes(uint64_t seq, uint64_t ticket, uint64_t output, uint64_t offset, const char* from,
+                                  uint64_t bytes) {
+  RecordHeader record{};
+  record.length = static_cast<uint32_t>(padded(sizeof(record) + 32 + bytes));
+  record.kind = kResultBytes;
+  record.seq = seq;
+  char* at = room(record.length);
+  const uint64_t words[] = {ticket, output, offset, bytes};
+  std::memcpy(at, &record, sizeof(record));
+  std::memcpy(at + sizeof(record), words, sizeof(words));
+  copy_past_caches(at + sizeof(record) + sizeof(words), from, bytes);
+  publish(record.length);
+}
+
+void Journal::append_result(uint64_t seq, uint64_t ticket, const std::string& failure) {
+  append_text(kResult, seq, &ticket, sizeof(ticket), failure);
+}
+
+void Journal::retract(const RecordHeader& record) {
+  end_ -= record.length;
+  header()->end.store(end_, std::memory_order_release);
 }
 
 void Journal::restart(uint64_t base_seq) {

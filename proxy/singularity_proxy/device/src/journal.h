@@ -25,6 +25,11 @@ constexpr size_t kJournalHeaderBytes = 4096;
 constexpr uint16_t kFailedMark = 0xff01;
 // Kind of an entry without meaning, numbered as the one before it: what follows begins at a better place.
 constexpr uint16_t kFiller = 0xff02;
+// The result of a collective came behind the record of that number. First its bytes, in pieces: u64 number of
+// the collective's record, u64 output, u64 offset, u64 bytes, bytes. Then kResult: u64 number of the
+// collective's record, u32 bytes of the sentence why it failed (0: it did not), sentence.
+constexpr uint16_t kResultBytes = 0xff03;
+constexpr uint16_t kResult = 0xff04;
 
 struct JournalHeader {
   uint64_t magic;
@@ -54,6 +59,10 @@ class Journal {
   // it an entry. Until then the journal is as before. Throws FileError.
   char* open_write(RecordHeader header, uint64_t offset, uint64_t bytes);
   void close_write();
+  void append_result_bytes(uint64_t seq, uint64_t ticket, uint64_t output, uint64_t offset, const char* from, uint64_t bytes);
+  void append_result(uint64_t seq, uint64_t ticket, const std::string& failure);
+  // The last entry, of a record that was not executed after all, is gone.
+  void retract(const RecordHeader& header);
   void append_failed(uint64_t seq, uint32_t status, const std::string& text);
   void restart(uint64_t base_seq);        // everything in it is in a snapshot now
   // How long it is expected to become between two restarts. So much of the file is kept by `restart`:
@@ -68,6 +77,8 @@ class Journal {
 
  private:
   JournalHeader* header() const { return reinterpret_cast<JournalHeader*>(base_); }
+  // An entry of ours: `head`, u32 text bytes, text.
+  void append_text(uint16_t kind, uint64_t seq, const void* head, size_t head_bytes, const std::string& text);
   char* room(size_t bytes);
   void publish(size_t bytes);
   void map(uint64_t bytes);

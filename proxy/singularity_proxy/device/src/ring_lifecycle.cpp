@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <climits>
 
+#include "crew.h"
 #include "guard.h"
 #include "heart.h"
 #include "memory.h"
@@ -21,21 +22,28 @@
 namespace singularity {
 namespace {
 
-constexpr int kIdleSleepMs = 100;  // a stop request wakes the thread, so this only bounds lost wake-ups
-
 c10::Device device_of(const std::string& name) {
   c10::Device device(name);
   if (!device.is_cpu() && !device.has_index()) device.set_index(0);
   return device.is_cpu() ? c10::Device(c10::kCPU) : device;
 }
 
+std::string folder_of(const std::string& path) {
+  const size_t end = path.rfind('/');
+  return end == std::string::npos ? "." : path.substr(0, end);
+}
+
 }  // namespace
 
 RingServer::RingServer(RingOptions options)
-    : options_(std::move(options)), state_(device_of(options_.device)), executor_(state_) {
+    : options_(std::move(options)), state_(device_of(options_.device)), executor_(state_),
+      collectives_(state_, executor_) {
+  state_.account = &account_;
   idle_.sleep_ms = kIdleSleepMs;
   idle_.poll = [](void* self) { return static_cast<RingServer*>(self)->may_wait(); };
   idle_.context = this;
+  queue_ = idle_;
+  queue_.poll = [](void* self) { return static_cast<RingServer*>(self)->may_wait_for_record(); };
   brief_.spin_ns = 0;
   brief_.poll = [](void*) { return false; };
 }
@@ -62,6 +70,7 @@ void RingServer::run() {
   struct Ended {  // whatever happens below, nobody waits for this thread for ever
     RingServer* self;
     ~Ended() {
+      Crew::one().leave(*self);
       std::lock_guard<std::mutex> lock(self->mutex_);
       self->started_ = self->ended_ = true;
       self->changed_.notify_all();
@@ -98,6 +107,7 @@ void RingServer::run() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       if (stop_.load()) {
+        Swap::one().leave(state_);  // whoever paused this ring uses its storages
         paused_ = true;
         changed_.notify_all();
       }
@@ -105,6 +115,7 @@ void RingServer::run() {
       if (ending_) return;
       if (stop_.load()) continue;
       paused_ = false;
+      if (in_crew_.load()) Swap::one().enter(state_, file_.header()->virtual_device);
       if (broken_.empty()) break;  // a broken ring is not served again, it only waits for its end
     }
   }
@@ -178,9 +189,13 @@ RingServer::Started RingServer::rebuild() {
       state_.pending_reply.clear();
     }
   }
+  folder_ = folder_of(options_.path);
+  collectives_.live_in(folder_);
+  collectives_.arrive();
   for (size_t i = 0; i < state_.ops.size(); i++) remember_name(RecordHeader{0, 0, 0, 0, static_cast<uint32_t>(i), 0, 0});
   limit_account(state_.memory_limit);
   replay(started);
+  tell_of_groups();
   if (state_.seq < already_done_)
     throw StateError("the device state cannot be rebuilt: record " + std::to_string(already_done_) +
                      " of the ring was executed, but what is saved ends at record " + std::to_string(state_.seq) +
@@ -193,6 +208,7 @@ RingServer::Started RingServer::rebuild() {
   snapshot_ns_ = monotonic_ns() - attached_ns_;
   plan(wanted_length());
   attached_ns_ = monotonic_ns();
+  tell_crew();
   return started;
 }
 
@@ -215,6 +231,10 @@ void RingServer::replay(Started& started) {
     const RecordHeader record = following;
     const char* body = next;
     next = journal_.next(position, following);
+    if (record.kind == kResultBytes || record.kind == kResult) {
+      if (record.seq == state_.seq) replay_result(record, body);
+      continue;
+    }
     if (record.seq <= state_.seq) continue;
     if (record.seq != state_.seq + 1)
       throw StateError("the journal goes on with record " + std::to_string(record.seq) + " after record " +
@@ -237,9 +257,13 @@ void RingServer::replay(Started& started) {
                          std::to_string(record.seq) +
                          "); variables in host memory were kept: restart the kernel, and avoid that operation");
       if (give_up) failure = given_up(record);
-      {
+      try {
         Executing executing(*this, record);
         apply(record, body, failed || give_up ? &failure : nullptr, true);
+      } catch (const NotYet&) {  // the last proxy ended before it took this entry back
+        if (next) throw StateError("the journal uses the result of a collective before it has it, so the device state cannot be rebuilt");
+        journal_.retract(record);
+        break;
       }
       dirty_ = true;
       started.replayed_records++;
@@ -317,6 +341,13 @@ void RingServer::detach() {
 
 void RingServer::request_pause() {
   stop_.store(true);
+  wake_idle();
+  wake_blocked();
+  changed_.notify_all();
+}
+
+void RingServer::wake_idle() {
+  if (!file_.is_open()) return;  // before the start
   for (std::atomic<uint32_t>* word : {&file_.header()->request.consumer_sleeps, &file_.header()->reply.producer_sleeps})
     if (word->exchange(0)) futex_wake(*word);
 }
@@ -341,6 +372,13 @@ void RingServer::resume() {
 
 uint64_t RingServer::prepare_park() {
   prepared_.reset();
+  keep_journal_ = !collectives_.durable();
+  if (keep_journal_) {  // what is saved already and the journal rebuild it all
+    if (!journal_.is_open())
+      throw Refused("this ring waits for other ranks in a collective and keeps no journal, so it cannot be parked now; "
+                    "nothing was changed: try again");
+    return state_.bytes();
+  }
   if (!dirty_ && (have_snapshot_ || state_.seq == 0)) return state_.bytes();
   prepared_ = std::make_unique<Snapshot>(state_, clock_ns(), snapshot_path(), Snapshot::Options{.reuse = true});
   return prepared_->bytes();
@@ -353,14 +391,17 @@ void RingServer::commit_park() {
     have_snapshot_ = true;
     dirty_ = false;
     snapshots_.fetch_add(1);
-  } else if (have_snapshot_) {
+  } else if (have_snapshot_ && !keep_journal_) {
     advance_snapshot(snapshot_path(), state_.seq);
   }
 }
 
 void RingServer::leave() {
-  journal_.remove();
+  if (keep_journal_) journal_.close();
+  else journal_.remove();
   drop_spare();
+  collectives_.depart(RankState::away);
+  Crew::one().leave(*this);
   recovery_.store(false);
   detach();
 }
@@ -382,6 +423,9 @@ void RingServer::come_back(uint64_t epoch) {
 void RingServer::abandon_park() { prepared_.reset(); }
 
 uint64_t RingServer::save_copy(const std::string& path, bool durable) {
+  if (!collectives_.durable())
+    throw Refused("a rank waits for others in a collective (" + waiting_text() +
+                  "), so no copy of its device was made; stop all ranks at a common place first (the barrier)");
   Snapshot snapshot(state_, clock_ns(), path, {.durable = durable});
   snapshot.commit();
   return snapshot.bytes();
@@ -402,6 +446,7 @@ void RingServer::stop(bool forget) {
     thread_.join();
   }
   if (forget && file_.is_open()) {
+    collectives_.depart(RankState::died);
     journal_.remove();
     drop_spare();
     ::unlink(snapshot_path().c_str());
@@ -427,7 +472,9 @@ RingStats RingServer::stats() const {
       running = names_[op];
   }
   return {records_.load(), operations_.load(), h->last_record_ns.load(), h->done_seq.load(), journal_now_.load(),
-          snapshots_.load(), h->worker_waiting.load() != 0, recovery_.load(), recovery_off_, broken_, running};
+          snapshots_.load(), h->worker_waiting.load() != 0, recovery_.load(), recovery_off_, broken_, running,
+          activity_.load(), waits_for_, h->virtual_device, groups_, stands_.load(), pending_.load(), blocked_.load(), sync_points_.load(),
+          seat_.waited_ns(), skipped_.load()};
 }
 
 }  // namespace singularity

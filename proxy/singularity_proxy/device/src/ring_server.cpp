@@ -34,35 +34,38 @@ constexpr uint64_t kMostKept = 4;
 
 // ---- serving
 
-// Room that a spare snapshot takes is had before recovery is given up. True: it is in the journal.
-template <class Append>
-bool RingServer::journaled(Append append) {
-  try {
-    try {
-      append();
-    } catch (const FileError& error) {
-      if ((error.number != ENOSPC && error.number != EDQUOT) || !drop_spare()) throw;
-      append();
-    }
-    return true;
-  } catch (const FileError& error) {
-    switch_recovery_off(error.text);
-    return false;
-  }
-}
-
 void RingServer::serve() {
+  struct TurnGiven {
+    Slicer::Seat& seat;
+    ~TurnGiven() { Slicer::one().give(seat); }
+  } given{seat_};
   busy_since_ = monotonic_ns();
+  bool idle = false;
   while (!stop_.load(std::memory_order_relaxed)) {
     if (state_.pending_seq && !flush_reply(true)) return;
+    if (__builtin_expect(hold_.load(std::memory_order_relaxed), 0) && !stand_if_due(idle)) return;
     const bool waiting = !requests_.available(sizeof(RecordHeader));
-    const char* at = requests_.peek(sizeof(RecordHeader), idle_);
-    if (!at) return;
+    const char* at = requests_.peek(sizeof(RecordHeader), queue_);
+    idle = !at;
+    if (!at && stop_.load()) return;
+    if (!at) {  // nothing to do but this
+      take_results_in_turn();
+      continue;
+    }
+    if (takes_turns_) {
+      const bool waits = !seat_.has_turn();
+      if (!take_turn()) return;
+      if (waits && has_reached_targets()) {  // the barrier came meanwhile
+        idle = true;
+        continue;
+      }
+    }
     if (waiting) busy_since_ = monotonic_ns();
     RecordHeader record;
     std::memcpy(&record, at, sizeof(record));
     check_readable(record);
     if (record.seq > state_.seq) {
+      if (__builtin_expect(in_crew_.load(std::memory_order_relaxed), 0) && !may_go_on(record, at + sizeof(record))) continue;
       if (step(record, at + sizeof(record)) == Step::stopped) return;
       caught_up_ = true;
     }
@@ -90,38 +93,69 @@ void RingServer::check_positions() const {
 }
 
 // While a queue is empty or full.
-bool RingServer::may_wait() const {
+bool RingServer::may_wait() {
   if (stop_.load()) return false;
   check_positions();
+  if (takes_turns_) linger();
   return true;
+}
+bool RingServer::may_wait_for_record() {
+  if (!may_wait()) return false;
+  if (!takes_turns_) return true;
+  if (has_reached_targets()) return false;  // it stands instead
+  queue_.sleep_ms = seat_.has_turn() ? kLingerMs : collectives_.idle() ? kIdleSleepMs : kBlockedSleepMs;
+  return !collectives_.result_is_there();
 }
 
 RingServer::Step RingServer::step(const RecordHeader& record, const char* body) {
+  for (;;) {
+    try {
+      return try_step(record, body);
+    } catch (const NotYet& what) {
+      if (!wait_until_possible(what)) return Step::stopped;
+    }
+  }
+}
+
+RingServer::Step RingServer::try_step(const RecordHeader& record, const char* body) {
   if (only_asks(static_cast<Kind>(record.kind))) return answer(record, body);
   RecordHeader kept = record;
   if (static_cast<Kind>(record.kind) == Kind::event_record) {
     executor_.settle();
     stamp(kept, clock_ns());
   }
-  if (!dirty_) {
-    dirty_ = true;
-    if (!journal_.is_open() && have_snapshot_) {  // from here on it would rebuild an old state
-      ::unlink(snapshot_path().c_str());
-      have_snapshot_ = false;
-    }
-  }
+  begin_record();
+  const bool collective = static_cast<Kind>(record.kind) == Kind::collective;
+  if (__builtin_expect(collective, 0)) take_results();  // before the record is in the journal
   if (!write_long(kept, body)) {
-    append(kept, body);
+    const bool appended = append(kept, body);
     // One that ended proxies before it was in the journal: a long write, or without a journal.
     Failure failure;
     const bool give_up = kept.seq == options_.give_up_seq;
     if (give_up) failure = given_up(kept);
-    Executing executing(*this, kept);
-    apply(kept, body, give_up ? &failure : nullptr, false);
+    try {
+      Executing executing(*this, kept);
+      apply(kept, body, give_up ? &failure : nullptr, false);
+    } catch (const NotYet&) {
+      if (appended && journal_.is_open()) journal_.retract(kept);
+      throw;
+    }
   }
   finish(kept);
+  if (__builtin_expect(kept.kind >= static_cast<uint16_t>(Kind::join_group) && kept.kind <= static_cast<uint16_t>(Kind::leave_group), 0))
+    tell_crew();
   new_base_if_due();
   return Step::done;
+}
+
+// One that changes the state.
+void RingServer::begin_record() {
+  if (dirty_) return;
+  dirty_ = true;
+  if (!journal_.is_open() && have_snapshot_) {  // from here on it would rebuild an old state
+    ::unlink(snapshot_path().c_str());
+    have_snapshot_ = false;
+  }
 }
 
 // A long copy into host memory: journal and storage get the bytes in one pass over them. When this
@@ -141,7 +175,9 @@ bool RingServer::write_long(const RecordHeader& record, const char* body) {
   if (!used || !journaled([&] { kept = journal_.open_write(record, offset, bytes); })) return false;
   {
     Executing executing(*this, record);
-    copy_twice(kept, used, state_.storage(record.base).nbytes() >= kBeyondCaches, in.bytes(bytes), bytes);
+    const char* from = in.bytes(bytes);
+    copy_twice(kept, used, state_.storage(record.base).nbytes() >= kBeyondCaches, from, bytes);
+    if (executor_.keeps_lineage()) executor_.lineage().copied(state_.entry(record.base), offset, bytes, from);
   }
   journal_.close_write();
   records_since_base_++;
@@ -152,6 +188,10 @@ bool RingServer::write_long(const RecordHeader& record, const char* body) {
 // A record that changes nothing: it is executed when its reply can be published, so that stopping
 // before that is stopping in front of the record.
 RingServer::Step RingServer::answer(const RecordHeader& record, const char* body) {
+  if (static_cast<Kind>(record.kind) == Kind::sync && !collectives_.idle()) {
+    take_results();
+    if (!collectives_.idle()) throw NotYet{.ticket = collectives_.oldest()};
+  }
   if (record.seq > file_.header()->replied_seq.load(std::memory_order_relaxed)) {
     try {
       if (record.seq == options_.give_up_seq) {
@@ -165,6 +205,8 @@ RingServer::Step RingServer::answer(const RecordHeader& record, const char* body
         executor_.execute(record, body, reply_);
         make_reply(record.seq, Status::ok, reply_.data(), reply_.size());
       }
+    } catch (const NotYet&) {
+      throw;
     } catch (...) {
       const Failure failure = describe(std::current_exception());
       make_reply(record.seq, failure.status, failure.text.data(), failure.text.size());
@@ -204,13 +246,20 @@ bool RingServer::reply_bytes(const RecordHeader& record, const char* body) {
 void RingServer::apply(const RecordHeader& record, const char* body, const Failure* known, bool replaying) {
   reply_.clear();
   Failure failure;
+  const auto kind = static_cast<Kind>(record.kind);
+  const bool of_group = kind >= Kind::join_group && kind <= Kind::collective;
   bool failed = known != nullptr;
   if (known) {
     failure = *known;
   } else {
     try {
-      executor_.execute(record, body, reply_);
+      if (__builtin_expect(of_group, 0))
+        collectives_.execute(record, body, replaying);
+      else
+        executor_.execute(record, body, reply_);
       if (static_cast<Kind>(record.kind) == Kind::define_op) remember_name(record);
+    } catch (const NotYet&) {
+      throw;
     } catch (...) {
       failure = describe(std::current_exception());
       failed = true;
@@ -222,11 +271,14 @@ void RingServer::apply(const RecordHeader& record, const char* body, const Failu
                     " succeeded before and fails here (" + failure.text +
                     "); the saved state was kept: try again, or move the session to another device");
   }
+  if (failed) failed_ = failure;
   if (failed && !failure.repeatable && !replaying && journal_.is_open()) {
     journaled([&] { journal_.append_failed(record.seq, static_cast<uint32_t>(failure.status), failure.text); });
     // It may have changed a part of its arguments: only a new base can repeat that.
     if (journal_.is_open() && (record.flags & kNoOutputs)) next_base_bytes_ = 0;
   }
+  if (failed && kind == Kind::collective) tell_others(record, body, failure.text);
+  if (of_group) tell_of_groups();
   if (record.flags & kReply) {
     if (record.seq <= file_.header()->replied_seq.load(std::memory_order_relaxed)) return;
     if (failed)
@@ -376,10 +428,11 @@ void RingServer::publish_reply(uint64_t seq, size_t bytes) {
 
 // ---- the journal
 
-void RingServer::append(const RecordHeader& record, const char* body) {
-  if (!journal_.is_open() || !journaled([&] { journal_.append(record, body); })) return;
+bool RingServer::append(const RecordHeader& record, const char* body) {
+  if (!journal_.is_open() || !journaled([&] { journal_.append(record, body); })) return false;
   records_since_base_++;
   journal_now_.store(journal_.bytes(), std::memory_order_relaxed);
+  return true;
 }
 
 // The user's work goes on; only a kill of this proxy would lose it from now on. What is on file would
@@ -402,6 +455,7 @@ void RingServer::new_base_if_due() {
   const bool slow = busy_ns_ > std::max(kMaxReplayNs, kSnapshotShare * snapshot_ns_);
   const bool many = options_.journal_records && records_since_base_ >= options_.journal_records;
   if (__builtin_expect(journal_.bytes() <= next_base_bytes_ && !slow && !many, 1)) return;
+  if (!collectives_.durable()) return;  // it would be without what is pending: soon
   if (!slow && !many && next_base_bytes_) {
     const uint64_t limit = wanted_length();
     if (journal_.bytes() <= limit) {

@@ -10,24 +10,36 @@
 //     publishing and storing it, the intent words) says which one was the last.
 #pragma once
 
+#include <cerrno>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "capacity.h"
+#include "collectives.h"
+#include "lockstep.h"
 #include "errors.h"
 #include "executor.h"
 #include "files.h"
 #include "guard.h"
 #include "journal.h"
+#include "slicer.h"
 #include "snapshot.h"
 #include "state.h"
 #include "wire/ring.h"
 
 namespace singularity {
+
+// A stop request wakes a sleeping thread, and so do the worker and other ranks: these only bound lost
+// wake-ups, and how late a timeout is noticed.
+constexpr int kIdleSleepMs = 100, kBlockedSleepMs = 20;
+constexpr int kLingerMs = 3;  // with an empty queue, before the turn is given to another rank
 
 struct RingOptions {
   std::string path;           // of the ring file
@@ -54,13 +66,32 @@ struct Stale : Refused {
   using Refused::Refused;
 };
 
+// What a ring's thread is doing, as others may look at it.
+enum class Activity : uint32_t {
+  idle = 0,     // its queue is empty
+  running = 1,
+  blocked = 2,  // the next record needs the result of a collective that is not there
+  waiting = 3,  // for its turn of the device
+};
+
 struct RingStats {
   uint64_t records, operations, last_record_ns, done_seq, journal_bytes, snapshots;
   bool worker_waiting, recovery;
   std::string recovery_off;   // why there is none, though it was asked for
   std::string broken;         // why it stopped for ever
   std::string running;        // what it executes now ("aten::mm"); empty between records
+  Activity activity;
+  std::string waits_for;      // Activity::blocked: a sentence
+  uint32_t virtual_device;
+  std::vector<GroupStats> groups;
+  bool stands;                // for the barrier
+  uint64_t pending;           // collectives whose results are not taken
+  uint64_t blocked;           // how often it waited for one
+  uint64_t sync_points;       // how often it used results that nothing had used before
+  uint64_t turn_wait_ns;      // how long it waited for its turn
+  uint64_t skipped;           // calls that another rank made for it
 };
+
 
 class RingServer {
  public:
@@ -82,6 +113,13 @@ class RingServer {
   void wait_paused();     // until the thread is between two records
   void resume();
 
+  // ---- the barrier, at any time
+  // Stops when each group has at least `targets` (Collectives::reached): where the last result is used,
+  // where the queue is empty, or after `grace_ns`. Higher targets let it go on. Rings without groups do
+  // not stop.
+  void hold(std::map<std::string, uint64_t> targets, uint64_t grace_ns);
+  void let_go();
+
   // ---- only while paused
   // Writes the state beside its place; nothing when it is unchanged. Returns the bytes of the state's
   // file. Throws FileError; then everything is as before.
@@ -89,6 +127,8 @@ class RingServer {
   void commit_park();     // the snapshot is in its place; serving on is still possible
   void leave();           // the journal is gone, the ring is detached
   void abandon_park();
+  // Takes every result that is there, so that fewer are pending. For all rings, before one is saved.
+  void settle_collectives();
   // The device's memory stays where it is, for the driver to take away: the ring is detached but kept.
   // Throws Refused when a proxy that then dies could not be replaced.
   void step_aside();
@@ -99,12 +139,37 @@ class RingServer {
   void stop(bool forget);
 
   RingStats stats() const;
+
+  // ---- for the Crew: by any thread
+  void in_crew(bool is) { in_crew_.store(is); }
+  uint64_t records() const { return records_.load(std::memory_order_relaxed); }
+  bool asked_to_stop() const { return stop_.load(); }
+  bool is_held() const { return hold_.load(); }  // for a barrier
+  uint32_t virtual_device() const { return file_.header()->virtual_device; }
+  // ... while paused
+  void keep_lineage();
+  std::map<uint64_t, std::string> identities() const;  // storage -> 32 hex digits
+  // ... while this ring's thread waits at a sync point
+  State& state() { return state_; }
+  void refresh();    // nothing is fresh any more
+  void give_turn();
+  std::string writer_of(const StorageEntry& entry) const;
+  // ... and in lockstep: see there
+  Ready ready();
+  Identity call();
+  bool asks();
+  void alone();
+  void own(const std::vector<RingServer*>& rings);
+  bool lead();
+  void follow(RingServer& leader, bool well);
+
   void beat();   // the heartbeat word; called by the process's heart, never waits
   void gauge();  // the memory words; may wait for the device's allocator
 
  private:
   enum class Step { done, stopped };
   class Executing;
+  class Acting;
 
   void run();
   Started rebuild();
@@ -118,8 +183,16 @@ class RingServer {
   void serve();
   void check_readable(const RecordHeader& record);
   void check_positions() const;
-  bool may_wait() const;
+  bool may_wait();
+  bool may_wait_for_record();
+  void linger();
   Step step(const RecordHeader& record, const char* body);
+  void begin_record();
+  void tell_crew();
+  bool may_go_on(const RecordHeader& record, const char* body);
+  bool next_record(RecordHeader& record, const char*& body);
+  void take(RingServer& leader, const RecordHeader& record);
+  Step try_step(const RecordHeader& record, const char* body);
   Step answer(const RecordHeader& record, const char* body);
   void apply(const RecordHeader& record, const char* body, const Failure* known, bool replaying);
   void finish(const RecordHeader& record);
@@ -130,9 +203,27 @@ class RingServer {
   bool flush_reply(bool wait);
   void publish_reply(uint64_t seq, size_t bytes);
   void publish_error(const RecordHeader& record, Status status, const std::string& text);
-  void append(const RecordHeader& record, const char* body);
+  bool append(const RecordHeader& record, const char* body);  // true: it is in the journal
   bool write_long(const RecordHeader& record, const char* body);
   void switch_recovery_off(const std::string& why);
+  // ring_collectives.cpp
+  // These three: false when asked to stop first.
+  bool wait_until_possible(const NotYet& what);
+  bool take_turn();
+  bool at_sync_point();
+  void take_results_in_turn();
+  bool take_results();                           // those that are there; true: there was one
+  void replay_result(const RecordHeader& entry, const char* body);
+  void tell_others(const RecordHeader& record, const char* body, const std::string& why);
+  void tell_of_groups();
+  void sleep_on(std::atomic<uint32_t>* bell);
+  void wake_blocked();
+  void wake_idle();
+  // ring_barrier.cpp
+  bool has_reached_targets() const;
+  bool stand_if_due(bool cheap);
+  std::string waiting_text() const;
+  void set_activity(Activity activity, std::string waits_for = "");
   void new_base_if_due();
   void new_base();
   void plan(uint64_t bytes);  // the journal's length at which the next base is due
@@ -148,15 +239,17 @@ class RingServer {
   std::string journal_path() const { return options_.prefix + ".journal"; }
 
   RingOptions options_;
+  std::string folder_;         // of the ring's file
   DeviceFacts facts_;
   RingFile file_;
   std::vector<Guard> guards_;  // of the mapped file
   Descriptor lock_;      // flock on the ring file: one proxy at a time
   Consumer requests_;
   Producer replies_;
-  WaitPolicy idle_, brief_;
+  WaitPolicy idle_, queue_, brief_;
   State state_;
   Executor executor_;
+  Collectives collectives_;
   Account& account_ = new_account();
   Journal journal_;
   Buffer reply_{1 << 16};
@@ -165,6 +258,7 @@ class RingServer {
   bool caught_up_ = false;      // what is in the ring from before the attach is behind us
   bool dirty_ = false;          // a record changed the state since the snapshot
   bool have_snapshot_ = false;
+  bool keep_journal_ = false;   // it is parked with its journal
   uint64_t already_done_ = 0;   // done_seq at the attach: errors up to here were told
   uint64_t clock_base_ = 0, attached_ns_ = 0;
   uint64_t next_base_bytes_ = 0, snapshot_ns_ = 0;
@@ -183,7 +277,44 @@ class RingServer {
   std::atomic<uint64_t> running_{0};   // kind and operator of what is executed
   std::atomic<uint64_t> records_{0}, operations_{0}, journal_now_{0}, snapshots_{0};
   std::atomic<bool> recovery_{false}, attached_{false};
+  Slicer::Seat seat_;
+  bool takes_turns_ = false;    // its rank is in a group with others
+  int lingers_ = 0;             // looks at an empty queue since the last record
+  std::atomic<bool> in_crew_{false};   // its identities count, and it stops at sync points
+  std::atomic<uint64_t> skipped_{0};   // calls that another ring made for it
+  std::set<GroupId> told_;             // groups that the crew knows of
+  std::exception_ptr stray_;           // what went wrong while another thread worked for this ring
+  std::optional<Failure> failed_;      // of the last call
+  std::vector<Touch> led_;             // what the call touched that it made for others ...
+  uint64_t led_base_ = 0;              // ... and its first new storage
+  std::atomic<Activity> activity_{Activity::idle};
+  std::atomic<uint64_t> blocked_{0}, pending_{0}, sync_points_{0};
+  std::atomic<bool> hold_{false}, stands_{false};
+  std::atomic<uint64_t> grace_ns_{0};
+  std::map<std::string, uint64_t> targets_;  // of the barrier; guarded by mutex_
+  std::atomic<uint64_t> reached_ns_{0};      // when these targets were reached; 0: not yet
+  std::vector<GroupStats> groups_;     // guarded by mutex_, as is:
+  std::string waits_for_;
+  std::atomic<uint32_t>* sleeps_on_ = nullptr;  // the bell that a blocked thread waits for; guarded by bell_mutex_
+  std::mutex bell_mutex_;
 };
+
+// Room that a spare snapshot takes is had before recovery is given up. True: it is in the journal.
+template <class Append>
+bool RingServer::journaled(Append append) {
+  try {
+    try {
+      append();
+    } catch (const FileError& error) {
+      if ((error.number != ENOSPC && error.number != EDQUOT) || !drop_spare()) throw;
+      append();
+    }
+    return true;
+  } catch (const FileError& error) {
+    switch_recovery_off(error.text);
+    return false;
+  }
+}
 
 // Says in the header which record is executed, so that the agent knows where a proxy ended.
 class RingServer::Executing {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "reader.h"
+#include "swap.h"
 #include "wire/records.h"
 
 namespace singularity {
@@ -71,12 +72,13 @@ struct Entry {
   const c10::Storage* storage;
   uint64_t offset;
   bool alias;  // the bytes belong to an earlier entry
+  bool shared; // for as long as nobody writes: each has bytes of its own in the file
 };
 
 std::vector<Entry> sorted_storages(const State& state) {
   std::vector<Entry> entries;
   entries.reserve(state.storages.size());
-  for (const auto& [id, storage] : state.storages) entries.push_back({id, &storage, 0, false});
+  for (const auto& [id, entry] : state.storages) entries.push_back({id, &entry.storage, 0, false, entry.place.shared()});
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.id < b.id; });
   return entries;
 }
@@ -122,6 +124,24 @@ void write_table(const State& state, const std::vector<Entry>& entries, Buffer& 
   put_text(out, state.pending_reply);
   out.put_bytes(state.settings->bytes.data(), sizeof(Settings));
   out.put<uint64_t>(state.memory_limit);
+  out.put<uint32_t>(static_cast<uint32_t>(state.groups.size()));
+  for (const auto& [number, group] : state.groups) {
+    out.put<uint32_t>(number);
+    out.put_bytes(group.id.data(), group.id.size());
+    out.put<uint32_t>(group.rank);
+    out.put<uint32_t>(group.size);
+    out.put<uint64_t>(group.timeout_ms);
+    put_text(out, group.name);
+    out.put<uint64_t>(group.contributed);
+    out.put<uint64_t>(group.consumed);
+    for (const auto* messages : {&group.sent, &group.received}) {
+      out.put<uint32_t>(static_cast<uint32_t>(messages->size()));
+      for (const auto& [peer, count] : *messages) {
+        out.put<uint32_t>(peer);
+        out.put<uint64_t>(count);
+      }
+    }
+  }
 }
 
 void read_table(State& state, Reader& in) {
@@ -150,13 +170,29 @@ void read_table(State& state, Reader& in) {
   std::memcpy(settings.bytes.data(), in.bytes(sizeof(settings)), sizeof(settings));
   state.settings = remember(settings);
   state.memory_limit = in.get<uint64_t>();
+  if (!in.left()) return;  // of a version that knew no groups
+  for (auto n = in.get<uint32_t>(); n; n--) {
+    GroupState& group = state.groups[in.get<uint32_t>()];
+    std::memcpy(group.id.data(), in.bytes(group.id.size()), group.id.size());
+    group.rank = in.get<uint32_t>();
+    group.size = in.get<uint32_t>();
+    group.timeout_ms = in.get<uint64_t>();
+    group.name = get_text(in);
+    group.contributed = in.get<uint64_t>();
+    group.consumed = in.get<uint64_t>();
+    for (auto* messages : {&group.sent, &group.received})
+      for (auto count = in.get<uint32_t>(); count; count--) {
+        const auto peer = in.get<uint32_t>();
+        (*messages)[peer] = in.get<uint64_t>();
+      }
+  }
 }
 
 }  // namespace
 
 uint64_t Snapshot::expected_bytes(const State& state) {
   uint64_t sum = 0;
-  for (const auto& [id, storage] : state.storages) sum += storage.nbytes();
+  for (const auto& [id, entry] : state.storages) sum += entry.storage.nbytes();
   return sum;
 }
 
@@ -173,7 +209,8 @@ Snapshot::Snapshot(const State& state, uint64_t clock_ns, const std::string& pat
   for (const bool small : {true, false})
     for (Entry& e : entries) {
       if (small != (e.storage->nbytes() < kSmallBytes)) continue;
-      const auto [first, fresh] = seen.try_emplace(e.storage->unsafeGetStorageImpl(), 0);
+      const void* const holder = e.shared ? static_cast<const void*>(e.storage) : e.storage->unsafeGetStorageImpl();
+      const auto [first, fresh] = seen.try_emplace(holder, 0);
       if (fresh) {
         position = aligned(position, e.storage->nbytes());
         first->second = position;
@@ -207,8 +244,8 @@ Snapshot::Snapshot(const State& state, uint64_t clock_ns, const std::string& pat
   for (const Entry& e : entries) {
     const uint64_t bytes = e.storage->nbytes();
     if (e.alias || bytes < kSmallBytes) continue;
-    if (e.storage->device().is_cpu()) {
-      pieces.push_back({static_cast<char*>(const_cast<void*>(e.storage->data())), e.offset, bytes});
+    if (const char* from = Swap::readable(*e.storage)) {
+      pieces.push_back({const_cast<char*>(from), e.offset, bytes});
       continue;
     }
     if (!stage) stage = std::make_unique<Stage>(state.device, kTransferSlots, kTransferBytes);

@@ -12,6 +12,9 @@
 //        u32 n, n x {u64 first id, u32 bytes, text}                                      failed operations
 //        u64 seq, u32 bytes, reply                                                       pending reply
 //        56 bytes Settings, u64 bytes that the worker may use                            settings
+//        u32 n, n x {u32 number, 16 bytes id, u32 rank, u32 size, u64 timeout in ms,
+//          u32 bytes, name, u64 contributed, u64 consumed, 2 x (sent, received):
+//          u32 n, n x {u32 other rank, u64 messages}}        process groups (may be missing)
 // checkpoint/device_state.py reads the same format.
 #pragma once
 

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "errors.h"
+#include "swap.h"
 #include "native/schema.h"
 #include "wire/bulk.h"
 #include "wire/records.h"
@@ -64,6 +65,7 @@ void check_range(const c10::Storage& storage, uint64_t offset, uint64_t bytes) {
 
 }  // namespace
 
+at::Tensor bytes_of(const c10::Storage& storage) { return as_bytes(storage, 0, storage.nbytes()); }
 void copy_from_host(const c10::Storage& storage, uint64_t offset, uint64_t bytes, const char* from) {
   if (bytes == 0) return;
   if (storage.device().is_cpu())
@@ -74,8 +76,8 @@ void copy_from_host(const c10::Storage& storage, uint64_t offset, uint64_t bytes
 }
 void copy_to_host(const c10::Storage& storage, uint64_t offset, uint64_t bytes, char* to) {
   if (bytes == 0) return;
-  if (storage.device().is_cpu())
-    std::memcpy(to, static_cast<const char*>(storage.data()) + offset, bytes);
+  if (const char* from = Swap::readable(storage))
+    std::memcpy(to, from + offset, bytes);
   else
     host_bytes(to, bytes).copy_(as_bytes(storage, offset, bytes));
 }
@@ -95,13 +97,30 @@ void check_cpu_generator(const char* state, uint64_t bytes) {
               "Invalid mt19937 state");
 }
 
-c10::Storage& State::storage(uint64_t id) {
+StorageEntry& State::entry(uint64_t id) {
   const auto found = storages.find(id);
-  if (__builtin_expect(found != storages.end(), 1)) return found->second;
+  if (__builtin_expect(found != storages.end(), 1)) {
+    use(found->second);
+    return found->second;
+  }
   // The newest failed operation whose results may have had this id: ids only grow.
   auto after = failed.upper_bound(id);
   if (after == failed.begin()) TORCH_CHECK(false, "the device proxy knows no storage ", id);
   throw MissingStorage(std::prev(after)->second);
+}
+
+void State::first_use(StorageEntry& entry) {
+  if (entry.pending) throw NotYet{.ticket = entry.pending};
+  if (stop_at_fresh) throw NotYet{.fresh = true};
+  use_fresh();
+}
+
+void State::use_fresh() {
+  if (fresh.empty()) return;
+  sync_points++;
+  for (const uint64_t id : fresh)
+    if (const auto found = storages.find(id); found != storages.end()) found->second.fresh = false;
+  fresh.clear();
 }
 
 c10::Storage State::make_storage(uint64_t bytes) const {
@@ -116,7 +135,8 @@ void State::check_room(size_t more) const {
 }
 
 void State::resize(uint64_t id, uint64_t bytes) {
-  c10::Storage& old = storage(id);
+  StorageEntry& resized = entry(id);
+  c10::Storage& old = resized.storage;
   c10::Storage larger = make_storage(bytes);
   const uint64_t kept = std::min<uint64_t>(bytes, old.nbytes());
   if (kept) {
@@ -126,11 +146,18 @@ void State::resize(uint64_t id, uint64_t bytes) {
       as_bytes(larger, 0, kept).copy_(as_bytes(old, 0, kept));
   }
   old = std::move(larger);
+  resized.place.leave();
+}
+
+StorageEntry& State::writable(uint64_t id) {
+  StorageEntry& found = entry(id);
+  own(id, found, *this, true);
+  return found;
 }
 
 void State::write(uint64_t id, uint64_t offset, uint64_t bytes, const char* from) {
-  const c10::Storage& s = storage(id);
-  check_range(s, offset, bytes);
+  check_range(storage(id), offset, bytes);
+  const c10::Storage& s = writable(id).storage;
   if (s.device().is_cpu()) return copy_from_host(s, offset, bytes, from);
   // The record may leave the ring when the bytes are in a buffer; later records wait for the copy by
   // the order of the device's stream.
@@ -138,9 +165,10 @@ void State::write(uint64_t id, uint64_t offset, uint64_t bytes, const char* from
 }
 char* State::host_memory(uint64_t id, uint64_t offset, uint64_t bytes) {
   const auto found = storages.find(id);
-  if (found == storages.end()) return nullptr;
-  const c10::Storage& s = found->second;
-  if (!s.device().is_cpu() || offset > s.nbytes() || bytes > s.nbytes() - offset) return nullptr;
+  if (found == storages.end() || found->second.pending || found->second.fresh) return nullptr;
+  const c10::Storage& s = found->second.storage;
+  if (Swap::is_away(s) || !s.device().is_cpu() || offset > s.nbytes() || bytes > s.nbytes() - offset) return nullptr;
+  own(id, found->second, *this, true);
   return static_cast<char*>(s.mutable_data()) + offset;
 }
 void State::read(uint64_t id, uint64_t offset, uint64_t bytes, char* to) {
@@ -155,7 +183,7 @@ Stage& State::copies() {
 }
 uint64_t State::bytes() const {
   uint64_t sum = 0;
-  for (const auto& entry : storages) sum += entry.second.nbytes();
+  for (const auto& [id, entry] : storages) sum += entry.storage.nbytes();
   return sum;
 }
 
@@ -170,6 +198,7 @@ void State::define(uint32_t index, std::string name, std::string overload, uint6
   OperatorEntry entry;
   if (name == kGraphName) entry.graph = std::make_shared<Graph>(overload, device);
   else entry.handle = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (entry.handle) entry.rules = rules_of(name, overload, *entry.handle);
   entry.name = std::move(name);
   entry.overload = std::move(overload);
   entry.schema = schema_of_worker;

@@ -5,6 +5,7 @@
 
 #include <ATen/Context.h>
 
+#include "collectives_bindings.h"
 #include "device.h"
 #include "profiler.h"
 #include "settings.h"
@@ -159,6 +160,7 @@ void bind_worker(py::module_& m) {
     return elapsed_ms(at(first), at(second));
   });
   m.def("proxy_is_cpu", &proxy_is_cpu);
+  m.def("bind_process_group", &bind_process_group);
 }
 
 }  // namespace singularity

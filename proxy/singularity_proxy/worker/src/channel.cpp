@@ -12,6 +12,7 @@
 #include <cstdlib>
 
 #include "interrupts.h"
+#include "membership.h"
 #include "ship.h"
 
 namespace singularity {
@@ -33,6 +34,8 @@ int env_int(const char* name, int otherwise) {
 }
 
 bool is_graph(const Freed& freed) { return freed.id >> 62 == kGraphId >> 62; }
+bool is_group(const Freed& freed) { return freed.id >> 62 == kGroupNumber >> 62; }
+bool has_own_record(const Freed& freed) { return is_graph(freed) || is_group(freed); }
 
 [[noreturn]] void throw_python_error() {  // with the GIL, and an error set
   python_error error;
@@ -48,6 +51,7 @@ bool is_graph(const Freed& freed) { return freed.id >> 62 == kGraphId >> 62; }
     case Status::not_implemented: TORCH_CHECK_NOT_IMPLEMENTED(false, what);
     case Status::out_of_memory: TORCH_CHECK_WITH(OutOfMemoryError, false, what);
     case Status::linalg_error: TORCH_CHECK_LINALG(false, what);
+    case Status::distributed_error: TORCH_CHECK_WITH(DistBackendError, false, what);
     default: TORCH_CHECK(false, what);
   }
   std::abort();  // every branch above throws
@@ -329,7 +333,7 @@ void Channel::flush_frees() {
   try {
     while (done < freeing_.size()) {
       size_t n = 0, next = done;
-      for (; next < freeing_.size() && n < std::size(ids) && !is_graph(freeing_[next]); next++)
+      for (; next < freeing_.size() && n < std::size(ids) && !has_own_record(freeing_[next]); next++)
         if (freeing_[next].id) ids[n++] = freeing_[next].id;
       if (n) {
         RecordHeader* record = begin(Kind::free_storages, 0, n * 8);
@@ -341,8 +345,10 @@ void Channel::flush_frees() {
         addresses.give_back(freeing_[done].address, freeing_[done].bytes);
         if (freeing_[done].record) spare_records_.push_back(freeing_[done].record);
       }
-      for (; done < freeing_.size() && is_graph(freeing_[done]); done++)
-        forget_graph(*this, static_cast<uint32_t>(freeing_[done].id));
+      for (; done < freeing_.size() && has_own_record(freeing_[done]); done++) {
+        if (is_group(freeing_[done])) forget_group(*this, freeing_[done].id);
+        else forget_graph(*this, static_cast<uint32_t>(freeing_[done].id));
+      }
       if (done < freeing_.size()) requests.publish();  // unpublished, a million of them would fill the queue
     }
   } catch (...) {  // interrupted while the queue was full: the next call tells the rest

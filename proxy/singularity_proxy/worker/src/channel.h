@@ -89,7 +89,7 @@ class Channel {
   Producer requests;
   Consumer replies;
   uint64_t seq = 0;
-  uint64_t next_storage = 1;
+  uint64_t next_storage = 1, next_group = 1;
   std::atomic<int64_t> out_of_memory{0};   // errors of that kind, as they were raised
   std::atomic<uint64_t> memory_limit{0};   // bytes that this process may use of the device; 0: all of it
   Usage usage;                             // of live storages, as the worker counts them

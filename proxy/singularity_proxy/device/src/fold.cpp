@@ -1,0 +1,36 @@
+#include "fold.h"
+
+#include <ATen/Functions.h>
+
+namespace singularity {
+
+at::Tensor fold_first(const at::Tensor& first, Reduction reduction, double factor, bool own) {
+  at::Tensor sum = own ? first : first.clone();
+  if (reduction == Reduction::premul_sum) sum.mul_(factor);
+  return sum;
+}
+
+void fold_next(at::Tensor& sum, const at::Tensor& next, Reduction reduction, double factor) {
+  switch (reduction) {
+    case Reduction::sum:
+    case Reduction::avg: sum.add_(next); return;
+    case Reduction::product: sum.mul_(next); return;
+    case Reduction::min: at::minimum_out(sum, sum, next); return;
+    case Reduction::max: at::maximum_out(sum, sum, next); return;
+    case Reduction::band: sum.bitwise_and_(next); return;
+    case Reduction::bor: sum.bitwise_or_(next); return;
+    case Reduction::bxor: sum.bitwise_xor_(next); return;
+    case Reduction::premul_sum: sum.add_(next.mul(factor)); return;
+  }
+  TORCH_CHECK(false, "unknown reduction ", static_cast<int64_t>(reduction));
+}
+
+void fold_end(at::Tensor& sum, Reduction reduction, uint32_t ranks) {
+  if (reduction != Reduction::avg) return;
+  if (at::isIntegralType(sum.scalar_type(), /*includeBool=*/true))
+    sum.div_(static_cast<int64_t>(ranks), "trunc");
+  else
+    sum.div_(static_cast<double>(ranks));
+}
+
+}  // namespace singularity
