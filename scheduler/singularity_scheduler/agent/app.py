@@ -133,6 +133,14 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
         nothing is lost. Its silence is told after less than a second, and one that was stopped by
         a signal is replaced then. 0: never.""",
     )
+    barrier_s = Float(
+        20.0,
+        min=0.1,
+        config=True,
+        help="""Seconds that the ranks of a session (torch.distributed) may take to stop where all
+        of them have taken part in the same collectives, before it is parked, resized, moved or
+        stored. If they do not come together, all of them go on and nothing is changed.""",
+    )
     spot = Bool(
         False,
         config=True,
@@ -395,6 +403,7 @@ class AgentProcess:
             long_operation_s=app.long_operation_s,
             orphan_grace_s=app.orphan_grace_s,
             lease_ttl_s=app.lease_ttl_s,
+            barrier_s=app.barrier_s,
             log_bytes=app.log_bytes,
             keep_logs=app.keep_logs,
             park_by=app.park_by,

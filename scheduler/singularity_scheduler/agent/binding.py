@@ -13,6 +13,7 @@ from typing import Any
 from singularity_proxy.errors import ProxyFailed, Unavailable
 from singularity_proxy.wire.ring import RingState
 
+from . import ranks
 from .live import LiveSession
 from .node import Node
 from .proxies import Proxy
@@ -111,6 +112,7 @@ class ProxyBinder:
         if live.proxies.get(device) is proxy:
             del live.proxies[device]
         live.record.proxies.pop(device, None)
+        ranks.forget(live, proxy)
         await proxy.end()
 
     async def _bind(
@@ -127,6 +129,7 @@ class ProxyBinder:
             threads=settings.proxy_threads,
             epoch=record.epoch,
         )
+        await ranks.join(live, proxy)
         return await self.attach_rings(live, proxy, rings)
 
     async def attach_rings(

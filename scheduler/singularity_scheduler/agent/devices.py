@@ -16,10 +16,11 @@ from typing import Any
 
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import (
-    BadRequest,
+    BarrierFailed,
     ProxyFailed,
     SingularityError,
     Unavailable,
+    Unsupported,
 )
 from singularity_proxy.wire.ring import RingState
 
@@ -29,7 +30,9 @@ from .leases import LeaseGrant
 from .live import LiveSession
 from .node import Node
 from .proxies import Proxy, adopt_proxy
+from .ranks import let_go, together
 from .recovery import Recovery
+from .resizes import Resizer, check_devices, placed
 from .rings import LiveRing
 from .sessions import Phase
 
@@ -52,6 +55,7 @@ class DeviceKeeper:
         self._node = node
         self._binder = ProxyBinder(node, self._proxy_exited)
         self._recovery = Recovery(node, self._binder, self._park_locked)
+        self._resizer = Resizer(node, self._binder, self._set_down)
         self._driver = DriverParks(node, self._binder)
 
     def start(self) -> None:
@@ -75,23 +79,18 @@ class DeviceKeeper:
         record, node = live.record, self._node
         record.check_live()
         record.check_epoch(lease.epoch)
-        if len(devices) != record.virtual_devices:
-            raise BadRequest(
-                f"session {record.session} has {record.virtual_devices} virtual devices, "
-                f"but {len(devices)} physical ones were named",
-            )
-        for device in devices:
-            node.device(device)
+        check_devices(node, live, devices)
         started = time.monotonic()
         async with live.lock:
             record.check_live()
             record.check_epoch(lease.epoch)
             node.leases.grant(record.session, lease.epoch, lease.ttl_s, lease.received)
             node.save_leases()
+            devices = placed(record, devices, record.devices)
             if record.phase is Phase.HELD and record.devices == devices:
                 record.epoch, record.reason = lease.epoch, lease.reason
                 node.save(live)
-                return {"ms": 0.0}
+                return {"ms": 0.0, "devices": devices}
             if record.phase is Phase.HELD:
                 await self._park_locked(live, moving=True)
                 node.leases.grant(record.session, lease.epoch, lease.ttl_s, lease.received)
@@ -109,7 +108,25 @@ class DeviceKeeper:
             record.reason = lease.reason
             live.waiting, live.told_need = False, 0.0
             node.try_save(live)
-        return {"ms": round((time.monotonic() - started) * 1e3, 3)}
+        return {"ms": round((time.monotonic() - started) * 1e3, 3), "devices": devices}
+
+    async def resize(
+        self, live: LiveSession, lease: LeaseGrant, devices: list[str]
+    ) -> dict[str, Any]:
+        """Go on with other physical devices behind the same virtual ones; see `resizes`."""
+        try:
+            return await self._resizer.resize(live, lease, devices)
+        finally:
+            if live.record.phase is not Phase.HELD and live.record.alive:
+                self._tell_lapsed_soon(live)
+
+    async def _set_down(self, live: LiveSession, why: str) -> None:
+        """A session whose rings are neither all here nor all there: it is parked, and comes back as
+        a whole."""
+        log.error("session %s gives its devices back: %s", live.record.session, why)
+        reason = f"its devices could not be changed, nor put back as they were: {why}"
+        with contextlib.suppress(SingularityError):
+            await self._park_locked(live, reason, moving=True)
 
     async def park(
         self,
@@ -148,7 +165,9 @@ class DeviceKeeper:
                 async with live.lock:
                     if self._node.leases.epoch(record.session) is None and record.alive:
                         await self._park_locked(
-                            live, "the scheduler was away and the lease ran out; nothing was lost"
+                            live,
+                            "the scheduler was away and the lease ran out; nothing was lost",
+                            anyhow=True,
                         )
                 return
             except SingularityError as error:
@@ -182,6 +201,11 @@ class DeviceKeeper:
     def _tell_need_soon(self, live: LiveSession) -> None:
         # Behind the answer to the command, which the service must see first.
         asyncio.get_running_loop().call_later(0.02, self._tell_need, live)
+
+    def _tell_lapsed_soon(self, live: LiveSession) -> None:
+        # Behind the answer to the command, as above.
+        session = live.record.session
+        asyncio.get_running_loop().call_later(0.02, self._node.emit, session, "lease.lapsed")
 
     def check_waiting(self, live: LiveSession) -> None:
         """Notice that nobody waits any more; called about twice a second for waiting sessions."""
@@ -293,12 +317,34 @@ class DeviceKeeper:
         force: bool = False,
         moving: bool = False,
         keep_lease: bool = False,
+        anyhow: bool = False,
     ) -> dict[str, Any]:
-        record, node = live.record, self._node
+        """`anyhow`: also where its ranks do not come together before."""
+        record = live.record
         if record.phase in (Phase.NONE, Phase.PARKED):
             return {"bytes": 0, "ms": 0.0, "stays": bool(live.off_device)}
         started = time.monotonic()
-        if record.phase is Phase.HELD:
+        async with contextlib.AsyncExitStack() as stack:
+            if not force and record.phase is Phase.HELD:
+                try:
+                    await stack.enter_async_context(together(live, self._node.settings.barrier_s))
+                except (BarrierFailed, Unsupported) as error:
+                    if not anyhow:
+                        raise
+                    log.warning("session %s: %s", record.session, error.message)
+            return await self._park_now(live, reason, force, moving, keep_lease, started)
+
+    async def _park_now(
+        self,
+        live: LiveSession,
+        reason: str,
+        force: bool,
+        moving: bool,
+        keep_lease: bool,
+        started: float,
+    ) -> dict[str, Any]:
+        record, node = live.record, self._node
+        if record.phase in (Phase.HELD, Phase.RESIZING):
             record.move(Phase.PARKING)
         node.try_save(live)
         devices = list(live.proxies)
@@ -452,9 +498,13 @@ class DeviceKeeper:
                 self._binder.watch(live, device, proxy)
                 if not proxy.watch.alive:
                     self._proxy_exited(live, device, proxy)
+            await let_go(live)
             if record.phase is Phase.ATTACHING:
                 ran = any(ring.file.read().done_seq for ring in live.rings.rings.values())
                 await self._give_up_attach(live, Phase.PARKED if ran else Phase.NONE)
+            elif record.phase is Phase.RESIZING:
+                if not await self._resizer.settle(live):
+                    self._tell_lapsed_soon(live)
             elif record.phase is Phase.PARKING:
                 with contextlib.suppress(SingularityError):
                     await self._park_locked(live)

@@ -33,6 +33,11 @@ class LaunchRequest:
     cwd: str
     connection: dict[str, Any] | None = field(repr=False)
     owner_pid: int | None
+    epoch: int = 0
+    """Above that of what this node may still have of the session: an attempt of its run that was
+    killed."""
+    restartable: bool = False
+    """It may be started elsewhere when this node is lost, though it has no checkpoint."""
 
     @classmethod
     def parse(cls, params: Mapping[str, Any]) -> LaunchRequest:
@@ -64,6 +69,8 @@ class LaunchRequest:
             cwd=str(launch.get("cwd") or "/"),
             connection=_connection(launch) if mode == "capsule" else None,
             owner_pid=owner_pid,
+            epoch=number(params, "epoch") if params.get("epoch") is not None else 0,
+            restartable=launch.get("restartable") is True,
         )
 
     def listening_at(self, ip: str) -> LaunchRequest:

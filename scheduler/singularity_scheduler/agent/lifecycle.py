@@ -37,7 +37,7 @@ from .folders import open_session_folders
 from .launch import LaunchRequest
 from .live import LiveSession
 from .node import Node
-from .owners import Owners, find_owner, how_it_ended
+from .owners import Owners, find_owner, how_it_ended, told_exit
 from .processes import end_marked, end_process
 from .relay_keeper import RelayKeeper
 from .relays import kernel_connection, remove_relay_folder, shim_command, write_private
@@ -70,13 +70,13 @@ class Lifecycle:
     # -- start ------------------------------------------------------------------------------------
 
     async def start(self, request: LaunchRequest) -> dict[str, Any]:
-        """Start a session as the service asks; answer of `session.start`. Raises `BadRequest`,
-        `Conflict` (it exists, a port is taken), `Forbidden` or `NoSpace`; nothing is left then."""
+        """Start a session as the service asks; answer of `session.start`. What is left here of an
+        earlier attempt is ended first. Raises `BadRequest`, `Conflict` (it exists, a port is
+        taken), `Forbidden` or `NoSpace`; nothing is left then."""
         node = self._node
         if node.stopping:
             raise Unavailable("this node is being stopped; nothing was started")
-        if request.session in node.sessions:
-            raise Conflict(f"session {request.session} was started before", session=request.session)
+        await self._end_earlier(request)
         identity = await node.identities.of(request.user)
         request = request.listening_at(node.settings.client_ip)
         owner = find_owner(request, identity.uid)
@@ -91,12 +91,15 @@ class Lifecycle:
             uid=identity.uid,
             gid=identity.gid,
             owner=owner,
+            epoch=request.epoch,
+            restartable=request.restartable,
         )
         live = self._make(record)
         self._admit(live)
         try:
             node.save(live)
             open_session_folders(node.settings, record)
+            self.logs.go_on(live)
             await live.socket.start()
             if request.mode == "joined":
                 assert owner is not None
@@ -149,6 +152,8 @@ class Lifecycle:
             open_session_folders(node.settings, record)
             ended = lambda _: self._process_exited(live)  # noqa: E731
             loss = await self._resumer.restore(live, request, summary, told, ended)
+            if loss["rolled_back"]:
+                self.logs.go_on(live)
             loss["lost"] += await self.relays.connect(live, request)
             await live.socket.start()
             self.owners.watch_again(live, request.owner_pid, owner)
@@ -175,6 +180,17 @@ class Lifecycle:
         if live.capsule is not None and not live.capsule.watch.alive:
             self._process_exited(live)
         return {"pid": record.process.pid, "loss": loss, "relay": live.relay is not None}
+
+    async def _end_earlier(self, request: LaunchRequest) -> None:
+        """No two attempts of a run are here at once. `Conflict` when what is here is no earlier
+        one."""
+        live = self._node.sessions.get(request.session)
+        if live is None:
+            return
+        if request.epoch <= live.record.epoch:
+            raise Conflict(f"session {request.session} was started before", session=request.session)
+        await self.end(live, "its next attempt begins", 0.0, elsewhere=True)
+        self.forget(live)
 
     def _check_absent(self, session: str) -> None:
         known = self._node.sessions.get(session)
@@ -267,10 +283,13 @@ class Lifecycle:
         watch = live.capsule.watch if live.capsule else live.joined
         if live.record.life is not Life.LIVE or watch is None or self._node.stopping:
             return
-        live.record.exit_code = watch.exit_code
+        code = watch.exit_code
+        if code is None:  # nobody was there when it ended
+            code = told_exit(self._node.settings.session_dir(live.record.session), live.record.uid)
+        live.record.exit_code = code
         log_path = os.path.join(self._node.settings.session_dir(live.record.session), CAPSULE_LOG)
-        words = last_words(log_path, live.record.uid) if watch.exit_code else ""
-        self._end_soon(live, how_it_ended(watch.exit_code) + (f" ({words})" if words else ""))
+        words = last_words(log_path, live.record.uid) if code else ""
+        self._end_soon(live, how_it_ended(code) + (f" ({words})" if words else ""))
 
     def _end_soon(self, live: LiveSession, reason: str) -> None:
         self._node.spawn(self.end(live, reason, 1.0), "end of a session")

@@ -11,6 +11,7 @@ from typing import Any
 from singularity_proxy.capsule.launcher import Capsule
 from singularity_proxy.capsule.lease_word import LeaseWord
 from singularity_proxy.capsule.process import ProcessWatch
+from singularity_proxy.elastic.coordinator import Barrier
 
 from .proxies import Proxy
 from .relays import Relay
@@ -49,6 +50,8 @@ class LiveSession:
         self.lock = asyncio.Lock()
         """Held by whoever changes the device side; the end of a session kills proxies first, so
         that a holder gives up, and takes it then."""
+        self.barrier: Barrier | None = None
+        """Its ranks stand by this one; see `ranks`."""
         self.waiting = False
         """A worker waits for a device and the service was told so."""
         self.told_need = 0.0

@@ -47,6 +47,7 @@ class Settings:
     long_operation_s: float
     orphan_grace_s: float
     lease_ttl_s: float
+    barrier_s: float
     log_bytes: int
     keep_logs: int
     park_by: str = park_policy.AUTO

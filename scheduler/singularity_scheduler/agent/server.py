@@ -72,6 +72,7 @@ class CommandServer:
             "session.log": self.log,
             "device.attach": self.attach,
             "device.park": self.park,
+            "device.resize": self.resize,
             "device.checkpoint": self.device_checkpoint,
             "device.put_back": self.put_back,
             "session.checkpoint": self.checkpoint,
@@ -239,18 +240,28 @@ class CommandServer:
             )
 
     async def attach(self, _: Peer, params: dict[str, Any]) -> Any:
+        live, lease, devices = self._placed(params)
+        return await self._once(
+            params, "device.attach", lambda: self._devices.attach(live, lease, devices)
+        )
+
+    async def resize(self, _: Peer, params: dict[str, Any]) -> Any:
+        live, lease, devices = self._placed(params)
+        return await self._once(
+            params, "device.resize", lambda: self._devices.resize(live, lease, devices)
+        )
+
+    def _placed(self, params: dict[str, Any]) -> tuple[LiveSession, LeaseGrant, list[str]]:
+        """Of a command that says which devices a session has from now on."""
         live = self._node.session(text(params, "session"))
         epoch, devices = number(params, "epoch"), params.get("devices")
         if not isinstance(devices, list) or not all(isinstance(d, str) for d in devices):
             raise BadRequest("'devices' must be a list of device ids")
-
         ttl_s = params.get("ttl_s", self._node.settings.lease_ttl_s)
         if not isinstance(ttl_s, int | float) or ttl_s <= 0:
             raise BadRequest("'ttl_s' must be a positive number of seconds")
         lease = LeaseGrant(epoch, boot_clock(), float(ttl_s), str(params.get("reason") or ""))
-        return await self._once(
-            params, "device.attach", lambda: self._devices.attach(live, lease, devices)
-        )
+        return live, lease, devices
 
     async def park(self, _: Peer, params: dict[str, Any]) -> Any:
         live = self._node.session(text(params, "session"))

@@ -14,6 +14,7 @@ from singularity_proxy.wire.rpc import Handler, Peer
 
 from singularity_scheduler import logs
 from singularity_scheduler.client.verbs import RUNS, VERBS
+from singularity_scheduler.core.recorded import kept
 
 from .devices import DeviceKeeper
 from .launch import number, text
@@ -49,9 +50,14 @@ class SessionApi:
         async def activity(_: Peer, params: dict[str, Any]) -> Any:
             return self.activity(session, params)
 
+        async def record(_: Peer, params: dict[str, Any]) -> Any:
+            with logs.bind(session=session):
+                return self.record(session, params)
+
         return {
             "ring.open": ring_open,
             "activity": activity,
+            "record": record,
             **{name: verb(name) for name in (*VERBS, *RUNS)},
         }
 
@@ -77,6 +83,21 @@ class SessionApi:
         self._node.save(live)
         self._node.emit(session, "activity", busy=busy, at=_now())
         return {}
+
+    def record(self, session: str, params: dict[str, Any]) -> dict[str, Any]:
+        """`record`: a run has new `values`. Answered when they are on disk here, whether or not the
+        service is there; ``{"refused"}`` has a sentence for each that is not kept."""
+        values = params.get("values")
+        if not isinstance(values, dict):
+            raise BadRequest("'values' must be an object, such as {'loss': 0.1}")
+        live = self._node.session(session)
+        found, refused = kept(live.record.recorded, values)
+        new = {n: v for n, v in found.items() if n in values and n not in refused}
+        if found != live.record.recorded:
+            live.record.recorded = found
+            self._node.save(live)
+            self._node.emit(session, "recorded", values=new)
+        return {"refused": list(refused.values())}
 
     async def command(self, session: str, verb: str, args: dict[str, Any]) -> Any:
         """Pass a verb on to the service; `status` is answered from here while it is away."""

@@ -8,6 +8,7 @@ is opened without following one and must be a plain file of that user.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import stat
@@ -15,12 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from singularity_proxy.capsule.launcher import trim_log
+from singularity_proxy.capsule.launcher import open_log, trim_log
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
 from .live import LiveSession
 from .node import Node
 from .sessions import Life
+
+log = logging.getLogger("singularity.agent")
 
 MAX_BYTES = 1 << 20
 """Most bytes in one answer."""
@@ -99,6 +102,35 @@ class SessionLogs:
                 self._make_room(folder)
         except (OSError, NotFound):
             partial.unlink(missing_ok=True)
+
+    def go_on(self, live: LiveSession) -> None:
+        """What the session has printed here before comes first in its log: called when another
+        attempt of its run begins here, or when it went back to a checkpoint, before it goes on.
+        Positions stay right for who follows the log. Without space the log begins anew."""
+        record = live.record
+        for path in (self._folder / str(record.uid)).glob(f"{record.session}-*.log"):
+            match = _KEPT.fullmatch(path.name)
+            if match is None:
+                continue
+            try:
+                self._put_before(live, path, int(match["cut"]))
+            except (OSError, Conflict) as error:
+                log.warning("session %s: its log begins anew: %s", record.session, error)
+            path.unlink(missing_ok=True)
+
+    def _put_before(self, live: LiveSession, path: Path, cut: int) -> None:
+        record = live.record
+        fd = open_log(self._path(live), record.uid, record.gid)
+        try:
+            if cut + path.stat().st_size <= record.log_cut + os.fstat(fd).st_size:
+                return  # it has all that already
+            os.ftruncate(fd, 0)  # its writers append
+            with open(path, "rb") as kept:
+                while data := kept.read(MAX_BYTES):
+                    os.write(fd, data)
+            record.log_cut = cut
+        finally:
+            os.close(fd)
 
     def _make_room(self, folder: Path) -> None:
         kept = [p for p in folder.iterdir() if _KEPT.fullmatch(p.name)]

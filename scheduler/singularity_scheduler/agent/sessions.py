@@ -23,6 +23,8 @@ class Phase(enum.Enum):
     HELD = "held"
     PARKING = "parking"
     PARKED = "parked"
+    RESIZING = "resizing"
+    """Some of its virtual devices change the physical one behind them; the others are served."""
 
 
 class Life(enum.Enum):
@@ -45,6 +47,9 @@ PHASE_MOVES: frozenset[tuple[Phase, Phase]] = frozenset(
         (Phase.HELD, Phase.PARKING),
         (Phase.PARKING, Phase.PARKED),
         (Phase.PARKING, Phase.HELD),  # the state could not be written: the device stays
+        (Phase.HELD, Phase.RESIZING),
+        (Phase.RESIZING, Phase.HELD),
+        (Phase.RESIZING, Phase.PARKING),  # what was begun can neither be finished nor undone
     }
 )
 
@@ -138,13 +143,20 @@ class SessionRecord:
     phase: Phase = Phase.NONE
     epoch: int = 0
     devices: list[str] = field(default_factory=list)
-    """Physical device of each virtual device, while attaching, held or parking."""
+    """Physical device of each virtual device, while attaching, held, resizing or parking: of a
+    resize, those from before."""
+    resizing: list[str] | None = None
+    """Those that a resize under way leads to."""
+    sets: list[list[int]] = field(default_factory=list)
+    """Virtual devices that may share a physical one, as its process groups were last; []: all."""
     process: ProcessIdentity | None = None
     relay: ProcessIdentity | None = None
     owner: ProcessIdentity | None = None
     exit_code: int | None = None
     reason: str = ""
     busy: bool | None = None
+    recorded: dict[str, Any] = field(default_factory=dict)
+    """What its processes recorded here, name -> last value."""
     proxies: dict[str, ProxyRecord] = field(default_factory=dict)
     rings: dict[str, RingRecord] = field(default_factory=dict)
     rings_made: int = 0
@@ -227,7 +239,7 @@ class SessionRecord:
         return path if place is None else os.path.join(place, os.path.basename(path))
 
     def device_of(self, virtual_device: int) -> str:
-        """The physical device behind `virtual_device` (phase attaching, held or parking)."""
+        """The physical device behind `virtual_device` (in every phase with devices)."""
         return self.devices[virtual_device]
 
     def rings_of(self, device: str) -> list[RingRecord]:
@@ -256,7 +268,7 @@ class SessionRecord:
 
     def report(self, waiting: bool) -> dict[str, Any]:
         """The session in `hello` (`service.ports.AgentSession`)."""
-        held = self.phase in (Phase.ATTACHING, Phase.HELD, Phase.PARKING)
+        held = self.phase not in (Phase.NONE, Phase.PARKED)
         return {
             "session": self.session,
             "user": self.user,
@@ -272,6 +284,7 @@ class SessionRecord:
             "saved": self.saved,
             "waiting": waiting and self.alive,
             "busy": self.busy,
+            "recorded": self.recorded,
             "reason": self.reason,
             "incarnation": self.incarnation,
         }

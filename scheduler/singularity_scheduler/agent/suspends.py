@@ -40,6 +40,7 @@ from . import parts as files
 from .devices import DeviceKeeper
 from .live import LiveSession
 from .node import Node, Settings
+from .ranks import together
 from .relay_keeper import RelayKeeper
 from .savings import Saving
 from .sessions import Life
@@ -211,7 +212,9 @@ class Suspender:
                 node.save(live)
                 self._step("begun")
                 os.makedirs(work.folder, 0o700)
-                yield
+                # Before its processes stop: they have to get there.
+                async with together(live, node.settings.barrier_s):
+                    yield
             except BaseException as error:
                 self._judge(live, error)
                 if not live.fenced:

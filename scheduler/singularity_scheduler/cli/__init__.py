@@ -65,6 +65,10 @@ COMMANDS = {
         "singularity_scheduler.cli.migrate",
         "Let a session go on with another device, on another node or in another cluster.",
     ),
+    "resize": (
+        "singularity_scheduler.cli.resize",
+        "Run a session's virtual devices on more or fewer physical ones.",
+    ),
     "checkpoint": (
         "singularity_scheduler.cli.checkpoint",
         "Store a session as it is now, under a name or without one.",

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from singularity_proxy.errors import BadRequest
-from traitlets import Float, Integer, Unicode, default
+from traitlets import Bool, Float, Integer, Unicode, default
 
 from . import output
 from .base import CommandApp, split_names, wanted_devices, wanted_share
@@ -82,6 +82,19 @@ class RunApp(CommandApp):
         help="""Part of the time of one device that it asks for, from 0.001 to 1: below 1 it takes
         turns with others that share. None: SINGULARITY_DEVICE_SHARE, else whole devices.""",
     )
+    elastic = Bool(
+        False,
+        config=True,
+        help="""It may go on with fewer physical devices than virtual ones: it starts on fewer when
+        no more are free, gives some up before others are paused, and gets them back.""",
+    )
+    flags = {
+        "elastic": (
+            {"RunApp": {"elastic": True}},
+            "It may go on with fewer physical devices than virtual ones.",
+        ),
+        **CommandApp.flags,
+    }
     aliases = {
         "tier": "RunApp.tier",
         "share": "RunApp.share",
@@ -107,7 +120,14 @@ class RunApp(CommandApp):
     def execute(self) -> int:
         devices, locations = wanted_devices(self.devices), split_names(self.locations)
         share = wanted_share(self.share)
-        return run(self.command, tier=self.tier, devices=devices, locations=locations, share=share)
+        return run(
+            self.command,
+            tier=self.tier,
+            devices=devices,
+            locations=locations,
+            share=share,
+            elastic=self.elastic,
+        )
 
     def complete(self, prefix: str) -> None:
         """File names: the words are a command's."""
@@ -132,6 +152,7 @@ def run(
     devices: int | None = None,
     locations: Sequence[str] = (),
     share: float | None = None,
+    elastic: bool = False,
 ) -> int:
     """Run `command` as a session and return the exit code; see the module's text."""
     if not command:
@@ -147,7 +168,7 @@ def run(
         return EXIT_NOT_FOUND
     if os.environ.get("SINGULARITY_SESSION"):
         return _run_child(command, dict(os.environ))
-    env = asyncio.run(_begin(command, tier, devices, locations, share))
+    env = asyncio.run(_begin(command, tier, devices, locations, share, elastic))
     # The session is bound to this process: the node agent ends it when this process ends, however
     # that comes about, so there is nothing to do afterwards.
     return _run_child(command, env)
@@ -159,6 +180,7 @@ async def _begin(
     devices: int | None,
     locations: Sequence[str],
     share: float | None,
+    elastic: bool,
 ) -> dict[str, str]:
     """Start the session; returns the environment of its processes."""
     # Only now: a wrong command line needs no client.
@@ -173,6 +195,7 @@ async def _begin(
         devices=devices,
         locations=locations,
         device_share=share,
+        elastic=elastic or None,
         launch={
             "mode": "joined",
             "argv": list(command),

@@ -118,7 +118,7 @@ def session_card(session: Json, now: datetime) -> Card:
         ("Created", _ago(session.get("created_at"), now)),
         ("Changed", _ago(session.get("updated_at"), now)),
         ("Exit code", "" if session.get("exit_code") is None else str(session["exit_code"])),
-        *_run(session.get("run") or {}),
+        *_run(session),
     ]
     return Card([(label, text) for label, text in rows if text])
 
@@ -278,8 +278,19 @@ def checkpoint_table(stored: Sequence[Json], now: datetime, one: bool, empty: st
     return Table(columns, rows, empty, ["red" if c.get("damaged") else "" for c in stored])
 
 
-def _run(run: Json) -> list[tuple[str, str]]:
+def _attempt(session: Json, run: Json) -> str:
+    """Which one it is of how many, and where it went on; empty when there is only one."""
+    number, retries = session.get("attempt") or 1, run.get("max_retries")
+    if not retries:
+        return ""
+    loss = session.get("loss") or {}
+    start = f"checkpoint {texts.clean(loss.get('checkpoint'))}" if loss else "its beginning"
+    return f"{number} of {retries + 1}{f', from {start}' if number > 1 else ''}"
+
+
+def _run(session: Json) -> list[tuple[str, str]]:
     """The lines of a batch run."""
+    run = session.get("run")
     if not run:
         return []
     parameters = [
@@ -298,7 +309,7 @@ def _run(run: Json) -> list[tuple[str, str]]:
         ("Parameters", ", ".join(parameters)),
         ("Variables", ", ".join(map(texts.clean, run.get("variables") or ()))),
         ("Time limit", f"{run['timeout_s']} s" if run.get("timeout_s") else ""),
-        ("Retries", f"at most {run['max_retries']}" if run.get("max_retries") else ""),
+        ("Attempt", _attempt(session, run)),
         ("Experiment", texts.clean(metadata.get("experiment_name"))),
         ("Tags", ", ".join(f"{texts.clean(k)}={texts.clean(v)}" for k, v in tags.items())),
     ]

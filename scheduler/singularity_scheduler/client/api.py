@@ -44,6 +44,8 @@ class ServiceClient(Reading, Groups):
         priority: str | None = None,
         locations: Sequence[str] | None = None,
         device_share: float | None = None,
+        elastic: bool | None = None,
+        scale_policy: Mapping[str, Any] | None = None,
     ) -> Json:
         """Start a session; returns its JSON plus ``"launch": {"pid", "connection", "env"}``.
 
@@ -55,7 +57,8 @@ class ServiceClient(Reading, Groups):
         `every_steps`: when a checkpoint is made by itself (0: never, None: as configured).
         `virtual_cluster`: whose quota its devices count for; `priority` "low", "medium" or "high"
         orders sessions of one tier; `locations`: clusters and regions that it may be in, none:
-        anywhere; `device_share`: part of the time of one device, None: all of it.
+        anywhere; `device_share`: part of the time of one device, None: all of it; `elastic`: it may
+        run on fewer physical devices than virtual ones, as `scale_policy` says more exactly.
         """
         body: Json = {"kind": kind, "name": name, "launch": launch}
         wishes = {
@@ -66,6 +69,8 @@ class ServiceClient(Reading, Groups):
             "priority": priority,
             "locations": list(locations) if locations else None,
             "device_share": device_share,
+            "elastic": elastic,
+            "scale_policy": scale_policy,
         }
         body |= {key: value for key, value in wishes.items() if value is not None}
         if tier is not None:
@@ -86,6 +91,8 @@ class ServiceClient(Reading, Groups):
         priority: str | None = None,
         locations: Sequence[str] | None = None,
         device_share: float | None = None,
+        elastic: bool | None = None,
+        scale_policy: Mapping[str, Any] | None = None,
     ) -> Json:
         """Submit the run of a notebook; returns its session as soon as it is durable. It starts
         when it is its turn and needs neither the caller nor its server any more.
@@ -101,6 +108,8 @@ class ServiceClient(Reading, Groups):
             "priority": priority,
             "locations": list(locations) if locations else None,
             "device_share": device_share,
+            "elastic": elastic,
+            "scale_policy": scale_policy,
         }
         body |= {key: value for key, value in wishes.items() if value is not None}
         if tier is not None:
@@ -163,6 +172,10 @@ class ServiceClient(Reading, Groups):
         body: Json = {name: word for name, word in named.items() if word is not None}
         body = body or {"device": None}
         return await self._verb(session, "migrate", body, timeout=MOVE_S)
+
+    async def resize(self, session: str, devices: int) -> Json:
+        """Run its virtual devices on so many physical ones from now on; see its `resizable`."""
+        return await self._verb(session, "resize", {"devices": devices}, timeout=MOVE_S)
 
     async def preempt(self, session: str) -> Json:
         """Take its devices, nothing is lost, and hold it back until `resume` or `migrate`; a

@@ -21,6 +21,8 @@ class Groups(Calls):
         *,
         max_parallel: int | None = None,
         stop_on_failure: bool = False,
+        stop_when: str | None = None,
+        objective: Json | None = None,
         key: str | None = None,
     ) -> Json:
         """Submit runs that belong together, all or none; returns the group with its "sessions".
@@ -28,7 +30,9 @@ class Groups(Calls):
         `session` is what they have in common (as the body of `submit`: ``{"run", "tier",
         "devices", ...}``), `members` what tells each from the others, ``{"values"}``: over the
         notebook's parameters; of commands with a "command" each. At most `max_parallel` of them
-        are started at a time. With `stop_on_failure` the first that fails ends the others. A
+        are started at a time. With `stop_on_failure` the first that fails ends the others, with
+        `stop_when` ("loss<0.01") the first that recorded such a value; it goes on itself.
+        `objective` (``{"primary_metric", "goal"}``) says which is the best in `group_results`. A
         repeated call with the same `key` answers with the same group.
         """
         body: Json = {"session": session, "members": list(members)}
@@ -36,6 +40,10 @@ class Groups(Calls):
             body["max_parallel"] = max_parallel
         if stop_on_failure:
             body["stop_on_failure"] = True
+        if stop_when is not None:
+            body["stop_when"] = stop_when
+        if objective is not None:
+            body["objective"] = objective
         return await self._json("POST", "groups", body, key=key)
 
     async def groups(self) -> list[Json]:
@@ -52,6 +60,13 @@ class Groups(Calls):
     async def get_group(self, group: str) -> Json:
         """One group with its "sessions" by their numbers."""
         return await self._json("GET", f"groups/{quote(group, safe='')}")
+
+    async def group_results(self, group: str) -> Json:
+        """What its members recorded: ``{"results": [{"number", "session", "state", "exit_code",
+        "values", "recorded"}]}`` by their numbers, `values` and `recorded` with all names that
+        there are, `best` with the session that is best by the group's objective (None: nobody can
+        tell), and all that `groups` says of it."""
+        return await self._json("GET", f"groups/{quote(group, safe='')}/results")
 
     async def cancel_group(self, group: str, reason: str = "", grace_s: float = 5.0) -> Json:
         """End all of its members that have not ended; idempotent."""

@@ -170,10 +170,6 @@ class Reading(Calls):
                 whole["usage"] += page["usage"]
         return whole
 
-    # Under the names that they had before; for callers that are not changed yet.
-    list_sessions = sessions
-    log = logs
-
 
 def _wanted(until: Until) -> Callable[[Json], bool]:
     if callable(until):

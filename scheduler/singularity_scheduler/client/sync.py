@@ -121,6 +121,7 @@ class Client:
     submit_group = _call(ServiceClient.submit_group)
     groups = _call(ServiceClient.groups)
     get_group = _call(ServiceClient.get_group)
+    group_results = _call(ServiceClient.group_results)
     cancel_group = _call(ServiceClient.cancel_group)
     get_session = _call(ServiceClient.get_session)
     sessions = _call(ServiceClient.sessions)

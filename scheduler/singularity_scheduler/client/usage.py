@@ -64,11 +64,12 @@ def to_csv(by: str, rows: Iterable[Mapping[str, Any]], header: bool = True) -> s
     names = columns(by)
     if header:
         writer.writerow(names)
-    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    writer.writerows([cell(row.get(name)) for name in names] for row in rows)
     return text.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
+    """`value` as CSV has it."""
     if isinstance(value, str) and value.startswith(_FORMULA):
         return f"'{value}"
     return "" if value is None else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 CHANGES = (
     *("park", "preempt", "keep", "tier", "priority"),
-    *("suspend", "resume", "migrate", "checkpoint", "restore"),
+    *("suspend", "resume", "migrate", "resize", "checkpoint", "restore"),
 )
 """Each of them is also an operation of the API."""
 

@@ -28,6 +28,13 @@ class Attach(Action):
 
 
 @dataclass(frozen=True)
+class Resize(Action):
+    """It goes on with `devices`, one for each virtual device."""
+
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Park(Action):
     force: bool = False
     """Its device is broken: when the state cannot be saved, end the proxy; snapshot and journal

@@ -43,7 +43,7 @@ def _elsewhere(draft: Draft, run: SessionView) -> str | None:
         cluster = geography.clusters[name]
         if name != run.cluster and not _has_room(cluster.summary(), run):
             continue
-        for node_id in islice(cluster.with_free(run.virtual_devices), LOOKED_AT):
+        for node_id in islice(cluster.with_free(run.needs), LOOKED_AT):
             if node_id != run.node and can_start(draft, run, node_id):
                 return node_id
     return None
@@ -51,7 +51,7 @@ def _elsewhere(draft: Draft, run: SessionView) -> str | None:
 
 def _has_room(summary: routing.Summary, run: SessionView) -> bool:
     """By the sums of a cluster alone."""
-    found = routing.score(summary, run.virtual_devices, run.tier.rank) if summary.capacity else None
+    found = routing.score(summary, run.needs, run.tier.rank) if summary.capacity else None
     return found is not None and found[0] == 0
 
 

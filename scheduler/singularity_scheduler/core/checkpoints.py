@@ -19,7 +19,7 @@ from . import events as ev
 from . import reasons
 from .draft import Draft
 from .model import CheckpointRef, SessionView
-from .states import DeviceState, ProcessState
+from .states import CHANGING, ProcessState
 
 SHORTEST = 4
 """Characters that the beginning of a checkpoint's id needs at least."""
@@ -189,7 +189,7 @@ def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
             session=view.id,
             state=view.word,
         )
-    if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
+    if view.device_state in CHANGING:
         raise Conflict(
             f"{view.label} is changing devices right now: try again in a moment",
             session=view.id,
@@ -284,7 +284,7 @@ def due(
     every_steps = every_steps if view.every_steps is None else view.every_steps
     if view.process_state is not ProcessState.LIVE or view.leaving is not None:
         return None
-    if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
+    if view.device_state in CHANGING:
         return None
     last = view.last_checkpoint
     since = last.at if last else view.created_at

@@ -62,6 +62,8 @@ class Node:
     abilities: Abilities = field(default_factory=Abilities)
     retry: set[str] = field(default_factory=set)
     """Sessions that want devices but do not wait: their last attach failed."""
+    smaller: set[str] = field(default_factory=set)
+    """Sessions that run on fewer devices than they may have."""
     kept: set[str] = field(default_factory=set)
     """Sessions that somebody keeps alive, or did until a moment ago."""
     duty: NodeMark = field(default_factory=lambda: NodeMark(""))
@@ -230,8 +232,10 @@ class ClusterState:
         self.sessions[view.id] = view
         self._count(view, 1)
         node.sessions.add(view.id)
-        for device in view.devices:
+        for device in view.leases:
             node.leases[device] = view.id
+        if view.smaller:
+            node.smaller.add(view.id)
         if view.admitted_milli:
             rank = view.tier.rank
             node.admitted_milli[rank] = node.admitted_milli.get(rank, 0) + view.admitted_milli
@@ -258,7 +262,7 @@ class ClusterState:
         node = self.node(old.node)
         self._count(old, -1)
         node.sessions.discard(old.id)
-        for device in old.devices:
+        for device in old.leases:
             if node.leases.get(device) == old.id:
                 del node.leases[device]
         if old.device_state is DeviceState.WAITING:
@@ -271,6 +275,7 @@ class ClusterState:
         if old.returning:
             del self.returning[bisect_left(self.returning, old.queue_key)]
         node.retry.discard(old.id)
+        node.smaller.discard(old.id)
         node.kept.discard(old.id)
         if old.bound_for is not None:
             _discard(self.coming, old.bound_for, old.id)

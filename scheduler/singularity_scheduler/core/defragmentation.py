@@ -32,13 +32,13 @@ def proceed(draft: Draft, node_id: str) -> None:
     if waiter is None or quotas.barred(draft, waiter):
         return  # it is not devices that it lacks
     holders = draft.usable(node_id)
-    need = waiter.virtual_devices - sum(view is None for view in holders.values())
+    need = waiter.needs - sum(view is None for view in holders.values())
     others = {view.id: view for view in holders.values() if view is not None}
-    if need <= 0 or waiter.virtual_devices > len(holders):
+    if need <= 0 or waiter.needs > len(holders):
         return
     if not all(map(_stays, others.values())):
         return  # what they leave is to be given out first
-    worth = waiter.virtual_devices * parameters.defrag_interval_s / parameters.defrag_gain
+    worth = waiter.needs * parameters.defrag_interval_s / parameters.defrag_gain
     for view in _leavers(draft, waiter, list(others.values()), need, worth):
         _go(draft, view, waiter)
 
@@ -59,7 +59,7 @@ def _stays(view: SessionView) -> bool:
 
 def cost_s(view: SessionView) -> float:
     """Device-seconds that moving it costs, by how long it took last time."""
-    return view.virtual_devices * 2 * (view.suspend_s or UNMEASURED_S)
+    return len(view.physical) * 2 * (view.suspend_s or UNMEASURED_S)
 
 
 def _leavers(
@@ -79,18 +79,18 @@ def _choices(movable: list[SessionView], need: int, several: bool) -> Iterator[l
     """Sets of sessions that free enough: each one that does alone, the cheapest first; then
     some together, with as few devices as possible."""
     for view in sorted(movable, key=cost_s):
-        if view.virtual_devices >= need:
+        if len(view.physical) >= need:
             yield [view]
     if not several:
         return
     together: list[SessionView] = []
-    smaller = [v for v in movable if v.virtual_devices < need]
-    smaller.sort(key=lambda v: -v.virtual_devices)
+    smaller = [v for v in movable if len(v.physical) < need]
+    smaller.sort(key=lambda v: -len(v.physical))
     while need > 0 and smaller:  # the largest that is not too large, or else the smallest
-        view = next((v for v in smaller if v.virtual_devices <= need), smaller[-1])
+        view = next((v for v in smaller if len(v.physical) <= need), smaller[-1])
         smaller.remove(view)
         together.append(view)
-        need -= view.virtual_devices
+        need -= len(view.physical)
     if need <= 0:
         yield together
 
@@ -100,7 +100,7 @@ def _all_find_places(draft: Draft, chosen: list[SessionView]) -> bool:
     for view in chosen:
         if relocation.free_node(draft, view, promised) is None:
             return False
-        promised += view.virtual_devices
+        promised += len(view.physical)
     return True
 
 

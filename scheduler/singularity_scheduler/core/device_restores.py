@@ -16,7 +16,7 @@ from . import checkpoints, reasons
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
-from .states import DeviceState, ProcessState
+from .states import CHANGING, DeviceState, ProcessState
 
 
 def means(view: SessionView, word: str) -> bool:
@@ -30,10 +30,7 @@ def means(view: SessionView, word: str) -> bool:
 def asked(draft: Draft, view: SessionView, event: ev.RestoreAsked) -> None:
     reference = checkpoints.find(view, event.checkpoint)
     draft.answering(view)
-    if view.leaving is not None or view.device_state in (
-        DeviceState.ATTACHING,
-        DeviceState.PARKING,
-    ):
+    if view.leaving is not None or view.device_state in CHANGING:
         raise Conflict(
             f"{view.label} is changing devices right now: try again in a moment",
             session=view.id,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from heapq import merge
 from typing import Any
 
@@ -18,11 +17,19 @@ from .administration import NodeMark, Order, Setting, Upgrade, VirtualCluster
 from .cluster import ClusterState, Node, named
 from .devices import DeviceMark, DeviceView
 from .events import Action, Decision
-from .model import Abilities, Change, CheckpointRef, SessionView, Tier
+from .model import Abilities, Change, CheckpointRef, SessionView, Tier, changed
 from .rules import RULES
 from .states import DeviceEvent, DeviceState, ProcessEvent, next_device, next_process
 
 STORY_LENGTH = 8
+
+
+def _fewer(view: SessionView) -> int | None:
+    """How many physical devices it has, where they are not as many as its virtual ones."""
+    if view.virtual_devices < 2 or not view.leased:
+        return None
+    count = len(view.leases)
+    return None if count == view.virtual_devices else count
 
 
 class Draft:
@@ -75,7 +82,7 @@ class Draft:
         leases = {device: sid for device, sid in leases.items() if sid not in self.changed}
         for view in self.changed.values():
             if view.node == node_id and not view.ended:
-                leases.update(dict.fromkeys(view.devices, view.id))
+                leases.update(dict.fromkeys(view.leases, view.id))
         return {
             device: self.get(leases[device]) if device in leases else None
             for device in self.node(node_id).devices
@@ -108,11 +115,11 @@ class Draft:
         }
 
     def idle(self, node_id: str) -> bool:
-        """Whether nobody waits there, for devices or to be started."""
+        """Whether nobody waits there, for devices, for more devices, or to be started."""
         node = self.state.nodes.get(node_id)
-        wait = node is not None and (node.queue or node.pending)
+        wait = node is not None and (node.queue or node.pending or node.smaller)
         return not wait and not any(
-            view.pending or view.device_state is DeviceState.WAITING
+            view.pending or view.device_state is DeviceState.WAITING or view.smaller
             for view in self.changed.values()
         )
 
@@ -131,6 +138,14 @@ class Draft:
             view = self.get(key[-1])
             if view is not None and view.device_state is DeviceState.WAITING:
                 yield view
+
+    def smaller(self, node_id: str) -> list[SessionView]:
+        """The sessions of a node that run on fewer devices than they may have."""
+        node = self.state.nodes.get(node_id)
+        known = node.smaller if node else set()
+        new = {v.id for v in self.changed.values() if v.smaller and v.node == node_id}
+        views = (self.get(sid) for sid in sorted(known | new))
+        return [view for view in views if view is not None and view.smaller]
 
     def coming(self, bound_for: str) -> Iterator[SessionView]:
         """Those that are on their way to this node and will want devices there; "": those that go
@@ -266,14 +281,14 @@ class Draft:
     def put(self, view: SessionView) -> SessionView:
         """Replace a session without a line in its history."""
         cluster = self.node(view.node).abilities.cluster or view.cluster
-        view = replace(view, updated_at=self.now, cluster=cluster)
+        view = changed(view, updated_at=self.now, cluster=cluster)
         self.changed[view.id] = view
         return view
 
     def note(self, view: SessionView, reason: str, rule: str) -> SessionView:
         """Replace a session and write a line of history; the reason is shown to people, `rule` is
         one of `core.rules.RULES`."""
-        return self.remark(replace(view, reason=reason), reason, rule)
+        return self.remark(changed(view, reason=reason), reason, rule)
 
     def remark(self, view: SessionView, text: str, rule: str) -> SessionView:
         """Replace a session and write a line of history that is not why it is in its state: its
@@ -281,7 +296,16 @@ class Draft:
         assert rule in RULES, f"{rule} is not in core.rules"
         view = self.put(view)
         self.history.append(
-            Change(view.id, self.now, view.process_state, view.device_state, view.word, text, rule)
+            Change(
+                view.id,
+                self.now,
+                view.process_state,
+                view.device_state,
+                view.word,
+                text,
+                rule,
+                _fewer(view),
+            )
         )
         return view
 
@@ -310,7 +334,7 @@ class Draft:
             line = f"{view.device_state.value} --{event.value}--> {device.value}"
             fields["device_state"] = device
         story = (*view.story, line)[-STORY_LENGTH:]
-        return replace(view, story=story, **fields)
+        return changed(view, story=story, **fields)
 
     def decision(self) -> Decision:
         return Decision(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from . import checkpoints, groups, queue, reasons
+from . import checkpoints, groups, queue, reasons, retries
 from . import events as ev
 from .draft import Draft
+from .goals import parse_condition
 from .model import Kind, SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
@@ -35,7 +37,9 @@ def finish(
     if view.pending:  # its node has nothing of it
         return draft.step(queue.freed(view), event, reason, rule, ended=True)
     view = draft.quiet_step(
-        replace(queue.freed(view), devices=view.devices), event, exit_code=exit_code
+        replace(queue.freed(view), devices=view.devices, resizing=view.resizing),
+        event,
+        exit_code=exit_code,
     )
     if view.device_state is not DeviceState.NONE:
         view = draft.quiet_step(view, DeviceEvent.RELEASE)
@@ -59,6 +63,7 @@ def stay(view: SessionView) -> SessionView:
         leaving=None,
         lost=False,
         came_from="",
+        retrying=False,
     )
 
 
@@ -82,7 +87,11 @@ def exited(draft: Draft, event: ev.ProcessExited) -> None:
     if view.process_state is ProcessState.SUSPENDED:
         return
     code = event.exit_code
+    if retries.exited(draft, view, code, event.sentence):
+        return
     step, reason = ProcessEvent.FAIL, reasons.exited(code, event.sentence)
+    if retries.was_killed(code):
+        reason = retries.over(view, reason)
     if code == 0 and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
         step = ProcessEvent.COMPLETE
     elif view.stopped_by is not None and (code is None or code < 0 or code > 128):
@@ -120,6 +129,28 @@ def stop_groups(draft: Draft) -> None:
             why = f"{member.place} failed ({view.label})"
             others = groups.members(draft, member.group)
             end_all(draft, others, "its group", why, view.grace_s)
+
+
+def stop_reached_groups(draft: Draft) -> None:
+    """A member whose recorded values meet the condition of its group ends the others, once; it
+    goes on itself, to store what it found."""
+    for view in list(draft.changed.values()):
+        member, old = view.member, draft.state.sessions.get(view.id)
+        if member is None or not member.stop_when or member.reached or view.final:
+            continue
+        if old is not None and old.recorded == view.recorded:
+            continue
+        condition, values = parse_condition(member.stop_when), json.loads(view.recorded)
+        if not condition.met(values):
+            continue
+        why = f"{condition.name} is {values[condition.name]:g} in {member.place}"
+        found = {
+            one.id: replace(one, member=replace(one.member, reached=view.id, reached_why=why))
+            for one in groups.members(draft, member.group)
+            if one.member is not None
+        }
+        draft.put(found.pop(view.id))
+        end_all(draft, found.values(), "its group", f"{why} ({condition})", view.grace_s)
 
 
 def ended(draft: Draft, event: ev.Ended) -> None:

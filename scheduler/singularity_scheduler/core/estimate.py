@@ -149,7 +149,7 @@ def _of_devices(state: ClusterState, view: SessionView, now: float) -> Estimate:
         return _unknown(f"node {view.node} does not answer")
     if node.duty.leaving:
         return _unknown(f"node {view.node} {node.duty.why}, so its devices go to nobody")
-    if len(node.usable) < view.virtual_devices:
+    if len(node.usable) < view.needs:
         return _unknown(_too_small(node))
     if why := quotas.barred(Draft(state, now), view):
         return _unknown(why)
@@ -163,7 +163,7 @@ def _of_start(state: ClusterState, view: SessionView, now: float) -> Estimate:
         return _unknown(f"node {view.node} does not answer")
     if node.duty.duty is not NodeDuty.OPEN:
         return _unknown(f"node {view.node} {node.duty.why}, and no other node can take it")
-    if len(node.usable) < view.virtual_devices:
+    if len(node.usable) < view.needs:
         return _unknown(_too_small(node))
     if why := quotas.run_barred(Draft(state, now), view):
         return _unknown(why)
@@ -223,7 +223,7 @@ def parked_at(state: ClusterState, holder: SessionView) -> float | None:
 def _coming(state: ClusterState, view: SessionView, node: Node, now: float) -> Estimate | None:
     """By devices that are free, are being freed, or will be given up by those who are idle; None
     when they are not enough for it and all before it."""
-    need = view.virtual_devices
+    need = view.needs
     usable = set(node.usable)
     for sid in turns.line(state, node.id):
         if sid == view.id:
@@ -231,7 +231,7 @@ def _coming(state: ClusterState, view: SessionView, node: Node, now: float) -> E
         other = state.sessions[sid]
         if other.held_back or other.tier.rank < view.tier.rank:
             break  # one that does not wait yet would be the last one of its tier
-        need += other.virtual_devices
+        need += other.needs
         if need > len(usable):
             return None
     takes = turns.will_give_up(Draft(state, now), view, node.id)

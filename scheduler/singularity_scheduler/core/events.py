@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import actions
 from .administration import (
@@ -28,6 +30,7 @@ from .model import (
 
 Action = actions.Action
 Attach = actions.Attach
+Resize = actions.Resize
 End = actions.End
 Fence = actions.Fence
 Park = actions.Park
@@ -151,6 +154,13 @@ class MigrateAsked(Asked):
     devices: tuple[str, ...] = ()
     node: str | None = None
     cluster: str | None = None
+
+
+@dataclass(frozen=True)
+class ResizeAsked(Asked):
+    """It is to run on so many physical devices."""
+
+    devices: int
 
 
 @dataclass(frozen=True)
@@ -361,6 +371,13 @@ class Activity(OfSession):
 
 
 @dataclass(frozen=True)
+class Recorded(OfSession):
+    """A run recorded values; see `recorded`."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class DeviceUse(OfSession):
     """Calls stopped to reach its devices at `quiet_since`; 0.0: they come again."""
 
@@ -369,7 +386,10 @@ class DeviceUse(OfSession):
 
 @dataclass(frozen=True)
 class Attached(OfLease):
+    """`devices`: which is behind which virtual device, where its node chose another order."""
+
     ms: float = 0.0
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -387,6 +407,21 @@ class Parked(OfLease):
 
 @dataclass(frozen=True)
 class ParkFailed(OfLease):
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Resized(OfLease):
+    """`devices` as of `Attached`."""
+
+    ms: float = 0.0
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResizeFailed(OfLease):
+    """It goes on with the devices it had."""
+
     sentence: str
 
 
@@ -484,6 +519,7 @@ Event = (
     | TierAsked
     | ResumeAsked
     | MigrateAsked
+    | ResizeAsked
     | CheckpointAsked
     | SuspendAsked
     | RestoreAsked
@@ -512,11 +548,14 @@ Event = (
     | DeviceNeeded
     | DeviceWithdrawn
     | Activity
+    | Recorded
     | DeviceUse
     | Attached
     | AttachFailed
     | Parked
     | ParkFailed
+    | Resized
+    | ResizeFailed
     | LeaseLapsed
     | LeaseReaped
     | ProxyRecovered

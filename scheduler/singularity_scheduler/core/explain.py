@@ -158,7 +158,7 @@ def _waiting(
     parts = [f"{place} for {view.tier.value}{waits}"]
     if drained:
         parts.append(f"drained: {', '.join(drained)}")
-    stuck = not node.connected or node.duty.leaving or len(node.usable) < view.virtual_devices
+    stuck = not node.connected or node.duty.leaving or len(node.usable) < view.needs
     if stuck or quotas.barred(Draft(state, now), view):
         return parts, facts  # the estimate says why
     parts += before
@@ -182,9 +182,9 @@ def _queued(state: ClusterState, view: SessionView, now: float) -> tuple[list[st
         "devices_of_runs": sum(other.admitted_milli for other in running) / 1000,
         "devices_of_node": len(node.usable),
     }
-    parts = [f"it needs {reasons.count(view.virtual_devices)} and is at {place}"]
+    parts = [f"it needs {reasons.needed(view)} and is at {place}"]
     stuck = not node.connected or node.duty.duty is not NodeDuty.OPEN
-    if stuck or view.virtual_devices > len(node.usable):
+    if stuck or view.needs > len(node.usable):
         return parts, facts
     if view.member is not None:
         at_once = groups.running(Draft(state, now), view.member.group)

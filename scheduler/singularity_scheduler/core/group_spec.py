@@ -10,6 +10,7 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
+from .goals import parse_condition, parse_objective
 from .model import BatchRun, Member, SessionSpec
 from .spec import MAX_NAME, parse_spec, refuse_unknown, run_of
 
@@ -18,15 +19,16 @@ MAX_MEMBERS = 1000
 MAX_VALUES = 2048
 """Characters of what tells one member from the others, as JSON."""
 
-KEYS = ("session", "members", "max_parallel", "stop_on_failure")
+KEYS = ("session", "members", "max_parallel", "stop_on_failure", "stop_when", "objective")
 
 
 def parse_group(
     request: Mapping[str, Any], group: str, *, largest: int | None = None
 ) -> list[SessionSpec]:
     """The specs of the members of a new group with the id `group`, in their order. `request` is
-    ``{session, members: [{values, command?}], max_parallel?, stop_on_failure?}``: each
-    member is the session with `values` over its notebook's parameters, or with its own command."""
+    ``{session, members: [{values, command?}], max_parallel?, stop_on_failure?, stop_when?,
+    objective?}``: each member is the session with `values` over its notebook's parameters, or with
+    its own command."""
     refuse_unknown(request, KEYS)
     session, members = request.get("session"), request.get("members")
     if not isinstance(session, Mapping) or not isinstance(session.get("run"), Mapping):
@@ -48,6 +50,8 @@ def parse_group(
         base.name,
         _max_parallel(request.get("max_parallel")),
         stop_on_failure=_truth(request, "stop_on_failure"),
+        stop_when=_condition(request.get("stop_when")),
+        objective=str(parse_objective(request.get("objective")) or ""),
     )
     found = []
     for number, told in enumerate(members, 1):
@@ -109,6 +113,14 @@ def _max_parallel(value: object) -> int | None:
             f"max_parallel must be a whole number from 1 to {MAX_MEMBERS}, not {value!r}"
         )
     return value
+
+
+def _condition(value: object) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BadRequest("stop_when must be text, such as loss<0.01")
+    return str(parse_condition(value))
 
 
 def _truth(request: Mapping[str, Any], key: str) -> bool:

@@ -22,7 +22,7 @@ def check(state: ClusterState) -> None:
     holders: dict[tuple[str, str], str] = {}
     for view in state.sessions.values():
         _check_session(view)
-        for device in view.devices:
+        for device in view.leases:
             other = holders.setdefault((view.node, device), view.id)
             _hold(other == view.id, f"{view.node}/{device} is leased to {other} and {view.id}")
     for node in state.nodes.values():
@@ -46,6 +46,8 @@ def check(state: ClusterState) -> None:
             and v.here
             and v.device_state in (DeviceState.NONE, DeviceState.PARKED)
         }
+        smaller = {v.id for v in state.sessions.values() if v.node == node.id and v.smaller}
+        _hold(node.smaller == smaller, f"smaller ones of {node.id}: not {smaller}")
         kept = {v.id for v in state.sessions.values() if v.node == node.id and v.keep_until}
         _hold(node.kept == kept, f"kept sessions of {node.id}: {node.kept} is not {kept}")
         _hold(node.retry == retry, f"retries of {node.id}: {node.retry} is not {retry}")
@@ -114,7 +116,7 @@ def _check_runs(state: ClusterState, node: Node) -> None:
         _hold(counted == admitted, f"admitted {tier.value} of {node.id}: {counted}, not {admitted}")
     open_ = node.duty.duty is NodeDuty.OPEN
     if node.connected and open_ and not any(v.admitted_milli for v in views):
-        fits = [v.id for v in views if v.pending and v.virtual_devices <= len(node.usable)]
+        fits = [v.id for v in views if v.pending and v.needs <= len(node.usable)]
         draft = Draft(state, 0.0)
         ready = [
             sid
@@ -133,10 +135,15 @@ def check_succession(before: SessionView | None, after: SessionView) -> None:
     )
     if granted:
         _hold(after.epoch == old + 1, f"{after.id}: epoch {old} -> {after.epoch} at a grant")
+    resizing = after.device_state is DeviceState.RESIZING and (
+        before is None or before.device_state is not DeviceState.RESIZING
+    )
+    if resizing:
+        _hold(after.epoch == old + 1, f"{after.id}: epoch {old} -> {after.epoch} at a resize")
     resuming = after.process_state is ProcessState.RESUMING and (
         before is None
         or before.process_state is not ProcessState.RESUMING
-        or before.node != after.node  # its node was lost meanwhile
+        or before.epoch != after.epoch  # its node was lost, or another checkpoint is tried
     )
     if resuming:
         _hold(after.epoch == old + 1, f"{after.id}: epoch {old} -> {after.epoch} at a return")
@@ -145,7 +152,11 @@ def check_succession(before: SessionView | None, after: SessionView) -> None:
         raised = after.incarnation - before.incarnation
         _hold(raised == 0 or (raised == 1 and resuming), went)
         _hold(
-            after.node == before.node or not before.here or before.pending or resuming,
+            after.node == before.node
+            or not before.here
+            or before.pending
+            or after.attempt > before.attempt  # its node was lost, and it begins again
+            or resuming,
             f"{after.id} went from {before.node} to {after.node} while it was there",
         )
     _hold(after.epoch >= old, f"{after.id}: epoch went back from {old} to {after.epoch}")
@@ -155,7 +166,12 @@ def _check_session(view: SessionView) -> None:
     who = f"{view.id} ({view.process_state.value}, {view.device_state.value})"
     expected = view.virtual_devices if view.leased else 0
     _hold(len(view.devices) == expected, f"{who} has {view.devices}, not {expected} devices")
-    _hold(len(set(view.devices)) == len(view.devices), f"{who} has a device twice")
+    if view.devices:
+        _check_layout(view, who)
+    resizing = view.device_state is DeviceState.RESIZING or view.final
+    _hold(not view.resizing or resizing, f"{who} is to go on with {view.resizing}")
+    named = view.device_state is not DeviceState.RESIZING or bool(view.resizing)
+    _hold(named, f"{who} is being resized to nothing")
     _hold(bool(view.reason), f"{who} has no reason")
     _hold(
         (view.waiting_since is not None) == (view.device_state is DeviceState.WAITING),
@@ -165,7 +181,8 @@ def _check_session(view: SessionView) -> None:
         _hold(view.device_state in (DeviceState.NONE, DeviceState.PARKING), f"{who} is final")
     _hold(not view.pending or view.run is not None, f"{who} is queued and has nothing to run")
     _hold(
-        not view.pending or (view.device_state is DeviceState.NONE and view.epoch == 0),
+        not view.pending
+        or (view.device_state is DeviceState.NONE and (view.epoch == 0 or view.attempt > 1)),
         f"{who} has had devices before it was started",
     )
     _hold(
@@ -187,6 +204,15 @@ def _check_session(view: SessionView) -> None:
     )
     _hold(view.leaving is None or not view.final, f"{who} is final and leaving")
     _hold(not view.ended or view.final, f"{who} ended but is not final")
+
+
+def _check_layout(view: SessionView, who: str) -> None:
+    """Each virtual device has one, and there are not fewer than its policy allows."""
+    for devices in filter(None, (view.devices, view.resizing)):
+        _hold(len(devices) == view.virtual_devices, f"{who} has {devices}")
+    count = len(view.physical)
+    if view.scale is not None:
+        _hold(count >= view.scale.least, f"{who} has {count} devices, less than it needs")
 
 
 def _hold(condition: bool, sentence: str) -> None:

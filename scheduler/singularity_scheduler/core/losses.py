@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from singularity_scheduler.client.words import duration
 
-from . import checkpoints, endings, placement, queue, reasons
+from . import checkpoints, endings, placement, queue, reasons, retries
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
@@ -42,6 +42,8 @@ def node_lost(draft: Draft, event: ev.NodeLost) -> None:
         elif _whole(draft, view) and any(not placement.barred(draft, view, n.id) for n in others):
             if event.hopeless or _would_lose_s(draft, view, event.silent_s) <= event.silent_s:
                 lose(draft, view, event.silent_s)
+        elif _begin_elsewhere(draft, view, event):
+            continue
         elif event.hopeless:
             _fail(draft, view, event.silent_s)
 
@@ -58,6 +60,24 @@ def _would_lose_s(draft: Draft, view: SessionView, silent_s: float) -> float:
     if newest is None or view.process_state is ProcessState.RESUMING:  # it did nothing since
         return 0.0
     return draft.now - silent_s - newest.at
+
+
+def _begin_elsewhere(draft: Draft, view: SessionView, event: ev.NodeLost) -> bool:
+    """Start a run without a checkpoint from its beginning on another node, if it may be tried again
+    and its own node stops it by itself, which takes namespaces. While it has run for longer than
+    its node is silent, that one may come back and cost less."""
+    trouble = draft.node(view.node).abilities.image_trouble
+    if trouble or _whole(draft, view) or not retries.left(view):
+        return False
+    began = view.created_at if view.started_at is None else view.started_at
+    if not event.hopeless and draft.now - event.silent_s - began > event.silent_s:
+        return False
+    node = placement.choose_elsewhere(draft, view)
+    if node is None:
+        return False
+    how = f"node {view.node} has been gone for {duration(event.silent_s)} with its process"
+    retries.from_beginning(draft, view, how, "node.lost", node)
+    return True
 
 
 def _queue_elsewhere(draft: Draft, view: SessionView) -> None:
@@ -93,6 +113,7 @@ def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
         unwind=False,
         rollback=True,
         undo=False,
+        retrying=retries.left(view) > 0,
         restore_from=view.restore_from if forked else reference.id if reference else "",
         came_from="",
         wants=wants,

@@ -8,13 +8,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, TypeVar
 
 from singularity_proxy.capsule.machine import Machine
 
 from .states import FINAL, LEASED, DeviceState, ProcessState, word
 
+_V = TypeVar("_V")
+
 PARK_RETRY_S = 10.0
 """Seconds before a session that could not be parked (disk full) is asked for its devices again."""
+
+
+def changed(view: _V, **fields: Any) -> _V:
+    """`dataclasses.replace` for the values of this module, which only hold their fields, in a tenth
+    of the time: each decision makes several new views of each session that it changes. Raises
+    `TypeError` for a field that there is not."""
+    values = vars(view)
+    if unknown := fields.keys() - values.keys():
+        raise TypeError(f"{type(view).__name__} has no field {', '.join(sorted(unknown))}")
+    copy = object.__new__(type(view))
+    vars(copy).update(values, **fields)
+    return copy
 
 
 class Tier(str, Enum):
@@ -84,6 +99,11 @@ class BatchRun:
     metadata: str = "{}"
     """JSON object: what its job file says that changes nothing (tags, experiment, ...)."""
 
+    @property
+    def attempts(self) -> int:
+        """How often it may begin or go on in all."""
+        return self.max_retries + 1
+
 
 @dataclass(frozen=True)
 class Member:
@@ -103,10 +123,30 @@ class Member:
     """JSON object: what tells this one from the others, name -> value."""
     stop_on_failure: bool = False
     """The first that fails ends the rest of the group."""
+    stop_when: str = ""
+    """A condition on recorded values: the first that meets it ends the others; "": none."""
+    objective: str = ""
+    """Which of them is the best: "minimize loss"; "": nobody said."""
+    reached: str = ""
+    """The session that met the condition; "": none yet, or it is not known here."""
+    reached_why: str = ""
+    """By what, for people."""
 
     @property
     def place(self) -> str:
         return f"member {self.number} of {self.members}"
+
+
+@dataclass(frozen=True)
+class ScalePolicy:
+    """On how many physical devices an elastic session may run its virtual ones; see `scaling`."""
+
+    least: int
+    most: int
+    counts: tuple[int, ...] = ()
+    """Allowed numbers, ascending; (): every one from `least` to `most`."""
+    interval_s: float | None = None
+    """Least time between two changes that the scheduler makes; None: as the policy is set."""
 
 
 BEHIND = 1 << 62
@@ -133,6 +173,13 @@ class SessionSpec:
     locations: tuple[str, ...] = ()
     """Clusters and regions that it may be in; (): anywhere."""
     member: Member | None = None
+    scale: ScalePolicy | None = None
+    """None: it runs on as many physical devices as it has virtual ones."""
+
+    @property
+    def needs(self) -> int:
+        """The least number of physical devices that it can run on."""
+        return self.devices if self.scale is None else self.scale.least
 
 
 @dataclass(frozen=True)
@@ -262,7 +309,15 @@ class SessionView:
     device_state: DeviceState = DeviceState.NONE
     reason: str = ""
     devices: tuple[str, ...] = ()
-    """Physical devices under its lease, one per virtual device; () when it has none."""
+    """The physical device behind each virtual one, under its lease; () when it has none."""
+    resizing: tuple[str, ...] = ()
+    """Those that a resize under way leads to: until it is done both belong to it; () else."""
+    scale: ScalePolicy | None = None
+    """On how many physical devices it may run; None: on as many as it has virtual ones."""
+    wish: int = 0
+    """The most physical devices that somebody wants it to have; 0: nobody said."""
+    scaled_at: float | None = None
+    """When their number was changed last."""
     epoch: int = 0
     """Lease epoch: +1 with every grant."""
     seq: int = 0
@@ -345,8 +400,16 @@ class SessionView:
     """Optimizer steps between them; 0: none; None: as configured."""
     run: BatchRun | None = None
     """What it runs; None for kernels and for commands that joined."""
+    attempt: int = 1
+    """Which attempt of its run this is; more than one: those before were killed."""
+    retrying: bool = False
+    """Its attempt before was killed, and the next one has not begun to run."""
+    started_at: float | None = None
+    """When its process ran for the first time; its time limit counts from there."""
     member: Member | None = None
     """Its part in a group; None: it was submitted alone."""
+    recorded: str = "{}"
+    """JSON object: what it recorded, name -> last value; see `recorded`."""
     virtual_cluster: str = ""
     priority: Priority = Priority.MEDIUM
     held_by: str | None = None
@@ -471,8 +534,42 @@ class SessionView:
     def holding(self) -> int:
         """Devices that count for the quota of its virtual cluster."""
         stays = not self.final and self.process_state is not ProcessState.SUSPENDING
-        has = self.device_state in (DeviceState.ATTACHING, DeviceState.HELD)
-        return len(self.devices) if has and stays else 0
+        has = self.leased and self.device_state is not DeviceState.PARKING
+        return len(self.leases) if has and stays else 0
+
+    @property
+    def physical(self) -> tuple[str, ...]:
+        """The physical devices that serve it, each once."""
+        devices = self.devices
+        return devices if len(devices) < 2 else tuple(dict.fromkeys(devices))
+
+    @property
+    def leases(self) -> tuple[str, ...]:
+        """The physical devices that nobody else may have: `physical`, and those that it gets."""
+        return (
+            tuple(dict.fromkeys((*self.devices, *self.resizing)))
+            if self.resizing
+            else (self.physical)
+        )
+
+    @property
+    def most(self) -> int:
+        """The most physical devices that it gets."""
+        most = self.virtual_devices if self.scale is None else self.scale.most
+        return min(self.wish, most) if self.wish else most
+
+    @property
+    def needs(self) -> int:
+        """The least number of physical devices that it can run on."""
+        most = self.most
+        return most if self.scale is None else min(self.scale.least, most)
+
+    @property
+    def smaller(self) -> bool:
+        """Whether it holds fewer physical devices than it may have."""
+        if self.virtual_devices < 2 or self.device_state is not DeviceState.HELD:
+            return False
+        return len(self.physical) < self.most
 
     @property
     def pending(self) -> bool:
@@ -481,8 +578,8 @@ class SessionView:
 
     @property
     def wanted_milli(self) -> int:
-        """Thousandths of devices that it asks for."""
-        return self.virtual_devices * self.share_milli
+        """Thousandths of devices that it needs at least."""
+        return self.needs * self.share_milli
 
     @property
     def admitted_milli(self) -> int:
@@ -516,6 +613,8 @@ class AgentFacts:
     incarnation: int = 1
     quiet_since: float | None = None
     """As `SessionView.unused_since`."""
+    recorded: str = "{}"
+    """As `SessionView.recorded`."""
 
 
 @dataclass(frozen=True)
@@ -529,3 +628,5 @@ class Change:
     word: str
     reason: str
     rule: str
+    devices: int | None = None
+    """How many physical devices it had, where that is not the number of its virtual ones."""

@@ -12,14 +12,11 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unavailable, Unsupported
 
-from . import checkpoints, device_restores, endings, placement, queue, reasons, routes
+from . import checkpoints, device_restores, endings, placement, queue, reasons, retries, routes
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
-from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
-
-UNSETTLED = (DeviceState.ATTACHING, DeviceState.PARKING)
-
+from .states import CHANGING, DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 # -- into the store -------------------------------------------------------------------------
 
@@ -81,7 +78,7 @@ def require_images(draft: Draft, view: SessionView) -> None:
 def leave(draft: Draft, view: SessionView, reason: str, rule: str, name: str = "") -> SessionView:
     """Command that everything of a live session goes to the store; as soon as its devices stand
     still."""
-    if view.device_state in UNSETTLED or view.process_state is not ProcessState.LIVE:
+    if view.device_state in CHANGING or view.process_state is not ProcessState.LIVE:
         return draft.note(replace(view, leaving=name), reason, rule)
     wants = placement.waiting_for_device(view)
     if view.device_state is DeviceState.WAITING:
@@ -117,7 +114,7 @@ def _discards(view: SessionView) -> bool:
 def settle(draft: Draft) -> None:
     """Let those leave that only waited for their devices to stand still; with every decision."""
     for view in [v for v in draft.changed.values() if v.leaving is not None]:
-        ready = view.process_state is ProcessState.LIVE and view.device_state not in UNSETTLED
+        ready = view.process_state is ProcessState.LIVE and view.device_state not in CHANGING
         if ready and not view.final:
             mark = draft.duty(view.node)
             rule = mark.rule if mark.leaving else "user.suspend"
@@ -150,6 +147,9 @@ def fenced(draft: Draft, event: ev.Fenced) -> None:
 
 
 def _gone_from_node(draft: Draft, view: SessionView, reason: str) -> None:
+    if view.retrying and not view.restore_from:
+        retries.begin_again(draft, view, view.reason, "retry")
+        return
     saved = view.saved
     if view.device_state is DeviceState.HELD:
         view, saved = draft.quiet_step(view, DeviceEvent.STORED), True
@@ -171,6 +171,10 @@ def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
     if view is None or view.process_state is not ProcessState.SUSPENDING:
         return
     if not _answers(view, event):
+        return
+    if view.retrying:  # its process is gone
+        reason = f"what was left of it could not be removed ({event.sentence})"
+        endings.finish(draft, view, ProcessEvent.FAIL, reason, "retry")
         return
     wants, ended = view.wants, view.exit
     view = draft.step(
@@ -285,6 +289,8 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
     if view.source and not own:
         reason = f"could not be forked: {event.sentence}"
         endings.finish(draft, view, ProcessEvent.FAIL, reason, "process.resume_failed")
+        return
+    if retries.not_resumed(draft, view, event.sentence, event.damaged):
         return
     if view.unwind and view.newest_whole is not None:
         _unwind(draft, view, event.sentence)
@@ -445,6 +451,7 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
         name=event.name or source.name,
         tier=source.tier,
         virtual_devices=source.virtual_devices,
+        scale=source.scale,
         share_milli=source.share_milli,
         node=source.node,
         created_at=draft.now,

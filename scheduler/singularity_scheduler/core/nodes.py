@@ -6,20 +6,29 @@ difference right: the ledger is right about leases, the agent about processes.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
-from . import endings, losses, moves, placement, queue, reasons
+from . import endings, losses, moves, placement, queue, reasons, recorded, retries
 from . import events as ev
 from .draft import Draft
 from .model import AgentFacts, Kind, SessionView, Tier
-from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
+from .states import CHANGING, DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 
 def started(draft: Draft, event: ev.Started) -> None:
     view = draft.get(event.session)
     if view and view.process_state is ProcessState.STARTING:
         origin = view.origin or view.node
-        draft.step(view, ProcessEvent.LIVE, "its process runs", "process.live", origin=origin)
+        started_at = draft.now if view.started_at is None else view.started_at
+        draft.step(
+            view,
+            ProcessEvent.LIVE,
+            f"its process runs{reasons.attempt(view)}",
+            "process.live",
+            origin=origin,
+            started_at=started_at,
+        )
 
 
 def away(draft: Draft, event: ev.NodeAway) -> None:
@@ -93,6 +102,9 @@ def _missing(draft: Draft, view: SessionView) -> None:
             ev.Start(view.id, view.node, view.reason, "recover", view.epoch, view.seq)
         )
         return
+    if view.process_state is ProcessState.LIVE and retries.left(view):
+        retries.from_beginning(draft, view, reasons.unknown(view), "agent.restarted")
+        return
     if not view.final:
         reason = reasons.not_started() if unborn else reasons.gone(view)
         view = draft.step(queue.freed(view), ProcessEvent.FAIL, reason, "agent.restarted")
@@ -135,12 +147,15 @@ def _unknown(draft: Draft, node: str, fact: AgentFacts) -> None:
 
 def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
     """Both know it: take over what the agent knows better, command what the ledger knows better."""
+    view = recorded.take(draft, view, json.loads(fact.recorded))
+    if not fact.alive and retries.exited(draft, view, fact.exit_code, fact.reason):
+        return
     if not fact.alive:
         endings.finish(
             draft,
             view,
             ProcessEvent.COMPLETE if fact.exit_code == 0 else ProcessEvent.FAIL,
-            reasons.exited(fact.exit_code, fact.reason),
+            retries.over(view, reasons.exited(fact.exit_code, fact.reason)),
             "process.exited",
             exit_code=fact.exit_code,
         )
@@ -167,7 +182,7 @@ def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
 def _compare_devices(draft: Draft, view: SessionView, fact: AgentFacts) -> SessionView:
     holds = bool(fact.devices)
     state = view.device_state
-    if state in (DeviceState.ATTACHING, DeviceState.PARKING):
+    if state in CHANGING:
         queue.reissue(draft, view)
     elif state is DeviceState.HELD and not (holds and fact.epoch == view.epoch):
         reason = (

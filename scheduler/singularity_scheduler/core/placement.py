@@ -37,12 +37,12 @@ def place(draft: Draft, session: str, spec: SessionSpec) -> str:
     state = draft.state
     cluster = routes.cluster_for(state, session, spec, draft.now)
     if cluster is not None:
-        found = state.geography.clusters[cluster].least_loaded(spec.devices)
-        return found or choose_node(state, spec.devices, among=routes.nodes_of(state, [cluster]))
+        found = state.geography.clusters[cluster].least_loaded(spec.needs)
+        return found or choose_node(state, spec.needs, among=routes.nodes_of(state, [cluster]))
     if not spec.locations:
-        return choose_node(state, spec.devices)
+        return choose_node(state, spec.needs)
     among = routes.nodes_of(state, routes.allowed(state, spec.locations))
-    return choose_node(state, spec.devices, among=among, where=" or ".join(spec.locations))
+    return choose_node(state, spec.needs, among=among, where=" or ".join(spec.locations))
 
 
 def choose_elsewhere(draft: Draft, view: SessionView) -> str | None:
@@ -51,7 +51,7 @@ def choose_elsewhere(draft: Draft, view: SessionView) -> str | None:
     for cluster in routes.order(draft.state, view):
         nodes = [n for n in routes.nodes_of(draft.state, [cluster]) if n != view.node]
         with contextlib.suppress(SingularityError):
-            return choose_node(draft.state, view.virtual_devices, draft, among=nodes)
+            return choose_node(draft.state, view.needs, draft, among=nodes)
     return None
 
 
@@ -129,9 +129,9 @@ def barred(draft: Draft, view: SessionView, node_id: str) -> str:
     if before and (why := why_not(before.abilities.machine, node.abilities.machine)):
         return f"node {node_id} {why}"
     usable = len(draft.usable(node_id))
-    if usable < view.virtual_devices:
+    if usable < view.needs:
         has = reasons.count(usable, "usable device")
-        return f"node {node_id} has {has} and it needs {view.virtual_devices}"
+        return f"node {node_id} has {has} and it needs {view.needs}"
     return ""
 
 
@@ -150,8 +150,8 @@ def no_room(draft: Draft, view: SessionView, node_id: str) -> str:
     if why := quotas.barred(draft, view):
         return why
     others = (*draft.waiting(node_id), *draft.coming(node_id))
-    before = sum(v.virtual_devices for v in others if v.queue_key < view.queue_key)
-    missing = before + view.virtual_devices
+    before = sum(v.needs for v in others if v.queue_key < view.queue_key)
+    missing = before + view.needs
     missing -= sum(holder is None or queue.parking(holder) for holder in usable.values())
     if missing > 0:  # asking the engine costs more than counting
         given_up = turns.gives_up(draft, view, node_id)
@@ -178,14 +178,14 @@ def candidates(draft: Draft, view: SessionView) -> Iterator[str]:
     if own is not None and view.moving:
         own = ""  # of no cluster until all were tried
         for cluster in clusters:
-            free = state.geography.clusters[cluster].with_free(view.virtual_devices)
+            free = state.geography.clusters[cluster].with_free(view.needs)
             yield from (name for name in free if name != view.node)
     own_first = draft.duty(view.node).duty is NodeDuty.OPEN
     for cluster in clusters:
         if cluster == own and own_first:
             yield view.node
         others = [state.nodes[n] for n in routes.nodes_of(state, [cluster]) if n != view.node]
-        yield from (n.id for n in sorted(others, key=lambda n: _load(n, view.virtual_devices)))
+        yield from (n.id for n in sorted(others, key=lambda n: _load(n, view.needs)))
         if cluster == own and not own_first:
             yield view.node
     if own == "":
@@ -307,23 +307,23 @@ def targets(
                 f"{', '.join(occupants) or 'none'}",
                 devices=list(occupants),
             )
-        if len(set(chosen)) != view.virtual_devices or len(chosen) != view.virtual_devices:
+        if len(set(chosen)) != len(chosen) or not view.needs <= len(chosen) <= view.most:
             raise BadRequest(
                 f"{view.label} has {reasons.count(view.virtual_devices, 'virtual device')}, so "
-                f"name {view.virtual_devices} different "
-                f"{'device' if view.virtual_devices == 1 else 'devices'} to move to",
+                f"name {reasons.different(view)} to move to",
                 virtual_devices=view.virtual_devices,
             )
-        if chosen == view.devices:
+        if chosen == view.physical:
             raise Conflict(f"{view.label} is on {reasons.listed(chosen)} already", session=view.id)
     else:
         others = [d for d in occupants if d not in view.devices and obtainable(d)]
         others.sort(key=lambda d: occupants[d] is not None)
-        chosen = tuple(others[: view.virtual_devices])
-        if len(chosen) < view.virtual_devices:
+        count = len(view.physical) or view.most
+        chosen = tuple(others[:count])
+        if len(chosen) < count:
             raise Conflict(
                 f"{view.label} cannot be moved: fewer than "
-                f"{reasons.count(view.virtual_devices, 'other device')} can be freed for it now",
+                f"{reasons.count(count, 'other device')} can be freed for it now",
                 session=view.id,
             )
     victims: dict[str, SessionView] = {}

@@ -32,7 +32,9 @@ from . import (
     queue,
     quotas,
     reasons,
+    recorded,
     relocation,
+    scaling,
     settings,
     shares,
     tiers,
@@ -42,8 +44,9 @@ from . import (
 from . import events as ev
 from .cluster import ClusterState
 from .draft import Draft
+from .layout import told
 from .model import SessionSpec, SessionView
-from .states import DeviceEvent, DeviceState, ProcessState
+from .states import CHANGING, DeviceEvent, DeviceState, ProcessState
 
 Handler = Callable[[Draft, Any], None]
 
@@ -61,6 +64,7 @@ def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
     _HANDLERS[type(event)](draft, event)
     moves.settle(draft)
     endings.stop_groups(draft)
+    endings.stop_reached_groups(draft)
     groups.settle(draft)
     here = {event.node} if isinstance(event, ev.NodeJoined | ev.NodeLost | ev.Tick) else set()
     _follow_orders(draft, here)
@@ -103,7 +107,7 @@ def _create(draft: Draft, session: str, user: str, spec: SessionSpec, server: st
     if draft.get(session):
         raise Conflict(f"session {session} exists already", session=session)
     tiers.refuse(draft, user, spec.tier)
-    quotas.admit(draft, spec.virtual_cluster, spec.devices)
+    quotas.admit(draft, spec.virtual_cluster, spec.needs)
     view = SessionView(
         id=session,
         user=user,
@@ -111,6 +115,7 @@ def _create(draft: Draft, session: str, user: str, spec: SessionSpec, server: st
         name=spec.name,
         tier=spec.tier,
         virtual_devices=spec.devices,
+        scale=spec.scale,
         node=placement.place(draft, session, spec),
         created_at=draft.now,
         updated_at=draft.now,
@@ -230,9 +235,9 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
         draft.note(view, reasons.resumed_unstarted(event.by), "user.resume")
     elif held_back and view.device_state is DeviceState.WAITING:
         draft.note(replace(view, asked=True), reasons.waits(view, event.by), "user.resume")
-    elif view.device_state is DeviceState.HELD:
+    elif view.device_state in (DeviceState.HELD, DeviceState.RESIZING):
         raise Conflict(
-            f"{view.label} already holds {reasons.listed(view.devices)}",
+            f"{view.label} already holds {reasons.listed(view.physical)}",
             session=view.id,
             state=view.word,
         )
@@ -260,7 +265,7 @@ def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
             moves.migrate_asked(draft, view, str(event.node), event.by)
         return
     moves.refuse_away(view)
-    if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
+    if view.device_state in CHANGING:
         raise Conflict(
             f"{view.label} is changing devices right now: try again in a moment",
             session=view.id,
@@ -278,6 +283,10 @@ def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
         queue.enqueue(draft, view, reason, "user.migrate")
     for victim, rule in victims:
         turns.preempt(draft, victim, view, rule)
+
+
+def _resize_asked(draft: Draft, event: ev.ResizeAsked) -> None:
+    scaling.asked(draft, _asked(draft, event.session), event)
 
 
 def _checkpoint_asked(draft: Draft, event: ev.CheckpointAsked) -> None:
@@ -373,6 +382,7 @@ def _attached(draft: Draft, event: ev.Attached) -> None:
         DeviceEvent.ATTACHED,
         reasons.held(view, view.saved),
         "device.attached",
+        devices=told(view.devices, event.devices),
         saved=True,
         moving=False,
         asked=False,
@@ -380,10 +390,27 @@ def _attached(draft: Draft, event: ev.Attached) -> None:
         unused_since=None,
         attach_s=event.ms / 1000,
     )
-    if view.held_back:  # preempted while its devices were on their way
+    _take_back(draft, view)
+
+
+def _take_back(draft: Draft, view: SessionView) -> None:
+    """Have a session whose devices have just settled leave them, if that was decided meanwhile."""
+    if view.held_back:
         queue.park(draft, view, reasons.held_back(view), "user.preempt")
-    elif mark := health.leaves(draft, view):  # drained meanwhile
+    elif mark := health.leaves(draft, view):
         health.move_off(draft, view, mark)
+
+
+def _resized(draft: Draft, event: ev.Resized) -> None:
+    view = draft.get(event.session)
+    if _current(view, event.epoch, DeviceState.RESIZING) and not view.final:
+        _take_back(draft, scaling.done(draft, view, event))
+
+
+def _resize_failed(draft: Draft, event: ev.ResizeFailed) -> None:
+    view = draft.get(event.session)
+    if _current(view, event.epoch, DeviceState.RESIZING) and not view.final:
+        _take_back(draft, scaling.failed(draft, view, event))
 
 
 def _attach_failed(draft: Draft, event: ev.AttachFailed) -> None:
@@ -420,7 +447,7 @@ def _parked(draft: Draft, event: ev.Parked) -> None:
         devices=(),
         park_failed_at=None,
         park_s=event.ms / 1000,
-        home=view.devices if event.stays else (),
+        home=view.physical if event.stays else (),
     )
     if view.wants:
         # One that moves keeps its old place in time: those who came later do not overtake it.
@@ -503,6 +530,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.TierAsked: _tier_asked,
     ev.ResumeAsked: _resume_asked,
     ev.MigrateAsked: _migrate_asked,
+    ev.ResizeAsked: _resize_asked,
     ev.CheckpointAsked: _checkpoint_asked,
     ev.SuspendAsked: _suspend_asked,
     ev.RestoreAsked: _restore_asked,
@@ -524,11 +552,14 @@ _HANDLERS: dict[type, Handler] = {
     ev.DeviceNeeded: _needed,
     ev.DeviceWithdrawn: _withdrawn,
     ev.Activity: _activity,
+    ev.Recorded: recorded.told,
     ev.DeviceUse: _used,
     ev.Attached: _attached,
     ev.AttachFailed: _attach_failed,
     ev.Parked: _parked,
     ev.ParkFailed: _park_failed,
+    ev.Resized: _resized,
+    ev.ResizeFailed: _resize_failed,
     ev.LeaseLapsed: _lease_lapsed,
     ev.LeaseReaped: _lease_reaped,
     ev.ProxyRecovered: proxies.recovered,

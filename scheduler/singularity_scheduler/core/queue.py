@@ -8,7 +8,8 @@ from dataclasses import replace
 from . import groups, keeping, quotas, reasons
 from .administration import NodeDuty
 from .draft import Draft
-from .events import Attach, Park, Start
+from .events import Attach, Park, Resize, Start
+from .layout import layout
 from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
@@ -30,7 +31,7 @@ def admit(draft: Draft, node_id: str) -> None:
     for run in draft.pending(node_id):
         if run.held_back:
             return  # they are the last ones
-        if run.virtual_devices > devices:
+        if run.needs > devices:
             continue  # the node lost devices (or they are drained): the others need not wait
         if (member := run.member) and (member.group in full or groups.full(draft, member)):
             full.add(member.group)
@@ -46,7 +47,7 @@ def admit(draft: Draft, node_id: str) -> None:
 
 def wait_for_quota(draft: Draft, view: SessionView, why: str) -> None:
     """Say that it waits for its virtual cluster."""
-    reason = f"waits for {reasons.count(view.virtual_devices)}: {why}"
+    reason = f"waits for {reasons.needed(view)}: {why}"
     if view.reason != reason:
         draft.note(view, reason, "quota.waits")
 
@@ -127,7 +128,9 @@ def is_broken(draft: Draft, view: SessionView) -> bool:
 
 
 def grant(draft: Draft, view: SessionView, devices: tuple[str, ...]) -> SessionView:
-    """Give `devices` to a waiting session under the next epoch and command the attach."""
+    """Give these physical devices to a waiting session under the next epoch and command the
+    attach."""
+    devices = layout(view.virtual_devices, devices)
     reason, rule = reasons.granted(view, devices), "queue.grant"
     view = draft.step(
         view,
@@ -141,6 +144,7 @@ def grant(draft: Draft, view: SessionView, devices: tuple[str, ...]) -> SessionV
         waiting_since=None,
         preferred=(),
         home=(),
+        scaled_at=draft.now if view.scale else None,
     )
     draft.actions.append(
         Attach(view.id, view.node, reason, rule, view.epoch, view.seq, devices=devices)
@@ -170,8 +174,8 @@ def withdraw(draft: Draft, view: SessionView, reason: str, rule: str) -> Session
 
 
 def reissue(draft: Draft, view: SessionView) -> None:
-    """Repeat the command a session in `attaching` or `parking` waits for; same epoch and seq, so
-    an agent that has done it already answers what it answered then."""
+    """Repeat the command that a session whose devices are changing waits for; same epoch and seq,
+    so an agent that has done it already answers what it answered then."""
     if view.device_state is DeviceState.ATTACHING:
         draft.actions.append(
             Attach(
@@ -186,6 +190,14 @@ def reissue(draft: Draft, view: SessionView) -> None:
         )
     elif view.device_state is DeviceState.PARKING:
         draft.actions.append(_park_action(draft, view, view.reason, "recover"))
+    elif view.device_state is DeviceState.RESIZING:
+        draft.actions.append(resize_action(view, view.reason, "recover"))
+
+
+def resize_action(view: SessionView, reason: str, rule: str) -> Resize:
+    """The command that a session in `resizing` waits for."""
+    head = (view.id, view.node, reason, rule, view.epoch, view.seq)
+    return Resize(*head, devices=view.resizing)
 
 
 def _not_waiting() -> dict[str, object]:
@@ -203,6 +215,7 @@ def freed(view: SessionView) -> SessionView:
     return replace(
         view,
         devices=(),
+        resizing=(),
         waiting_since=None,
         asked=False,
         moving=False,

@@ -100,7 +100,7 @@ def barred(draft: Draft, view: SessionView) -> str:
     """Why its quota keeps it from devices now; "": nothing does."""
     used = draft.held_of(view.virtual_cluster)
     own = view.holding  # of one that has devices and would get others for them
-    return _barred(draft, view, used - own + view.virtual_devices, used, "uses")
+    return _barred(draft, view, used - own + view.needs, used, "uses")
 
 
 def run_barred(draft: Draft, run: SessionView) -> str:

@@ -8,6 +8,7 @@ from singularity_scheduler.client.words import duration, size
 
 from .administration import NodeMark
 from .model import CheckpointRef, LossReport, Member, SessionView
+from .states import DeviceState
 
 
 def count(number: int, noun: str = "device") -> str:
@@ -22,9 +23,31 @@ def listed(devices: tuple[str, ...]) -> str:
     return f"{', '.join(devices[:-1])} and {devices[-1]}"
 
 
+def needed(view: SessionView) -> str:
+    """How many it can run on: "2 devices", "1 to 4 devices"."""
+    least, most = view.needs, view.most
+    return count(most) if least == most else f"{least} to {count(most)}"
+
+
+def different(view: SessionView) -> str:
+    """What can be named for it: "2 different devices"."""
+    least, most = view.needs, view.most
+    what = "device" if most == 1 else "devices"
+    return f"{most} different {what}" if least == most else f"{least} to {most} different {what}"
+
+
+def behind(view: SessionView, devices: tuple[str, ...]) -> str:
+    """The physical devices, and how many virtual ones they serve where those are more."""
+    each = tuple(dict.fromkeys(devices))
+    where = listed(each)
+    if len(each) == view.virtual_devices:
+        return where
+    return f"{where}, with {view.virtual_devices} virtual devices on {len(each)} physical"
+
+
 def paused_idle(waiter: SessionView) -> str:
     return (
-        f"paused for {waiter.label}: {waiter.tier.value} needs {count(waiter.virtual_devices)} "
+        f"paused for {waiter.label}: {waiter.tier.value} needs {needed(waiter)} "
         "and this notebook was idle; nothing is lost; it comes back with the next device call"
     )
 
@@ -46,11 +69,11 @@ def _paused(waiter: SessionView, why: str) -> str:
 
 def paused_lower(victim: SessionView, waiter: SessionView) -> str:
     tiers = f"{waiter.tier.value} goes before {victim.tier.value}"
-    return _paused(waiter, f": {tiers} and needs {count(waiter.virtual_devices)}")
+    return _paused(waiter, f": {tiers} and needs {needed(waiter)}")
 
 
 def paused_borrower(victim: SessionView, waiter: SessionView) -> str:
-    own = f"virtual cluster '{waiter.virtual_cluster}' needs {count(waiter.virtual_devices)}"
+    own = f"virtual cluster '{waiter.virtual_cluster}' needs {needed(waiter)}"
     return _paused(waiter, f": {own} of its own and '{victim.virtual_cluster}' had borrowed some")
 
 
@@ -75,14 +98,14 @@ def paused_for_guarantee(victim: SessionView, waiter: SessionView) -> str:
 
 def goes_elsewhere(view: SessionView, node_id: str) -> str:
     return (
-        f"moves to node {node_id}, which has {count(view.virtual_devices)} free, because all of "
+        f"moves to node {node_id}, which has {count(view.needs)} free, because all of "
         f"node {view.node} are in use; nothing is lost; running code just waits"
     )
 
 
 def makes_room(view: SessionView, waiter: SessionView) -> str:
     return (
-        f"moves to another node, because {waiter.label} needs {count(waiter.virtual_devices)} of "
+        f"moves to another node, because {waiter.label} needs {needed(waiter)} of "
         f"node {view.node} at once; nothing is lost; running code just waits"
     )
 
@@ -170,17 +193,58 @@ def waits(view: SessionView, by: str | None = None) -> str:
     if view.held_back:
         return held_back(view)
     who = f"{by} asked for its devices" if by else "its code called a device"
-    return f"{who}: it waits for {count(view.virtual_devices)}"
+    return f"{who}: it waits for {needed(view)}"
 
 
 def granted(view: SessionView, devices: tuple[str, ...]) -> str:
     verb = "comes back on" if view.saved else "gets"
-    return f"{verb} {listed(devices)}"
+    return f"{verb} {behind(view, devices)}"
 
 
 def held(view: SessionView, saved: bool) -> str:
-    where = listed(view.devices)
+    where = behind(view, view.devices)
     return f"came back on {where}: everything as before" if saved else f"holds {where}"
+
+
+def _goes_on(view: SessionView, count_: int) -> str:
+    return f"runs its {view.virtual_devices} virtual devices on {count_} physical"
+
+
+def shrunk(view: SessionView, count_: int, waiter: SessionView) -> str:
+    return (
+        f"{_goes_on(view, count_)}: {waiter.label} ({waiter.tier.value}) needs "
+        f"{needed(waiter)}; nothing is lost; it grows back when devices are free"
+    )
+
+
+def grown(view: SessionView, count_: int) -> str:
+    return f"{_goes_on(view, count_)}: devices are free; nothing is lost; running code just waits"
+
+
+def resizing(view: SessionView, by: str, count_: int) -> str:
+    return f"{_goes_on(view, count_)} for {by}: nothing is lost; running code just waits"
+
+
+def resized(view: SessionView, why: str) -> str:
+    """`why`: what is said of it for as long as it has fewer devices than it had."""
+    return why or f"goes on with {behind(view, view.resizing)}: everything as before"
+
+
+def resize_failed(view: SessionView, sentence: str) -> str:
+    return f"goes on with {behind(view, view.devices)}, which could not be changed ({sentence})"
+
+
+def wished(view: SessionView, by: str, count_: int) -> str:
+    if view.device_state is DeviceState.HELD:
+        return (
+            f"{by} asked for {count(count_)}: it has {len(view.physical)} and gets the others when "
+            "they are free"
+        )
+    return f"{by} asked for {count(count_)}: it gets at most so many with its next devices"
+
+
+def has_already(view: SessionView, by: str) -> str:
+    return f"{by} asked for {count(len(view.physical))}, which it has: it gets no others"
 
 
 def withdrawn(saved: bool) -> str:
@@ -200,15 +264,19 @@ def exited(exit_code: int | None, sentence: str) -> str:
 
 
 def gone(view: SessionView) -> str:
-    what = (
-        f"the agent of node {view.node} was started anew and no longer knows this session: its "
-        "process is gone"
-    )
+    what = unknown(view)
     if view.run and view.run.command:
         return f"{what}; submit it again"
     if view.run:
         return f"{what}; the outputs up to then are in {view.run.output}: submit it again"
     return f"{what} and its variables are lost; start it again"
+
+
+def unknown(view: SessionView) -> str:
+    return (
+        f"the agent of node {view.node} was started anew and no longer knows this session: its "
+        "process is gone"
+    )
 
 
 def not_started() -> str:
@@ -296,12 +364,20 @@ def coming_back(view: SessionView, node: str) -> str:
     return f"{why}; it comes back on node {node}"
 
 
+def attempt(view: SessionView) -> str:
+    """Which attempt of its run this is, in brackets; "" of the first."""
+    if view.run is None or view.attempt == 1:
+        return ""
+    return f" (attempt {view.attempt} of {view.run.attempts})"
+
+
 def came_back(view: SessionView, loss: LossReport) -> str:
     name = next((shown(c) for c in view.checkpoints if c.id == loss.checkpoint), "")
     hashes = "1 hash" if loss.hashes_checked == 1 else f"{loss.hashes_checked} hashes"
     checked = f", {hashes} checked"
     start = (
         f"came back on node {view.node} from checkpoint {name or repr(loss.checkpoint)}{checked}"
+        f"{attempt(view)}"
     )
     lost = f"; not brought back: {', '.join(loss.lost)}" if loss.lost else ""
     if loss.rolled_back:

@@ -34,8 +34,8 @@ def proceed(draft: Draft, node_id: str) -> None:
     for view in draft.waiting(node_id):
         if view.held_back or looked == LOOKED_AT:
             return
-        needs = (view.virtual_devices, view.locations, view.virtual_cluster, view.tier)
-        if view.virtual_devices > room or needs in failed or not is_patient(draft, view):
+        needs = (view.needs, view.locations, view.virtual_cluster, view.tier)
+        if view.needs > room or needs in failed or not is_patient(draft, view):
             continue
         if not may_leave(draft, view):
             continue
@@ -75,17 +75,17 @@ def free_node(draft: Draft, view: SessionView, promised: int = 0) -> str | None:
     not counted; of its own cluster if there is one."""
     wants = replace(view, wants=True, target="")
     # Those that leave just now come first; those that are in the store already found no room.
-    ahead = promised + sum(other.virtual_devices for other in draft.coming(""))
+    ahead = promised + sum(other.needs for other in draft.coming(""))
     for cluster in routes.order(draft.state, view):
-        there = draft.state.geography.clusters[cluster].with_free(view.virtual_devices)
+        there = draft.state.geography.clusters[cluster].with_free(view.needs)
         for node_id in islice(there, LOOKED_AT):
             if node_id == view.node or next(draft.waiting(node_id), None) is not None:
                 continue
             free = sum(holder is None for holder in draft.usable(node_id).values())
-            free -= sum(other.virtual_devices for other in draft.coming(node_id))
-            if free < view.virtual_devices or placement.no_room(draft, wants, node_id):
+            free -= sum(other.needs for other in draft.coming(node_id))
+            if free < view.needs or placement.no_room(draft, wants, node_id):
                 continue
-            if free - ahead >= view.virtual_devices:
+            if free - ahead >= view.needs:
                 return node_id
             ahead = max(0, ahead - free)
     return None

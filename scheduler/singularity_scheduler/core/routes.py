@@ -24,7 +24,7 @@ def cluster_for(state: ClusterState, session: str, spec: SessionSpec, now: float
     able = [
         cluster
         for cluster in geography.clusters.values()
-        if cluster.largest >= spec.devices and geography.allows(spec.locations, cluster.name)
+        if cluster.largest >= spec.needs and geography.allows(spec.locations, cluster.name)
     ]
     if len(able) < 2:
         return able[0].name if able else None
@@ -34,7 +34,7 @@ def cluster_for(state: ClusterState, session: str, spec: SessionSpec, now: float
         region = regions.setdefault(name, routing.Region(name))
         region.learn(cluster.name, cluster.summary(), now)
     planet = routing.Planet(geography.places, regions.values())
-    claim = Claim(session, spec.devices, tier=spec.tier.rank)
+    claim = Claim(session, spec.needs, tier=spec.tier.rank)
     return planet.choose(claim, spec.locations, now)[1]
 
 
@@ -60,7 +60,7 @@ def order(state: ClusterState, view: SessionView) -> list[str]:
     def key(name: str) -> tuple[bool, bool, routing.Score, str]:
         told = geography.clusters[name].summary()
         rank = view.tier.rank
-        score = routing.score(told, view.virtual_devices, rank) if told.capacity else None
+        score = routing.score(told, view.needs, rank) if told.capacity else None
         return name != own, geography.region(name) != region, score or _NOT_THERE, name
 
     return sorted(allowed(state, view.locations), key=key)

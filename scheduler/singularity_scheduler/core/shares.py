@@ -13,9 +13,11 @@ from dataclasses import replace
 from .allocation.claims import Claim
 from .allocation.sla import Account
 from .draft import Draft
-from .model import SessionView, Share
+from .model import SessionView, Share, changed
 from .parameters import Parameters
 from .states import DeviceState, ProcessState
+
+_COMING = (DeviceState.WAITING, DeviceState.ATTACHING, DeviceState.RESIZING)
 
 UNMEASURED_S = 1.0
 """What a park or an attach is taken to last before one was seen."""
@@ -46,7 +48,7 @@ def wants(view: SessionView) -> bool:
         return view.called and view.wants
     if view.device_state is DeviceState.HELD:
         return view.quiet_since is None
-    if view.device_state in (DeviceState.WAITING, DeviceState.ATTACHING):
+    if view.device_state in _COMING:
         return True
     return view.wants
 
@@ -58,10 +60,11 @@ def claim_of(view: SessionView, before: SessionView, now: float, account: Accoun
     park_s, attach_s = view.park_s or UNMEASURED_S, view.attach_s or UNMEASURED_S
     claim = Claim(
         view.id,
-        view.virtual_devices,
+        view.most,
         tier=view.tier.rank,
         priority=view.priority.rank,
         kind=view.kind.value,
+        minimum=view.needs,
         virtual_cluster=view.virtual_cluster,
         costs=(park_s, attach_s, park_s + attach_s),
         share_milli=view.share_milli,
@@ -70,7 +73,7 @@ def claim_of(view: SessionView, before: SessionView, now: float, account: Accoun
     claim.sla_window, claim.sla_wanted, claim.sla_got = share.window, share.wanted_s, share.got_s
     if now <= share.at:
         return claim
-    claim.count = before.virtual_devices if served(before) else 0
+    claim.count = len(before.physical) if served(before) else 0
     if wants(before):
         window = int(share.at // account.window_s)
         if claim.sla_window != window:
@@ -96,7 +99,7 @@ def accounted(view: SessionView, now: float, parameters: Parameters) -> Share:
         return share
     account = account_of(parameters)
     claim = claim_of(view, view, now, account)
-    return replace(
+    return changed(
         share,
         at=now,
         attained_device_s=claim.attained,
@@ -113,10 +116,10 @@ def settle(draft: Draft) -> None:
     for sid, view in draft.changed.items():
         old = draft.state.sessions.get(sid)
         share = (
-            replace(view.share, at=draft.now)
+            changed(view.share, at=draft.now)
             if old is None
             else accounted(old, draft.now, draft.state.parameters)
         )
         if old is not None and old.tier is not view.tier:  # another promise, see `tiers`
             share = replace(share, wanted_s=0.0, got_s=0.0, windows=0, kept=0)
-        draft.changed[sid] = replace(view, share=share)
+        draft.changed[sid] = changed(view, share=share)

@@ -13,7 +13,7 @@ from typing import Any
 from singularity_proxy.errors import BadRequest
 
 from .geography import require_name
-from .model import BatchRun, Kind, Priority, SessionSpec, Tier
+from .model import BatchRun, Kind, Priority, ScalePolicy, SessionSpec, Tier
 
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _KERNEL = re.compile(r"[A-Za-z0-9._-]{1,200}")
@@ -96,12 +96,12 @@ def parse_spec(
     kind = parse_kind(request.get("kind", (Kind.BATCH if run else Kind.INTERACTIVE).value))
     if run and kind is not Kind.BATCH:
         raise BadRequest("a run of a notebook is a batch session: kind must be batch", kind=kind)
+    devices, scale = parse_size(request, default_devices, largest)
     return SessionSpec(
         kind=kind,
         tier=parse_tier(request["tier"]) if request.get("tier") is not None else default_tier,
-        devices=parse_devices(
-            default_devices if request.get("devices") is None else request["devices"], largest
-        ),
+        devices=devices,
+        scale=scale,
         name=parse_name(request.get("name") or "") or (_run_name(run) if run else ""),
         run=run,
         kernel_id=_kernel_id(request.get("kernel_id")),
@@ -114,6 +114,100 @@ def parse_spec(
         locations=parse_locations(request.get("locations")),
         share_milli=_share_milli(request),
     )
+
+
+SCALE_SET = "auto_scale_instance_type_count_set"
+SCALE_LEAST, SCALE_MOST = "min_instance_type_count", "max_instance_type_count"
+SCALE_INTERVAL = "auto_scale_interval_in_sec"
+SCALE_KEYS = (SCALE_SET, SCALE_LEAST, SCALE_MOST, SCALE_INTERVAL)
+"""Azure ML's names of what a scale policy says."""
+
+
+def parse_size(
+    request: Mapping[str, Any], default_devices: int, largest: int | None
+) -> tuple[int, ScalePolicy | None]:
+    """The number of virtual devices, and on how many physical ones they may run (None: on as many).
+    A policy that names the most devices also says how many virtual ones there are, if nothing else
+    does; numbers above that mean nothing. An elastic session only needs room for its least."""
+    asked, policy = request.get("devices"), _policy(request)
+    if policy is None:
+        return parse_devices(default_devices if asked is None else asked, largest), None
+    least, most, counts, interval_s = policy
+    if asked is None and most is not None:
+        asked = most
+    devices = parse_devices(default_devices if asked is None else asked, None)
+    most = devices if most is None else min(most, devices)  # more would have nothing to do
+    counts = tuple(count for count in counts if count <= devices)
+    if least > most:
+        raise BadRequest(
+            f"scale_policy asks for at least {least} devices, more than the {most} that the "
+            "session has at most",
+            scale_policy=least,
+        )
+    if request.get("device_share") not in (None, 1):
+        raise BadRequest("a session that shares one device has no scale policy: say one of them")
+    parse_devices(least, largest)
+    if devices == 1:
+        return devices, None
+    return devices, ScalePolicy(least, most, counts, interval_s)
+
+
+def _policy(
+    request: Mapping[str, Any],
+) -> tuple[int, int | None, tuple[int, ...], float | None] | None:
+    """(least, most or None, counts, interval or None); None: it is not elastic."""
+    elastic, value = request.get("elastic"), request.get("scale_policy")
+    if elastic is not None and not isinstance(elastic, bool):
+        raise BadRequest(f"elastic must be true or false, not {_shown(elastic)}", elastic=elastic)
+    if value is None:
+        return (1, None, (), None) if elastic else None
+    if elastic is False:
+        raise BadRequest("elastic is false and there is a scale_policy: say one of them")
+    if not isinstance(value, dict):
+        raise BadRequest(
+            f'scale_policy must be an object, for example {{"{SCALE_SET}": [1, 2, 4]}}, not '
+            f"{_shown(value)}"
+        )
+    refuse_unknown(value, SCALE_KEYS, "scale_policy")
+    counts = value.get(SCALE_SET)
+    interval_s = _every(value, SCALE_INTERVAL)
+    if counts is None:
+        least = _number_of(value, SCALE_LEAST) or 1
+        return least, _number_of(value, SCALE_MOST), (), interval_s
+    if value.get(SCALE_LEAST) is not None or value.get(SCALE_MOST) is not None:
+        raise BadRequest(
+            f"scale_policy has {SCALE_SET} and {SCALE_LEAST} or {SCALE_MOST}: say one of them"
+        )
+    whole = isinstance(counts, list) and all(_is_number(count) for count in counts)
+    if not whole or not counts or counts != sorted(set(counts)):
+        raise BadRequest(
+            f"scale_policy.{SCALE_SET} must be a list of numbers of devices that rise, for example "
+            f"[1, 2, 4], not {_shown(counts)}"
+        )
+    return counts[0], counts[-1], tuple(counts), interval_s
+
+
+def policy_document(scale: ScalePolicy) -> dict[str, Any]:
+    """A scale policy as it is written in job files and requests."""
+    found: dict[str, Any] = {SCALE_LEAST: scale.least, SCALE_MOST: scale.most}
+    if scale.counts:
+        found = {SCALE_SET: list(scale.counts)}
+    if scale.interval_s is not None:
+        found[SCALE_INTERVAL] = scale.interval_s
+    return found
+
+
+def _number_of(value: Mapping[str, Any], key: str) -> int | None:
+    number = value.get(key)
+    if number is not None and not _is_number(number):
+        raise BadRequest(
+            f"scale_policy.{key} must be a number of devices, 1 or more, not {_shown(number)}"
+        )
+    return number
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_DEVICES
 
 
 def _share_milli(request: Mapping[str, Any]) -> int:

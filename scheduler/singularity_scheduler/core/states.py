@@ -35,6 +35,7 @@ class DeviceState(str, Enum):
     HELD = "held"
     PARKING = "parking"
     PARKED = "parked"
+    RESIZING = "resizing"
 
 
 class ProcessEvent(str, Enum):
@@ -49,6 +50,7 @@ class ProcessEvent(str, Enum):
     RESUME_FAILED = "resume_failed"
     LOST = "lost"
     FOUND = "found"
+    RETRY = "retry"
     COMPLETE = "complete"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -67,6 +69,9 @@ class DeviceEvent(str, Enum):
     PARK = "park"
     PARKED = "parked"
     PARK_FAILED = "park_failed"
+    RESIZE = "resize"
+    RESIZED = "resized"
+    RESIZE_FAILED = "resize_failed"
     STORED = "stored"
     LOST = "lost"
     RECLAIM = "reclaim"
@@ -82,8 +87,11 @@ _DE = DeviceEvent
 FINAL = frozenset({_P.COMPLETED, _P.FAILED, _P.CANCELLED})
 """Process states that nothing leaves."""
 
-LEASED = frozenset({_D.ATTACHING, _D.HELD, _D.PARKING})
+LEASED = frozenset({_D.ATTACHING, _D.HELD, _D.RESIZING, _D.PARKING})
 """Device states in which physical devices belong to the session under a lease."""
+
+CHANGING = frozenset({_D.ATTACHING, _D.RESIZING, _D.PARKING})
+"""Device states in which its node is just changing that."""
 
 PROCESS_TRANSITIONS: dict[tuple[ProcessState, ProcessEvent], ProcessState] = {
     (_P.QUEUED, _PE.START): _P.STARTING,
@@ -98,6 +106,8 @@ PROCESS_TRANSITIONS: dict[tuple[ProcessState, ProcessEvent], ProcessState] = {
     **{(state, _PE.LOST): _P.SUSPENDED for state in (_P.LIVE, _P.SUSPENDING, _P.RESUMING)},
     # The node came back with it before anybody else had started it.
     (_P.SUSPENDED, _PE.FOUND): _P.LIVE,
+    # A run that was killed, and of which nothing is left, starts from its beginning.
+    **{(state, _PE.RETRY): _P.QUEUED for state in (_P.LIVE, _P.SUSPENDING, _P.SUSPENDED)},
     **{
         (state, _PE.COMPLETE): _P.COMPLETED
         for state in (_P.STARTING, _P.LIVE, _P.SUSPENDING, _P.RESUMING)
@@ -118,6 +128,9 @@ DEVICE_TRANSITIONS: dict[tuple[DeviceState, DeviceEvent], DeviceState] = {
     (_D.HELD, _DE.PARK): _D.PARKING,
     (_D.PARKING, _DE.PARKED): _D.PARKED,
     (_D.PARKING, _DE.PARK_FAILED): _D.HELD,
+    (_D.HELD, _DE.RESIZE): _D.RESIZING,
+    (_D.RESIZING, _DE.RESIZED): _D.HELD,
+    (_D.RESIZING, _DE.RESIZE_FAILED): _D.HELD,
     # The device state went to the store together with the process image.
     (_D.HELD, _DE.STORED): _D.PARKED,
     # The node lost its right and has parked the session by itself.
@@ -149,6 +162,7 @@ DEVICE_MEANING: dict[DeviceState, str] = {
     _D.HELD: "holds its devices",
     _D.PARKING: "its device state is being saved and its devices freed",
     _D.PARKED: "its device state is kept in host memory; the next device call brings it back",
+    _D.RESIZING: "it goes on with more or fewer physical devices behind the same virtual ones",
 }
 
 WORDS: dict[str, str] = {
@@ -160,6 +174,7 @@ WORDS: dict[str, str] = {
     "running": "its process runs and holds its devices",
     "parking": DEVICE_MEANING[_D.PARKING],
     "parked": DEVICE_MEANING[_D.PARKED],
+    "resizing": DEVICE_MEANING[_D.RESIZING],
     "migrating": "it is being moved to other devices or to another node",
     "suspending": PROCESS_MEANING[_P.SUSPENDING],
     "suspended": PROCESS_MEANING[_P.SUSPENDED],

@@ -14,9 +14,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from . import keeping, queue, quotas, reasons, shares
+from . import keeping, queue, quotas, reasons, scaling, shares
 from .allocation import actions as do
-from .allocation import serving
+from .allocation import elastic, serving
 from .allocation.claims import Claim, Stage
 from .allocation.harm import SLOTS, slot
 from .allocation.pool import Pool
@@ -26,6 +26,7 @@ from .allocation.state import Allocation, VirtualCluster
 from .allocation.victims import protected_until
 from .cluster import ClusterState
 from .draft import Draft
+from .layout import kept
 from .model import SessionView
 from .parameters import Parameters
 from .states import DeviceState, ProcessState
@@ -58,12 +59,12 @@ class Turn:
         self.allocation = Allocation(_of_one_node(draft.state.parameters), node_id)
         occupants = draft.usable(node_id)
         self.free = [d for d, view in occupants.items() if view is None]
-        self.coming = [d for d, view in occupants.items() if view and queue.parking(view)]
+        self.coming = [d for d, view in occupants.items() if view and _leaves(view, d)]
         self.pool = self.allocation.pools[""] = Pool()
         self.pool.add(node_id, len(occupants))
         holders: dict[str, int] = {}
-        for view in occupants.values():
-            if view is not None and not queue.parking(view):
+        for device, view in occupants.items():
+            if view is not None and not _leaves(view, device):
                 holders[view.id] = holders.get(view.id, 0) + 1
         self.claims: dict[str, Claim] = {}
         self.resting: dict[str, float] = {}
@@ -87,7 +88,11 @@ class Turn:
 
     def _holds(self, view: SessionView, count: int) -> None:
         claim = self.claims[view.id] = holder_claim(self.draft, view, self.account)
-        claim.devices = claim.minimum = count
+        if view.scale is None and not view.wish:
+            claim.devices = claim.minimum = count
+        else:
+            claim.devices = max(claim.devices, count)
+            claim.minimum = min(claim.minimum, count)
         if view.device_state is not DeviceState.HELD or not view.here:
             claim.stage = Stage.LEAVING
         elif self.draft.now < view.rests_until:
@@ -158,6 +163,10 @@ class Turn:
             taken = there[:count]
         return taken
 
+    def others(self, count: int) -> list[str]:
+        """`count` devices for one that has some already, as `reserve`."""
+        return [*self.free, *self.coming][:count]
+
     def remove(self, taken: list[str]) -> None:
         self.free = [d for d in self.free if d not in taken]
         self.coming = [d for d in self.coming if d not in taken]
@@ -171,6 +180,11 @@ def _of_one_node(parameters: Parameters) -> Parameters:
     return parameters.changed(headroom_fraction=0.0)
 
 
+def _leaves(view: SessionView, device: str) -> bool:
+    """Whether its holder is just leaving this device."""
+    return queue.parking(view) or bool(view.resizing and device not in view.resizing)
+
+
 def holder_claim(draft: Draft, view: SessionView, account: Account) -> Claim:
     """One that has devices."""
     before = draft.state.sessions.get(view.id, view)
@@ -181,7 +195,21 @@ def holder_claim(draft: Draft, view: SessionView, account: Account) -> Claim:
     claim.idle_since = _known(view.quiet_since) if rests else None
     claim.since = _known(view.held_since)
     claim.order = view.attach_order
+    claim.scaled_at = _known(view.scaled_at)
+    if view.scale is not None:
+        interval_s = view.scale.interval_s
+        default_s = draft.state.parameters.scale_interval_s
+        claim.interval_s = default_s if interval_s is None else interval_s
+        claim.counts = _counts(view)
     return claim
+
+
+def _counts(view: SessionView) -> tuple[int, ...]:
+    """The numbers of devices that its policy allows, as far as it may go now."""
+    assert view.scale is not None
+    if not view.scale.counts:
+        return ()
+    return tuple(sorted({*(c for c in view.scale.counts if c < view.most), view.most}))
 
 
 def _rests(view: SessionView) -> bool:
@@ -196,6 +224,8 @@ def waiter_claim(draft: Draft, view: SessionView, account: Account) -> Claim:
     claim.level = _level(draft, view, claim.attained)
     claim.order = claim.turn = view.queue_order
     claim.waiting_since = view.waiting_since
+    if view.scale is not None:
+        claim.counts = _counts(view)
     return claim
 
 
@@ -220,11 +250,18 @@ def serve(draft: Draft, node_id: str) -> None:
     """Give out the devices of one node; called at the end of each decision that touches it."""
     if not draft.node(node_id).connected or draft.duty(node_id).leaving:
         return
+    smaller = draft.smaller(node_id)
+    if not smaller and next(draft.waiting(node_id), None) is None:
+        return
     turn = Turn(draft, node_id)
-    if not turn.waiting or not turn.pool.capacity:
+    if not turn.pool.capacity:
         return
     turn.enter()
-    serving.serve(turn.allocation, draft.now)
+    if turn.waiting:
+        serving.serve(turn.allocation, draft.now)
+    if smaller:
+        turn.allocation.touched = dict.fromkeys(turn.pool.nodes)
+        elastic.grow(turn.allocation, draft.now)
     _carry_out(turn)
     for view in turn.waiting:
         if turn.claims[view.id].stage is Stage.WAITING and (why := quotas.barred(draft, view)):
@@ -245,6 +282,29 @@ def _carry_out(turn: Turn) -> None:
             assert victim is not None
             assert cause is not None
             preempt(turn.draft, victim, cause, action.rule)
+        elif isinstance(action, do.Resize):
+            _resize(turn, action, gathering)
+
+
+def _resize(turn: Turn, action: do.Resize, gathering: set[str]) -> None:
+    draft, count = turn.draft, action.claim.count
+    view = draft.get(str(action.claim.id))
+    assert view is not None
+    has = view.physical
+    if action.cause is None:
+        more = turn.others(count - len(has))
+        if set(more) <= set(turn.free):
+            reason = reasons.grown(view, count)
+            scaling.begin(draft, view, (*has, *more), reason, action.rule)
+        turn.remove(more)
+        return
+    waiter = draft.get(str(action.cause.id))
+    assert waiter is not None
+    if waiter.id not in gathering:
+        gathering.add(waiter.id)
+        _keep(turn, waiter.id, action.cause.given)
+    reason = reasons.shrunk(view, count, waiter)
+    scaling.begin(draft, view, kept(view.devices, count), reason, action.rule)
 
 
 def _grant(turn: Turn, sid: str, count: int) -> None:

@@ -76,17 +76,20 @@ class Meter:
     session was not there."""
 
     def __init__(self, devices: int, since: float, until: float, daily: bool = False) -> None:
-        """`devices`: its virtual devices, which it has all or none of."""
+        """`devices`: how many physical ones it has when a line does not say: as many as virtual."""
         self.found: dict[int, Usage] = {}
-        self._devices = devices
+        self._usually = self._devices = devices
         self._since, self._until = since, until
         self._daily = daily
         self._at = since
         self._as = OVER
 
-    def line(self, at: float, process: str, device: str, rule: str) -> None:
-        """It was like this from `at` on."""
+    def line(
+        self, at: float, process: str, device: str, rule: str, devices: int | None = None
+    ) -> None:
+        """It was like this from `at` on, with so many physical devices."""
         self._spend(at)
+        self._devices = self._usually if devices is None else devices
         self._as = SPENT[process, device]
         if self._since <= at < self._until:
             self._usage(at).preemptions += preempted(device, rule)

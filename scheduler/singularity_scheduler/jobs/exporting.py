@@ -41,7 +41,12 @@ def job_file(session: Mapping[str, Any], passed_on: Callable[[str], bool]) -> st
         "resources": {
             "instance_count": None if run["ranked"] else session["virtual_devices"],
             "locations": session["locations"],
-            "properties": {"singularity": {"device_share": _part(session["device_share"])}},
+            "properties": {
+                "singularity": {
+                    "device_share": _part(session["device_share"]),
+                    "scale_policy": session.get("scale_policy"),
+                }
+            },
         },
         "limits": {"timeout": run["timeout_s"]},
         "retry_settings": {"max_retries": run.get("max_retries") or None},

@@ -1,4 +1,5 @@
-"""``${{inputs.x}}`` and ``${{outputs.x}}``: what they stand for, with cycles found. Pure."""
+"""``${{inputs.x}}``, ``${{outputs.x}}`` and ``${{search_space.x}}``: what they stand for, with
+cycles found. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ MAX_TEXT = 64 << 10
 """Longest text after everything is filled in: inputs that double each other end there."""
 
 _EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
-_NAME = re.compile(r"(inputs|outputs)\.([A-Za-z_][A-Za-z0-9_]*)")
+_NAME = re.compile(r"(inputs|outputs|search_space)\.([A-Za-z_][A-Za-z0-9_]*)")
 
 
 class BadExpression(ValueError):
@@ -33,6 +34,8 @@ class Values:
         self._finish = finish
         self._known: dict[str, Any] = {}
         self._doing: list[str] = []
+        self.used: set[str] = set()
+        """The names that stood in what was filled in so far."""
 
     def of(self, name: str) -> Any:
         """The value of "inputs.x"; raises `BadExpression`."""
@@ -78,11 +81,12 @@ class Values:
             )
         if not _NAME.fullmatch(word):
             raise BadExpression(
-                f"${{{{{word[:60]}}}}} means nothing here: write ${{{{inputs.NAME}}}} or "
-                "${{outputs.NAME}}"
+                f"${{{{{word[:60]}}}}} means nothing here: write ${{{{inputs.NAME}}}}, "
+                "${{outputs.NAME}} or, in a sweep, ${{search_space.NAME}}"
             )
         if word not in self._sources:
             raise BadExpression(
                 f"${{{{{word[:60]}}}}} stands for nothing: {nearest(word, self._sources)}"
             )
+        self.used.add(word)
         return self.of(word)

@@ -6,21 +6,27 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
+from singularity_scheduler.core.goals import parse_condition, parse_objective
 from singularity_scheduler.core.spec import parse_locations, parse_virtual_cluster
 
 from .errors import BadJob, shown, yaml_word
 from .expressions import BadExpression, Values
 from .reading import Document
 from .schema import Row, Use, rows, spelled, validate
+from .sweeps import Space, Sweep, refuse_twice
 
 SINGULARITY = ("resources", "properties", "singularity")
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_SWEPT = re.compile(r"\$\{\{\s*search_space\.")
+_SWEPT_PLACES = ("command", "parameters")
+"""What may be another one in each run of a sweep."""
 Path = tuple[str, ...]
 
 
@@ -53,34 +59,95 @@ class Job:
     """What is kept and changes nothing, as the job file has it; `inputs` and `outputs` too."""
     notes: tuple[str, ...] = ()
     """Sentences for who submits it."""
+    sweep: Sweep = field(default_factory=Sweep)
+    """The runs that it stands for; the job itself is with the first value of each name."""
+    direct: dict[str, Any] = field(default_factory=dict)
+    """Of a sweep the names that nothing in the file speaks of, with their values: parameters."""
+
+    def with_values(self, values: Mapping[str, Any]) -> Job:
+        """The job with one combination of its sweep; raises `BadJob` when more than its command
+        and parameters would be another one."""
+        made = _Resolver(self.document, self.sweep, values).job()
+        same = ("command", "parameters", "direct", "name", "metadata", "notes")
+        if replace(made, **{name: getattr(self, name) for name in same}) != self:
+            inputs = self.document.find("inputs")
+            swept = [n for n in values if inputs is not None and n in inputs.value]
+            raise self.bad(
+                f"{', '.join(swept)} is swept over, and only the command and parameters may use it",
+                "inputs",
+                *swept[:1],
+            )
+        return made
 
     def bad(self, what: str, *path: str | int) -> BadJob:
         """The refusal `what` about the value at `path` of the file."""
         return self.document.bad(what, *path)
 
 
-def resolve(document: Document) -> Job:
-    """The job that `document` describes; raises `BadJob`."""
+def resolve(document: Document, space: Space | None = None) -> Job:
+    """The job that `document` describes; raises `BadJob`. `space` is what somebody wants to sweep
+    over besides, or in place of what the file says; a name of it stands for the input of that name
+    too."""
     document = spelled(document)
     validate(document)
-    return _Resolver(document).job()
+    plain = _Resolver(document, Sweep(), {})
+    sweep = plain.sweep()
+    sweep = replace(sweep, space={**sweep.space, **(space or {})})
+    sweep.refuse_too_many()
+    values = {name: of_name[0] for name, of_name in sweep.space.items()}
+    return _Resolver(document, sweep, values).job()
 
 
 class _Resolver:
-    def __init__(self, document: Document) -> None:
+    """Resolves a file with one combination (`values`) of `sweep`."""
+
+    def __init__(self, document: Document, sweep: Sweep, values: Mapping[str, Any]) -> None:
         self._document = document
+        self._sweep = sweep
+        self._swept = values
         self._notes: list[str] = []
         self._folders: list[str] = []
         self._sources: dict[str, Any] = {}
         for group in ("inputs", "outputs"):
             for name, node in self._section(group).items():
                 self._sources[f"{group}.{name}"] = node.plain()
+        own = self._section("sweep", "search_space")
+        inputs = {n for n in values if f"inputs.{n}" in self._sources and n not in own}
+        self._for_inputs = {f"inputs.{name}": values[name] for name in inputs}
+        self._space = {f"search_space.{name}": value for name, value in values.items()}
+        self._sources |= self._for_inputs | self._space
         self._described: dict[str, dict[str, Any]] = {"inputs": {}, "outputs": {}}
         self._values = Values(self._sources, self._finished)
 
+    def sweep(self) -> Sweep:
+        """What the file itself says of a sweep."""
+        space: dict[str, list[Any]] = {}
+        for name, node in self._section("sweep", "search_space").items():
+            path = ("sweep", "search_space", name)
+            said = node.plain()
+            values = said["values"] if isinstance(said, dict) else said
+            self._at(path, partial(refuse_twice, where=name), values)
+            space[name] = values
+        limits = ("sweep", "limits")
+        found = Sweep(
+            space,
+            self._said(*limits, "max_total_trials"),
+            self._said(*limits, "max_concurrent_trials"),
+            self._said("sweep", "stop_on_failure") is True,
+            self._said("sweep", "stop_when"),
+            self._said("sweep", "objective"),
+        )
+        if found.stop_when is not None:
+            self._at(("sweep", "stop_when"), parse_condition, found.stop_when)
+        self._at(("sweep", "objective"), parse_objective, found.objective)
+        self._at(("sweep", "search_space"), Sweep.refuse_too_many, found)
+        return found
+
     def job(self) -> Job:
         for name in self._sources:
-            self._at(tuple(name.split(".")), self._values.of, name)
+            if name not in self._space:
+                self._refuse_swept(self._sources[name], *name.split("."))
+                self._at(tuple(name.split(".")), self._values.of, name)
         kind = self._said("type") or "command"
         code = self._filled("code")
         folder = None if code is None else self._path(code)
@@ -107,7 +174,14 @@ class _Resolver:
             folders=tuple(dict.fromkeys(self._folders)),
             metadata=self._metadata(),
             notes=tuple(self._notes),
+            sweep=self._sweep,
+            direct={n: v for n, v in self._swept.items() if not self._uses(n)},
         )
+
+    def _uses(self, name: str) -> bool:
+        """Whether the file speaks of this name of the sweep."""
+        names = {f"search_space.{name}", f"inputs.{name}"} & {*self._for_inputs, *self._space}
+        return not names.isdisjoint(self._values.used)
 
     # -- what the file says ---------------------------------------------------------------------
 
@@ -124,7 +198,16 @@ class _Resolver:
 
     def _fill(self, value: Any, *path: str) -> Any:
         """`value`, which stands at `path`, with its expressions filled in."""
+        self._refuse_swept(value, *path)
         return self._at(path, self._values.filled, value)
+
+    def _refuse_swept(self, value: Any, *path: str) -> None:
+        if path[0] not in _SWEPT_PLACES and _SWEPT.search(str(value)):
+            raise self._bad(
+                "${{search_space...}} may stand in command and parameters alone: everything else "
+                "is the same for all runs of a sweep",
+                *path,
+            )
 
     def _at(self, path: Path, work: Callable[[Any], Any], value: Any) -> Any:
         """What `work` makes of a value that stands at `path`; its refusals get that place."""
@@ -179,6 +262,7 @@ class _Resolver:
             ),
             "devices": self._devices(kind),
             "device_share": self._said(*SINGULARITY, "device_share"),
+            "scale_policy": self._said(*SINGULARITY, "scale_policy"),
             "virtual_cluster": cluster,
             "locations": where,
         }
@@ -237,6 +321,8 @@ class _Resolver:
     def _finished(self, name: str, value: Any) -> Any:
         """What an expression with `name` stands for; called once for each."""
         group, word = name.split(".")
+        if name in self._space or name in self._for_inputs:
+            return value
         return self._input(word, value) if group == "inputs" else self._output(word, value)
 
     def _input(self, name: str, value: Any) -> Any:

@@ -162,7 +162,7 @@ def _sentence(error: Any, path: list[str | int]) -> tuple[str, list[str | int]]:
         name = error.instance
         return f"{shown(name)} cannot be a name in {where}: {_said(error.schema)}", [*path, name]
     if kind == "enum":
-        known = [str(value) for value in error.validator_value if value is not None]
+        known = [value for value in error.validator_value if isinstance(value, str)]
         return f"{where} cannot be {shown(error.instance)}: {_choice(error.instance, known)}", path
     if kind == "const":
         return f"{where} cannot be {shown(error.instance)}: {_said(error.schema)}", path
@@ -212,6 +212,7 @@ def _plain(error: Any) -> str:
         "minLength": "it is empty",
         "maxLength": "at most {} characters",
         "minItems": "it is empty",
+        "minProperties": "it is empty",
     }
     words = limits.get(str(error.validator), "it does not match {}")
     return words.format(error.validator_value)

@@ -15,7 +15,10 @@ from singularity_scheduler.core.spec import parse_run, parse_spec
 
 from .errors import nearest, shown
 
-WISHES = ("tier", "priority", "devices", "device_share", "virtual_cluster", "locations")
+WISHES = (
+    *("tier", "priority", "devices", "device_share", "elastic", "scale_policy"),
+    *("virtual_cluster", "locations"),
+)
 """As the service's API calls them."""
 
 TIME_LIMIT = "timeout_s"

@@ -148,7 +148,9 @@ class Accounts:
 
 def _fold(meters: dict[str, Meter], lines: Sequence[Line]) -> None:
     for line in lines:
-        meters[line.session].line(line.at, line.process_state, line.device_state, line.rule)
+        meters[line.session].line(
+            line.at, line.process_state, line.device_state, line.rule, line.devices
+        )
 
 
 def _day(number: int) -> str:

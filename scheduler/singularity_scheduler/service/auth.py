@@ -20,6 +20,8 @@ from .problems import Unauthenticated
 USE_SCOPE = "custom:singularity:use"
 ADMIN_SCOPE = "custom:singularity:admin"
 METRICS_SCOPE = "read:metrics"
+HUB_ADMIN_SCOPE = "admin:users"
+"""Who has it may do anything at the Hub ("tantamount to superuser", its documentation says)."""
 
 CACHE_S = 60
 """How long an answer of the Hub is believed: a revoked token works at most this long."""
@@ -49,10 +51,12 @@ class Caller:
 
 class Gate:
     """Checks tokens; one per service. `hub` talks to the Hub with the service's own token, which
-    JupyterHub passes in the environment."""
+    JupyterHub passes in the environment. `hub_admins`: whether its admins are administrators of
+    ours."""
 
-    def __init__(self, hub: HubOAuth) -> None:
+    def __init__(self, hub: HubOAuth, hub_admins: bool = True) -> None:
         self.hub = hub
+        self.hub_admins = hub_admins
 
     async def caller(self, authorization: str | None) -> Caller:
         """The caller behind an Authorization header; raises `Unauthenticated`, `Forbidden` or
@@ -62,7 +66,7 @@ class Gate:
     async def visitor(self, token: str, hub_session: str) -> Caller:
         """The same of somebody who looks at pages, with the token of the login and the id of the
         browser's session at the Hub: who logs out there is logged out here at once."""
-        return self._caller_of(await self._known(token, hub_session))
+        return self._caller_of(await self._known(token, hub_session), at_pages=True)
 
     async def reads_metrics(self, authorization: str | None) -> None:
         """Raises, as `caller`, unless the token may read the metrics."""
@@ -106,10 +110,20 @@ class Gate:
             return
         await JupyterHubHTTPClient.loop_instance().close()
 
-    def _caller_of(self, model: dict[str, Any]) -> Caller:
+    def _is_admin(self, model: dict[str, Any], at_pages: bool) -> bool:
+        """By our own scope, or because the Hub says that its user is one of its admins. That is
+        enough for who logs in to our pages; a token for the API may have been made to do less than
+        its owner may, the one of an admin's notebook server is, so it must be an admin's itself."""
+        if self.hub.check_scopes({ADMIN_SCOPE}, model):
+            return True
+        if not self.hub_admins or model.get("kind") != "user" or model.get("admin") is not True:
+            return False
+        return at_pages or HUB_ADMIN_SCOPE in (model.get("scopes") or ())
+
+    def _caller_of(self, model: dict[str, Any], at_pages: bool = False) -> Caller:
         scopes = set(model.get("scopes") or ())
         name = str(model.get("name") or "")
-        admin = bool(self.hub.check_scopes({ADMIN_SCOPE}, model))
+        admin = self._is_admin(model, at_pages)
         access = self.hub.access_scopes
         if access and not self.hub.check_scopes(set(access), model):
             raise Forbidden(f"the token of {name} gives no access to this service", user=name)

@@ -131,6 +131,8 @@ class Commander:
             return await self._attach(action)
         if isinstance(action, ev.Park):
             return await self._park(action)
+        if isinstance(action, ev.Resize):
+            return await self._resize(action)
         if isinstance(action, ev.Start):
             return await self._start(action)
         if isinstance(action, ev.End):
@@ -150,7 +152,7 @@ class Commander:
         finally:
             self.over(action.session)
 
-    async def _after_fences(self, action: ev.Resume) -> None:
+    async def _after_fences(self, action: ev.Action) -> None:
         """Where old processes of the session are just being ended, it starts after that."""
         here = (ev.Fence, action.session, action.node)
         fences = [t for k, t in self._tasks.items() if (k[0], k[1], k[4]) == here]
@@ -158,6 +160,7 @@ class Commander:
 
     async def _start(self, action: ev.Start) -> dict[str, Any]:
         """Returns the agent's ``{pid, connection, env}``; raises what it refused."""
+        await self._after_fences(action)
         launch = self._launches.get(action.session)
         view = self._look(action.session)
         if view is not None and view.run is not None:
@@ -224,7 +227,28 @@ class Commander:
                 self.failures[action.session] = error
                 await self._report(ev.AttachFailed(action.session, action.epoch, error.message))
             return
-        await self._report(ev.Attached(action.session, action.epoch, float(answer["ms"])))
+        placed = tuple(answer.get("devices") or ())
+        await self._report(ev.Attached(action.session, action.epoch, float(answer["ms"]), placed))
+
+    async def _resize(self, action: ev.Resize) -> None:
+        try:
+            answer = await self._call(
+                action,
+                "device.resize",
+                lambda: self._in_device(action, DeviceState.RESIZING),
+                epoch=action.epoch,
+                seq=action.seq,
+                devices=list(action.devices),
+                reason=action.reason,
+                ttl_s=self._ttl_s,
+            )
+        except SingularityError as error:
+            if self._in_device(action, DeviceState.RESIZING):
+                self.failures[action.session] = error
+                await self._report(ev.ResizeFailed(action.session, action.epoch, error.message))
+            return
+        placed = tuple(answer.get("devices") or ())
+        await self._report(ev.Resized(action.session, action.epoch, float(answer["ms"]), placed))
 
     async def _park(self, action: ev.Park) -> None:
         try:
@@ -333,7 +357,9 @@ def run_launch(view: SessionView, run: BatchRun, batch_python: str) -> dict[str,
         "kernel": run.kernel,
         "name": view.name,
         "timeout_s": run.timeout_s,
-        "max_retries": run.max_retries,
+        "started_at": view.started_at,
+        "attempt": view.attempt,
+        "attempts": run.attempts,
     }
     return {
         "mode": "capsule",
@@ -346,4 +372,5 @@ def run_launch(view: SessionView, run: BatchRun, batch_python: str) -> dict[str,
         "cwd": folder,
         "connection": None,
         "owner_pid": None,
+        "restartable": run.attempts > 1,
     }

@@ -17,7 +17,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.model import Kind, SessionSpec, SessionView
 from singularity_scheduler.core.policy import refuse_ended
 from singularity_scheduler.core.spec import parse_name, run_of
-from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.core.states import CHANGING, DeviceState, ProcessState
 
 from . import documents, translate
 from .ledger import Command
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-AFTER_A_MOVE = frozenset({"park", "suspend", "migrate", "checkpoint"})
-"""Verbs that cannot be done while devices are being attached or parked."""
+AFTER_A_MOVE = frozenset({"park", "suspend", "migrate", "checkpoint", "resize"})
+"""Verbs that cannot be done while devices are being attached, parked or resized."""
 
 MOVE_WAIT_S = 5.0
 """So long they wait for the end of that. A cell's code goes on a moment before the service hears
 that its devices are there, so a verb of the next line would be refused for no reason one sees."""
+
+
+_LEAVING = (DeviceState.PARKING, DeviceState.RESIZING)
 
 
 class Desk:
@@ -127,7 +130,7 @@ class Desk:
                 return await self._c.find(view.id)
             refuse_ended(view)
             if verb in AFTER_A_MOVE:
-                await self._c.until(lambda: not self._moving(view.id), MOVE_WAIT_S)
+                await self._c.until(lambda: not self._moving(view.id, verb), MOVE_WAIT_S)
             node = self._c.state.nodes.get(view.node)
             types = {d.id: d.type for d in node.devices.values()} if node else {}
             event = translate.verb_event(view.id, verb, args, by, types)
@@ -183,10 +186,11 @@ class Desk:
                 self._c.keys.command(by, key, "signal", view.id, fingerprint)
             )
 
-    def _moving(self, session: str) -> bool:
-        """Whether its devices are just being attached or parked."""
+    def _moving(self, session: str, verb: str) -> bool:
+        """Whether its devices are just changing; a resize does not wait for another one, which is
+        refused."""
         view = self._c.state.sessions.get(session)
-        changing = (DeviceState.ATTACHING, DeviceState.PARKING)
+        changing = CHANGING - {DeviceState.RESIZING} if verb == "resize" else CHANGING
         return view is not None and not view.final and view.device_state in changing
 
     def _settled(self, session: str) -> bool:
@@ -197,15 +201,13 @@ class Desk:
             return False
         if view.process_state is ProcessState.SUSPENDED:
             return True
-        if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING):
+        if view.device_state in CHANGING:
             return False
         if view.device_state is not DeviceState.WAITING:
             return not view.wants
         # Devices that are being freed for it, or for who is before it, come within moments.
         holders = self._c.state.nodes[view.node].leases.values()
-        return not any(
-            self._c.state.sessions[sid].device_state is DeviceState.PARKING for sid in holders
-        )
+        return not any(self._c.state.sessions[sid].device_state in _LEAVING for sid in holders)
 
     # -- checkpoints ------------------------------------------------------------------------
 

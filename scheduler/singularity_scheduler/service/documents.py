@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime, timezone
 from itertools import chain, islice
 from typing import Any
 
-from singularity_scheduler.core import keeping, planned, shares, tiers, turns
+from singularity_scheduler.core import goals, keeping, planned, scaling, shares, tiers, turns
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceHealth
 from singularity_scheduler.core.model import (
@@ -19,6 +20,7 @@ from singularity_scheduler.core.model import (
     SessionView,
     Tier,
 )
+from singularity_scheduler.core.spec import policy_document
 from singularity_scheduler.core.states import DeviceState
 
 Json = dict[str, Any]
@@ -44,8 +46,11 @@ def parse_iso(text: object, fallback: float) -> float:
         return fallback
 
 
-def session_document(state: ClusterState, view: SessionView) -> Json:
-    """One session as REST, the event stream and the magics show it."""
+def session_document(
+    state: ClusterState, view: SessionView, run: Callable[[BatchRun], Json] | None = None
+) -> Json:
+    """One session as REST, the event stream and the magics show it; `run`: how its run is shown,
+    if not by `run_document`."""
     checkpoint = view.last_checkpoint
     return {
         "id": view.id,
@@ -68,6 +73,9 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
         "virtual_devices": view.virtual_devices,
         "device_share": view.share_milli / 1000,
         "devices": list(view.devices),
+        "physical_devices": len(view.physical),
+        "resizable": resizable_document(state, view),
+        "scale_policy": view.scale and policy_document(view.scale),
         "node": view.node,
         "cluster": view.cluster,
         "region": state.geography.region(view.cluster),
@@ -86,8 +94,10 @@ def session_document(state: ClusterState, view: SessionView) -> Json:
         "loss": view.loss and loss_document(view.loss),
         "progress": state.progress.get(view.id),
         "held_back": view.held_back,
-        "run": view.run and run_document(view.run),
+        "run": view.run and (run or run_document)(view.run),
+        "attempt": view.attempt,
         "group": view.member and member_document(view.member),
+        "recorded": json.loads(view.recorded),
         "exit_code": view.exit_code,
         "owner": {} if view.server is None else {"server": view.server},
     }
@@ -97,6 +107,18 @@ def keep_until(state: ClusterState, view: SessionView) -> float | None:
     """Until when it is kept alive; None when nobody keeps it, or that is over."""
     end = keeping.end_of(view, state.parameters)
     return None if end is None or view.final or end <= state.latest else end
+
+
+def resizable_document(state: ClusterState, view: SessionView) -> Json | None:
+    """On how many physical devices it may be asked to run; None: there is no choice."""
+    if view.final or view.virtual_devices < 2:
+        return None
+    node = state.nodes.get(view.node)
+    largest = len(node.devices) if node and node.devices else view.virtual_devices
+    counts = [count for count in scaling.allowed(view) if count <= largest]
+    if len(counts) < 2:
+        return None
+    return {"min": counts[0], "max": counts[-1], "counts": counts}
 
 
 def planned_document(state: ClusterState, view: SessionView) -> Json | None:
@@ -214,7 +236,15 @@ def limits_document(member: Member) -> Json:
     return {
         "max_parallel": member.max_parallel,
         "stop_on_failure": member.stop_on_failure,
+        "stop_when": member.stop_when or None,
+        "objective": objective_document(member.objective),
     }
+
+
+def objective_document(text: str) -> Json | None:
+    """Which member of a group is the best, as a request has it."""
+    found = goals.objective_of(text)
+    return {"primary_metric": found.metric, "goal": found.goal} if found else None
 
 
 def others_waiting(state: ClusterState, view: SessionView) -> list[Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -9,6 +10,7 @@ from uuid import uuid4
 from singularity_proxy.errors import Conflict, NotFound
 
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.goals import objective_of
 from singularity_scheduler.core.model import SessionSpec, SessionView
 from singularity_scheduler.core.states import FINAL, ProcessState
 
@@ -119,6 +121,36 @@ def group_document(row: GroupRow) -> Json:
     }
 
 
+def details_document(row: GroupRow, views: Sequence[SessionView]) -> Json:
+    """One group whose members are known, without them."""
+    reached = next((v.member for v in views if v.member and v.member.reached), None)
+    told = reached and {"session": reached.reached, "reason": reached.reached_why}
+    return {**group_document(row), "reached": told}
+
+
+def results_document(row: GroupRow, views: Sequence[SessionView]) -> Json:
+    """What the members of a group were given and recorded."""
+    results = [
+        {
+            "number": view.member.number,
+            "session": view.id,
+            "state": view.word,
+            "exit_code": view.exit_code,
+            "values": json.loads(view.member.values),
+            "recorded": json.loads(view.recorded),
+        }
+        for view in views
+        if view.member
+    ]
+    objective = objective_of(row.member.objective)
+    best = objective and objective.best((r["session"], r["recorded"]) for r in results)
+    names = {
+        kind: list(dict.fromkeys(name for result in results for name in result[kind]))
+        for kind in ("values", "recorded")
+    }
+    return {**details_document(row, views), "best": best, **names, "results": results}
+
+
 def group_state(states: dict[ProcessState, int]) -> ProcessState:
     """Of a group by its members': queued until one starts, live until all have ended; then failed
     if one has, else cancelled if one was."""
@@ -129,4 +161,10 @@ def group_state(states: dict[ProcessState, int]) -> ProcessState:
     return next(state for state in order if state in states)
 
 
-__all__ = ["GroupDesk", "group_document", "group_state"]
+__all__ = [
+    "GroupDesk",
+    "details_document",
+    "group_document",
+    "group_state",
+    "results_document",
+]

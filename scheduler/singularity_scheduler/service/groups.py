@@ -11,11 +11,11 @@ from singularity_scheduler.core.group_spec import MAX_MEMBERS, parse_group
 
 from . import checks, schemas
 from .endpoint import Endpoint
-from .group_desk import group_document
+from .group_desk import details_document, group_document, results_document
 from .group_rows import GroupRow
 from .operations import MAX_GRACE_S, Reply, Who, operation
 from .paging import CURSOR, LIMIT, LINK, link
-from .vocabulary import COUNT, PROCESS_STATE, TEXT, TIME, listed, nullable, record, ref
+from .vocabulary import COUNT, PROCESS_STATE, STATE, TEXT, TIME, listed, nullable, record, ref
 
 _GROUP = {
     "id": TEXT,
@@ -35,6 +35,11 @@ _GROUP = {
     **schemas.LIMITS,
     "created_at": TIME,
     "updated_at": {**TIME, "description": "When a member changed last."},
+}
+
+_REACHED = {
+    **nullable(record({"session": TEXT, "reason": TEXT})),
+    "description": "The member that met `stop_when`, and how; null: none has.",
 }
 
 schemas.COMPONENTS |= {
@@ -71,12 +76,39 @@ schemas.COMPONENTS |= {
             },
             "max_parallel": nullable({"type": "integer", "minimum": 1, "maximum": MAX_MEMBERS}),
             "stop_on_failure": nullable({"type": "boolean"}),
+            "stop_when": {
+                **nullable({"type": "string", "maxLength": 200}),
+                "description": "A name, a comparison (<, <=, >, >=, ==, !=) and a number, such as "
+                "loss<0.01.",
+            },
+            "objective": nullable(schemas.OBJECTIVE),
         },
         "required": ["session", "members"],
         "additionalProperties": False,
     },
     "Group": record(_GROUP),
-    "GroupDetails": record({**_GROUP, "sessions": listed(ref("Session"))}),
+    "GroupDetails": record({**_GROUP, "reached": _REACHED, "sessions": listed(ref("Session"))}),
+    "GroupResults": record(
+        {
+            **_GROUP,
+            "reached": _REACHED,
+            "best": {**nullable(TEXT), "description": "The session that is best by `objective`."},
+            "values": {**listed(TEXT), "description": "Names of what tells the members apart."},
+            "recorded": {**listed(TEXT), "description": "Names of what they recorded."},
+            "results": listed(
+                record(
+                    {
+                        "number": COUNT,
+                        "session": TEXT,
+                        "state": STATE,
+                        "exit_code": nullable({"type": "integer"}),
+                        "values": {"type": "object"},
+                        "recorded": {"type": "object"},
+                    }
+                )
+            ),
+        }
+    ),
     "GroupPage": record({"groups": listed(ref("Group")), "next": nullable(TEXT)}),
     "GroupEnd": record(
         {
@@ -150,6 +182,18 @@ async def get_group(call: Endpoint) -> Reply:
 
 
 @operation(
+    "GET",
+    "groups/{group}/results",
+    "What its members recorded, by their numbers.",
+    answer="GroupResults",
+)
+async def get_group_results(call: Endpoint) -> Reply:
+    row = await _group(call)
+    views = await call.controller.groups.members(row.id)
+    return Reply(results_document(row, views))
+
+
+@operation(
     "POST",
     "groups/{group}/cancel",
     "End all members that have not ended; may be repeated.",
@@ -182,7 +226,7 @@ async def _group(call: Endpoint) -> GroupRow:
 
 async def _details(call: Endpoint, row: GroupRow, headers: dict[str, str] | None = None) -> Reply:
     views = await call.controller.groups.members(row.id)
-    document = group_document(row)
+    document = details_document(row, views)
     texts = call.services.texts.sessions(views)
     text = f'{json.dumps(document)[:-1]}, "sessions": {texts}}}'
     return Reply(text.encode(), headers=headers or {})

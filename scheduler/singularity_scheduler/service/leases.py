@@ -28,6 +28,9 @@ from .ports import Fleet
 
 log = logging.getLogger("singularity.service")
 
+_BEGINNING = (ProcessState.STARTING, ProcessState.RESUMING)
+"""What a node still has of such a session, of an older epoch, is not the session any more."""
+
 
 def boot_clock() -> float:
     """Seconds since boot, sleep included."""
@@ -201,7 +204,7 @@ class LeaseKeeper:
         dying = (ev.NodeLost, node) in self._telling
         terms = self._terms.offer(node, alone=not others, dying=dying)
         here = {
-            view.id: view.epoch if view.process_state is ProcessState.RESUMING else 0
+            view.id: view.epoch if view.process_state in _BEGINNING else 0
             for sid in self._state.nodes[node].sessions
             if (view := self._state.sessions[sid]).here or view.in_flight
         }

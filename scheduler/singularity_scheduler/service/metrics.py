@@ -29,6 +29,7 @@ ACTIONS = {
     ev.Start: "start",
     ev.Attach: "attach",
     ev.Park: "park",
+    ev.Resize: "resize",
     ev.TakeCheckpoint: "checkpoint",
     ev.PutBack: "put_back",
     ev.Suspend: "suspend",
@@ -67,6 +68,7 @@ _TRANSFERS = {
 _MOVES = {
     DeviceState.ATTACHING: (DeviceState.HELD, "attach"),
     DeviceState.PARKING: (DeviceState.PARKED, "park"),
+    DeviceState.RESIZING: (DeviceState.HELD, "resize"),
 }
 
 
@@ -170,6 +172,7 @@ class Metrics:
             for name, text in (
                 ("attach", "Seconds from the decision to give devices until the session has them."),
                 ("park", "Seconds from the decision to park until the devices are free."),
+                ("resize", "Seconds from the decision to resize until it runs on its new devices."),
                 ("suspend", "Seconds from the decision to suspend until all is in the store."),
                 ("resume", "Seconds from the decision to bring back until the process runs."),
             )

@@ -73,8 +73,8 @@ RUN = {
         },
         "max_retries": {
             **nullable({"type": "integer", "minimum": 0, "maximum": MAX_RETRIES}),
-            "description": "How often it starts again by itself, from its beginning, when a "
-            "process of it was killed; null: 0.",
+            "description": "How often it goes on by itself, from its last checkpoint or else from "
+            "its beginning, when a process of it was killed or its node is gone; null: 0.",
         },
         "metadata": {
             **nullable({"type": "object"}),
@@ -133,6 +133,41 @@ LAUNCH = {
     },
 }
 
+SCALE_POLICY = {
+    "type": "object",
+    "description": "On how many physical devices it may run its virtual ones: it is started on "
+    "fewer when no more are free, gives some up before others have to be paused, and gets them "
+    "back when they are free. The most that is named here is also the number of virtual devices, "
+    "if `devices` is null.",
+    "properties": {
+        "auto_scale_instance_type_count_set": {
+            **nullable(
+                {
+                    "type": "array",
+                    "items": {"type": "integer", "minimum": 1, "maximum": MAX_DEVICES},
+                    "minItems": 1,
+                    "uniqueItems": True,
+                }
+            ),
+            "description": "The numbers that it may have, rising; not together with the next two.",
+        },
+        "min_instance_type_count": {
+            **nullable({"type": "integer", "minimum": 1, "maximum": MAX_DEVICES}),
+            "description": "null: 1.",
+        },
+        "max_instance_type_count": {
+            **nullable({"type": "integer", "minimum": 1, "maximum": MAX_DEVICES}),
+            "description": "null: as many as it has virtual ones.",
+        },
+        "auto_scale_interval_in_sec": {
+            **nullable({"type": "number", "minimum": 0, "maximum": 1e9}),
+            "description": "Least time between two changes that the scheduler makes by itself; "
+            "null: the parameter `scale_interval_s`.",
+        },
+    },
+    "additionalProperties": False,
+}
+
 NEW_SESSION = {
     "type": "object",
     "description": "A notebook or a command to run (`run`), or a process to start or to join "
@@ -156,6 +191,12 @@ NEW_SESSION = {
             "description": "Part of the time of one device: below 1 it takes turns with others "
             "that share. null: 1.",
         },
+        "elastic": {
+            **nullable({"type": "boolean"}),
+            "description": "true: it may run on 1 to all of its devices, as `scale_policy` says "
+            "more exactly; false or null: only on all of them.",
+        },
+        "scale_policy": {**nullable(SCALE_POLICY), "description": SCALE_POLICY["description"]},
         "locations": {
             **nullable(
                 {

@@ -26,6 +26,8 @@ from singularity_scheduler.core.states import DeviceState, ProcessState
 
 from .tables import sessions, transitions
 
+_SERVED = (DeviceState.HELD.value, DeviceState.RESIZING.value)
+
 BEFORE = -1
 """The bucket of everything before the start."""
 
@@ -80,7 +82,7 @@ def _steps(start: float, until: float) -> Any:
     t, s = transitions.c, sessions.c
     live = t.process_state == ProcessState.LIVE.value
     kind = case(
-        (and_(live, t.device_state == DeviceState.HELD.value), "served"),
+        (and_(live, t.device_state.in_(_SERVED)), "served"),
         (t.process_state == ProcessState.QUEUED.value, "waiting"),
         (
             and_(
@@ -92,10 +94,18 @@ def _steps(start: float, until: float) -> Any:
         else_="",
     )
     before = func.coalesce(func.lag(kind).over(partition_by=t.session, order_by=t.n), "")
-    amount = cast(s.virtual_devices, Float)
+    amount = cast(func.coalesce(t.devices, s.virtual_devices), Float)
+    lagged = func.lag(amount).over(partition_by=t.session, order_by=t.n)
+    until_then = func.coalesce(lagged, 0.0)
     return (
         select(
-            s.tier, t.at, t.rule, kind.label("kind"), before.label("before"), amount.label("amount")
+            s.tier,
+            t.at,
+            t.rule,
+            kind.label("kind"),
+            before.label("before"),
+            amount.label("amount"),
+            until_then.label("until_then"),
         )
         .join(sessions, s.id == t.session)
         .where(or_(s.ended.is_(False), s.updated_at >= start), t.at <= until)
@@ -105,7 +115,7 @@ def _steps(start: float, until: float) -> Any:
 
 def _gained(c: Any, kind: str) -> ColumnElement[float]:
     now, then = (case((column == kind, 1.0), else_=0.0) for column in (c.kind, c.before))
-    gained: ColumnElement[float] = c.amount * (now - then)
+    gained: ColumnElement[float] = c.amount * now - c.until_then * then
     return gained
 
 

@@ -84,6 +84,8 @@ class AgentSession(_AgentSessionBase, total=False):
     suspended: bool
     """True: the node has nothing of it but its kernel connection (relay)."""
     incarnation: int
+    recorded: dict[str, Any]
+    """What it recorded, name -> last value."""
 
 
 class Hello(TypedDict):
@@ -117,7 +119,8 @@ proxy.recovered, proxy.failed, proxy.gave_up, proxy.silent, proxy.answers, lease
 session.wanted (a request reached the relay of a session that is away), session.orphaned (its
 Jupyter server is gone), session.suspended and session.restored (the command's answer says it too),
 checkpoint.progress {bytes_done, bytes_total, bytes_sent, rate, eta_s}, steps {count} (optimizer
-steps or barriers since the session was started); of the node itself (session "") node.devices,
+steps or barriers since the session was started), recorded {values} (name -> value, those that are
+new); of the node itself (session "") node.devices,
 data {"devices": list of AgentDeviceHealth}. Called on the
 event loop; must not block."""
 

@@ -60,7 +60,7 @@ def _changed(view: SessionView, before: SessionView | None) -> Json:
 
 
 def _session(view: SessionView) -> Json:
-    return {**rows.session_to_row(view), "devices": list(view.devices)}
+    return {**rows.session_to_row(view), "devices": list(view.leases)}
 
 
 def _plain(value: Any) -> Any:

@@ -16,6 +16,7 @@ from singularity_scheduler.core.model import (
     LossReport,
     Member,
     Priority,
+    ScalePolicy,
     SessionView,
     Share,
     Tier,
@@ -74,6 +75,10 @@ _SAME = (
     "share_milli",
     "keep_until",
     "keep_from",
+    "attempt",
+    "retrying",
+    "started_at",
+    "recorded",
     "created_at",
     "updated_at",
 )
@@ -104,13 +109,20 @@ def session_to_row(view: SessionView) -> Row:
         "device_state": view.device_state.value,
         "preferred": json.dumps(view.preferred),
         "locations": json.dumps(view.locations),
-        "run": json.dumps(vars(view.run)) if view.run else None,
+        "run": _run_text(view.run) if view.run else None,
         "group": view.member.group if view.member else "",
         "member": json.dumps(vars(view.member)) if view.member else None,
         "loss": json.dumps(vars(view.loss)) if view.loss else None,
         "share": json.dumps(vars(view.share)),
+        "elastic": _elastic(view),
         "experiment": experiment_of(view.run.metadata) if view.run else "",
     }
+
+
+@functools.lru_cache(256)
+def _run_text(run: BatchRun) -> str:
+    """It never changes, and each step of its session writes it."""
+    return json.dumps(vars(run))
 
 
 @functools.lru_cache(1024)
@@ -132,7 +144,39 @@ def checkpoint_from_row(row: Mapping[str, Any]) -> CheckpointRef:
     return CheckpointRef(**{key: value for key, value in row.items() if key != "session"})
 
 
+def _elastic(view: SessionView) -> str:
+    """What the leases do not say: which device is behind which virtual one, where some share one or
+    are just changing it, and how many there may be; "": nothing."""
+    if view.virtual_devices < 2:
+        return ""
+    found: Row = {}
+    if view.scale is not None:
+        found["scale"] = vars(view.scale)
+    if view.wish:
+        found["wish"] = view.wish
+    if view.scaled_at is not None:
+        found["scaled_at"] = view.scaled_at
+    if view.resizing:
+        found["resizing"] = view.resizing
+    if view.resizing or view.physical != view.devices:
+        found["devices"] = view.devices
+    return json.dumps(found) if found else ""
+
+
+def _of_elastic(text: str, leased: tuple[str, ...]) -> Row:
+    told = json.loads(text) if text else {}
+    scale = told.get("scale")
+    return {
+        "scale": scale and ScalePolicy(**{**scale, "counts": tuple(scale["counts"])}),
+        "wish": told.get("wish", 0),
+        "scaled_at": told.get("scaled_at"),
+        "resizing": tuple(told.get("resizing", ())),
+        "devices": tuple(told.get("devices", leased)),
+    }
+
+
 def lease_rows(view: SessionView) -> list[Row]:
+    """One for each physical device that nobody else may have, numbered from 0."""
     return [
         {
             "node": view.node,
@@ -141,12 +185,12 @@ def lease_rows(view: SessionView) -> list[Row]:
             "virtual_device": index,
             "epoch": view.epoch,
         }
-        for index, device in enumerate(view.devices)
+        for index, device in enumerate(view.leases)
     ]
 
 
 def session_from_row(
-    row: Mapping[str, Any], devices: tuple[str, ...], stored: tuple[CheckpointRef, ...] = ()
+    row: Mapping[str, Any], leased: tuple[str, ...], stored: tuple[CheckpointRef, ...] = ()
 ) -> SessionView:
     return SessionView(
         **{name: row[name] for name in _SAME},
@@ -155,7 +199,7 @@ def session_from_row(
         priority=Priority(row["priority"]),
         process_state=ProcessState(row["process_state"]),
         device_state=DeviceState(row["device_state"]),
-        devices=devices,
+        **_of_elastic(row.get("elastic") or "", leased),
         preferred=tuple(json.loads(row["preferred"])),
         locations=tuple(json.loads(row["locations"])),
         checkpoints=stored,
@@ -183,6 +227,7 @@ def change_to_row(change: Change) -> Row:
         "word": change.word,
         "reason": change.reason,
         "rule": change.rule,
+        "devices": change.devices,
     }
 
 
@@ -195,4 +240,5 @@ def change_from_row(row: Mapping[str, Any]) -> Change:
         row["word"],
         row["reason"],
         row["rule"],
+        row["devices"],
     )

@@ -6,7 +6,7 @@ Requests are checked against them, the OpenAPI document shows them. What they ar
 
 from __future__ import annotations
 
-from singularity_scheduler.core import precedence
+from singularity_scheduler.core import goals, precedence, recorded
 from singularity_scheduler.core.administration import NodeDuty
 from singularity_scheduler.core.estimate import Basis
 from singularity_scheduler.core.model import Tier
@@ -35,7 +35,8 @@ from .vocabulary import (
 )
 
 LONGEST_PART = 2048
-"""Characters of JSON of a run's parameters, and of its variables' names, in lists and events."""
+"""Characters of JSON of recorded values, a run's parameters and its variables' names, in lists and
+events."""
 
 SESSION: dict[str, Schema] = {
     "id": TEXT,
@@ -87,7 +88,29 @@ SESSION: dict[str, Schema] = {
         **FRACTION,
         "description": "Part of the time of its one device that it asks for; 1: whole devices.",
     },
-    "devices": {**listed(TEXT), "description": "Physical devices it holds, one per virtual one."},
+    "devices": {
+        **listed(TEXT),
+        "description": "The physical device behind each of its virtual ones; some may share one.",
+    },
+    "physical_devices": {**COUNT, "description": "How many different ones these are."},
+    "resizable": {
+        **nullable(
+            record(
+                {
+                    "min": {"type": "integer", "minimum": 1},
+                    "max": {"type": "integer", "minimum": 1},
+                    "counts": {**listed({"type": "integer", "minimum": 1}), "description": "All."},
+                }
+            )
+        ),
+        "description": "The numbers of physical devices that it can be asked to run on (`resize`); "
+        "null: there is no choice.",
+    },
+    "scale_policy": {
+        **nullable({"type": "object"}),
+        "description": "On how many it may run by itself, as it was asked for; null: on as many as "
+        "it has virtual ones.",
+    },
     "node": TEXT,
     "cluster": {**TEXT, "description": "Of its node; of a suspended one where it was last."},
     "region": {**TEXT, "description": "In which its cluster lies."},
@@ -158,10 +181,17 @@ SESSION: dict[str, Schema] = {
         ),
         "description": "The notebook or command that a batch session runs.",
     },
+    "attempt": {
+        "type": "integer",
+        "minimum": 1,
+        "description": "Of its run, which may make `max_retries` more than one; what it went on "
+        "from is in `loss`, null: it began anew.",
+    },
     "group": {
         **nullable(ref("Member")),
         "description": "Its part in a group of sessions that were submitted together.",
     },
+    "recorded": {"type": "object", "description": "Values that it recorded: name -> last value."},
     "exit_code": nullable({"type": "integer"}),
     "owner": record({"server": TEXT}, "server"),
 }
@@ -180,7 +210,8 @@ def _in_lists() -> Schema:
         **nullable(record({**run, **shortened})),
         "description": SESSION["run"]["description"],
     }
-    return record({**SESSION, "run": described})
+    recorded = {**nullable(SESSION["recorded"]), "description": f"Name -> last value; {long}"}
+    return record({**SESSION, "run": described, "recorded": recorded})
 
 
 OTHER_WAITING = record({"user": TEXT, "name": TEXT, "tier": TIER, "devices": COUNT})
@@ -416,6 +447,13 @@ FACTS: Schema = {
     },
 }
 
+OBJECTIVE = record(
+    {
+        "primary_metric": {"type": "string", "minLength": 1, "maxLength": recorded.MAX_NAME},
+        "goal": {"type": "string", "enum": list(goals.GOALS)},
+    }
+)
+
 LIMITS: dict[str, Schema] = {
     "max_parallel": {
         **nullable(COUNT),
@@ -424,6 +462,15 @@ LIMITS: dict[str, Schema] = {
     "stop_on_failure": {
         "type": "boolean",
         "description": "The first member that fails ends the others.",
+    },
+    "stop_when": {
+        **nullable(TEXT),
+        "description": "A condition on recorded values, such as loss<0.01: the first member that "
+        "meets it ends the others.",
+    },
+    "objective": {
+        **nullable(OBJECTIVE),
+        "description": "Which recorded value tells which member is the best.",
     },
 }
 

@@ -86,10 +86,15 @@ sessions = Table(
     Column("locations", Text, nullable=False, server_default="[]"),
     Column("share", Text, nullable=False, server_default="{}"),
     Column("share_milli", Integer, nullable=False, server_default="1000"),
+    Column("elastic", Text, nullable=False, server_default=""),
     Column("group", String(32), nullable=False, server_default=""),
     Column("member", Text),
+    Column("recorded", Text, nullable=False, server_default="{}"),
     Column("keep_until", Float),
     Column("keep_from", Float),
+    Column("attempt", Integer, nullable=False, server_default="1"),
+    Column("retrying", Boolean, nullable=False, server_default=false()),
+    Column("started_at", Float),
     Column("experiment", String(255), nullable=False, server_default=""),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
@@ -188,6 +193,7 @@ transitions = Table(
     Column("word", String(16), nullable=False),
     Column("reason", Text, nullable=False),
     Column("rule", String(64), nullable=False),
+    Column("devices", Integer),
     Index("transitions_by_session", "session", "n"),
 )
 

@@ -5,6 +5,7 @@ What is large is left out there: a page has up to 1000 sessions, and each change
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -12,10 +13,10 @@ from typing import Any, NamedTuple
 
 from singularity_scheduler.core.administration import NodeMark
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.model import BatchRun, SessionView
 from singularity_scheduler.core.parameters import Parameters
 
-from .documents import may_wait, queue_document, session_document
+from .documents import may_wait, queue_document, run_document, session_document
 from .schemas import LONGEST_PART
 
 MAX_BYTES = 16 << 20
@@ -50,11 +51,11 @@ class Texts:
     def session(self, view: SessionView) -> str:
         """What `documents.session_document` has, shortened, as JSON."""
         if view.id in self._state.progress:  # it changes without the session, for a moment
-            return json.dumps(shortened(session_document(self._state, view)))
+            return json.dumps(self._document(view))
         made = self._made.get(view.id)
         about = (view, self._state.parameters, self._duty(view))
         if made is None or any(a is not b for a, b in zip(made.about, about, strict=True)):
-            document = shortened(session_document(self._state, view))
+            document = self._document(view)
             if may_wait(view):
                 del document["queue"]
             made = _Made(about, json.dumps(document))
@@ -63,6 +64,12 @@ class Texts:
             return made.text
         queue = json.dumps(queue_document(self._state, view))
         return f'{made.text[:-1]}, "queue": {queue}}}'
+
+    def _document(self, view: SessionView) -> dict[str, Any]:
+        document = session_document(self._state, view, short_run)
+        if len(view.recorded) > LONGEST_PART:
+            document["recorded"] = None
+        return document
 
     def _duty(self, view: SessionView) -> NodeMark | None:
         node = self._state.nodes.get(view.node)
@@ -83,12 +90,11 @@ class Texts:
             self._bytes -= gone.size
 
 
-def shortened(document: dict[str, Any]) -> dict[str, Any]:
-    """A session's document for a list: null for what makes its run long."""
-    run = document["run"]
-    if run is None:
-        return document
-    return document | {"run": {key: None if _long(value) else value for key, value in run.items()}}
+@functools.lru_cache(256)
+def short_run(run: BatchRun) -> dict[str, Any]:
+    """A run's document for a list: null for what makes it long. Callers must not change it: each
+    change of its session shows it again."""
+    return {key: None if _long(value) else value for key, value in run_document(run).items()}
 
 
 def _long(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -36,6 +37,8 @@ def agent_event(session: str, type_: str, data: Json, now: float) -> ev.Event | 
         return ev.DeviceWithdrawn(session)
     if type_ == "activity":
         return ev.Activity(session, bool(data["busy"]), parse_iso(data.get("at"), now))
+    if type_ == "recorded":
+        return ev.Recorded(session, dict(data["values"]))
     if type_ == "device.use":
         return ev.DeviceUse(session, _since(data.get("quiet_s"), now) or 0.0)
     if type_ == "process.live":
@@ -147,6 +150,7 @@ def _facts(session: AgentSession, now: float) -> AgentFacts:
         tier=session["tier"],
         virtual_devices=session["virtual_devices"],
         name=session.get("name", ""),
+        recorded=json.dumps(session.get("recorded") or {}),
         suspended=bool(session.get("suspended", False)),
         incarnation=int(session.get("incarnation") or 1),
         quiet_since=_since(session.get("quiet_s"), now),
@@ -180,6 +184,8 @@ def verb_event(
         if node is not None or cluster is not None:
             return ev.MigrateAsked(session, by, (), node, cluster)
         return ev.MigrateAsked(session, by, parse_move(args.get("device"), device_types))
+    if verb == "resize":
+        return ev.ResizeAsked(session, by, device_count(args.get("devices")))
     if verb == "suspend":
         return ev.SuspendAsked(session, by, checkpoint_name(args.get("name")) or "")
     if verb == "restore":
@@ -191,6 +197,15 @@ def verb_event(
     if level not in (None, "device", "process"):
         raise BadRequest("level must be device or process", level=level)
     return ev.CheckpointAsked(session, by, checkpoint_name(args.get("name")), level)
+
+
+def device_count(value: object) -> int:
+    """A number of physical devices; whether the session may have so many is seen later."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value >= 1:
+            return value
+        raise BadRequest(f"{value} devices asked, but a session runs on at least 1", devices=value)
+    raise BadRequest("devices must be the number of physical devices to run on, from 1 on")
 
 
 def priority_word(word: object) -> Priority:

@@ -69,6 +69,8 @@ class Line(NamedTuple):
     process_state: str
     device_state: str
     rule: str
+    devices: int | None
+    """Physical ones, where they are not as many as its virtual ones."""
 
 
 Wanted = tuple[str, int]

@@ -13,7 +13,9 @@ from singularity_proxy.errors import (
     Unsupported,
 )
 
-from . import documents, schemas
+from singularity_scheduler.core.spec import MAX_DEVICES
+
+from . import documents, schemas, translate
 from .endpoint import Endpoint
 from .operations import Parameter, Reply, Who, operation
 from .translate import MAX_CHECKPOINT_NAME
@@ -50,6 +52,17 @@ schemas.COMPONENTS |= {
         "device",
         "node",
         "cluster",
+    ),
+    "Size": record(
+        {
+            "devices": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_DEVICES,
+                "description": "Physical devices, from 1 to the number of its virtual ones; see "
+                "`resizable` of the session.",
+            }
+        }
     ),
     "Checkpoint": record(
         {
@@ -165,6 +178,11 @@ def _explain_keep(call: Endpoint, body: dict[str, Any]) -> None:
     raise BadRequest("for_s must be a number of seconds, 0 or more: for how long from now on")
 
 
+def _explain_resize(call: Endpoint, body: dict[str, Any]) -> None:
+    """The session knows what it could be asked for."""
+    translate.device_count(body.get("devices"))
+
+
 def _verb(verb: str, summary: str, body: str = "Nothing", **more: Any) -> None:
     """Declare ``POST sessions/{session}/VERB``; the operation is called VERB_session."""
 
@@ -228,6 +246,13 @@ _verb(
     "Go on with other devices, on another node, or in another cluster.",
     "Move",
     errors=_STORE,
+)
+_verb(
+    "resize",
+    "Run its virtual devices, whose number does not change, on so many physical ones from now on; "
+    "nothing is lost. It gets more when they are free, and its next devices when it has none.",
+    "Size",
+    explain=_explain_resize,
 )
 _verb(
     "checkpoint",

@@ -166,8 +166,8 @@ class Page(HubOAuthenticated, Guarded):  # type: ignore[misc]
         self._began = time.thread_time()
         if self.admins_only and not caller.admin:
             raise Forbidden(
-                f"{caller.name} may not see this: it takes an administrator (the scope "
-                "custom:singularity:admin)"
+                f"{caller.name} may not see this: it takes an administrator (an admin of the Hub, "
+                "or the scope custom:singularity:admin)"
             )
 
     async def _caller(self, login: Login) -> Caller | None:

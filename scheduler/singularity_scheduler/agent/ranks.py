@@ -1,0 +1,103 @@
+"""Has all ranks of a session stop together: where its processes form process groups, its rings may
+only be parked, moved or saved where each rank has taken part in the same collectives.
+
+`singularity_proxy.elastic` finds such a place; here is when it is asked. A session without groups
+costs one question to each of its device proxies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from singularity_proxy.elastic.coordinator import Barrier, Cut
+from singularity_proxy.errors import NotFound, Unavailable, Unsupported
+
+from .live import LiveSession
+from .proxies import Proxy
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A device proxy as the barrier calls it (`elastic.coordinator.Stoppable`)."""
+
+    proxy: Proxy
+
+    async def barrier_ask(self) -> Mapping[str, Any]:
+        answer: Mapping[str, Any] = await self.proxy.call("barrier_ask")
+        return answer
+
+    async def barrier_hold(
+        self, targets: Mapping[str, int], deadline_s: float, grace_s: float
+    ) -> Mapping[str, Any]:
+        answer: Mapping[str, Any] = await self.proxy.call(
+            "barrier_hold",
+            timeout=deadline_s + 60.0,
+            targets=dict(targets),
+            deadline_s=deadline_s,
+            grace_s=grace_s,
+        )
+        return answer
+
+    async def barrier_release(self) -> Mapping[str, Any]:
+        answer: Mapping[str, Any] = await self.proxy.call("barrier_release")
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def together(live: LiveSession, barrier_s: float) -> AsyncIterator[Cut | None]:
+    """All ranks of the session stand for as long as this lasts; None: it has no process groups, and
+    nothing of it stands. The caller holds the session's lock. Raises `BarrierFailed` when they do
+    not come together within `barrier_s` seconds, and then all of them go on; `Unsupported` when its
+    proxies know no barrier."""
+    if live.barrier is not None or not await grouped(live):
+        yield None  # whoever holds it lets go of it
+        return
+    async with Barrier(Ranks(proxy) for proxy in live.proxies.values()) as barrier:
+        try:
+            cut = await barrier.reach(barrier_s)
+        except NotFound:
+            raise Unsupported(
+                f"session {live.record.session} goes on as it was: its processes form a process "
+                "group (torch.distributed), whose ranks its device proxies cannot stop together",
+                session=live.record.session,
+            ) from None
+        live.barrier = barrier
+        try:
+            yield cut
+        finally:
+            live.barrier = None
+
+
+async def join(live: LiveSession, proxy: Proxy) -> None:
+    """Have a proxy that is new behind the session hold its ranks as well, if they stand."""
+    if live.barrier is not None:
+        await live.barrier.join(Ranks(proxy))
+
+
+def forget(live: LiveSession, proxy: Proxy) -> None:
+    """The proxy has ended: it holds nobody any more."""
+    if live.barrier is not None:
+        with contextlib.suppress(ValueError):  # it came to nothing before it held any
+            live.barrier.forget(Ranks(proxy))
+
+
+async def let_go(live: LiveSession) -> None:
+    """Let ranks go on that an agent before this one had stopped."""
+    if await grouped(live):
+        for proxy in live.proxies.values():
+            with contextlib.suppress(NotFound, Unavailable):
+                await Ranks(proxy).barrier_release()
+
+
+async def grouped(live: LiveSession) -> bool:
+    """Whether processes of the session form process groups. A proxy that is gone says nothing:
+    the others, or their recovery, know."""
+    for proxy in list(live.proxies.values()):
+        with contextlib.suppress(Unavailable):
+            stats = await proxy.call("stats", timeout=30.0)
+            if any(ring.get("groups") for ring in stats.get("rings", {}).values()):
+                return True
+    return False

@@ -1,0 +1,97 @@
+"""Values that runs record while they go on: a loss, an accuracy, the name of a file.
+
+A session has one value for each name: the last. They are small and few, so that all of them can be
+with the session; what is larger belongs into the output of a run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .model import SessionView
+
+if TYPE_CHECKING:
+    from . import events as ev
+    from .draft import Draft
+
+MAX_NAME = 64
+"""Characters of a name."""
+MAX_VALUE = 1024
+"""Characters of one value, as JSON."""
+MAX_ALL = 8 << 10
+"""Characters of all names and values of a session, as JSON."""
+
+
+Values = Mapping[str, Any]
+"""Name -> value."""
+
+
+def kept(before: Values, new: Values) -> tuple[dict[str, Any], dict[str, str]]:
+    """(`before` with what may be kept of `new`, a sentence for each name that may not)."""
+    found, refused = dict(before), dict[str, str]()
+    for name, value in new.items():
+        told = _checked(name, value, found)
+        if told:
+            refused[name] = told
+        else:
+            found[name] = plain(value)
+    return found, refused
+
+
+def _checked(name: str, value: Any, found: Values) -> str:
+    """Why the value cannot be kept beside those `found`; "" when it can."""
+    said = repr(name[:MAX_NAME])
+    try:
+        size = len(json.dumps(plain(value), allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        return f"the value of {said} cannot be kept: JSON has no such value"
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        return (
+            f"{said} cannot be the name of a recorded value: it has 1 to {MAX_NAME} printable "
+            "characters"
+        )
+    if size > MAX_VALUE:
+        return (
+            f"the value of {said} has {size} characters, and one that is kept with the session has "
+            f"at most {MAX_VALUE}: it is in the output alone"
+        )
+    if len(json.dumps({**found, name: plain(value)})) > MAX_ALL:
+        return (
+            f"there is no room for {said}: the recorded values of a session have at most "
+            f"{MAX_ALL >> 10} KiB"
+        )
+    return ""
+
+
+def plain(value: Any) -> Any:
+    """`value`; numbers that JSON does not have as text: "NaN", "Infinity", "-Infinity"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value
+
+
+# -- decisions (see `policy`) -------------------------------------------------------------------
+
+
+def told(draft: Draft, event: ev.Recorded) -> None:
+    """A node says what a session of it recorded."""
+    view = draft.get(event.session)
+    if view is not None:
+        take(draft, view, event.values)
+
+
+def take(draft: Draft, view: SessionView, values: Values) -> SessionView:
+    """Keep these values of a session; it may be over, its last values come then."""
+    before = json.loads(view.recorded)
+    found, _ = kept(before, values)
+    if found == before:
+        return view
+    return draft.put(replace(view, recorded=json.dumps(found)))

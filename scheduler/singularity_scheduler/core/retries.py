@@ -1,0 +1,158 @@
+"""Runs that were killed go on by themselves, as often as they may. Pure.
+
+Part of `decide`. A run whose process, kernel, command or capsule was ended by a signal that nobody
+asked for, or whose node is gone, begins its next attempt: from its newest checkpoint when it has
+one with its process in it, else from its beginning. Its node first confirms that nothing of the
+attempt before is left (`Fence`), and the next one has a higher epoch, so no two run at once.
+
+A checkpoint brings a run back from a lost node whatever it may retry (`losses`): that is no retry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from singularity_scheduler.client.words import duration
+
+from . import endings, moves, queue, reasons
+from .draft import Draft
+from .model import CheckpointRef, SessionView
+from .states import DeviceState, ProcessEvent
+
+KERNEL_DIED = 70
+"""The exit code of a run whose kernel died under it; see `singularity_kernel.batch`."""
+
+KILLED = 128
+"""An exit code above says that a signal ended a process."""
+
+SICK_S = 60.0
+"""A run that ends so few seconds after it came back is not brought back from there again."""
+
+ASKED = frozenset({2, 15})
+"""INT, TERM: a run that gets one is asked to end, by whomever."""
+
+
+def left(view: SessionView) -> int:
+    """How many more attempts it may make."""
+    return max(0, view.run.max_retries + 1 - view.attempt) if view.run else 0
+
+
+def was_killed(code: int | None) -> bool:
+    """Whether a process with this exit code did not end by itself (None: nobody could tell)."""
+    if code is None or code == KERNEL_DIED:
+        return True
+    signum = -code if code < 0 else code - KILLED
+    return signum > 0 and signum not in ASKED
+
+
+def exited(draft: Draft, view: SessionView, code: int | None, sentence: str) -> bool:
+    """The process of a live session ended: begin the next attempt if it was killed and may be tried
+    again. False: it may not, and whoever asks ends it."""
+    if not left(view) or not was_killed(code) or view.stopped_by is not None:
+        return False
+    _leave(draft, view, reasons.exited(code, sentence), "retry")
+    return True
+
+
+def _leave(draft: Draft, view: SessionView, how: str, rule: str) -> None:
+    """Have what is left of it removed; it goes on once that is confirmed."""
+    reference = _to_go_on_from(view, draft.now)
+    view = replace(
+        endings.stay(view),
+        attempt=view.attempt + 1,
+        retrying=True,
+        rollback=True,
+        called=reference is not None,
+        restore_from=reference.id if reference else "",
+    )
+    moves.leave(draft, view, sentence_of(view, how, draft.now), rule)
+
+
+def _to_go_on_from(view: SessionView, now: float) -> CheckpointRef | None:
+    """The newest checkpoint that an attempt can go on from; None: from the beginning. One may have
+    been made while the run was dying: a run that ended as soon as it was back from it takes the
+    next older one."""
+    known = [c for c in view.checkpoints if c.whole]
+    back = view.loss
+    if back is not None and now - back.at < SICK_S:
+        tried = next((n for n, c in enumerate(known) if c.id == back.checkpoint), len(known))
+        known = known[:tried]
+    return known[-1] if known else None
+
+
+def sentence_of(view: SessionView, why: str, now: float) -> str:
+    """What people read of an attempt that begins, and why it does."""
+    assert view.run is not None
+    reference = next((c for c in view.checkpoints if c.id == view.restore_from), None)
+    what = f"attempt {view.attempt} of {view.run.attempts}"
+    if reference is None:
+        having = "having no checkpoint to go on from"
+        return f"{what} starts from its beginning, {having}, because {why}"
+    age = duration(max(0.0, now - reference.at))
+    return f"{what} goes on from checkpoint {reasons.shown(reference)}, {age} old, because {why}"
+
+
+def begin_again(
+    draft: Draft, view: SessionView, reason: str, rule: str, node: str = ""
+) -> SessionView:
+    """Nothing of it is left anywhere: back into the queue, under the next epoch, with its old place
+    in time. It stays on its node unless another one is named."""
+    view = replace(
+        endings.stay(queue.freed(view)),
+        device_state=DeviceState.NONE,
+        saved=False,
+        busy=None,
+        held_since=None,
+        home=(),
+        exit=None,
+        loss=None,
+        exit_code=None,
+    )
+    return draft.step(
+        view,
+        ProcessEvent.RETRY,
+        reason,
+        rule,
+        node=node or view.node,
+        epoch=view.epoch + 1,
+        queue_order=view.queue_order or draft.next_order(),
+    )
+
+
+def from_beginning(draft: Draft, view: SessionView, how: str, rule: str, node: str = "") -> None:
+    """The next attempt of a run of which nothing is left, and that has no checkpoint."""
+    view = replace(view, attempt=view.attempt + 1, restore_from="")
+    begin_again(draft, view, sentence_of(view, how, draft.now), rule, node)
+
+
+def not_resumed(draft: Draft, view: SessionView, sentence: str, damaged: bool) -> bool:
+    """A run that was to go on from a checkpoint did not come back, and nothing of it is left.
+    False: it was no retry. A damaged checkpoint costs no attempt: the next older one counts."""
+    if not view.retrying:
+        return False
+    how = f"it could not come back from its checkpoint ({sentence})"
+    if not damaged and not left(view):
+        reason = over(view, how)
+        endings.finish(draft, view, ProcessEvent.FAIL, reason, "retry")
+        return True
+    reference = view.newest_whole
+    view = replace(
+        view,
+        attempt=view.attempt + (not damaged),
+        restore_from=reference.id if reference else "",
+    )
+    reason = sentence_of(view, how, draft.now)
+    view = draft.quiet_step(view, ProcessEvent.RESUME_FAILED, exit=None)
+    if reference is None:
+        begin_again(draft, view, reason, "retry")
+    else:
+        draft.note(replace(view, called=True, rollback=True), reason, "retry")
+    return True
+
+
+def over(view: SessionView, how: str) -> str:
+    """The reason of a run that ended `how` and is not tried again, one sentence."""
+    tried = view.run is not None and view.run.max_retries > 0 and not left(view)
+    if not tried or view.run is None:
+        return how
+    return f"the last of its {view.run.attempts} attempts was ended as well: {how}"
