@@ -49,7 +49,7 @@ async def arbiter(
     try:
         user, name = owner_of(server)
         client = ServiceClient.from_environment()
-        working = [s for s in await client.list_sessions("active") if _works(s, user, name)]
+        working = [s for s in await client.sessions("active") if _works(s, user, name)]
         if working:
             titles = ", ".join(s["name"] or s["id"] for s in working)
             log.info("Not culling %s/%s: busy or kept alive: %s", user, name, titles)

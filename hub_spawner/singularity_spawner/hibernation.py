@@ -88,7 +88,7 @@ async def end_sessions(
 ) -> None:
     """End all sessions for which `mine` holds; `only`: of those, these, each with its own reason.
     Raises `Unavailable` when some did not end."""
-    ids = [s["id"] for s in await client.list_sessions("active") if mine(s)]
+    ids = [s["id"] for s in await client.sessions("active") if mine(s)]
     reasons = {
         sid: f"{reason} ({only[sid]})" if only else reason
         for sid in ids

@@ -146,6 +146,8 @@ def configure(
     settings = c.SingularitySpawnerMixin
     settings.service_url = base + path
     settings.service_token = token
+    if cull_max_age_s:
+        settings.max_age_s = cull_max_age_s
     if server_api_url:
         settings.server_api_url = server_api_url
     for section in ("Spawner", "SingularitySpawnerMixin"):

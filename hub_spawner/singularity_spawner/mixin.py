@@ -118,6 +118,17 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
         """,
     ).tag(config=True)
 
+    max_age_s = Float(
+        0.0,
+        min=0.0,
+        help="""
+        Age in seconds from which the Hub's culler stops servers, whatever they do: notebooks count
+        down to it. Set by ``singularity_spawner.configure`` with its `cull_max_age_s`.
+
+        0: there is no such limit.
+        """,
+    ).tag(config=True)
+
     default_tier = Unicode(
         "standard", help="SLA tier that is preselected: premium, standard or basic."
     ).tag(config=True)
@@ -460,6 +471,8 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
             # The server itself never opens a device.
             CUDA_VISIBLE_DEVICES="",
         )
+        if self.max_age_s:
+            env["SINGULARITY_SERVER_UNTIL"] = f"{time.time() + self.max_age_s:.0f}"
         return env
 
     def get_state(self) -> dict[str, Any]:

@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .activity import Activity
+    from .recording import record
+
+__all__ = ["load_ipython_extension", "record", "unload_ipython_extension"]
 
 _loaded: dict[int, Activity] = {}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "record":
+        from .recording import record
+
+        return record
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_ipython_extension(ip: Any) -> None:

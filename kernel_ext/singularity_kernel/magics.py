@@ -23,6 +23,7 @@ from singularity_scheduler.client.words import kept, parse_duration
 
 from .asking import CameBack, ask
 from .memory import device_memory
+from .running import RUN, run_cell
 from .status import Sentence, Table, checkpoint_rows, history_rows, loss_words, status_rows
 
 OUTSIDE = (
@@ -39,6 +40,7 @@ NAMES = {
     "tier": "tier",
     "priority": "priority",
     "keep": "for_s",
+    "resize": "devices",
 }
 """Verbs that take a word, and which argument that is."""
 
@@ -47,11 +49,12 @@ NEEDED = {
     "tier": "one of premium, standard and basic",
     "priority": "one of low, medium and high",
     "keep": "a length of time: 90s, 15min, 2h, or 0 for no longer",
+    "resize": "a number of physical devices, such as 1",
 }
 """Verbs that cannot do without theirs, and what it is."""
 
 SUBMIT = "submit"
-"""The one verb that is not about this session; see `submitting`."""
+"""The one verb that is not about this session; see `submitting`. (`run` needs no service.)"""
 
 WHERE = ("device", "node", "cluster")
 """Options of migrate."""
@@ -74,6 +77,7 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         tier, priority: change them (tier basic).
         migrate: go on with another device, with --node on another node, or with --cluster in
         another cluster.
+        resize: run the virtual devices on so many physical ones (resize 1); nothing is lost.
         suspend: put everything into the store, in the middle of this cell, and free the node; the
         next request or `resume` brings it back, and only then the cell goes on.
         checkpoint: store everything; execution goes on. checkpoints: what is stored.
@@ -83,13 +87,17 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         submit NOTEBOOK: start a notebook as a batch run; --notebook: this one, as it was saved
         last; on a cell (%%%%singularity submit): that cell. It takes -p NAME VALUE and the other
         options of `jupyter singularity submit` for parameters, -o, -k, --name, --tier, --devices,
-        --share, --priority, --virtual-cluster and --env.""",
+        --share, --priority, --virtual-cluster and --env.
+        run: on a cell (%%%%singularity run --ranks 4 ARGUMENTS): run it as a script in so many
+        processes, each with a virtual device of its own and the variables of torchrun; default:
+        one for each device.""",
     )  # type: ignore[untyped-decorator]
     @argument(
         "name",
         nargs="*",
         help="""checkpoint, suspend: a name for the checkpoint; restore, resume, fork: the name or
-        id of one. It may have spaces. keep: for how long. tier, priority: which.""",
+        id of one. It may have spaces. keep: for how long. tier, priority: which. resize: on how
+        many.""",
     )  # type: ignore[untyped-decorator]
     @argument(
         "--device",
@@ -107,8 +115,13 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         if word == SUBMIT:
             _submit(rest, cell)
             return
+        if word == RUN:
+            _run(rest, cell)
+            return
         if cell is not None:
-            raise UsageError(f"%%singularity only has '{SUBMIT}': use %singularity {line}")
+            raise UsageError(
+                f"%%singularity only has '{SUBMIT}' and '{RUN}': use %singularity {line}"
+            )
         options = parse_argstring(self.singularity, line)
         verb = options.verb
         if verb not in VERBS:
@@ -146,8 +159,15 @@ def _submit(line: str, cell: str | None) -> None:
         raise UsageError(error.message) from None
 
 
+def _run(line: str, cell: str | None) -> None:
+    if not os.environ.get("SINGULARITY_SESSION"):
+        display(Sentence(OUTSIDE.format(verb=RUN)))
+        return
+    run_cell(line, cell, os.environ)
+
+
 def _unknown_verb(verb: str) -> str:
-    known = (*VERBS, SUBMIT)
+    known = (*VERBS, SUBMIT, RUN)
     near = difflib.get_close_matches(verb, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""
     return f"%singularity has no verb '{verb}'; {hint}It knows {', '.join(known)}."
@@ -171,6 +191,10 @@ def _arguments(verb: str, options: Any) -> dict[str, Any]:
             return {NAMES[verb]: parse_duration(str(name))}
         except BadRequest as error:
             raise UsageError(error.message) from None
+    if verb == "resize":
+        if not str(name).isdecimal():
+            raise UsageError(f"'{verb}' needs {NEEDED[verb]}, not {name}")
+        return {NAMES[verb]: int(str(name))}
     if verb == "migrate":
         device = options.device
         if sum(getattr(options, option) is not None for option in WHERE) > 1:

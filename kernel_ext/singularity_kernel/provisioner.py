@@ -33,7 +33,7 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, SingularityError, Unavailable
 from tornado.web import HTTPError
-from traitlets import Enum, Float, Integer, Unicode, default
+from traitlets import Bool, Enum, Float, Integer, Unicode, default
 
 from . import late_end
 from .environment import NESTED, session_environment, with_extension
@@ -125,6 +125,13 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         (metadata.kernel_provisioner.config.device_share). 0: whole devices. Default:
         SINGULARITY_DEVICE_SHARE, which c.Spawner.environment can set.""",
     )
+    elastic = Bool(
+        config=True,
+        help="""Whether sessions with several virtual devices may go on with fewer physical ones:
+        they start on fewer when no more are free, give some up before others are paused, and get
+        them back. Also settable in a kernelspec (metadata.kernel_provisioner.config.elastic).
+        Default: SINGULARITY_ELASTIC ("1" for yes), which c.Spawner.environment can set.""",
+    )
     locations = Unicode(
         config=True,
         help="""Clusters and regions that sessions may be in, separated by commas. Also settable in
@@ -145,6 +152,10 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
     @default("locations")  # type: ignore[untyped-decorator]
     def _default_locations(self) -> str:
         return os.environ.get("SINGULARITY_LOCATIONS", "")
+
+    @default("elastic")  # type: ignore[untyped-decorator]
+    def _default_elastic(self) -> bool:
+        return os.environ.get("SINGULARITY_ELASTIC", "").lower() in ("1", "true", "yes")
 
     @default("device_share")  # type: ignore[untyped-decorator]
     def _default_share(self) -> float:
@@ -271,6 +282,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
                     tier=self.tier or None,
                     devices=self.devices or None,
                     device_share=self.device_share or None,
+                    elastic=self.elastic or None,
                     locations=[word for w in self.locations.split(",") if (word := w.strip())],
                     launch=launch,
                     kernel_id=self.kernel_id or None,

@@ -86,7 +86,7 @@ class Sessions:
     async def remember(self, notebook: Notebook) -> None:
         """The session that appeared with `notebook`'s kernel."""
         known = set(self._ids.values())
-        fresh = [s for s in await self._service.list_sessions() if s["id"] not in known]
+        fresh = [s for s in await self._service.sessions() if s["id"] not in known]
         live = [s for s in fresh if s["process_state"] in ("starting", "live")]
         if len(live) != 1:
             raise Unavailable(
@@ -137,7 +137,7 @@ class Sessions:
         """What a run has printed so far."""
         if (await self.of(name))["process_state"] in ("queued", "starting"):
             return ""
-        return "".join([text async for text in self._service.log(self._ids[name])])
+        return "".join([text async for text in self._service.logs(self._ids[name])])
 
     async def prints(self, name: str, wanted: str) -> None:
         """Wait until a run has printed `wanted`."""

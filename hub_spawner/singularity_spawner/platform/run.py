@@ -128,7 +128,7 @@ async def put_notebooks_away(platform: Platform, hurry: asyncio.Event) -> None:
         client = platform.service()
         live = [
             session
-            for session in await client.list_sessions("active")
+            for session in await client.sessions("active")
             if session["kind"] == "interactive" and session["process_state"] != "suspended"
         ]
         if not live:
@@ -146,7 +146,7 @@ async def put_notebooks_away(platform: Platform, hurry: asyncio.Event) -> None:
             await work
         hurried.cancel()
         ids = {session["id"] for session in live}
-        found = [s for s in await client.list_sessions("active") if s["id"] in ids]
+        found = [s for s in await client.sessions("active") if s["id"] in ids]
     except SingularityError as error:
         print(f"Notebooks end with the platform: {error.message}", file=sys.stderr)
         return

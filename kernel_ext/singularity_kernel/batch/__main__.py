@@ -19,23 +19,36 @@ last line on standard error is one sentence about why.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import sys
+import time
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+from .collecting import Collector
 from .commands import run_command
 from .fates import BadRun, CellFailed, CommandFailed, Fate, NotWritten
-from .files import WholeFiles, check_writable, read_notebook, refuse_itself, why_not
+from .files import (
+    WholeFiles,
+    check_writable,
+    read_notebook,
+    refuse_itself,
+    set_aside,
+    why_not,
+    write_whole,
+)
 from .kernels import kernel_of
 from .parameters import check
-from .retries import run_with_retries
 from .stop import Stop
 
 DESCRIPTION = "RUN_DESCRIPTION"
+
+EXIT_FILE = "exit"
+"""In the session's folder: the exit code, once the run is over."""
 
 ERROR_CHARACTERS = 120
 """Of a cell's error in the sentence; the notebook has all of it."""
@@ -45,8 +58,9 @@ class Log:
     """Says on the standard streams how far the run is and what its cells put out. A log that cannot
     be written (its disk is full) does not end the run."""
 
-    def __init__(self) -> None:
+    def __init__(self, collector: Collector | None = None) -> None:
         self.place = "the notebook"
+        self._collector = collector
 
     def cell(self, number: int, count: int) -> None:
         self.place = f"cell {number} of {count}"
@@ -60,6 +74,10 @@ class Log:
             _write(sys.stderr, "\n".join(output["traceback"]) + "\n")
         elif "text/plain" in output["data"]:
             _write(sys.stdout, output["data"]["text/plain"] + "\n")
+
+    def recorded(self, name: str, value: Any) -> None:
+        if self._collector is not None:
+            self._collector.put(name, value)
 
 
 def say(line: str) -> None:
@@ -84,8 +102,7 @@ def take_description(environ: MutableMapping[str, str]) -> dict[str, Any]:
             return {
                 "command": str(found["command"]),
                 "ranks": int(found["ranks"]),
-                "timeout_s": found.get("timeout_s"),
-                "max_retries": int(found.get("max_retries") or 0),
+                **_attempt_of(found),
             }
         wanted = {"notebook": str(found["notebook"]), "output": str(found["output"])}
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -97,9 +114,18 @@ def take_description(environ: MutableMapping[str, str]) -> dict[str, Any]:
         **wanted,
         "parameters": dict(found.get("parameters") or {}),
         "kernel": found.get("kernel"),
-        "timeout_s": found.get("timeout_s"),
-        "max_retries": int(found.get("max_retries") or 0),
+        **_attempt_of(found),
     }
+
+
+def _attempt_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Which attempt of the run this is, and how many seconds it has: the time limit counts from the
+    start of the first one."""
+    limit, began = found.get("timeout_s"), found.get("started_at")
+    if limit is not None and began is not None:
+        limit = max(1, round(limit - (time.time() - began)))
+    attempt = int(found.get("attempt") or 1)
+    return {"timeout_s": limit, "attempt": attempt, "attempts": int(found.get("attempts") or 1)}
 
 
 def execute(description: dict[str, Any], stop: Stop, log: Log) -> None:
@@ -153,19 +179,20 @@ def _literal(path: str) -> str:
     return path.replace("{", "{{").replace("}", "}}")
 
 
-def main() -> int:
-    """Called by ``python -m singularity_kernel.batch``; returns the exit code."""
+def run(environ: MutableMapping[str, str]) -> int:
+    """Run what the environment describes; returns the exit code, and says why when it is not 0."""
     with Stop().listening() as stop:
         try:
-            description = take_description(os.environ)
-            own = None if description["max_retries"] else description["timeout_s"]
-            with stop.limited(own):
-                if description["max_retries"]:
-                    return run_with_retries(description, stop, say)
+            description = take_description(environ)
+            with (
+                stop.limited(description["timeout_s"]),
+                Collector.running(environ, say) as collector,
+            ):
+                begin_attempt(description)
                 if "command" in description:
-                    run_command(description["command"], description["ranks"], stop, os.environ)
+                    run_command(description["command"], description["ranks"], stop, environ)
                 else:
-                    execute(description, stop, Log())
+                    execute(description, stop, Log(collector))
         except CommandFailed as failed:
             say(failed.message)
             return failed.code
@@ -177,6 +204,32 @@ def main() -> int:
             say(f"the run ended with an unexpected {type(error).__name__}; the log has all of it")
             return 1
         return 0
+
+
+def begin_attempt(description: Mapping[str, Any]) -> None:
+    """Before a run that was killed starts from its beginning: keep the output of the attempt before
+    beside the new one, and say so."""
+    if description["attempt"] == 1:
+        return
+    kept = set_aside(description["output"]) if description.get("output") else ""
+    about = f"; what the one before had done is kept in {kept}" if kept else ""
+    number = f"{description['attempt']} of {description['attempts']}"
+    say(f"attempt {number} starts from the beginning{about}")
+
+
+def leave_exit_code(code: int, environ: Mapping[str, str]) -> None:
+    """Write down how the run ended, for a node agent that was away when it did."""
+    folder = os.path.dirname(environ.get("SINGULARITY_SOCKET", ""))
+    if folder:
+        with contextlib.suppress(OSError):
+            write_whole(os.path.join(folder, EXIT_FILE), str(code))
+
+
+def main() -> int:
+    """Called by ``python -m singularity_kernel.batch``; returns the exit code."""
+    code = run(os.environ)
+    leave_exit_code(code, os.environ)
+    return code
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from papermill.clientwrap import PapermillNotebookClient  # type: ignore[import-
 from singularity_proxy.errors import SingularityError
 from tornado.web import HTTPError
 
+from singularity_kernel.recording import recorded_in
+
+from .addresses import without_secret
 from .fates import CellFailed, KernelDied, NoKernel
 from .loop import on_own_loop
 from .outputs import add_stream, settle
@@ -67,6 +70,9 @@ class Live:
 
     def output(self, output: Any) -> None:
         """A cell has made `output`."""
+
+    def recorded(self, name: str, value: Any) -> None:
+        """A cell has recorded a value."""
 
 
 class RunClient(PapermillNotebookClient):  # type: ignore[misc]
@@ -121,7 +127,12 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
                         self.shutdown_kernel = "immediate"
                     await self._async_cleanup_kernel()
         if asked.is_set():
-            raise self.stop.fate(f"the outputs so far are in {self.nb_man.output_path}")
+            raise self.stop.fate(f"the outputs so far are in {self._place}")
+
+    @property
+    def _place(self) -> str:
+        """The output, for people."""
+        return without_secret(str(self.nb_man.output_path))
 
     async def _save_news(self) -> None:
         while True:
@@ -193,8 +204,7 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
             died = isinstance(error, DeadKernelError)
             what = "the kernel died" if died else "time was up"
             raise (KernelDied if died else CellFailed)(
-                f"{what} in {self.number(index)}; the outputs so far are in "
-                f"{self.nb_man.output_path}"
+                f"{what} in {self.number(index)}; the outputs so far are in {self._place}"
             ) from None
         return not ending.done()
 
@@ -222,6 +232,13 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
         if info is not None:
             self.nb.metadata["language_info"] = info["content"]["language_info"]
         self.set_widgets_metadata()
+
+    def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+        """See what is recorded, in outputs and in what replaces them."""
+        if msg["msg_type"] in ("display_data", "update_display_data"):
+            for name, value in recorded_in(msg["content"].get("data") or {}).items():
+                self.live.recorded(name, value)
+        return super().process_message(msg, cell, cell_index)
 
     def output(self, outs: list[Any], msg: Any, display_id: Any, cell_index: int) -> Any:
         """Streams are joined as they come; see `outputs`."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+
+from singularity_proxy.elastic import ranks as ranks_module
 
 from .fates import BadRun, CommandFailed
 from .stop import Stop
@@ -33,21 +34,7 @@ def run_command(command: str, ranks: int, stop: Stop, environ: Mapping[str, str]
 
 def environments(ranks: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
     """What each rank gets more than `environ`, as `torchrun` names it; 0: one that gets nothing."""
-    if ranks == 0:
-        return [{}]
-    same = {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "NODE_RANK": "0",
-        "MASTER_ADDR": environ.get("MASTER_ADDR", "127.0.0.1"),
-        "MASTER_PORT": environ.get("MASTER_PORT") or str(_free_port()),
-    }
-    return [{**same, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    return [{}] if ranks == 0 else ranks_module.environments(ranks, environ)
 
 
 def _start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

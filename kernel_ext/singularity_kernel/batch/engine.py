@@ -4,6 +4,10 @@ In a terminal of a server of the platform the kernel becomes a batch session of 
 the notebook; inside a session it is that session's. Without a platform the engine refuses: a run
 without the devices that were asked for would be a silent surprise.
 
+The engine ``singularity-remote``, or ``SINGULARITY_REMOTE=1`` with this one, submits the notebook
+as a batch session and waits for its end (see `remote`): papermill's command line knows no options
+of engines.
+
 Every ``import papermill`` loads this module, in the middle of its own import: nothing of papermill
 may be imported here at the top.
 """
@@ -13,12 +17,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from .fates import NoKernel
+from singularity_proxy.errors import SingularityError
+
+from .addresses import without_secret
+from .fates import BadRun, Fate, NoKernel, NotRun
 
 if TYPE_CHECKING:
     from .client import Live
     from .facts import Facts
     from .stop import Stop
+
+REMOTE = "SINGULARITY_REMOTE"
+"""The variable that makes the engine `singularity` a remote one: anything but "" and "0"."""
 
 NO_PLATFORM = (
     "the engine 'singularity' needs the platform, and SINGULARITY_API_URL is not set; nothing was "
@@ -62,11 +72,16 @@ class SingularityEngine:
         shows as one sentence. The last arguments are the runner's: without `stop` SIGTERM and
         Ctrl-C are handled here, so that the session ends with papermill; `without_ids` says that
         the notebook's file had no cell ids."""
+        if stop is None and os.environ.get(REMOTE, "") not in ("", "0"):
+            return SingularityRemoteEngine.execute_notebook(
+                nb, kernel_name, output_path, progress_bar, log_output, **kwargs
+            )
         from .client import Live
         from .record import AUTOSAVE_S, RunRecord
         from .stop import Stop
 
-        kernel = _Kernel(kernel_name, str(kwargs.get("input_path") or output_path or ""))
+        hide_secrets(nb)
+        kernel = _Kernel(kernel_name, _named(kwargs.get("input_path") or output_path))
         record = RunRecord(
             nb,
             facts=kernel.facts,
@@ -84,6 +99,62 @@ class SingularityEngine:
                 record.cleanup_pbar()
                 record.notebook_complete()
         return record.nb
+
+
+class SingularityRemoteEngine(SingularityEngine):
+    """papermill's engine `singularity-remote`."""
+
+    @classmethod
+    def execute_notebook(
+        cls,
+        nb: Any,
+        kernel_name: str,
+        output_path: str | None = None,
+        progress_bar: bool | dict[str, Any] = True,
+        log_output: bool = False,
+        autosave_cell_every: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run `nb` as a batch session and return it with its outputs; raises a `Fate` or the
+        service's own error, both shown as one sentence. SIGTERM and Ctrl-C end the session. The
+        output is saved whenever the run has saved its own, whatever `autosave_cell_every` says."""
+        from singularity_kernel.provisioner import Mode, mode
+
+        from .remote import RemoteRun
+        from .stop import Stop
+
+        if mode() is Mode.LOCAL:
+            raise NoKernel(NO_PLATFORM)
+        if mode() is not Mode.SESSION:
+            raise BadRun(
+                "a session cannot wait for a remote run of papermill; nothing was run: use "
+                "'%singularity submit', or papermill in a terminal of a server of the platform"
+            )
+        for option in ("execution_timeout", "stdout_file", "stderr_file"):
+            if kwargs.get(option) is not None:
+                raise BadRun(f"the remote engine does not take {option}; nothing was run")
+        hide_secrets(nb)
+        name_cells(nb, False)
+        title = os.path.basename(_named(kwargs.get("input_path") or output_path))
+        with Stop().listening() as asked:
+            try:
+                run = RemoteRun(nb, kernel_name, output_path, title, progress_bar)
+                return run.run(asked, log_output)
+            except SingularityError as error:
+                if isinstance(error, Fate):
+                    raise
+                raise NotRun(error.message, **error.fields) from None
+
+
+def hide_secrets(nb: Any) -> None:
+    """Leave the signatures of addresses out of what papermill writes into the notebook."""
+    for name in ("input_path", "output_path"):
+        if isinstance(path := nb.metadata.papermill.get(name), str):
+            nb.metadata.papermill[name] = without_secret(path)
+
+
+def _named(path: Any) -> str:
+    return without_secret(str(path or ""))
 
 
 def name_cells(nb: Any, without_ids: bool) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -36,6 +36,8 @@ class Facts:
     tier: str | None = None
     devices: int | None = None
     preemptions: int | None = None
+    attempt: int | None = None
+    """From 1; of more than one those before were killed."""
     history: History = field(default=(), repr=False)
     """Its newest changes, oldest first."""
 
@@ -54,12 +56,17 @@ def session_facts() -> Facts:
     try:
         with SyncPeer(path, timeout=ANSWER_S) as peer:
             status = peer.call("status")
-            facts = Facts(session, status.get("tier"), status.get("virtual_devices"))
+            facts = _of_document(session, status)
             answer = peer.call("history", limit=HISTORY)
     except (SingularityError, OSError, ValueError):
         return facts  # the run goes on without its scheduler
     history = answer["history"] if isinstance(answer, dict) else answer
-    return Facts(session, facts.tier, facts.devices, preemptions(history), history)
+    return replace(facts, preemptions=preemptions(history), history=history)
+
+
+def _of_document(session: str | None, told: dict[str, Any]) -> Facts:
+    attempt = told.get("attempt")
+    return Facts(session, told.get("tier"), told.get("virtual_devices"), attempt=attempt)
 
 
 def asked_facts(session: str | None) -> Facts:
@@ -76,11 +83,10 @@ async def _ask(session: str, found: list[Facts]) -> None:
     from singularity_scheduler.client import ServiceClient
 
     service = ServiceClient.from_environment()
-    known = await service.get_session(session)
-    tier, devices = known["tier"], known["virtual_devices"]
-    found.append(Facts(session, tier, devices))
+    facts = _of_document(session, await service.get_session(session))
+    found.append(facts)
     history = await service.history(session, limit=HISTORY)
-    found.append(Facts(session, tier, devices, preemptions(history), history))
+    found.append(replace(facts, preemptions=preemptions(history), history=history))
 
 
 def preemptions(history: Iterable[dict[str, Any]]) -> int:

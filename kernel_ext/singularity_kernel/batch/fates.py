@@ -74,6 +74,14 @@ class NoKernel(Fate):
     http_status = 503
 
 
+class NotRun(Fate):
+    """The platform refused the run, or does not answer."""
+
+    reason = "not_run"
+    exit_code = 75
+    http_status = 503
+
+
 class NotWritten(Fate):
     """The output notebook cannot be written."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import itertools
 import json
 import os
 import sys
@@ -111,9 +113,31 @@ def why_not(error: OSError) -> str:
     return error.strerror or str(error)
 
 
+def set_aside(path: str) -> str:
+    """Rename the output at `path` to ``NAME-attempt-N.ipynb``, so that the next attempt does not
+    replace it; returns the new path, "" when there is none or it cannot be renamed."""
+    target = os.path.realpath(path)
+    stem = target.removesuffix(".ipynb")
+    numbers = itertools.count(1)
+    kept = next(p for n in numbers if not os.path.lexists(p := f"{stem}-attempt-{n}.ipynb"))
+    try:
+        os.rename(target, kept)
+    except OSError:
+        return ""
+    return kept
+
+
 class WholeFiles:
     """papermill's handler of local files, with `write_whole`. The runner registers it for absolute
-    paths; it is the only one that writes there."""
+    paths; it is the only one that writes there.
+
+    A run that went back to a checkpoint finds what it had written after it: that is set aside. So
+    each text is compared with what was written last, which is in the image of the process.
+    """
+
+    def __init__(self) -> None:
+        self._written: dict[str, tuple[tuple[int, int, int], bytes]] = {}
+        """path -> what its file was then, and the hash of its text."""
 
     def read(self, path: str) -> str:
         with open(path, encoding="utf-8") as file:
@@ -123,7 +147,26 @@ class WholeFiles:
         return [os.path.join(path, name) for name in os.listdir(path)]
 
     def write(self, text: str, path: str) -> None:
+        if path in self._written and not self._is_ours(path):
+            set_aside(path)
         write_whole(path, text)
+        self._written[path] = (_what_it_is(path), hashlib.sha256(text.encode()).digest())
+
+    def _is_ours(self, path: str) -> bool:
+        """Whether nobody has written there since; also of a file that was copied meanwhile."""
+        known, digest = self._written[path]
+        try:
+            if _what_it_is(path) == known:
+                return True
+            with open(path, "rb") as file:
+                return hashlib.file_digest(file, "sha256").digest() == digest
+        except OSError:
+            return True  # there is nothing to keep
 
     def pretty_path(self, path: str) -> str:
         return path
+
+
+def _what_it_is(path: str) -> tuple[int, int, int]:
+    info = os.stat(path)
+    return info.st_ino, info.st_mtime_ns, info.st_size

@@ -40,7 +40,8 @@ HELP = """\
 --sweep NAME=VALUE,VALUE,... or NAME=FROM:TO[:STEP]
     Run the notebook once for each of these values, read as -p reads them; FROM:TO are the whole
     numbers from FROM on and below TO. Repeated: for all combinations. They are one group, see
-    `jupyter singularity group`.
+    `jupyter singularity group`. A command of a job file: NAME stands for ${{search_space.NAME}} and
+    ${{inputs.NAME}}.
 --env NAME[=VALUE]
     A variable for the environment of the run; without a value, the one that is set here. It is
     stored with the run, so no secrets. May be repeated."""

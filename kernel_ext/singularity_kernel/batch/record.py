@@ -13,9 +13,9 @@ from typing import Any
 
 from papermill.engines import NotebookExecutionManager  # type: ignore[import-untyped]
 
+from .addresses import why, without_secret, write_errors
 from .facts import Facts, of_cell
 from .fates import NotWritten
-from .files import why_not
 
 logger = logging.getLogger("singularity.batch")
 
@@ -39,6 +39,11 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
         self._unsaved = ""
         """Why the last save failed."""
 
+    @property
+    def _place(self) -> str:
+        """The output, for people."""
+        return without_secret(str(self.output_path))
+
     def notebook_start(self, **kwargs: Any) -> None:
         """Clear what an earlier run left and save; raises `NotWritten` before anything has run."""
         self.nb.metadata["singularity"] = self._facts().of_notebook()
@@ -47,7 +52,7 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
         super().notebook_start(**kwargs)
         if self._unsaved:
             raise NotWritten(
-                f"the output notebook {self.output_path} cannot be written ({self._unsaved}); "
+                f"the output notebook {self._place} cannot be written ({self._unsaved}); "
                 "nothing was run: free space, or choose another output"
             )
 
@@ -66,19 +71,19 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
         """Write the notebook. A failure is logged once and made good by a later save."""
         try:
             super().save(**kwargs)
-        except OSError as error:
+        except write_errors() as error:
             self.last_save_time = self.now()
             if not self._unsaved:
                 logger.warning(
                     "the output notebook %s cannot be written now (%s): the run goes on, the last "
                     "good version is kept",
-                    self.output_path,
-                    why_not(error),
+                    self._place,
+                    why(error),
                 )
-            self._unsaved = why_not(error)
+            self._unsaved = why(error)
         else:
             if self._unsaved:
-                logger.warning("the output notebook %s is written again", self.output_path)
+                logger.warning("the output notebook %s is written again", self._place)
             self._unsaved = ""
             self._news = False
             self._saved_at = self.now().isoformat(timespec="seconds")
@@ -101,7 +106,7 @@ class RunRecord(NotebookExecutionManager):  # type: ignore[misc]
             time.sleep(LAST_PAUSE_S)
         kept = f"the version of {self._saved_at} is kept" if self._saved_at else "there is none"
         raise NotWritten(
-            f"the output notebook {self.output_path} cannot be written ({self._unsaved}); {kept}: "
+            f"the output notebook {self._place} cannot be written ({self._unsaved}); {kept}: "
             "free space and submit the run again"
         )
 

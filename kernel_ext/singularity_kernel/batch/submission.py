@@ -12,7 +12,7 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest, NotFound, SingularityError
 from singularity_scheduler.cli.exits import CannotWrite
-from singularity_scheduler.core.spec import parse_spec
+from singularity_scheduler.core.spec import parse_spec, policy_document
 from singularity_scheduler.jobs import Job
 from singularity_scheduler.jobs.wishes import TIME_LIMIT, merged, of_notebook
 
@@ -87,6 +87,8 @@ class Submission:
             "virtual_cluster": spec.virtual_cluster or None,
             "locations": list(spec.locations),
         }
+        if spec.scale is not None:
+            found["scale_policy"] = policy_document(spec.scale)
         if spec.run is None:
             return found
         run = {
@@ -152,8 +154,12 @@ def _call(job: Job) -> Call | None:
         raise job.bad(error.message, "command") from None
 
 
+def of_file(job: Job) -> Asked:
+    """What a job file says about the run of a notebook; also by a call of papermill."""
+    return _asked(job, _call(job))
+
+
 def _asked(job: Job, call: Call | None) -> Asked:
-    """What the file says about the run."""
     if call is None:
         parameters, output, kernel, folder = job.parameters, job.output, job.kernel, job.folder
     else:
@@ -181,6 +187,13 @@ def _command(
     environ: Mapping[str, str],
 ) -> Submission:
     """The submission of a command that is no call of papermill."""
+    if job.direct:
+        name = next(iter(job.direct))
+        raise job.bad(
+            f"the command does not speak of {name}, so all runs of the sweep would be the same: "
+            f"write ${{{{search_space.{name}}}}} into it",
+            "command",
+        )
     if over.output or over.kernel or given.parameters():
         raise BadRequest(
             f"{job.document.name} describes a command, and parameters, kernel and output are a "
@@ -202,7 +215,10 @@ def _command(
         "max_retries": job.max_retries if over.max_retries is None else over.max_retries,
         "metadata": dict(job.metadata),
     }
-    made = _submission(run, name or job.name, wishes, [])
+    title = name or job.name
+    if job.sweep and not title:  # its command is that of one of many
+        title = os.path.splitext(os.path.basename(job.document.name))[0]
+    made = _submission(run, title, wishes, [])
     return replace(made, notes=job.notes, folders=job.folders)
 
 
@@ -221,7 +237,10 @@ def _placed(job: Job, error: SingularityError) -> SingularityError:
         if isinstance(error, kind):
             path = about
     if isinstance(error, BadRun) and "parameter" in error.fields:
-        path = ("parameters", str(error.fields["parameter"]))
+        parameter = str(error.fields["parameter"])
+        path = ("parameters", parameter)
+        if job.document.find(*path) is None:
+            path = ("sweep", "search_space", parameter)
     if job.kind == "command":
         path = ("command",)
     if not path or job.document.find(*path) is None:
@@ -319,4 +338,13 @@ def typed(fate: Fate) -> SingularityError:
     return kinds.get(type(fate), SingularityError)(fate.message, **fate.fields)
 
 
-__all__ = ["Asked", "Submission", "described", "of_job", "of_words", "passed_on", "typed"]
+__all__ = [
+    "Asked",
+    "Submission",
+    "described",
+    "of_file",
+    "of_job",
+    "of_words",
+    "passed_on",
+    "typed",
+]

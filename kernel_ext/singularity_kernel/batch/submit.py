@@ -33,9 +33,11 @@ from singularity_proxy.errors import BadRequest, Unavailable
 from singularity_scheduler.cli import output as printing
 from singularity_scheduler.cli.base import ServiceApp, split_names, wanted_devices, wanted_share
 from singularity_scheduler.cli.exits import FAILED_RUN
-from singularity_scheduler.cli.group_views import accepted, ended_group, tally
+from singularity_scheduler.cli.group_views import accepted, ended_group, outcome, succeeded
+from singularity_scheduler.core.goals import parse_condition
 from singularity_scheduler.core.spec import parse_spec
-from singularity_scheduler.jobs import read, resolve
+from singularity_scheduler.jobs import Job, read, resolve
+from singularity_scheduler.jobs.sweeps import Sweep
 from singularity_scheduler.jobs.wishes import merged
 from singularity_scheduler.jobs.writing import written
 from traitlets import Bool, Float, Integer, Unicode
@@ -43,7 +45,8 @@ from traitlets import Bool, Float, Integer, Unicode
 from .fates import Fate
 from .options import HELP, split_options
 from .submission import Asked, Submission, make_folders, of_job, of_words, typed
-from .sweeps import Sweep, each_once, grid, parse_sweep
+from .sweeps import parse_sweep
+from .swept import group_of, limits_of
 
 if TYPE_CHECKING:
     from singularity_scheduler.client import ServiceClient
@@ -113,6 +116,12 @@ class SubmitApp(ServiceApp):
         help="""Part of the time of one device that it asks for, from 0.001 to 1: below 1 it takes
         turns with others that share. None: SINGULARITY_DEVICE_SHARE, else whole devices.""",
     )
+    elastic = Bool(
+        False,
+        config=True,
+        help="""The run may go on with fewer physical devices than virtual ones: it starts on fewer
+        when no more are free, gives some up before others are paused, and gets them back.""",
+    )
     kernel = Unicode(
         config=True,
         help="""Name of the kernel that runs the notebook. Empty: the one the notebook names.""",
@@ -137,8 +146,9 @@ class SubmitApp(ServiceApp):
         default_value=None,
         min=0,
         config=True,
-        help="""How often the run starts again by itself, from its beginning, when a process of it
-        was killed. None: what the job file says, else 0.""",
+        help="""How often the run goes on by itself, from its last checkpoint or else from its
+        beginning, when a process of it was killed or its node is gone. None: what the job file
+        says, else 0.""",
     )
     max_parallel = Integer(
         allow_none=True,
@@ -168,10 +178,19 @@ class SubmitApp(ServiceApp):
     stop_on_failure = Bool(
         False, config=True, help="""The first run of a sweep that fails ends the others."""
     )
+    stop_when = Unicode(
+        config=True,
+        help="""A condition on values that the runs of a sweep record, such as "loss<0.01": the
+        first run that meets it ends the others and goes on itself. Empty: none.""",
+    )
     flags = {
         "stop-on-failure": (
             {"SubmitApp": {"stop_on_failure": True}},
             "The first run of a sweep that fails ends the others.",
+        ),
+        "elastic": (
+            {"SubmitApp": {"elastic": True}},
+            "The run may go on with fewer physical devices than virtual ones.",
         ),
         "dry-run": (
             {"SubmitApp": {"dry_run": True}},
@@ -195,13 +214,16 @@ class SubmitApp(ServiceApp):
         "run-timeout": "SubmitApp.run_timeout",
         "max-parallel": "SubmitApp.max_parallel",
         "max-retries": "SubmitApp.max_retries",
+        "stop-when": "SubmitApp.stop_when",
         **ServiceApp.aliases,
     }
 
     session = ""
     """Id of the session, once there is one."""
     sweep: Sweep
-    """What is swept over; {}: it is one run."""
+    """What is swept over; false: it is one run."""
+    job: Job | None = None
+    """The job file; None: the notebook itself is named."""
 
     def parse_command_line(self, argv: list[str] | None = None) -> None:
         """Options with two words are read here, the others by traitlets."""
@@ -225,16 +247,15 @@ class SubmitApp(ServiceApp):
 
     def execute(self) -> int | None:
         """Check what can be checked here, before the service is looked for."""
-        self.sweep = parse_sweep(word for (word,) in self.given.of("--sweep"))
-        if not self.sweep and (self.max_parallel is not None or self.stop_on_failure):
-            word = "--stop-on-failure" if self.stop_on_failure else "--max-parallel"
-            raise BadRequest(f"{word} is for sweeps: name one with --sweep NAME=VALUES")
+        space = parse_sweep(word for (word,) in self.given.of("--sweep"))
+        if self.words[0].endswith(JOB_FILES):
+            self.job = resolve(read(self.words[0]), space)
+        self.sweep = self._limited(self.job.sweep if self.job else Sweep(space))
         if self.sweep and self.follow:
             raise BadRequest("--follow is for one run: use --wait, or follow a member of the group")
         try:
-            for values in reversed(each_once(self.sweep) if self.sweep else [{}]):
-                self.given.swept = values
-                self._submission = self._described()
+            for values in reversed(self.sweep.samples or [{}]):
+                self._submission = self._described(values)
         except Fate as fate:
             raise typed(fate) from None
         for note in self._submission.notes:
@@ -242,13 +263,33 @@ class SubmitApp(ServiceApp):
         if self.dry_run:
             resolved = self._submission.resolved()
             if self.sweep:
-                resolved["sweep"] = {"members": len(grid(self.sweep)), "values": self.sweep}
+                resolved["sweep"] = {
+                    "members": len(self.sweep.combinations),
+                    "values": self.sweep.space,
+                    **limits_of(self.sweep),
+                }
             self.show(resolved, lambda: written(resolved).rstrip())
             return None
         return super().execute()
 
-    def _described(self) -> Submission:
-        """What would be sent; the wishes of the environment are the last that count."""
+    def _limited(self, sweep: Sweep) -> Sweep:
+        """`sweep` with what the command line says of all its runs together."""
+        said: dict[str, Any] = {}
+        if self.max_parallel is not None:
+            said["max_parallel"] = self.max_parallel
+        if self.stop_on_failure:
+            said["stop_on_failure"] = True
+        if self.stop_when:
+            parse_condition(self.stop_when)
+            said["stop_when"] = self.stop_when
+        if said and not sweep:
+            word = next(iter(said)).replace("_", "-")
+            raise BadRequest(f"--{word} is for sweeps: name one with --sweep NAME=VALUES")
+        return replace(sweep, **said)
+
+    def _described(self, values: Mapping[str, Any]) -> Submission:
+        """What would be sent, with one combination of the sweep; the wishes of the environment are
+        the last that count."""
         word, environ = self.words[0], os.environ
         asked = Asked(
             word,
@@ -258,10 +299,12 @@ class SubmitApp(ServiceApp):
             timeout_s=self.run_timeout,
             max_retries=self.max_retries,
         )
-        if word.endswith(JOB_FILES):
-            job = resolve(read(word))
+        if self.job is not None:
+            job = self.job.with_values(values) if values else self.job
+            self.given.swept = job.direct
             made = of_job(job, asked, self.given, self.run_name, self._wishes(), environ)
         else:
+            self.given.swept = dict(values)
             asked = replace(
                 asked,
                 parameters=self.given.parameters(),
@@ -294,6 +337,7 @@ class SubmitApp(ServiceApp):
             "virtual_cluster": self.virtual_cluster,
             "locations": split_names(self.locations),
             "device_share": self.share,
+            "elastic": self.elastic or None,
         }
 
     async def _work_group(self, client: ServiceClient) -> int | None:
@@ -306,31 +350,23 @@ class SubmitApp(ServiceApp):
         ended = await ended_group(client, str(group["id"]))
         if self.json:
             self.show(ended, str)
-        print(f"group {ended['id']} {ended['state']}: {tally(ended)}", file=sys.stderr)
-        return 0 if ended["state"] == "completed" else FAILED_RUN
-
-    def _group(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """(what all runs have in common, what tells each from the others)."""
-        request = self._submission.request
-        common = {k: v for k, v in request["run"]["parameters"].items() if k not in self.sweep}
-        session = {**request, "run": {**request["run"], "parameters": common}}
-        return session, [{"values": values} for values in grid(self.sweep)]
+        print(outcome(ended), file=sys.stderr)
+        return 0 if succeeded(ended) else FAILED_RUN
 
     async def _send(self, client: ServiceClient) -> dict[str, Any]:
         """The session, or the group of a sweep."""
+        group = None
+        if self.sweep:
+            group = group_of(self._submission, self.sweep, self.job, self.given)
         make_folders(self._submission.folders)
         key, loop = uuid.uuid4().hex, asyncio.get_running_loop()
         give_up_at = loop.time() + RETRY_S
         wanted = {k: v for k, v in self._submission.request.items() if k != "kind"}
         while True:
             try:
-                if self.sweep:
-                    return await client.submit_group(
-                        *self._group(),
-                        max_parallel=self.max_parallel,
-                        stop_on_failure=self.stop_on_failure,
-                        key=key,
-                    )
+                if group:
+                    session, members, limits = group
+                    return await client.submit_group(session, members, **limits, key=key)
                 return await client.submit(**wanted, key=key)  # asking twice gives one run
             except Unavailable:
                 if loop.time() >= give_up_at:
@@ -371,7 +407,7 @@ def surroundings(request: Mapping[str, Any], environ: Mapping[str, str]) -> dict
         "tier": environ.get("SINGULARITY_TIER", ""),
         "locations": split_names(environ.get("SINGULARITY_LOCATIONS", "")),
     }
-    if "devices" not in request and "device_share" not in request:
+    if request.keys().isdisjoint(("devices", "device_share", "scale_policy")):
         found |= {"devices": wanted_devices(None), "device_share": wanted_share(None)}
     return found
 

@@ -217,7 +217,7 @@ class SingularityScheduler(Scheduler):  # type: ignore[misc,unused-ignore]
 
     async def _all(self) -> list[sessions.Json]:
         """All jobs, newest first."""
-        found = await self._ask(self._client().list_sessions())
+        found = await self._ask(self._client().sessions())
         environment = self._environment()
         return [
             sessions.job_of(session, environment)

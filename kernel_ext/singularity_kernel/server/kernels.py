@@ -56,6 +56,9 @@ OWN_CHANNELS = ("shell", "control", "stdin")
 class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
     """Kernel manager of single-user servers that hibernate; set by the Spawner."""
 
+    hibernates = True
+    """What stops such a server suspends its kernels' sessions."""
+
     restore_wait_s = Float(
         10.0,
         config=True,
