@@ -79,7 +79,7 @@ class SingularityLabExtension(ExtensionApp):  # type: ignore[misc]
     async def _watch(self, client: ServiceClient) -> None:
         while True:
             try:
-                sessions = await client.list_sessions("active")
+                sessions = await client.sessions("active")
                 self._active = [
                     {key: s.get(key) for key in ("id", "name", "state", "devices")}
                     for s in sessions

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from singularity_proxy.errors import SingularityError
 from singularity_scheduler.client import ServiceClient
 from tornado import web
 from tornado.iostream import StreamClosedError
+
+from . import planned
 
 HEARTBEAT_S = 15.0
 """A comment line this often keeps the event stream open through proxies."""
@@ -70,7 +74,7 @@ class SessionsHandler(_Handler):
         state = self.get_query_argument("state", None)
         try:
             if self.get_query_argument("limit", None) is None:
-                answer: Any = {"sessions": await self.client.list_sessions(state)}
+                answer: Any = {"sessions": await self.client.sessions(state)}
             else:
                 cursor = self.get_query_argument("cursor", None)
                 answer = await self.client.sessions_page(
@@ -144,6 +148,7 @@ class VerbHandler(_Handler):
         "suspend": ("name",),
         "resume": ("checkpoint", "node"),
         "migrate": ("device", "node", "cluster"),
+        "resize": ("devices",),
         "park": (),
         "keep": ("for_s",),
         "tier": ("tier",),
@@ -155,6 +160,7 @@ class VerbHandler(_Handler):
 
     NEEDED = {
         "restore": "checkpoint",
+        "resize": "devices",
         "keep": "for_s",
         "tier": "tier",
         "priority": "priority",
@@ -194,6 +200,40 @@ class KernelsHandler(_Handler):
         self.finish(json.dumps({"kernels": {k: s for k, s in behind.items() if s}}))
 
 
+class PlannedHandler(_Handler):
+    """GET planned: what is going to be done with kernels of this server by who stops servers and
+    kernels, by kernel id, and after how many seconds to ask again (None: no need)."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self) -> None:
+        rules = self._rules()
+        found = planned.planned(map(self._facts, self.kernel_manager.list_kernel_ids()), rules)
+        self.finish(json.dumps({"planned": found, "again_s": planned.again_s(rules)}))
+
+    def _rules(self) -> planned.Rules:
+        manager = self.kernel_manager
+        return planned.Rules(
+            until=planned.until_of(os.environ),
+            hibernates=getattr(manager, "hibernates", False),
+            culls=manager.cull_idle_timeout > 0 and manager.cull_interval > 0,
+            culls_connected=manager.cull_connected,
+            culls_busy=manager.cull_busy,
+        )
+
+    def _facts(self, kernel_id: str) -> planned.Kernel:
+        manager = self.kernel_manager
+        kernel, model = manager.get_kernel(kernel_id), manager.kernel_model(kernel_id)
+        own = (kernel.kernel_spec.metadata if kernel.kernel_spec else {}).get("cull_idle_timeout")
+        return planned.Kernel(
+            id=kernel_id,
+            last_activity=datetime.fromisoformat(model["last_activity"].replace("Z", "+00:00")),
+            busy=model["execution_state"] == "busy",
+            connections=model["connections"],
+            limit_s=manager.cull_idle_timeout if own is None else own,
+        )
+
+
 class ClusterHandler(_Handler):
     """GET cluster: nodes, devices, the tiers that are open to this user, how many wait."""
 
@@ -202,6 +242,20 @@ class ClusterHandler(_Handler):
     async def get(self) -> None:
         try:
             answer = await self.client.cluster()
+        except SingularityError as error:
+            self.refuse(error)
+            return
+        self.finish(json.dumps(answer))
+
+
+class TiersHandler(_Handler):
+    """GET users/USER/tiers: the tiers that are open to a user's sessions."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self, user: str) -> None:
+        try:
+            answer = {"tiers": await self.client.tiers(user)}
         except SingularityError as error:
             self.refuse(error)
             return
@@ -294,7 +348,7 @@ class LogHandler(_StreamHandler):
         try:
             if tail:
                 offset = max(offset, await self._end(session) - tail)
-            log = self.client.log(session, offset=offset, follow=follow)
+            log = self.client.logs(session, offset=offset, follow=follow)
         except SingularityError as error:
             self.refuse(error)
             return
@@ -306,7 +360,7 @@ class LogHandler(_StreamHandler):
 
     async def _end(self, session: str) -> int:
         """The byte behind the last one: where a log that is read from too far on begins."""
-        log = self.client.log(session, offset=MAX_OFFSET)
+        log = self.client.logs(session, offset=MAX_OFFSET)
         try:
             async for _ in log:
                 pass
@@ -339,6 +393,8 @@ def handlers() -> list[tuple[str, type[_Handler]]]:
         (PREFIX + session + r"/log", LogHandler),
         (PREFIX + session + rf"/({'|'.join(VerbHandler.KEYS)})", VerbHandler),
         (url_path_join(PREFIX, "kernels"), KernelsHandler),
+        (url_path_join(PREFIX, "planned"), PlannedHandler),
         (url_path_join(PREFIX, "cluster"), ClusterHandler),
+        (PREFIX + r"/users/([^/]+)/tiers", TiersHandler),
         (url_path_join(PREFIX, "events"), EventsHandler),
     ]

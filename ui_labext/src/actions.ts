@@ -8,12 +8,14 @@ import {
 import { TranslationBundle } from '@jupyterlab/translation';
 
 import { Api } from './api';
-import { sentence } from './model/refused';
-import { ISession } from './model/session';
+import { otherTiers } from './model/choices';
+import { inWords, sentence } from './model/refused';
+import { ISession, otherSizes } from './model/session';
 import { canFork, canRestore, IStored, storedName } from './model/stored';
-import { KEEP_S, KEYS, Said, target, TIERS, Verb, verbLabel } from './model/verbs';
+import { OpenTiers } from './model/tiers';
+import { KEEP_S, KEYS, Said, target, Verb, verbLabel } from './model/verbs';
 import { cancelText, restoreText } from './model/warnings';
-import { ageText, duration } from './model/words';
+import { ageText, duration, sizeText } from './model/words';
 
 /** Why there is nothing to choose from, as a sentence. */
 class Nothing extends Error {}
@@ -23,6 +25,7 @@ class Nothing extends Error {}
 export class Actions {
   constructor(
     private readonly _api: Api,
+    private readonly _tiers: OpenTiers,
     private readonly _trans: TranslationBundle
   ) {}
 
@@ -52,7 +55,7 @@ export class Actions {
       return true;
     } catch (error) {
       const title = this._trans.__('Refused: %1 %2', verbLabel(verb, this._trans), session.name);
-      await showErrorMessage(title, sentence(error));
+      await showErrorMessage(title, inWords(sentence(error), this._trans));
       return false;
     }
   }
@@ -83,6 +86,8 @@ export class Actions {
         return known ? said : this._keep(title);
       case 'tier':
         return known ? said : this._tier(title, session);
+      case 'resize':
+        return known ? said : this._size(title, session);
       case 'restore': {
         const stored = await this._stored(title, session, said, canRestore);
         if (!stored) {
@@ -136,17 +141,35 @@ export class Actions {
   }
 
   private async _tier(title: string, session: ISession): Promise<Said | null> {
+    const items = otherTiers(session, await this._tiers.look(session.user));
+    if (!items.length) {
+      throw new Nothing(
+        this._trans.__(
+          'No other tier is open to %1; nothing was changed: ask an administrator.',
+          session.user
+        )
+      );
+    }
     const { button, value } = await InputDialog.getItem({
       title,
       label: this._trans.__('It is %1 now', session.tier),
-      items: [...TIERS],
-      current: Math.max(
-        0,
-        TIERS.findIndex(tier => tier === session.tier)
-      ),
+      items,
       okLabel: verbLabel('tier', this._trans)
     });
     return button.accept && value ? { tier: value } : null;
+  }
+
+  private async _size(title: string, session: ISession): Promise<Said | null> {
+    const sizes = otherSizes(session);
+    const items = sizes.map(size => sizeText(size, this._trans));
+    const { button, value } = await InputDialog.getItem({
+      title,
+      label: this._trans.__('Its code goes on seeing %1', session.virtualDevices),
+      items,
+      okLabel: verbLabel('resize', this._trans)
+    });
+    const devices = sizes[items.indexOf(value ?? '')];
+    return button.accept && devices ? { devices } : null;
   }
 
   /** The checkpoint that is named in `said`, or one that they choose; null: none. */

@@ -3,11 +3,12 @@ import { ServerConnection } from '@jupyterlab/services';
 
 import { ISource } from './model/feed';
 import { IChange, readHistory } from './model/history';
-import { isObject, list, text } from './model/json';
+import { isObject, list, text, texts } from './model/json';
 import { IPage } from './model/load';
 import { ILogSource, TAIL_BYTES } from './model/log';
 import { IOutput, readOutput } from './model/output';
-import { Refused } from './model/refused';
+import { IPlans, readPlans } from './model/plans';
+import { Own, Refused } from './model/refused';
 import { ISession, readSession } from './model/session';
 import { IStanding, readStanding } from './model/standing';
 import { IStored, readStored } from './model/stored';
@@ -89,11 +90,23 @@ export class Api implements ISource, ILogSource {
     return this._json(`${of(session)}/devices`, {}, LIMIT_MS);
   }
 
+  /** The tiers that are open to a user's sessions. */
+  async tiers(user: string): Promise<string[]> {
+    const path = `users/${encodeURIComponent(user)}/tiers`;
+    const answer = await this._json(path, {}, LIMIT_MS);
+    return understood(isObject(answer) && Array.isArray(answer.tiers) ? texts(answer.tiers) : null);
+  }
+
   /** The session behind each kernel of this server, by kernel id. */
   async kernels(): Promise<Map<string, string>> {
     const answer = (await this._json('kernels', {}, LIMIT_MS)) as { kernels?: unknown } | null;
     const pairs = Object.entries((answer?.kernels ?? {}) as Record<string, unknown>);
     return new Map(pairs.filter((pair): pair is [string, string] => typeof pair[1] === 'string'));
+  }
+
+  /** What is planned for the kernels of this server by who stops servers and kernels. */
+  async planned(): Promise<IPlans> {
+    return readPlans(await this._json('planned', {}, LIMIT_MS));
   }
 
   /** Do something with a session; raises `Refused` with the server's sentence. */
@@ -107,7 +120,7 @@ export class Api implements ISource, ILogSource {
     const answer = await this._fetch(path, { signal, cache: 'no-store' });
     const reader = answer.body?.getReader();
     if (!reader) {
-      throw new Refused('this browser cannot read streams');
+      throw new Refused(Own.noStreams);
     }
     const decoder = new TextDecoder();
     for (;;) {
@@ -128,7 +141,7 @@ export class Api implements ISource, ILogSource {
       const answer = await this._fetch(path, { ...init, signal: limit.signal });
       return await answer.json();
     } catch (error) {
-      throw limit.signal.aborted ? new Refused('the server does not answer') : error;
+      throw limit.signal.aborted ? new Refused(Own.noAnswer) : error;
     } finally {
       clearTimeout(timer);
       init.signal?.removeEventListener('abort', end);
@@ -161,7 +174,7 @@ function query(limit: number, cursor: string | null): string {
 /** What was read from an answer; raises a sentence when that was nothing. */
 function understood<T>(found: T | null): T {
   if (found === null) {
-    throw new Refused('the scheduler is of another version: its answer cannot be read');
+    throw new Refused(Own.otherVersion);
   }
   return found;
 }

@@ -3,15 +3,11 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import { MenuSvg } from '@jupyterlab/ui-components';
 import { Menu } from '@lumino/widgets';
 
+import { Choice, choices } from './model/choices';
 import { ISession } from './model/session';
-import { isOffered, KEEP_S, TIERS, Verb, verbLabel, VERBS } from './model/verbs';
+import { OpenTiers } from './model/tiers';
+import { isOffered, verbLabel, VERBS } from './model/verbs';
 import { OUTPUT_COMMAND, verbCommand, WHY_COMMAND } from './plugins/names';
-
-/** What is chosen from in a menu of its own: the keys that the verb's command gets. */
-const CHOICES: Partial<Record<Verb, readonly Record<string, string | number>[]>> = {
-  keep: [...KEEP_S, 0].map(for_s => ({ for_s })),
-  tier: TIERS.map(tier => ({ tier }))
-};
 
 /** Lumino gives an entry that opens a menu no role: screen readers do not take it for an entry. (Nor
  * its lines between entries, which can have the focus; so there is none here.) */
@@ -28,6 +24,7 @@ export function openMenu(
   session: ISession,
   at: HTMLElement,
   trans: TranslationBundle,
+  tiers: OpenTiers,
   more: readonly string[] = []
 ): void {
   const args = { session: session.id };
@@ -35,18 +32,31 @@ export function openMenu(
   menu.title.label = session.name;
   for (const verb of VERBS.filter(each => isOffered(each, session))) {
     const command = verbCommand(verb);
-    const choices = CHOICES[verb];
-    if (choices) {
-      const submenu = new MenuSvg({ commands });
-      submenu.title.label = verbLabel(verb, trans);
-      for (const choice of choices) {
-        if (choice.tier !== session.tier) {
-          submenu.addItem({ command, args: { ...args, ...choice } });
-        }
-      }
-      menu.addItem({ type: 'submenu', submenu });
-    } else {
+    const offered = choices(verb, session, tiers.of(session.user));
+    if (!offered) {
       menu.addItem({ command, args });
+      continue;
+    }
+    const submenu = new MenuSvg({ commands });
+    submenu.title.label = verbLabel(verb, trans);
+    const fill = (wanted: readonly Choice[]) => {
+      submenu.clearItems();
+      wanted.forEach(choice => submenu.addItem({ command, args: { ...args, ...choice } }));
+    };
+    fill(offered);
+    const item = menu.addItem({ type: 'submenu', submenu });
+    if (verb === 'tier') {
+      void tiers.look(session.user).then(open => {
+        const now = choices(verb, session, open) ?? [];
+        if (menu.isDisposed || submenu.isDisposed) {
+          return;
+        }
+        if (!now.length) {
+          menu.removeItem(item);
+        } else if (JSON.stringify(now) !== JSON.stringify(offered)) {
+          fill(now);
+        }
+      });
     }
   }
   menu.addItem({ command: WHY_COMMAND, args });

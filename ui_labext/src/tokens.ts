@@ -5,6 +5,7 @@ import { Behind } from './model/behind';
 import { Feed } from './model/feed';
 import { Sessions } from './model/sessions';
 import { Sidebar } from './model/sidebar';
+import { OpenTiers } from './model/tiers';
 
 /** What the plugins of this extension, and other extensions, share. */
 export interface ISingularity {
@@ -16,6 +17,8 @@ export interface ISingularity {
   readonly behind: Behind;
   /** What is looked at in the sidebar. */
   readonly sidebar: Sidebar;
+  /** Which tiers are open to their user. */
+  readonly tiers: OpenTiers;
   readonly api: Api;
 }
 

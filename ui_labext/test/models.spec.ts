@@ -2,7 +2,9 @@ import { chosen, EVERYTHING } from '../src/model/filter';
 import { readHistory } from '../src/model/history';
 import { IPage, Load, Paged } from '../src/model/load';
 import { ILogSource, KEEP, Log, plain } from '../src/model/log';
+import { first, Plans, readPlans } from '../src/model/plans';
 import { Refused } from '../src/model/refused';
+import { IPlanned } from '../src/model/session';
 import { canFork, canRestore, IStored, readStored } from '../src/model/stored';
 import { AGAIN_MS, FirstReports, PAST_MS, Usage } from '../src/model/usage';
 import { cancelText, restoreText } from '../src/model/warnings';
@@ -229,7 +231,7 @@ test('virtual devices are named with the physical ones behind them', () => {
   expect(placed(['g:0', 'g:1', 'g:2', 'g:3', 'g:4'], 5)).toBe(
     'cuda:0 on g:0, cuda:1 on g:1 and 3 more'
   );
-  expect(placed(['g:0'], 4)).toBe('4 virtual devices on g:0');
+  expect(placed(['g:0'], 4)).toBe('4 virtual on 1 physical (g:0)');
   expect(placed([], 1)).toBe('no device');
 });
 
@@ -291,4 +293,58 @@ test('those that have ended come last, the newest end first, and go after an hou
   expect(ids({ ended: true })).toEqual(['runs', 'c', 'a', 'b']);
   expect(ids({ group: 'ended' })).toEqual(['c', 'a']);
   expect(ids({ text: 'train FAILED' })).toEqual(['c', 'a']);
+});
+
+// -- plans of the server -------------------------------------------------------------------------
+
+test('what the server plans for its kernels is read, whatever the answer lacks', () => {
+  const at = '2026-01-01T10:00:00Z';
+  const plan = { what: 'end', at, rule: 'kernel.idle', why: 'idle' };
+  const plans = readPlans({ planned: { k1: plan, k2: 7, k3: {} }, again_s: 30 });
+  expect([...plans.planned]).toEqual([['k1', { ...plan, at: Date.parse(at) }]]);
+  expect(plans.askAfterS).toBe(30);
+  for (const other of [null, {}, { planned: [] }, { planned: null, again_s: 'soon' }]) {
+    expect(readPlans(other)).toEqual({ planned: new Map(), askAfterS: null });
+  }
+});
+
+test('of two plans the one that comes first counts', () => {
+  const plan = (at: number | null): IPlanned => ({ what: 'end', at, rule: '', why: '' });
+  expect(first(null, null)).toBeNull();
+  expect(first(plan(1), null)?.at).toBe(1);
+  expect(first(null, plan(1))?.at).toBe(1);
+  expect(first(plan(2), plan(1))?.at).toBe(1);
+  expect(first(plan(2), plan(null))?.at).toBeNull();
+});
+
+test('plans are asked for with each kernel, and again as the server says', async () => {
+  const plan: IPlanned = { what: 'end', at: 1, rule: 'kernel.idle', why: 'idle' };
+  let asked = 0;
+  let answer = async () => ({ planned: new Map([['k1', plan]]), askAfterS: null as number | null });
+  const plans = new Plans(() => {
+    asked += 1;
+    return answer();
+  });
+  expect(plans.of(null)).toBeNull();
+  expect(asked).toBe(0);
+  expect(plans.of('k1')).toBeNull();
+  await settle();
+  expect(plans.of('k1')).toBe(plan);
+  await settle(3600_000);
+  expect(plans.of('k1')).toBe(plan);
+  expect(asked).toBe(1);
+  answer = async () => ({ planned: new Map(), askAfterS: 30 });
+  expect(plans.of('k2')).toBeNull();
+  await settle();
+  expect(plans.of('k1')).toBeNull();
+  expect(asked).toBe(2);
+  answer = () => Promise.reject(new Error('it is away'));
+  await settle(30_000);
+  plans.of('k1');
+  await settle();
+  plans.of('k1');
+  expect(asked).toBe(3);
+  await settle(60_000);
+  plans.of('k1');
+  expect(asked).toBe(4);
 });

@@ -36,8 +36,11 @@ export class Page {
     }
   }
 
-  /** Show what another load of the page has. */
+  /** Show what another load of the page has; raises an error when that is another kind of page. */
   take(fresh: Document): void {
+    if (!fresh.querySelector('[data-live][id]')) {
+      throw new Error('what answered is no page of this version: load the page again');
+    }
     for (const part of this._document.querySelectorAll<HTMLElement>('[data-live][id]')) {
       const now = fresh.getElementById(part.id);
       if (now && now.innerHTML !== part.innerHTML) {

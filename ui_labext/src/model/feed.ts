@@ -1,4 +1,4 @@
-import { sentence } from './refused';
+import { Own, sentence } from './refused';
 import { Listener } from './sessions';
 import { EventParser } from './sse';
 
@@ -124,7 +124,7 @@ export class Feed {
     stop.addEventListener('abort', end);
     let silence = setTimeout(end, SILENCE_MS);
     const parser = new EventParser();
-    let why = 'the event stream ended';
+    let why: string = Own.streamEnded;
     try {
       for await (const piece of this._source.open(dead.signal)) {
         clearTimeout(silence);
@@ -142,7 +142,7 @@ export class Feed {
         }
       }
     } catch (error) {
-      why = dead.signal.aborted ? 'the server is silent' : sentence(error);
+      why = dead.signal.aborted ? Own.silent : sentence(error);
     } finally {
       clearTimeout(silence);
       stop.removeEventListener('abort', end);

@@ -22,7 +22,15 @@ export const KINDS: readonly Kind[] = ['any', 'interactive', 'batch'];
 
 export const EVERYTHING: IFilter = { text: '', group: 'any', kind: 'any', ended: false };
 
-const WAITING = new Set(['queued', 'starting', 'waiting', 'attaching', 'resuming', 'migrating']);
+const WAITING = new Set([
+  'queued',
+  'starting',
+  'waiting',
+  'attaching',
+  'resuming',
+  'migrating',
+  'resizing'
+]);
 const PAUSED = new Set(['parking', 'parked', 'suspending', 'suspended']);
 
 /** The group of a state; a state that this page does not know counts as running. */

@@ -20,6 +20,11 @@ export function countOrNull(value: unknown): number | null {
   return typeof value === 'number' && Number.isFinite(value) ? Math.max(0, value) : null;
 }
 
+/** The whole numbers from 1 on in a list. */
+export function counts(value: unknown): number[] {
+  return Array.isArray(value) ? value.filter(item => Number.isInteger(item) && item > 0) : [];
+}
+
 export function texts(value: unknown): string[] {
   return Array.isArray(value) ? value.filter(item => typeof item === 'string') : [];
 }

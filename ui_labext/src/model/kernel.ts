@@ -8,6 +8,7 @@ const AWAY = new Set([
   'parking',
   'parked',
   'migrating',
+  'resizing',
   'suspending',
   'suspended',
   'resuming',

@@ -5,7 +5,7 @@
  * `state` are needed; a key that is missing or of another type counts as unknown.
  */
 
-import { count, countOrNull, isObject, text, texts, time } from './json';
+import { count, countOrNull, counts, isObject, text, texts, time } from './json';
 
 /** How far a transfer to or from the store is. */
 export interface IProgress {
@@ -70,9 +70,12 @@ export interface ISession {
   deviceState: string;
   reason: string;
   node: string;
-  /** Physical devices that it holds. */
+  /** The physical device behind each virtual one; the same one again where they share it. */
   devices: string[];
+  /** What its code sees; never changes. */
   virtualDevices: number;
+  /** The numbers of physical devices that it can go on with; empty: it cannot be resized. */
+  sizes: number[];
   /** Place in the queue, 1 is served next; null: it does not wait. */
   place: number | null;
   createdAt: number | null;
@@ -153,7 +156,8 @@ function readLoss(value: unknown): ILoss | null {
   };
 }
 
-function readPlanned(value: unknown): IPlanned | null {
+/** What comes by itself; null: nothing that is known. */
+export function readPlanned(value: unknown): IPlanned | null {
   if (!isObject(value) || !text(value.what)) {
     return null;
   }
@@ -163,6 +167,21 @@ function readPlanned(value: unknown): IPlanned | null {
     rule: text(value.rule),
     why: text(value.why)
   };
+}
+
+function readSizes(value: unknown): number[] {
+  return isObject(value) ? [...new Set(counts(value.counts))].sort((a, b) => a - b) : [];
+}
+
+/** The physical devices that a session holds, each once. */
+export function physicalDevices(session: ISession): string[] {
+  return [...new Set(session.devices)];
+}
+
+/** The numbers of physical devices that a session can go on with, but the one that it has. */
+export function otherSizes(session: ISession): number[] {
+  const now = physicalDevices(session).length;
+  return session.sizes.filter(size => size !== now);
 }
 
 /** A session from its JSON; null: it is nothing that this page can show. */
@@ -183,6 +202,7 @@ export function readSession(value: unknown): ISession | null {
     node: text(value.node),
     devices: texts(value.devices),
     virtualDevices: count(value.virtual_devices),
+    sizes: readSizes(value.resizable),
     place: isObject(value.queue) ? readPlace(value.queue.place) : null,
     createdAt: time(value.created_at),
     updatedAt: time(value.updated_at),

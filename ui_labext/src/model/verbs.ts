@@ -1,4 +1,4 @@
-import { hasEnded, ISession } from './session';
+import { hasEnded, ISession, otherSizes } from './session';
 import { ITexts } from './words';
 
 /** What a person can do with a session. */
@@ -7,6 +7,7 @@ export type Verb =
   | 'suspend'
   | 'resume'
   | 'migrate'
+  | 'resize'
   | 'park'
   | 'keep'
   | 'tier'
@@ -20,6 +21,7 @@ export const VERBS: readonly Verb[] = [
   'suspend',
   'resume',
   'migrate',
+  'resize',
   'park',
   'keep',
   'tier',
@@ -31,7 +33,8 @@ export const VERBS: readonly Verb[] = [
 /** Those with a button on the card; the others are in its menu. */
 export const BUTTONS: readonly Verb[] = ['checkpoint', 'suspend', 'resume'];
 
-export const TIERS = ['premium', 'standard', 'basic'] as const;
+/** All that a page knows, the best one first. */
+export const TIERS: readonly string[] = ['premium', 'standard', 'basic'];
 
 /** For how long a session may be kept alive from a menu, in seconds. */
 export const KEEP_S = [30 * 60, 2 * 3600, 4 * 3600] as const;
@@ -45,6 +48,7 @@ export const KEYS: Record<Verb, readonly string[]> = {
   suspend: ['name'],
   resume: ['checkpoint', 'node'],
   migrate: ['device', 'node', 'cluster'],
+  resize: ['devices'],
   park: [],
   keep: ['for_s'],
   tier: ['tier'],
@@ -95,6 +99,8 @@ export function isOffered(verb: Verb, session: ISession): boolean {
       return live && session.deviceState === 'held';
     case 'migrate':
       return live || session.processState === 'suspended';
+    case 'resize':
+      return !hasEnded(session) && otherSizes(session).length > 0;
     case 'resume':
       return (
         session.heldBack ||
@@ -122,6 +128,8 @@ export function verbLabel(verb: Verb, texts: ITexts): string {
       return texts.__('Resume');
     case 'migrate':
       return texts.__('Migrate');
+    case 'resize':
+      return texts.__('Resize');
     case 'park':
       return texts.__('Park');
     case 'keep':
@@ -160,6 +168,10 @@ export function verbCaption(verb: Verb, texts: ITexts): string {
       return texts.__('Take devices now; a suspended session comes back');
     case 'migrate':
       return texts.__('Go on with other devices or on another node');
+    case 'resize':
+      return texts.__(
+        'Go on with more or fewer physical devices; what its code sees stays the same'
+      );
     case 'park':
       return texts.__('Free its devices until the next device call; nothing is lost');
     case 'keep':

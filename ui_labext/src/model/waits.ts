@@ -8,6 +8,7 @@ const WAITS = new Set([
   'waiting',
   'attaching',
   'migrating',
+  'resizing',
   'suspending',
   'suspended',
   'resuming'
@@ -25,6 +26,8 @@ export function cellsWait(session: ISession | null, texts: ITexts): string {
       return texts.__('Waits for a device: %1', session.reason);
     case 'migrating':
       return texts.__('Waits until the session has moved: %1', session.reason);
+    case 'resizing':
+      return texts.__('Waits until the session has other devices: %1', session.reason);
     default:
       return texts.__('Waits until the session is back: %1', session.reason);
   }

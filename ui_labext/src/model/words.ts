@@ -1,5 +1,6 @@
 import { ILink } from './feed';
-import { IProgress, ISession } from './session';
+import { inWords } from './refused';
+import { IProgress, ISession, physicalDevices } from './session';
 
 /** The part of JupyterLab's `TranslationBundle` that is used here. */
 export interface ITexts {
@@ -23,6 +24,7 @@ const LOOKS: Record<string, ILook> = {
   parking: { icon: 'pause', colour: 'busy' },
   parked: { icon: 'pause', colour: 'calm' },
   migrating: { icon: 'move', colour: 'busy' },
+  resizing: { icon: 'move', colour: 'busy' },
   suspending: { icon: 'store', colour: 'busy' },
   suspended: { icon: 'store', colour: 'calm' },
   resuming: { icon: 'move', colour: 'busy' },
@@ -48,6 +50,7 @@ export function stateWord(state: string, texts: ITexts): string {
     parking: () => texts.__('parking'),
     parked: () => texts.__('parked'),
     migrating: () => texts.__('migrating'),
+    resizing: () => texts.__('resizing'),
     suspending: () => texts.__('suspending'),
     suspended: () => texts.__('suspended'),
     resuming: () => texts.__('resuming'),
@@ -85,6 +88,11 @@ export function duration(seconds: number, texts: ITexts): string {
   return texts.__('%1 d', Math.round(s / 86400));
 }
 
+/** How many physical devices, as a menu has it. */
+export function sizeText(devices: number, texts: ITexts): string {
+  return texts._n('on %1 physical device', 'on %1 physical devices', devices);
+}
+
 /** How long ago a time (ms since 1970) was at `now`. */
 export function ageText(at: number | null, now: number, texts: ITexts): string {
   return at === null
@@ -113,34 +121,47 @@ export function clock(at: number): string {
   return new Date(at).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
 }
 
+/** So many devices are named one by one. */
+const NAMED = 3;
+
+/** Names in a row, the last ones counted where there are many. */
+function several(names: readonly string[], texts: ITexts): string {
+  return names.length <= NAMED
+    ? names.join(', ')
+    : texts.__('%1 and %2 more', names.slice(0, NAMED - 1).join(', '), names.length - NAMED + 1);
+}
+
+/** "4 virtual on 1 physical (cpu:0)". */
+function sharedText(virtual: number, physical: readonly string[], texts: ITexts): string {
+  const { length } = physical;
+  return texts.__('%1 virtual on %2 physical (%3)', virtual, length, several(physical, texts));
+}
+
 const WANTS = new Set(['queued', 'starting', 'waiting', 'attaching', 'resuming']);
 
 /** The devices it holds, or how many it waits for. */
 export function deviceText(session: ISession, texts: ITexts): string {
-  if (session.devices.length) {
-    return session.devices.join(', ');
+  const physical = physicalDevices(session);
+  if (physical.length) {
+    return session.virtualDevices > physical.length
+      ? sharedText(session.virtualDevices, physical, texts)
+      : physical.join(', ');
   }
   return WANTS.has(session.state) && session.virtualDevices
     ? texts._n('wants %1 device', 'wants %1 devices', session.virtualDevices)
     : texts.__('no device');
 }
 
-/** So many devices are named one by one. */
-const NAMED = 3;
-
 /** Which virtual devices are on which physical ones, or how many it waits for. */
 export function placedText(session: ISession, texts: ITexts): string {
   const { devices, virtualDevices } = session;
-  if (!devices.length) {
+  if (!devices.length || physicalDevices(session).length < virtualDevices) {
     return deviceText(session, texts);
   }
-  if (devices.length < virtualDevices) {
-    return texts.__('%1 virtual devices on %2', virtualDevices, devices.join(', '));
-  }
-  const placed = devices.map((device, number) => texts.__('cuda:%1 on %2', number, device));
-  return placed.length <= NAMED
-    ? placed.join(', ')
-    : texts.__('%1 and %2 more', placed.slice(0, NAMED - 1).join(', '), placed.length - NAMED + 1);
+  return several(
+    devices.map((device, number) => texts.__('cuda:%1 on %2', number, device)),
+    texts
+  );
 }
 
 /** "1.5 GiB of 8.0 GiB, 40 %": what its devices do; "": nobody has said. */
@@ -196,7 +217,7 @@ export function linkText(link: ILink, unreadable: number, texts: ITexts): string
       link.known === null
         ? texts.__('no connection to the scheduler')
         : texts.__('connection lost, last known state of %1', clock(link.known));
-    return link.why ? `${lost} (${link.why})` : lost;
+    return link.why ? `${lost} (${inWords(link.why, texts)})` : lost;
   }
   if (unreadable) {
     return texts._n(

@@ -4,9 +4,10 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { isTaken, nextNotice } from '../model/notice';
+import { first, Plans } from '../model/plans';
 import { ISession } from '../model/session';
 import { Standings } from '../model/standing';
-import { INotebooks, Notebooks } from '../notebooks';
+import { INotebooks, kernelOf, Notebooks } from '../notebooks';
 import { ISingularity } from '../tokens';
 import { Banner } from '../view/banner';
 import { DOMAIN, verbCommand } from './names';
@@ -34,6 +35,7 @@ export const bannerPlugin: JupyterFrontEndPlugin<void> = {
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const standings = new Standings(session => api.standing(session));
+    const plans = new Plans(() => api.planned());
     let wanted = true;
     registry?.load(bannerPlugin.id).then(
       settings => {
@@ -62,7 +64,9 @@ export const bannerPlugin: JupyterFrontEndPlugin<void> = {
         }
         const asks = isTaken(now) || now.state === 'waiting';
         const standing = asks ? standings.of(now) : null;
-        const notice = nextNotice(before, now, standing, banner.notice, Date.now(), trans);
+        const planned = first(now.planned, plans.of(kernelOf(panel)));
+        const seen = { ...now, planned };
+        const notice = nextNotice(before, seen, standing, banner.notice, Date.now(), trans);
         if (notice !== undefined) {
           banner.tell(notice);
         }

@@ -5,10 +5,10 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
 import { Actions } from '../actions';
-import { sentence } from '../model/refused';
+import { inWords, sentence } from '../model/refused';
 import { ISession } from '../model/session';
 import { commandLabel, isOffered, KEYS, Verb, verbCaption, verbLabel, VERBS } from '../model/verbs';
-import { duration } from '../model/words';
+import { duration, sizeText } from '../model/words';
 import { kernelOf } from '../notebooks';
 import { ISingularity } from '../tokens';
 import { DOMAIN, OUTPUT_COMMAND, verbCommand, WHY_COMMAND } from './names';
@@ -22,14 +22,14 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
   optional: [ICommandPalette, ITranslator],
   activate: (
     app: JupyterFrontEnd,
-    { api, sessions, behind, sidebar }: ISingularity,
+    { api, sessions, behind, sidebar, tiers }: ISingularity,
     notebooks: INotebookTracker,
     palette: ICommandPalette | null,
     translator: ITranslator | null
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const category = trans.__('Singularity');
-    const actions = new Actions(api, trans);
+    const actions = new Actions(api, tiers, trans);
     const subject = (args: ReadonlyPartialJSONObject): ISession | null => {
       const kernel = kernelOf(notebooks.currentWidget);
       return typeof args.session === 'string'
@@ -72,6 +72,9 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
       if (verb === 'tier' && typeof args.tier === 'string') {
         return args.tier;
       }
+      if (verb === 'resize' && typeof args.devices === 'number') {
+        return sizeText(args.devices, trans);
+      }
       if (verb === 'keep' && typeof args.for_s === 'number') {
         return args.for_s ? duration(args.for_s, trans) : trans.__('No longer');
       }
@@ -101,7 +104,7 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
             buttons: [Dialog.okButton()]
           });
         } catch (error) {
-          await showErrorMessage(session.name, sentence(error));
+          await showErrorMessage(session.name, inWords(sentence(error), trans));
         }
       }
     );
@@ -122,7 +125,7 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
               : trans.__('It is written to %1, where nothing is so far.', file);
           await showDialog({ title: session.name, body: where, buttons: [Dialog.okButton()] });
         } catch (error) {
-          await showErrorMessage(session.name, sentence(error));
+          await showErrorMessage(session.name, inWords(sentence(error), trans));
         }
       }
     );

@@ -25,7 +25,7 @@ export const panelPlugin: JupyterFrontEndPlugin<void> = {
   optional: [ICommandPalette, ILayoutRestorer, ITranslator],
   activate: (
     app: JupyterFrontEnd,
-    { api, sessions, feed, sidebar }: ISingularity,
+    { api, sessions, feed, sidebar, tiers }: ISingularity,
     palette: ICommandPalette | null,
     restorer: ILayoutRestorer | null,
     translator: ITranslator | null
@@ -45,7 +45,7 @@ export const panelPlugin: JupyterFrontEndPlugin<void> = {
         texts={trans}
         actions={{
           act: run,
-          menu: (session, at) => openMenu(commands, session, at, trans),
+          menu: (session, at) => openMenu(commands, session, at, trans, tiers),
           restore: (session, { id }) => run('restore', session, { checkpoint: id }),
           fork: (session, { id }) => run('fork', session, { checkpoint: id }),
           output: session => void commands.execute(OUTPUT_COMMAND, { session: session.id })

@@ -5,6 +5,7 @@ import { Behind } from '../model/behind';
 import { Feed } from '../model/feed';
 import { Sessions } from '../model/sessions';
 import { Sidebar } from '../model/sidebar';
+import { OpenTiers } from '../model/tiers';
 import { ISingularity } from '../tokens';
 
 /** The sessions, for all the other plugins. */
@@ -19,6 +20,12 @@ export const sessionsPlugin: JupyterFrontEndPlugin<ISingularity> = {
     const feed = new Feed(api, sessions);
     void feed.start();
     const behind = new Behind(() => api.kernels(), sessions);
-    return { api, sessions, feed, behind, sidebar: new Sidebar(api, sessions) };
+    const tiers = new OpenTiers(user => api.tiers(user));
+    sessions.watch((before, now) => {
+      if (!before) {
+        void tiers.look(now.user); // a menu shows what is known when it opens
+      }
+    });
+    return { api, sessions, feed, behind, tiers, sidebar: new Sidebar(api, sessions) };
   }
 };

@@ -20,7 +20,7 @@ export const toolbarPlugin: JupyterFrontEndPlugin<void> = {
   optional: [ITranslator],
   activate: (
     app: JupyterFrontEnd,
-    { feed }: ISingularity,
+    { feed, tiers }: ISingularity,
     notebooks: Notebooks,
     registry: IToolbarWidgetRegistry,
     translator: ITranslator | null
@@ -28,7 +28,7 @@ export const toolbarPlugin: JupyterFrontEndPlugin<void> = {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const open = (session: ISession | null, button: HTMLElement) => {
       if (session) {
-        openMenu(app.commands, session, button, trans, [PANEL_COMMAND]);
+        openMenu(app.commands, session, button, trans, tiers, [PANEL_COMMAND]);
       }
     };
     registry.addFactory<NotebookPanel>('Notebook', 'singularity', panel => {

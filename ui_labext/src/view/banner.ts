@@ -6,6 +6,14 @@ import { ITexts, remaining } from '../model/words';
 /** How often seconds are counted. */
 const TICK_MS = 1_000;
 
+/** Of the banner, in px: two lines; and so many that a long report is read without scrolling, while
+ * the notebook is still seen. */
+const LEAST_HEIGHT = 46;
+const MOST_HEIGHT = 130;
+
+/** Above and below the text, in px. */
+const PADDING = 12;
+
 /** What the banner's own button does about the notice. */
 export type Offer = NonNullable<INotice['offers']>;
 
@@ -63,6 +71,12 @@ export class Banner extends Widget {
       this._text.textContent = notice.text;
     }
     this._count();
+    this._grow();
+  }
+
+  protected override onResize(message: Widget.ResizeMessage): void {
+    super.onResize(message);
+    this._grow(); // another width may take other lines
   }
 
   override dispose(): void {
@@ -80,12 +94,24 @@ export class Banner extends Widget {
     }
   }
 
+  /** The layout gives a notebook's header its least height: make that the one of the text. */
+  private _grow(): void {
+    const wanted = this.isHidden ? LEAST_HEIGHT : this._text.offsetHeight + PADDING;
+    const height = Math.min(MOST_HEIGHT, Math.max(LEAST_HEIGHT, wanted));
+    if (height !== this._height) {
+      this._height = height;
+      this.node.style.minHeight = `${height}px`;
+      this.parent?.fit();
+    }
+  }
+
   private _part<K extends 'span' | 'button'>(tag: K): HTMLElementTagNameMap[K] {
     return this.node.appendChild(document.createElement(tag));
   }
 
   private _notice: INotice | null = null;
   private _dismissed = '';
+  private _height = 0;
   private _timer: ReturnType<typeof setTimeout> | undefined;
   private readonly _text: HTMLElement;
   private readonly _clock: HTMLElement;

@@ -2,6 +2,7 @@ import * as React from 'react';
 import { useLayoutEffect, useRef } from 'react';
 
 import { Log, plain } from '../model/log';
+import { inWords } from '../model/refused';
 import { ISession } from '../model/session';
 import { ITexts } from '../model/words';
 import { Trouble } from './trouble';
@@ -43,7 +44,8 @@ export function LogView(props: {
   }
   const troubled = log.state === 'lost' || log.state === 'refused';
   const line = troubled ? '' : stateText(log, session, texts);
-  const why = log.state === 'lost' ? texts.__('connection lost (%1)', log.why) : log.why;
+  const why =
+    log.state === 'lost' ? texts.__('connection lost (%1)', inWords(log.why, texts)) : log.why;
   return (
     <div className="jp-Singularity-log">
       {session.run?.output && (

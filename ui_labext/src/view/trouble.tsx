@@ -1,5 +1,6 @@
 import * as React from 'react';
 
+import { inWords } from '../model/refused';
 import { ITexts } from '../model/words';
 
 /** One line about what the server could not do, and a button to ask again. */
@@ -11,7 +12,7 @@ export function Trouble(props: {
   const { why, texts, retry } = props;
   return why ? (
     <p className="jp-Singularity-trouble" role="status">
-      <span>{why}</span>
+      <span>{inWords(why, texts)}</span>
       <button type="button" onClick={retry}>
         {texts.__('Try again')}
       </button>
