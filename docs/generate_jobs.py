@@ -49,7 +49,8 @@ def job_files_page() -> str:
             "`${{inputs.NAME}}` and `${{outputs.NAME}}` may stand in `command`, `code`, "
             "`notebook`, `output`, `parameters`, `environment_variables` and in other inputs and "
             "outputs. An expression that is the whole value keeps its type. Circles are refused, "
-            "and so is `${{parent...}}`: a file describes one job, no pipeline.\n",
+            "and so is `${{parent...}}`: a file describes one job, no pipeline. In a sweep "
+            "`${{search_space.NAME}}` may stand in `command` and `parameters`.\n",
             "## What is read\n",
             "YAML 1.2: `1e-3` is a number, `on` and `2026-01-02` are texts. At most "
             f"{MAX_BYTES >> 10} KiB, {MAX_VALUES} values (aliases filled in) and {MAX_DEPTH} "

@@ -22,6 +22,43 @@ KINDS: list[tuple[object, ...]] = [
     ("lists (`torch._foreach_*`, fused optimizers)", "yes", ""),
 ]
 
+DISTRIBUTED: list[tuple[object, ...]] = [
+    (
+        "`all_reduce`, `reduce`, `broadcast`, `all_gather`, `reduce_scatter`, `all_to_all`, "
+        "`gather`, `scatter`, `barrier`, with all their forms for lists, single tensors, "
+        "splits and different sizes, asynchronous and coalesced",
+        "yes",
+        "the dtypes and errors of NCCL's front end; bitwise operations on whole numbers as well",
+    ),
+    (
+        "`send`, `recv`, `isend`, `irecv`, `batch_isend_irecv`",
+        "yes",
+        "tags mean nothing, as in NCCL",
+    ),
+    ("collectives of Python objects", "yes", ""),
+    (
+        "several groups, sub-groups, device meshes, `destroy_process_group`, timeouts",
+        "yes",
+        "two ranks on one virtual device are refused with a sentence",
+    ),
+    (
+        "`DistributedDataParallel`, `ZeroRedundancyOptimizer`, FSDP, `fully_shard`, DTensor, "
+        "tensor and pipeline parallelism, `torch.distributed.checkpoint`",
+        "yes",
+        "small models of each are compared with gloo, or with one process, in the tests",
+    ),
+    ("collectives in a graph of `torch.compile`", "yes", "such a graph runs operator by operator"),
+    (
+        "`SyncBatchNorm`",
+        "on GPUs",
+        "PyTorch has its operators for GPUs only, so a `cpu` device has none",
+    ),
+    ("`monitored_barrier`", "no", "gloo groups and host tensors only, as with NCCL"),
+    ("sparse tensors", "no", "refused, as by NCCL"),
+    ("time estimates, memory pools and symmetric memory of NCCL", "no", "refused"),
+    ("ranks on several nodes", "no", "all ranks of a session run on one node"),
+]
+
 
 def support_page() -> str:
     known = json.loads(KNOWN.read_text())
@@ -47,6 +84,12 @@ def support_page() -> str:
             f"{equal:.2f} % equal.\n",
             "## Kinds of tensors\n",
             table(("tensors", "supported", "remarks"), KINDS),
+            "## torch.distributed\n",
+            "Between the ranks of a session (`torchrun`, `%%singularity run`), each with a virtual "
+            "device of its own, under the backend names `nccl`, none, `cpu:gloo,cuda:nccl` and "
+            "`gloo` (host tensors then go through gloo). Results are folded in the order of the "
+            "ranks, bit by bit the same on any number of physical devices.\n",
+            table(("what", "supported", "remarks"), DISTRIBUTED),
             "## Samples that differ\n",
             table(("operator", "dtypes", "samples", "reason", "example (native / proxied)"), rows)
             if rows
