@@ -25,7 +25,9 @@ from rich.table import Table
 
 from .figures import Figure
 
-NAMES = ("proxy", "api", "checkpoint", "admissions", "batch", "scheduler", "million", "ui")
+NAMES = (
+    *("proxy", "elastic", "api", "checkpoint", "admissions", "batch", "scheduler", "million", "ui"),
+)
 
 
 def machine() -> dict[str, Any]:

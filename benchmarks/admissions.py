@@ -250,7 +250,7 @@ async def restart(service: Service, nodes: list[SimulatedNode]) -> float:
     service.launch()
     await service.ready(len(nodes))
     took = time.perf_counter() - began
-    known = await ServiceClient(service.url, "admin-token").list_sessions("active")
+    known = await ServiceClient(service.url, "admin-token").sessions("active")
     live = sum(session["process_state"] == "live" for session in known)
     if live != sessions:
         raise SystemExit(f"{live} of {sessions} sessions are live after the restart")

@@ -181,19 +181,16 @@ def batch_run(runs: Any, notebook: Path) -> float:
 def sameness(runs: Any, size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figure]:
     """1 for each seed whose preempted run made the same notebook as a run that was not, else 0."""
     from support.batch_runs import read, without_times
-    from support.batch_sameness import preempt_at, write_cells
+    from support.batch_sameness import run_alone, run_preempted, write_cells
 
-    notebook, output = (
-        write_cells(runs.folder / "cells.ipynb"),
-        str(runs.folder / "cells-out.ipynb"),
-    )
-    runs.end(runs.submit(notebook, output=output), 600)
+    notebook = write_cells(runs.folder / "cells.ipynb")
+    output = str(runs.folder / "cells-out.ipynb")
+    run_alone(runs, notebook, output)
     alone = without_times(read(output))
     figure = Figure(quote=lambda values: sum(values) / len(values))
     for seed in range(size["seeds"]):
-        sid = runs.submit(notebook, output=output)
-        preempt_at(runs, sid, seed)
-        runs.end(sid, 600)
-        figure.values.append(float(without_times(read(output)) == alone))
-        say(f"seed {seed}: {'the same' if figure.values[-1] else 'NOT THE SAME'}")
+        ended = run_preempted(runs, notebook, output, seed)
+        same = ended["state"] == "completed" and without_times(read(output)) == alone
+        figure.values.append(float(same))
+        say(f"seed {seed}: {'the same' if same else 'NOT THE SAME'}")
     return {"preempted_outputs_equal_fraction": figure}

@@ -144,7 +144,7 @@ async def fill(platform: Any, url: str, count: int) -> None:
             await alice.submit(run=RUN, name=f"run {number}", tier="basic")
 
     await asyncio.gather(*(one(number) for number in range(count - 1)))
-    states = Counter(found["state"] for found in await alice.list_sessions("active"))
+    states = Counter(found["state"] for found in await alice.sessions("active"))
     if states["queued"] != count - 1 or states["running"] != 1:
         raise SystemExit(f"one run was to work and {count - 1} to wait: {dict(states)}")
 
@@ -167,7 +167,7 @@ async def jupyterlab(
         await page.do("run", CELL)
         await page.do("output", "sum 2.0")
         await page.do("status", "running")
-        (session,) = await service.list_sessions("active")
+        (session,) = await service.sessions("active")
         await page.do("panel")
         for round_ in range(size["rounds"]):
             say(f"{size['changes']} changes, round {round_ + 1} of {size['rounds']} ...")
@@ -211,7 +211,7 @@ async def dashboard(
     await notebook.open()
     await notebook.run(CELL)
     service = platform.service()
-    (session,) = await service.list_sessions("active")
+    (session,) = await service.sessions("active")
     changes, kb = [], []
     async with page_of(
         "dashboard.cjs",

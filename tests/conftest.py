@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from _pytest.reports import TestReport
 from _pytest.terminal import TerminalReporter
-from support import leaks, matrix, report
+from support import leaks, matrix, pictures, report
 
 ROOT = Path(__file__).resolve().parent.parent
 _started = time.monotonic()
@@ -91,12 +91,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the tests marked 'full' and every large matrix; write a dated report",
     )
+    parser.addoption(
+        "--pictures",
+        action="store_true",
+        help="put the pictures that browser tests make for the documentation into docs/images",
+    )
     parser.addoption("--report", metavar="NAME", help="write a dated report of that name")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--full"):
         os.environ[matrix.FULL] = "1"
+    if config.getoption("--pictures"):
+        os.environ[pictures.WANTED] = "1"
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -59,7 +59,7 @@ class Scene:
 
     async def sessions(self) -> dict[str, tuple[Any, ...]]:
         """Everything about the active sessions that bad input must not change."""
-        found = await self.platform.service().list_sessions("active")
+        found = await self.platform.service().sessions("active")
         return {
             s["id"]: tuple(
                 str(s[key]) for key in ("state", "devices", "epoch", "held_back", "tier", "run")
@@ -167,7 +167,7 @@ async def make_scene(platform: Any) -> Scene:
     await notebook.open()
     await notebook.run("import torch; x = torch.arange(8.0, device='cuda'); x.sum().item()", 60)
     client = ServiceClient(platform.service_url, token)
-    (session,) = await client.list_sessions("active")
+    (session,) = await client.sessions("active")
     wanted = ("SINGULARITY_API_URL", "JUPYTERHUB_API_TOKEN", "PATH")
     kept = {name: env[name] for name in wanted} | {
         name: os.environ[name] for name in os.environ if name.startswith(("JUPYTER_P", "PYTHON"))

@@ -11,12 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+from singularity_spawner.platform.hubapi import HubApi
 from singularity_spawner.platform.notebook import Notebook
+from support import pictures
 from support.browser_page import Page, page_of
 from support.hub_platform import running_platform
 
 ADMIN_PAGES = ("map", "queue", "day", "usage", "quotas", "sessions", "log", "nodes/node-1")
 LOOKS = (("light", "1280", "800"), ("dark", "1920", "1080"))
+PICTURES = ("map", "nodes-drain")
+"""Pages that the documentation shows."""
 CHANGES = 6
 """How often a state changes while the time until the page shows it is measured."""
 
@@ -28,7 +32,10 @@ async def nothing_serious(page: Page, where: str) -> None:
         assert (await page.do("look", scheme, width, height))["wide"] <= 0, (where, scheme)
         assert (await page.do("axe"))["found"] == [], (where, scheme)
         await page.do("shot", f"dashboard-{name}-{scheme}")
+        if name in PICTURES:
+            await pictures.take(page, f"dashboard-{name}-{scheme}", 1280, 540)
     await page.do("look", "light", "1280", "800")
+    assert (await page.do("keys"))["missed"] == [], where
 
 
 @pytest.mark.browser
@@ -44,7 +51,7 @@ async def test_an_admin_drains_a_node_and_a_user_sees_own_sessions(tmp_path: Pat
             await notebook.open()
             await notebook.run("import torch; x = torch.ones(2, device='cuda')")
             notebooks.append(notebook)
-        sessions = {s["user"]: s for s in await service.list_sessions("active")}
+        sessions = {s["user"]: s for s in await service.sessions("active")}
         home = sessions["alice"]["node"]
         root = platform.folder.secret("admin_password", 40)
         async with page_of(
@@ -100,6 +107,7 @@ async def test_an_admin_drains_a_node_and_a_user_sees_own_sessions(tmp_path: Pat
             refused = await page.do("press", "Cordon")
             assert refused["status"] == 409
             assert "there is nothing to cordon" in refused["text"]
+            await nothing_serious(page, "nodes/refused")
 
             mine = await page.do("login", "bob", platform.password)
             assert mine["title"] == "My sessions"
@@ -109,12 +117,12 @@ async def test_an_admin_drains_a_node_and_a_user_sees_own_sessions(tmp_path: Pat
                 shown = await page.do("open", where)
                 assert shown["status"] == 200
                 assert "alice" not in shown["text"], where
-                if "?" not in where:
-                    await nothing_serious(page, f"own-{where}")
+                await nothing_serious(page, f"own-{where.replace('?', '-')}")
             other = "node-1" if home == "node-2" else "node-2"
             refused = await page.do("open", f"nodes/{other}/drain")
             assert refused["status"] == 403
             assert "bob may not see this: it takes an administrator" in refused["text"]
+            await nothing_serious(page, "forbidden")
             assert (await page.do("post", f"nodes/{other}/drain", "reason=mine"))["status"] == 403
             duties = {n["id"]: n["duty"] for n in (await service.cluster())["nodes"]}
             assert duties[other] == "open"
@@ -131,8 +139,18 @@ async def test_an_admin_drains_a_node_and_a_user_sees_own_sessions(tmp_path: Pat
                 assert seen["stayed"]
                 delays.append(max(0.0, seen["at"] - known))
             print("state_to_page_ms", [round(delay) for delay in delays])
+            await page.do("fault", "500")
+            await service.park(own)
+            await page.do("see", "#link", "What is shown is of")
+            await page.do("see", "#link", "the scheduler answered 500). It is tried again.")
+            await page.do("push", "Try now")
+            await page.do("see", "#link", "the scheduler answered 500). It is tried again.")
+            await page.do("fault", "")
+            assert (await page.do("see", "#link", "Follows what happens."))["stayed"]
+            await page.do("see", "#rows", "parked")
             # What the browser itself says of the refusals; nothing else went wrong.
-            errors = [e for e in await page.end() if not ("/nodes/" in e and " 40" in e)]
+            told = ("status of 403", "status of 409", "status of 500")
+            errors = [e for e in await page.end() if not any(status in e for status in told)]
             assert errors == []
         for notebook in notebooks:
             await notebook.close()
@@ -140,3 +158,31 @@ async def test_an_admin_drains_a_node_and_a_user_sees_own_sessions(tmp_path: Pat
         for name in os.listdir(tmp_path):
             if name.startswith("dashboard-"):
                 shutil.copy(tmp_path / name, keep)
+
+
+@pytest.mark.browser
+@pytest.mark.asyncio
+@pytest.mark.timeout(300)
+async def test_who_is_made_an_admin_of_the_hub_is_an_administrator(tmp_path: Path) -> None:
+    async with (
+        running_platform(devices=1) as platform,
+        page_of(
+            "dashboard.cjs",
+            tmp_path,
+            hub=platform.url,
+            dashboard=f"{platform.url}services/singularity/dashboard/",
+        ) as page,
+    ):
+        assert (await page.do("login", "carol", platform.password))["title"] == "My sessions"
+        alice = platform.service(await platform.user_token("alice"))
+        hers = await alice.submit(run={"notebook": "/home/alice/train.ipynb"}, tier="basic")
+        theirs = await platform.user_token("carol")
+        assert await platform.service(theirs).sessions() == []
+        hub = HubApi(platform.url, await platform.user_token("admin"))
+        await hub.call("PATCH", "users/carol", {"admin": True})
+        await page.do("forget")
+        seen = await page.do("open", "map")
+        assert (seen["status"], seen["title"]) == (200, "Cluster map")
+        theirs = await platform.user_token("carol")
+        assert hers["id"] in [s["id"] for s in await platform.service(theirs).sessions()]
+        assert await page.end() == []

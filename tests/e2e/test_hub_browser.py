@@ -41,7 +41,7 @@ async def test_a_person_uses_a_device_in_a_notebook(tmp_path):
         for name in shots if keep else ():
             shutil.copy(tmp_path / name, keep)
         done = steps[-1]
-        sessions = await platform.service().list_sessions("active")
+        sessions = await platform.service().sessions("active")
         assert done["step"] == "done", json.dumps([steps, sessions], indent=1)
     (session,) = sessions
     assert steps[1]["free"] == "2 of 2 cpu devices free now."

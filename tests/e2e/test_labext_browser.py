@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.browser_page import lab_page
+from singularity_scheduler.client import ServiceClient
+from support import pictures
+from support.browser_page import Page, lab_page
 from support.hub_platform import running_platform
 
+TIERS = ("premium", "standard", "basic")
 CHANGES = 10
 """How often the state changes while the time until the page shows it is measured."""
+
+
+UNITS = ["KiB", "MiB", "GiB", "AM", "PM", "Ctrl+Alt+S"]
+"""Written in the same way in all languages, or by JupyterLab."""
+
+
+def strings(value: Any) -> list[str]:
+    """All that are in a JSON document."""
+    if isinstance(value, str):
+        return [value]
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for each in inside for text in strings(each)]
+
+
+async def check_language(page: Page, service: ServiceClient) -> None:
+    """With a language pack nothing of ours is in English but what the scheduler says; left in
+    English."""
+    await page.do("language", "pseudo")
+    await page.do("menu")
+    data = [*strings(await service.sessions()), *TIERS, *UNITS]
+    found = await page.do("untranslated", json.dumps(data))
+    assert found["translated"] > 20
+    assert found["found"] == []
+    await page.do("nomenu")
+    await page.do("language", "")
 
 
 @pytest.mark.browser
@@ -29,7 +59,7 @@ async def test_a_person_sees_the_session_of_a_notebook(tmp_path: Path) -> None:
             await page.do("run", 'import torch; x = torch.ones(2, device="cuda"); print(x + 1)')
             running = await page.do("status", "running")
             assert "cpu:0" in running["text"]
-            (session,) = await service.list_sessions("active")
+            (session,) = await service.sessions("active")
             assert running["title"] == session["reason"]
 
             shown = await page.do("panel")
@@ -68,6 +98,10 @@ async def test_a_person_sees_the_session_of_a_notebook(tmp_path: Path) -> None:
                 delays.append(max(0.0, seen["at"] - known))
             print("state_to_page_ms", [round(delay) for delay in delays])
 
+            await page.do("menu")
+            await pictures.take(page, "jupyterlab-menu", 1280, 480)
+            await page.do("nomenu")
+            await check_language(page, service)
             await page.do("shot", "panel", "1920", "1080")
             await page.do("theme", "JupyterLab Dark")
             await page.do("shot", "dark", "1280", "800")

@@ -14,6 +14,7 @@ import pytest
 from singularity_spawner.platform.demo_runs import submit
 from singularity_spawner.platform.processes import of_run
 from singularity_spawner.platform.server import Server
+from support import pictures
 from support.browser_page import Page, lab_page
 from support.hub_platform import running_platform
 
@@ -85,7 +86,7 @@ async def test_a_notebook_says_that_it_was_taken_and_is_back(app: str, tmp_path:
             assert {"Checkpoint", "Suspend", "Park"} <= set(running["found"])
             assert "Resume" not in running["found"]
             assert running["focused"], "the menu gives the focus back"
-            (session,) = await service.list_sessions("active")
+            (session,) = await service.sessions("active")
             mine = session["id"]
 
             (urgent,) = await submit(server, "urgent", options="--tier premium")
@@ -108,6 +109,7 @@ async def test_a_notebook_says_that_it_was_taken_and_is_back(app: str, tmp_path:
             await shots(page, tmp_path, f"{app}-taken")
             if lab:
                 await check_axe(page)
+                await check_keys(page)
 
             run = await state_of(service, urgent, "running")
             hurry(run)
@@ -145,10 +147,26 @@ async def test_a_notebook_says_that_it_was_taken_and_is_back(app: str, tmp_path:
             assert [error for error in await page.end() if "/channels?" not in error] == []
 
 
+async def check_keys(page: Page) -> None:
+    """What can be done is done by the keyboard as well."""
+    way = await page.do("keysToBanner")
+    assert way["toolbar"][-1].startswith("Session: ")
+    assert way["banner"][-1] == "Dismiss"
+    menu = await page.do("keyMenu")
+    assert set(menu["reached"]) == set(menu["entries"])
+    assert menu["reached"]["Keep alive"] == ["30 min", "2 h", "4 h", "No longer"]
+    assert menu["focused"], "Escape leads back to the button"
+    await page.do("keysToStatus")
+    found = await page.do("keys")
+    assert found["rows"] == 2
+    assert found["missed"] == []
+
+
 async def check_axe(page: Page) -> None:
-    """In both themes; left light."""
+    """In both themes, which are photographed; left light."""
     for theme in ("Dark", "Light"):
         await page.do("theme", f"JupyterLab {theme}")
+        await pictures.take(page, f"jupyterlab-taken-{theme.lower()}")
         found = await page.do("axe")
         assert found["rules"] > 5
         assert found["serious"] == [], theme

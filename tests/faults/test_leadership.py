@@ -71,7 +71,7 @@ class Pair:
     async def refusal(self, name: str) -> str:
         """What it says to somebody who wants something."""
         with pytest.raises(Unavailable) as caught:
-            await self.client(name).list_sessions()
+            await self.client(name).sessions()
         return caught.value.message
 
 
@@ -153,5 +153,5 @@ async def test_a_leader_that_stood_still_does_nothing_any_more(ledger_url: str) 
         # One that is stopped in order gives way at once.
         os.kill(b.pid, signal.SIGTERM)
         await a.ready(1)
-        assert len(await p.client("A").list_sessions()) == 2
+        assert len(await p.client("A").sessions()) == 2
         assert {epoch for epoch, _ in p.node.obeyed} == {1, 2, 3}

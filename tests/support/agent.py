@@ -172,6 +172,17 @@ class AgentBox:
             reason="test",
         )
 
+    async def resize(self, session: str, epoch: int, *devices: str, seq: int | None = None) -> Any:
+        self._seq += 1
+        return await self.call(
+            "device.resize",
+            session=session,
+            epoch=epoch,
+            seq=self._seq if seq is None else seq,
+            devices=list(devices),
+            reason="test",
+        )
+
     async def park(self, session: str, epoch: int, seq: int | None = None) -> Any:
         self._seq += 1
         return await self.call(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import struct
 import time
@@ -87,13 +88,54 @@ class Double:
         asyncio.get_running_loop().call_later(0.05, os._exit, 0)
         return {"bytes": total, "ms": 0.1, "rings": len(self.rings)}
 
+    async def park_rings(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
+        if p["rings"] and (WORK / f"nopark-{os.getpid()}").exists():
+            raise SingularityError("CUDA error: the device is gone")
+        if (WORK / f"slow-{os.getpid()}").exists():
+            await asyncio.sleep(1.0)
+        for ring_id in p["rings"]:
+            ring, prefix = self.rings.pop(ring_id)
+            write(prefix + ".snap", struct.pack("<Q", ring.read().done_seq))
+            ring.set_state(RingState.DETACHED)
+        return {"bytes": 8 * len(p["rings"]), "ms": 0.1, "rings": p["rings"]}
+
     async def checkpoint(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
         for ring_id in self.rings:
             write(os.path.join(p["directory"], ring_id + ".snap"), b"12345678")
         return {"bytes": 8 * len(self.rings), "ms": 0.1, "files": {}}
 
     async def stats(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
-        return {"rings": {ring_id: {} for ring_id in self.rings}}
+        grouped = (WORK / "groups.json").exists()
+        return {"rings": {ring_id: {"groups": int(grouped)} for ring_id in self.rings}}
+
+    def _ranks(self) -> dict[str, Any]:
+        """The ranks that it serves, by the groups in groups.json: {name: virtual devices}. They
+        stand unless the file apart is there: then those of each proxy are somewhere else."""
+        groups = json.loads((WORK / "groups.json").read_text())
+        apart = (WORK / "apart").exists()
+        mine = {ring.read().virtual_device for ring, _ in self.rings.values()}
+        at = {
+            name: {rank: v for rank, v in enumerate(members) if v in mine}
+            for name, members in groups.items()
+        }
+        return {
+            "groups": {n: {r: v if apart else 7 for r, v in who.items()} for n, who in at.items()},
+            "devices": at,
+            "names": {name: name for name in at},
+            "open": [],
+            "held": True,
+        }
+
+    async def barrier_ask(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
+        return self._ranks()
+
+    async def barrier_hold(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
+        (WORK / f"stands-{os.getpid()}").touch()
+        return self._ranks()
+
+    async def barrier_release(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
+        (WORK / f"stands-{os.getpid()}").unlink(missing_ok=True)
+        return {}
 
     async def exit(self, _: rpc.Peer, p: dict[str, Any]) -> Any:
         asyncio.get_running_loop().call_later(0.01, os._exit, 0)
@@ -107,7 +149,9 @@ async def main() -> None:
     global WORK
     WORK = Path(path).parents[2] / "work"  # of the test's `AgentBox`
     double = Double()
-    names = ("bind", "attach", "close_ring", "park", "checkpoint", "stats", "exit")
+    names = ["bind", "attach", "close_ring", "park", "park_rings", "checkpoint", "stats", "exit"]
+    if not (WORK / "old").exists():
+        names += ["barrier_ask", "barrier_hold", "barrier_release"]
     await rpc.serve(path, {n: getattr(double, n) for n in names}, allowed_uids={0, os.geteuid()})
     await asyncio.Event().wait()
 

@@ -65,7 +65,7 @@ async def logged(client: Any, session: str, text: str) -> str:
     said = ""
     for _ in range(2400):
         with contextlib.suppress(SingularityError):  # on its way, it has no log
-            said = "".join([text async for text in client.log(session)])
+            said = "".join([text async for text in client.logs(session)])
             if text in said:
                 return said
         await asyncio.sleep(0.05)

@@ -78,6 +78,10 @@ def without_times(notebook: Json) -> Json:
     return found
 
 
+def statuses(notebook: Json) -> list[str]:
+    return [cell["metadata"]["papermill"]["status"] for cell in notebook["cells"]]  # type: ignore[attr-defined]
+
+
 class Runs:
     """Runs of one user on `platform`, as that user's server would make them."""
 
@@ -155,6 +159,18 @@ class Runs:
         async def all_of() -> str:
             if (await self.service.get_session(sid))["process_state"] in ("queued", "starting"):
                 return ""
-            return "".join([part async for part in self.service.log(sid)])
+            return "".join([part async for part in self.service.logs(sid)])
 
         return asyncio.run(all_of())
+
+
+def processes_of(sid: str) -> dict[int, str]:
+    """Processes with the session in their environment, and their command lines."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if f"SINGULARITY_SESSION={sid}".encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+        except (OSError, ValueError):
+            continue
+    return found

@@ -24,6 +24,12 @@ for i in range({steps}):
 print("cell {cell} done", file=sys.stderr)
 x.cpu() if {cell} % 3 == 0 else None
 """
+_LAST = """
+import os
+while not os.path.exists("enough"):
+    time.sleep(0.01)
+"""
+"""The run must not end while somebody still wants to preempt it."""
 _BURST = """
 for i in range({lines}):
     print("{cell}.%d" % i, x.sum().item().hex())
@@ -36,6 +42,7 @@ def write_cells(path: Path) -> Path:
     """The notebook: numbers that depend on all before them, standard error, results, one burst."""
     cells = [_STEP.format(cell=cell, steps=STEPS, pause=0.01) for cell in range(CELLS)]
     cells[0] = _FIRST + cells[0]
+    cells[-1] += _LAST
     cells[BURST] = _BURST.format(cell=BURST, lines=BURST_LINES)
     return write_notebook(path, *cells)
 
@@ -49,9 +56,17 @@ def instants(seed: int) -> list[tuple[int, int]]:
     return sorted([burst, *chance.sample(everywhere, PREEMPTIONS - 1)])
 
 
-def preempt_at(runs: Runs, sid: str, seed: int) -> None:
-    """Preempt the run at the instants of `seed`, each time until its devices are gone, and let it
-    go on."""
+def run_alone(runs: Runs, notebook: Path, output: str) -> Json:
+    """The session of a run of `write_cells` that nobody preempts, once it has ended."""
+    (notebook.parent / "enough").touch()
+    return runs.end(runs.submit(notebook, output=output), 300)
+
+
+def run_preempted(runs: Runs, notebook: Path, output: str, seed: int) -> Json:
+    """The same of a run that is preempted at the instants of `seed`, each time until its devices
+    are gone."""
+    (notebook.parent / "enough").unlink(missing_ok=True)
+    sid = runs.submit(notebook, output=output)
     chance = random.Random(seed)
     for cell, line in instants(seed):
         runs.printed(sid, f"\n{cell}.{line} ")
@@ -60,6 +75,8 @@ def preempt_at(runs: Runs, sid: str, seed: int) -> None:
         time.sleep(chance.uniform(0, 0.2))
         runs.verb(sid, "resume")
         runs.wait(sid, lambda found: found["device_state"] != "parking")
+    (notebook.parent / "enough").touch()
+    return runs.end(sid, 300)
 
 
 def preempted_cells(notebook: Json) -> list[int]:

@@ -20,8 +20,10 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "e2e" / "browser"
 class Page:
     """A browser page; `do` takes one step of its script."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
         self._process = process
+        self.folder = folder
+        """Where it leaves pictures."""
 
     async def read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -65,7 +67,7 @@ async def page_of(script: str, folder: Path, **task: str) -> AsyncIterator[Page]
         limit=4 << 20,
         start_new_session=True,
     )
-    page = Page(process)
+    page = Page(process, folder)
     try:
         assert (await page.read()) == {"ready": True}
         yield page

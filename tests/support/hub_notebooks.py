@@ -128,7 +128,7 @@ async def session_of(service, user, state=None, seconds=60):
     async with asyncio.timeout(seconds):
         while True:
             try:
-                found = [s for s in await service.list_sessions("active") if s["user"] == user]
+                found = [s for s in await service.sessions("active") if s["user"] == user]
             except SingularityError:  # it is just started anew
                 found = []
             if len(found) == 1 and state in (None, found[0]["state"], found[0]["process_state"]):

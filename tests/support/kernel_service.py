@@ -183,12 +183,13 @@ class Scheduler:
             (prefix + "/([^/]+)/owner", _Owner, {"scheduler": self}),
             (
                 prefix + r"/([^/]+)/(checkpoint|suspend|resume|migrate|park|restore|fork|"
-                r"keep|tier|priority)",
+                r"keep|tier|priority|resize)",
                 _Verb,
                 {"scheduler": self},
             ),
             (prefix.replace("sessions", "users/[^/]+/suspended"), _Found, {"scheduler": self}),
             (prefix.replace("sessions", "cluster"), _Cluster, {"scheduler": self}),
+            (prefix.replace("sessions", r"users/([^/]+)/tiers"), _Tiers, {"scheduler": self}),
             (prefix.replace("sessions", "events"), _Events, {"scheduler": self}),
         ]
         server = web.Application(routes).listen(self.port, "127.0.0.1")
@@ -361,6 +362,11 @@ class _Found(_Base):
 class _Cluster(_Base):
     def get(self) -> None:
         self.finish(json.dumps({"devices": [], "waiting": {}}))
+
+
+class _Tiers(_Base):
+    def get(self, user: str) -> None:
+        self.finish(json.dumps({"tiers": ["basic"] if user == "ada/l" else ["premium", "basic"]}))
 
 
 class _Events(_Base):

@@ -116,6 +116,7 @@ class PaperAgent:
                     "session.log",
                     "device.attach",
                     "device.park",
+                    "device.resize",
                     "device.checkpoint",
                     "renew",
                     *(WHOLE if self.store else ()),
@@ -333,6 +334,12 @@ class PaperAgent:
             "waiting": False,
         }
         return {"ms": 1.0}
+
+    def _device_resize(self, params: dict[str, Any]) -> Any:
+        before = list(self._known(params)["devices"])
+        self._device_attach(params)
+        moved = [v for v, device in enumerate(params["devices"]) if device != before[v]]
+        return {"ms": 1.0, "moved": moved}
 
     def _device_park(self, params: dict[str, Any]) -> Any:
         self._known(params)["devices"] = []

@@ -100,8 +100,9 @@ class World:
         devices: int = 1,
         kind: Kind = Kind.INTERACTIVE,
         user: str = "alice",
+        **more: Any,
     ) -> SessionView:
-        self.do(ev.SessionCreated(sid, user, SessionSpec(kind, tier, devices, name=sid)))
+        self.do(ev.SessionCreated(sid, user, SessionSpec(kind, tier, devices, name=sid, **more)))
         self.answer()
         return self[sid]
 
@@ -174,7 +175,7 @@ def used(world: World, since: float = 0.0, until: float | None = None) -> Usage:
         for change in world.history:
             if change.session == sid and change.at < until:
                 states = change.process_state.value, change.device_state.value
-                meter.line(change.at, *states, change.rule)
+                meter.line(change.at, *states, change.rule, change.devices)
         meter.close(view.updated_at if view.ended else until)
         for usage in meter.found.values():
             total.add(usage)
@@ -189,6 +190,8 @@ def outcome(action: ev.Action) -> ev.Event:
         return ev.Attached(action.session, action.epoch)
     if isinstance(action, ev.Park):
         return ev.Parked(action.session, action.epoch)
+    if isinstance(action, ev.Resize):
+        return ev.Resized(action.session, action.epoch)
     if isinstance(action, ev.End):
         return ev.Ended(action.session, None, action.node)
     if isinstance(action, ev.Suspend):

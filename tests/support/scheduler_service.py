@@ -44,6 +44,25 @@ TOKENS: dict[str, dict[str, Any]] = {
         "scopes": [ACCESS, USE, "access:servers!server=alice/big", "read:users!user=alice"],
     },
     "admin-token": {"name": "root", "kind": "user", "scopes": [ACCESS, USE, ADMIN]},
+    "hub-admin-token": {"name": "ada", "kind": "user", "admin": True, "scopes": [ACCESS, USE]},
+    "hub-admin-all-token": {
+        "name": "ada",
+        "kind": "user",
+        "admin": True,
+        "scopes": [ACCESS, USE, "admin:users"],
+    },
+    "hub-admin-some-token": {
+        "name": "ada",
+        "kind": "user",
+        "admin": True,
+        "scopes": [ACCESS, USE, "admin:users!user=bob"],
+    },
+    "hub-service-token": {
+        "name": "ada",
+        "kind": "service",
+        "admin": True,
+        "scopes": [ACCESS, USE, "admin:users"],
+    },
     "spawner-token": {"name": "spawner", "kind": "service", "scopes": [ACCESS, USE, ADMIN]},
     "metrics-token": {"name": "prometheus", "kind": "service", "scopes": ["read:metrics"]},
     "namesake-token": {"name": "alice", "kind": "service", "scopes": [ACCESS, USE]},
@@ -105,7 +124,7 @@ class Platform:
                 for name in names
             }
         else:
-            self.agents = {"local": PaperAgent(socket)}
+            self.agents = {"local": PaperAgent(socket, settings.get("devices", 2))}
         for name, cluster in settings.get("clusters", {}).items():
             self.agents[name].cluster = cluster
         self.agent = next(iter(self.agents.values()))

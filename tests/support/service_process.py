@@ -103,12 +103,22 @@ class ServiceProcess:
             await asyncio.sleep(0.1)
         raise AssertionError(self.log())
 
+    @property
+    def place(self) -> str:
+        """The folder that the command lines of its agents and their device proxies name."""
+        return str(self._folder)
+
     def kill(self) -> None:
         """SIGKILL: no order, nothing is said to anybody."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(10)
         self._process = None
+
+    @property
+    def folder(self) -> Path:
+        """Of the service and its agents."""
+        return self._folder
 
     def log(self) -> str:
         lines = (self._folder / "service.log").read_text().splitlines()

@@ -10,6 +10,7 @@ const readline = require('readline');
 const zlib = require('zlib');
 const axe = require('axe-core');
 const { chromium } = require('playwright-core');
+const { missed, walk } = require('./keyboard.cjs');
 const { when } = require('./timing.cjs');
 
 const input = JSON.parse(process.env.BROWSER_TEST);
@@ -56,6 +57,10 @@ const steps = {
     await page.waitForURL(/\/dashboard\//, LIMIT);
     await page.locator('#link[data-state="live"]').waitFor(LIMIT);
     return seen(200);
+  },
+  // The browser forgets its login at the dashboard, not the one at the Hub.
+  async forget() {
+    await context.clearCookies({ name: 'singularity-dashboard' });
   },
   async open(where) {
     const answer = await page.goto(input.dashboard + where, LIMIT);
@@ -109,6 +114,19 @@ const steps = {
     ]);
     return seen(answer.status());
   },
+  // A service that fails from now on, though its event stream goes on; "": one that does not.
+  async fault(status) {
+    const where = '**/dashboard/**';
+    await page.unroute(where);
+    if (status) {
+      await page.route(where, (route) => route.request().resourceType() === 'fetch'
+        ? route.fulfill({ status: Number(status), body: '' }) : route.continue());
+    }
+  },
+  // A button that leads nowhere else.
+  async push(name) {
+    await page.getByRole('button', { name, exact: true }).click(LIMIT);
+  },
   // What has the focus after each of so many steps of the keyboard.
   async tab(count) {
     const found = [];
@@ -120,6 +138,12 @@ const steps = {
       }));
     }
     return { found };
+  },
+  // What of the page can be used and Tab does not lead to.
+  async keys() {
+    await page.locator('a.skip').focus(); // the first of the page
+    await walk(page, 'body :not(body)', 'Tab');
+    return { missed: await missed(page, 'body') };
   },
   async enter() {
     await page.keyboard.press('Enter');
@@ -174,8 +198,10 @@ const steps = {
         () => document.documentElement.scrollWidth - document.documentElement.clientWidth),
     };
   },
-  async shot(name) {
-    await page.screenshot({ path: path.join(input.folder, `${name}.png`) });
+  async shot(name, width = '', height = '', selector = '') {
+    if (width) await page.setViewportSize({ width: Number(width), height: Number(height) });
+    const file = { path: path.join(input.folder, `${name}.png`) };
+    await (selector ? page.locator(selector).first().screenshot(file) : page.screenshot(file));
   },
 };
 

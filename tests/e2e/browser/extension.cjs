@@ -10,6 +10,7 @@ const path = require('path');
 const readline = require('readline');
 const axe = require('axe-core');
 const { chromium } = require('playwright-core');
+const OWN = require('./own.cjs');
 
 const input = JSON.parse(process.env.BROWSER_TEST);
 const say = (data) => process.stdout.write(JSON.stringify(data) + '\n');
@@ -20,8 +21,6 @@ const flags = [
 const LIMIT = { timeout: 60000 };
 const SHORT = { timeout: 5000 };
 
-const OWN = '.jp-Singularity-panel, .jp-Singularity-banner, .jp-Singularity-status, ' +
-  '.jp-Singularity-button, .jp-mod-singularityWaits .jp-InputPrompt, .lm-Menu';
 // What is found wrong in JupyterLab without this extension.
 // In Notebook 7 jupyter_scheduler's plugin lacks what it requires, and Notebook's own shortcuts are
 // asked for before they are there.
@@ -68,6 +67,8 @@ async function search(page, text, take) {
 const steps = {
   ...require('./sidebar.cjs'),
   ...require('./timing.cjs').steps,
+  ...require('./keyboard.cjs').steps,
+  ...require('./language.cjs'),
   async notebook(page) {
     await page.click('.jp-LauncherCard[data-category="Notebook"][title*="Singularity"]', LIMIT);
     await page.waitForSelector('.jp-NotebookPanel .jp-Cell', LIMIT);
@@ -236,9 +237,11 @@ const steps = {
       .filter(({ impact }) => impact === 'serious' || impact === 'critical')
       .map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(' ')}`) };
   },
-  async shot(page, name, width, height) {
+  // A picture of the window in a size, or of an element in it.
+  async shot(page, name, width, height, selector = '') {
     await page.setViewportSize({ width: Number(width), height: Number(height) });
-    await page.screenshot({ path: path.join(input.folder, `${name}.png`) });
+    const file = { path: path.join(input.folder, `${name}.png`) };
+    await (selector ? page.locator(selector).first().screenshot(file) : page.screenshot(file));
   },
 };
 

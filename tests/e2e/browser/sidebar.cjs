@@ -61,8 +61,15 @@ module.exports = {
   },
   async filter(page, text) {
     await page.locator('.jp-Singularity-filter input[type=search]').fill(text);
-    await page.waitForTimeout(100);
-    return { names: await page.locator('.jp-Singularity-name').allInnerTexts() };
+    // The list is drawn anew a moment later; later still on a busy machine.
+    const shown = () => page.locator('.jp-Singularity-name').allInnerTexts();
+    for (let names = await shown(), same = 0; ; ) {
+      await page.waitForTimeout(100);
+      const now = await shown();
+      same = String(now) === String(names) ? same + 1 : 0;
+      if (same === 5) return { names };
+      names = now;
+    }
   },
   // The tab of a document, once it is there.
   async tab(page, name) {

@@ -52,7 +52,7 @@ def test_a_stopped_papermill_ends_its_session(runs: Runs, short_dir: Path) -> No
     ) as papermill:
         out = short_dir / "out.ipynb"
         wait_until(lambda: out.exists() and "step 5" in out.read_text(), 60, "no output came")
-        (active,) = runs.ask(lambda service: service.list_sessions("active"))
+        (active,) = runs.ask(lambda service: service.sessions("active"))
         papermill.send_signal(signal.SIGTERM)
         _, said = papermill.communicate(timeout=30)
     assert papermill.returncode == 143
@@ -83,7 +83,7 @@ def test_inside_a_session_it_joins_that_session(runs: Runs, short_dir: Path) -> 
     inner = read(short_dir / "inner-out.ipynb")
     assert inner["metadata"]["singularity"]["session"] == sid
     assert text_of(inner) == f"{sid}\n"
-    assert len(runs.ask(lambda service: service.list_sessions("active"))) == 0
+    assert len(runs.ask(lambda service: service.sessions("active"))) == 0
 
 
 def test_without_a_platform_it_refuses(short_dir: Path) -> None:

@@ -9,14 +9,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.batch_runs import STEPS, Runs, read, text_of, without_times, write_notebook
+from support.batch_runs import (
+    STEPS,
+    Runs,
+    processes_of,
+    read,
+    statuses,
+    text_of,
+    without_times,
+    write_notebook,
+)
 from support.kernel_relay import wait_until
 
 LONG = "import time\nfor i in range(1000):\n    print('step', i, flush=True)\n    time.sleep(0.05)"
-
-
-def statuses(notebook: dict[str, object]) -> list[str]:
-    return [cell["metadata"]["papermill"]["status"] for cell in notebook["cells"]]  # type: ignore[attr-defined]
 
 
 def test_submit_to_the_end(runs: Runs, short_dir: Path) -> None:
@@ -51,6 +56,7 @@ def test_submit_to_the_end(runs: Runs, short_dir: Path) -> None:
         "tier": "basic",
         "devices": 1,
         "preemptions": 0,
+        "attempt": 1,
     }
     log = runs.log(session["id"])
     assert log.startswith("cell 1 of 5\n")
@@ -279,18 +285,6 @@ def test_magics_preempt_the_run_and_waiting_it_can_be_cancelled(
     assert out["metadata"]["singularity"]["preemptions"] == 1
 
 
-def processes_of(sid: str) -> dict[int, str]:
-    """Processes with the session in their environment, and their command lines."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            if f"SINGULARITY_SESSION={sid}".encode() in (entry / "environ").read_bytes():
-                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
-        except (OSError, ValueError):
-            continue
-    return found
-
-
 def test_a_killed_runner_leaves_a_whole_notebook_and_no_kernel(runs: Runs, short_dir: Path) -> None:
     notebook = write_notebook(short_dir / "n.ipynb", "print('first')", LONG)
     sid = runs.submit(notebook, output=str(short_dir / "out.ipynb"))
@@ -306,34 +300,6 @@ def test_a_killed_runner_leaves_a_whole_notebook_and_no_kernel(runs: Runs, short
     assert "first\n" in text_of(out)
     assert statuses(out)[0] == "completed"
     wait_until(lambda: processes_of(sid) == {}, 10, "the kernel outlived its runner")
-
-
-DEVICE_STEPS = "import torch\ntorch.manual_seed(3)\n" + STEPS.format(steps=40, pause=0.1)
-
-
-@pytest.mark.parametrize("victim", ["singularity_kernel.batch", "ipykernel_launcher"])
-def test_a_killed_run_starts_again_and_nothing_runs_twice_at_once(
-    runs: Runs, short_dir: Path, victim: str
-) -> None:
-    notebook = write_notebook(
-        short_dir / "n.ipynb", "import os; open('ran', 'a').write('x')", DEVICE_STEPS
-    )
-    sid = runs.submit(notebook, output=str(short_dir / "out.ipynb"), max_retries=1)
-    runs.printed(sid, "\n5 ")
-    found = sorted(pid for pid, line in processes_of(sid).items() if victim in line)
-    first = found[-1]  # of the runners the one that was started by the other
-    os.kill(first, signal.SIGKILL)
-    runs.printed(sid, "attempt 1 of 2 was ended")
-    (short_dir / "hurry").touch()
-    ended = runs.end(sid)
-    assert ended["state"] == "completed", runs.log(sid)
-    assert first not in processes_of(sid)
-    assert (short_dir / "ran").read_text() == "xx"
-    kept = read(short_dir / "out-attempt-1.ipynb")
-    assert statuses(kept)[0] == "completed"
-    alone = runs.end(runs.submit(notebook))
-    assert text_of(read(short_dir / "out.ipynb")) == text_of(read(alone["run"]["output"]))
-    assert len(text_of(read(short_dir / "out.ipynb")).splitlines()) == 40
 
 
 @pytest.mark.parametrize(

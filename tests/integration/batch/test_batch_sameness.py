@@ -12,8 +12,9 @@ from support.batch_sameness import (
     BURST,
     BURST_LINES,
     PREEMPTIONS,
-    preempt_at,
     preempted_cells,
+    run_alone,
+    run_preempted,
     write_cells,
 )
 
@@ -35,18 +36,18 @@ def uninterrupted() -> dict[str, Json]:
     return {}
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_twenty_cells_preempted_at_ten_random_instants(
     runs: Runs, folder: Path, uninterrupted: dict[str, Json], seed: int
 ) -> None:
     notebook, output = write_cells(folder / "n.ipynb"), str(folder / f"out-{seed}.ipynb")
     if not uninterrupted:
-        alone = runs.submit(notebook, output=output)
-        assert runs.end(alone)["state"] == "completed", runs.log(alone)
+        alone = run_alone(runs, notebook, output)
+        assert alone["state"] == "completed", runs.log(alone["id"])
         uninterrupted |= read(output)
-    sid = runs.submit(notebook, output=output)
-    preempt_at(runs, sid, seed)
-    assert runs.end(sid)["state"] == "completed", runs.log(sid)
+    preempted = run_preempted(runs, notebook, output, seed)
+    assert preempted["state"] == "completed", runs.log(preempted["id"])
     found = read(output)
     assert text_of(found).splitlines() == text_of(uninterrupted).splitlines()
     assert without_times(found) == without_times(uninterrupted)

@@ -44,3 +44,27 @@ def test_a_group_is_stopped_as_one(runs: Runs, short_dir: Path) -> None:
     assert stopped.returncode == 0, stopped.stderr
     assert runs.session(first)["process_state"] == "cancelled"
     assert runs.session(last)["reason"] == "cancelled by ada: enough"
+
+
+def test_a_command_is_swept_over_and_waited_for(runs: Runs, short_dir: Path) -> None:
+    (short_dir / "job.yml").write_text(
+        "command: 'echo lr=${{search_space.lr}}; exit ${{search_space.code}}'\n"
+        "resources: {instance_count: 1}\n"
+        "sweep:\n  search_space:\n    lr: [0.5, 0.25]\n    code: [0, 3]\n"
+        "  limits: {max_concurrent_trials: 2}\n"
+    )
+    made = runs.command("submit", "job.yml", "--json")
+    assert made.returncode == 0, made.stderr
+    group = json.loads(made.stdout)
+    assert (group["name"], group["max_parallel"]) == ("job", 2)
+    waited = runs.command("group", "wait", group["id"], "--json")
+    assert waited.returncode == 1, waited.stderr
+    assert f"group {group['id']} failed: 2 completed, 2 failed" in waited.stderr
+    ended = json.loads(waited.stdout)["sessions"]
+    assert [(s["group"]["values"]["code"], s["exit_code"]) for s in ended] == [(0, 0), (3, 3)] * 2
+    assert [runs.log(s["id"]).splitlines()[0] for s in ended] == ["lr=0.5"] * 2 + ["lr=0.25"] * 2
+    good = runs.command("submit", "job.yml", "--sweep", "code=0", "--wait")
+    assert good.returncode == 0, good.stderr
+    assert "completed: 2 completed" in good.stderr
+    (gone,) = [runs.command("group", "wait", "0123456789ab")]
+    assert (gone.returncode, "there is no group" in gone.stderr) == (66, True)

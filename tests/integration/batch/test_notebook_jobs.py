@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,17 @@ def until(look: Callable[[], Any], there: Callable[[Any], bool], seconds: float 
 
 @pytest.fixture
 def view(running: Platform, runs: Runs, short_dir: Path) -> Iterator[View]:
+    staging = f"--SingularityScheduler.staging_path={short_dir / 'staged'}"
+    with view_of(runs, short_dir, staging, *CLASSES) as found:
+        yield found
+
+
+@contextmanager
+def view_of(runs: Runs, short_dir: Path, *classes: str) -> Iterator[View]:
+    """The view of a server with these options."""
     environment = {**runs.environment, "JUPYTER_DATA_DIR": str(short_dir / "data")}
     kept = {name: value for name, value in environment.items() if name != "JUPYTER_PATH"}
-    staging = f"--SingularityScheduler.staging_path={short_dir / 'staged'}"
-    options = [f"--ServerApp.root_dir={short_dir}", staging, *CLASSES]
+    options = [f"--ServerApp.root_dir={short_dir}", *classes]
     enabled = ["--ServerApp.jpserver_extensions", "jupyter_scheduler=True"]
     mask = os.umask(0)  # the server's files are to be ada's, whatever uid its sessions have
     try:
@@ -174,6 +182,38 @@ def test_a_schedule_makes_jobs_and_is_run_by_hand(view: View, short_dir: Path) -
     assert {job["name"] for job in jobs} == {"nightly"}
     for job in jobs:
         view.wait(job["job_id"], lambda job: job["status"] == "COMPLETED")
+
+
+def test_the_execution_manager_alone(running: Platform, runs: Runs, short_dir: Path) -> None:
+    """jupyter-scheduler keeps its own record of jobs, and each of them is run as a session."""
+    manager = f"--Scheduler.execution_manager_class={PACKAGE}.execution.SingularityExecutionManager"
+    environments = CLASSES[1]
+    staging = f"--Scheduler.staging_path={short_dir / 'staged'}"
+    with view_of(runs, short_dir, manager, environments, staging) as view:
+        write_notebook(short_dir / "n.ipynb", "print('lr', lr * 2)", parameters="lr = 0.1")
+        named = {"compute_type": "basic", "name": f"alone-{uuid.uuid4().hex}"}
+        formats = {"output_formats": ["ipynb", "html"]}
+        made = view.create("n.ipynb", parameters={"lr": "0.5"}, **named, **formats)
+        job = view.wait(made, lambda job: job["status"] == "COMPLETED")
+        (session,) = [s for s in runs.ask(lambda c: c.sessions()) if s["name"] == named["name"]]
+        assert (session["state"], session["tier"]) == ("completed", "basic")
+        view.ask(f"jobs/{made}/download_files")
+        done = until(lambda: view.job(made), lambda job: job["downloaded"])
+        paths = {file["file_format"]: short_dir / file["file_path"] for file in done["job_files"]}
+        assert text_of(read(paths["ipynb"])) == "lr 1.0\n"
+        assert "lr 1.0" in paths["html"].read_text()
+        assert job["parameters"] == {"lr": "0.5"}
+
+        write_notebook(short_dir / "bad.ipynb", "print('first')", "1 / 0")
+        bad = view.create("bad.ipynb")
+        failed = until(lambda: view.job(bad), lambda job: job["status"] == "FAILED")
+        assert "cell 2" in failed["status_message"]
+        assert "ZeroDivisionError" in failed["status_message"]
+
+        write_notebook(short_dir / "n.ipynb", "print(lr)", parameters="lr = 0.1")
+        wrong = view.create("n.ipynb", parameters={"lrr": "1"})
+        failed = until(lambda: view.job(wrong), lambda job: job["status"] == "FAILED")
+        assert "no parameter 'lrr'; did you mean 'lr'?" in failed["status_message"]
 
 
 def test_what_is_refused(view: View, short_dir: Path) -> None:

@@ -70,7 +70,7 @@ async def test_ls_show_why_history_nodes(tmp_path: Path) -> None:
         assert "cpu:0" in rows[1]
 
         done = await cli("ls", "--json")
-        assert done.json == await client.list_sessions("active")
+        assert done.json == await client.sessions("active")
         assert [s["id"] for s in (await cli("ls", "--json", "--limit=1")).json] == [newer]
         assert [s["id"] for s in (await cli("ls", "--json", "--state", "running")).json] == [older]
         assert (await cli("ls", "--json", "--kind", "batch")).json == []
@@ -169,7 +169,7 @@ async def test_cancel(tmp_path: Path) -> None:
         one_sentence(await cli("cancel", first, second), "cancel", 64, "nobody can be asked here")
         one_sentence(await cli("cancel", first, "nix", "-y"), "cancel", 66, "'nix'")
         one_sentence(await cli("cancel", first, theirs, "-y"), "cancel", 66, theirs)
-        assert len(await client.list_sessions("active")) == 4
+        assert len(await client.sessions("active")) == 4
 
         done = await cli("cancel", "n0", "--reason", "not needed")
         assert (done.code, done.err) == (0, "")
@@ -178,10 +178,10 @@ async def test_cancel(tmp_path: Path) -> None:
 
         admin = Commands(running.url, "admin-token")
         one_sentence(await admin("cancel", "--all", "-y"), "cancel", 64, "2 users (alice, bob)")
-        assert len(await client.list_sessions("active")) == 3
+        assert len(await client.sessions("active")) == 3
         done = await cli("cancel", "--all", "--yes", "--json")
         assert {s["id"] for s in done.json} == {second, third}
-        assert [s["id"] for s in await client.list_sessions("active")] == [theirs]
+        assert [s["id"] for s in await client.sessions("active")] == [theirs]
         done = await admin("cancel", "bob/theirs", "--json")
         assert [s["id"] for s in done.json] == [theirs]
 
@@ -201,7 +201,7 @@ async def test_the_question_of_cancel(tmp_path: Path) -> None:
                     assert await process.wait() == code
             finally:
                 terminal.close()
-            assert len(await running.client().list_sessions("active")) == left
+            assert len(await running.client().sessions("active")) == left
 
 
 def take_terminal() -> None:
@@ -218,7 +218,7 @@ async def test_refusals_are_one_sentence_and_change_nothing(tmp_path: Path) -> N
         mine = await running.kernel(name="same")
         await running.kernel(name="same")
         theirs = await running.kernel("bob")
-        before = await running.client("admin").list_sessions()
+        before = await running.client("admin").sessions()
 
         sentences = [
             (["park", "ffffffffffff"], 66, "there is no session ffffffffffff"),
@@ -241,7 +241,7 @@ async def test_refusals_are_one_sentence_and_change_nothing(tmp_path: Path) -> N
         for token in ("expired-token", "no-use-token"):
             done = await Commands(running.url, token)("ls")
             one_sentence(done, "ls", 77, "token")
-        assert await running.client("admin").list_sessions() == before
+        assert await running.client("admin").sessions() == before
 
 
 async def test_a_service_that_is_not_there(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ async def test_streams_that_are_closed(tmp_path: Path, closed: str) -> None:
             assert done.code == code
             assert "Traceback" not in done.err
             assert ("ID " in done.out) == (code == 0 and ">&-" not in closed.split())
-        active = await running.client().list_sessions("active")
+        active = await running.client().sessions("active")
         assert {s["id"] for s in active} == {first, second}
 
 

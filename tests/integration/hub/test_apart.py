@@ -37,7 +37,7 @@ async def test_a_suspended_notebook_outlives_the_platform(end, capsys):
             else:
                 await put_notebooks_away(platform, asyncio.Event())
                 assert "2 notebooks wait in the store" in capsys.readouterr().out
-            states = {s["state"] for s in await platform.service().list_sessions("active")}
+            states = {s["state"] for s in await platform.service().sessions("active")}
             assert states == {"suspended"}
             for page in (kept, other):
                 page.close()

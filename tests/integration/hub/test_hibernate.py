@@ -46,7 +46,7 @@ async def platform(hub):
     yield hub
     for page in list(OPEN):
         page.close()
-    for session in await hub.service().list_sessions("active"):
+    for session in await hub.service().sessions("active"):
         await hub.service().end_session(session["id"], grace_s=0.0)
     if await hub.hub.server("alice") is not None:
         await hub.stop_server("alice")
@@ -86,7 +86,7 @@ async def ended(platform, page):
     """Shut the kernel down and stop the server."""
     await page.server.rest("DELETE", f"api/kernels/{page.kernel}", None)
     page.close()
-    assert await platform.service().list_sessions("active") == []
+    assert await platform.service().sessions("active") == []
     await platform.stop_server("alice")
 
 
@@ -252,7 +252,7 @@ async def test_a_node_without_process_images():
         session = await session_of(platform.service(), "alice")
         await platform.stop_server("alice")
         page.close()
-        assert await platform.service().list_sessions("active") == []
+        assert await platform.service().sessions("active") == []
         why = (await platform.service().get_session(session["id"]))["reason"]
         assert "the notebook server of alice was stopped" in why
         assert "cannot store the image of a process" in why

@@ -28,7 +28,7 @@ async def test_a_notebook_of_the_hub_moves_between_namespaces():
             notebook = Notebook(url, await platform.user_token(user), user)
             await notebook.open()
             await notebook.run("import os, torch; x = torch.arange(5., device='cuda')")
-            [session] = [s for s in await service.list_sessions("active") if s["user"] == user]
+            [session] = [s for s in await service.sessions("active") if s["user"] == user]
             other = {"node-1": "node-2", "node-2": "node-1"}[session["node"]]
             assert (await service.migrate(session["id"], node=other))["node"] == other
             # The user is the same there: home can be written, and it is its owner's.
@@ -55,7 +55,7 @@ async def test_a_notebook_outlives_the_node_of_its_relay():
         notebook = Notebook(url, await platform.user_token("ada"), "ada")
         await notebook.open()
         await notebook.run("import torch; x = torch.arange(5., device='cuda')")
-        [session] = await service.list_sessions("active")
+        [session] = await service.sessions("active")
         await service.checkpoint(session["id"])
         await asyncio.to_thread(namespaces.destroy, platform.settings.netns[session["node"]])
         # Its server learns that the relay is another one, and the browser connects anew.

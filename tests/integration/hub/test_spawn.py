@@ -50,7 +50,7 @@ async def start_kernel(platform, user, url):
 
 
 async def active(platform, user):
-    return [s for s in await platform.service().list_sessions("active") if s["user"] == user]
+    return [s for s in await platform.service().sessions("active") if s["user"] == user]
 
 
 async def test_login_form_and_start(platform):
@@ -130,7 +130,7 @@ async def test_the_server_is_the_users_own(platform):
         uids.add(found.st_uid)
         tokens[user] = env["JUPYTERHUB_API_TOKEN"]
         client = ServiceClient(env["SINGULARITY_API_URL"], tokens[user])
-        assert await client.list_sessions() == []
+        assert await client.sessions() == []
         answer = await asyncio.to_thread(
             requests.get,
             f"{platform.url}hub/api/users",
@@ -187,7 +187,7 @@ async def test_stopping_a_server_ends_its_sessions_only(platform):
     assert len(await active(platform, "alice")) == 3
     await platform.stop_server("alice")
     (left,) = await active(platform, "alice")
-    ended = [s for s in await platform.service().list_sessions() if s["id"] != left["id"]]
+    ended = [s for s in await platform.service().sessions() if s["id"] != left["id"]]
     assert any("the notebook server of alice was stopped" in s["reason"] for s in ended)
     await platform.stop_server("alice", name="second")
     assert await active(platform, "alice") == []

@@ -36,7 +36,7 @@ async def work(platform):
         timeout=60,
     )
     assert answer.status_code == 201, answer.text
-    (session,) = await platform.service().list_sessions("active")
+    (session,) = await platform.service().sessions("active")
     return session
 
 
@@ -71,7 +71,7 @@ async def test_homes_accounts_and_passwords_stay_for_the_next_run(folder):
     async with Platform(folder, devices=2, port=free_ports(1)[0]) as platform:
         assert platform.password == password
         assert len((await platform.service().cluster())["devices"]) == 2
-        assert await platform.service().list_sessions("active") == []
+        assert await platform.service().sessions("active") == []
         assert await platform.hub.server("alice") is None, "its process has ended"
         await work(platform)
         assert home.stat().st_uid == owner

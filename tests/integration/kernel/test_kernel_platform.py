@@ -128,7 +128,7 @@ async def test_a_notebook_keeps_its_tensors_while_its_device_comes_and_goes(
         notebook.client.stop_channels()
         await kernel.shutdown_kernel()
         kernel.context.destroy(linger=0)
-    last = await ServiceClient.from_environment().list_sessions("active")
+    last = await ServiceClient.from_environment().sessions("active")
     assert last == []
 
 
@@ -179,7 +179,7 @@ def test_run_in_a_terminal_is_a_session_with_devices(real: Platform, short_dir: 
     assert (done.returncode, done.stdout) == (3, "10.0 False\n"), done.stderr
 
     def over() -> bool:
-        return asyncio.run(service.list_sessions("active")) == []
+        return asyncio.run(service.sessions("active")) == []
 
     wait_until(over, 30, "the session did not end with its process")
 

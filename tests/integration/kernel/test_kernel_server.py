@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 import uuid
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -171,6 +173,9 @@ def test_sessions_and_cluster_are_relayed(jupyter: Server, platform: Scheduler) 
     assert jupyter.ask(API + f"sessions/{sid}/checkpoints").body == {"checkpoints": [{"id": "c1"}]}
     assert jupyter.ask(API + f"sessions/{sid}/devices").body == {"session": sid, "devices": []}
     assert jupyter.ask(API + "cluster").body == {"devices": [], "waiting": {}}
+    assert jupyter.ask(API + "planned").body == {"planned": {}, "again_s": None}
+    assert jupyter.ask(API + "users/ada/tiers").body == {"tiers": ["premium", "basic"]}
+    assert jupyter.ask(API + "users/ada%2Fl/tiers").body == {"tiers": ["basic"]}
     jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE")
 
 
@@ -194,6 +199,7 @@ def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler
         ("suspend", None),
         ("resume", {}),
         ("migrate", {"node": "b"}),
+        ("resize", {"devices": 2}),
         ("park", {}),
         ("keep", {"for_s": 0}),
         ("tier", {"tier": "basic"}),
@@ -208,6 +214,7 @@ def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler
         ("suspend", {}),
         ("resume", {}),
         ("migrate", {"node": "b"}),
+        ("resize", {"devices": 2}),
         ("park", {}),
         ("keep", {"for_s": 0}),
         ("tier", {"tier": "basic"}),
@@ -216,12 +223,13 @@ def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler
         ("priority", {"priority": "high"}),
     ]
     refused = jupyter.ask(f"{path}/checkpoint", "POST", {"colour": "red"})
-    assert (refused.status, len(session.asked)) == (400, 10)
+    assert (refused.status, len(session.asked)) == (400, 11)
     assert "name and level" in refused.body["message"]
     refused = jupyter.ask(f"{path}/restore", "POST", {})
-    assert (refused.status, len(session.asked)) == (400, 10)
+    assert (refused.status, len(session.asked)) == (400, 11)
     assert refused.body["message"] == "restore needs checkpoint: nothing was done"
-    for verb, needed in (("keep", "for_s"), ("tier", "tier"), ("priority", "priority")):
+    needs = {"keep": "for_s", "tier": "tier", "priority": "priority", "resize": "devices"}
+    for verb, needed in needs.items():
         refused = jupyter.ask(f"{path}/{verb}", "POST", {})
         assert refused.body["message"] == f"{verb} needs {needed}: nothing was done"
     platform.refusal = BadRequest("its node cannot store processes: it has no CRIU")
@@ -300,11 +308,14 @@ def every_request() -> list[tuple[str, str]]:
 
 def rest_of(route: str, part: str) -> str:
     """A path that a route matches, without the leading slash."""
+    if "/users/" in route:
+        return API + "users/x/tiers"
     return (API + "sessions/x" + (f"/{part}" if part else "")) if "(" in route else route[1:]
 
 
 def test_every_handler_refuses_strangers(jupyter: Server, platform: Scheduler) -> None:
     requests = set(every_request())
+    assert ("GET", API + "users/x/tiers") in requests
     assert {("DELETE", API + "sessions/x"), ("POST", API + "sessions/x/checkpoint")} <= requests
     assert len({path for _, path in requests}) >= 7
     for method, path in sorted(requests):
@@ -489,6 +500,26 @@ def test_a_scheduler_that_goes_away_is_told_and_ends_the_stream(
         assert "does not answer" in answer.body["message"]
     finally:
         platform.start()
+
+
+def test_what_stops_servers_and_kernels_is_told_before(platform: Scheduler, tmp_path: Path) -> None:
+    until = time.time() + 600
+    options = ("cull_idle_timeout=7200", "cull_connected=True")
+    with server(
+        tmp_path,
+        *(f"--MappingKernelManager.{option}" for option in options),
+        **platform.environment,
+        JUPYTER_DEFAULT_PROVISIONER_NAME="singularity",
+        SINGULARITY_SERVER_UNTIL=str(until),
+    ) as running:
+        kernel = running.ask("api/kernels", "POST", {"name": "singularity"}).body["id"]
+        told = running.ask(API + "planned").body
+        assert told["again_s"] == 30
+        plan = told["planned"][kernel]
+        assert (plan["what"], plan["rule"]) == ("end", "server.age"), "this one does not hibernate"
+        assert abs(datetime.fromisoformat(plan["at"]).timestamp() - until) < 0.01
+        running.ask(f"api/kernels/{kernel}", "DELETE")
+        assert running.ask(API + "planned").body["planned"] == {}
 
 
 def test_without_a_platform_every_request_says_so(tmp_path: Path) -> None:

@@ -18,16 +18,12 @@ KNOWN_FAILURES = {
     "cuda_graphs": REFUSED,
     "dlpack": REFUSED,
     "ipc_share": REFUSED,
-    "ddp_gloo": "collectives are not sent to the proxies yet",
-    "nccl_available": "collectives are not sent to the proxies yet",
     "quantized": "refused with a sentence: quantized tensors are not sent",
 }
 """Check -> why it cannot pass yet. A check that starts to pass must leave this table."""
 
-if "+cu" in torch_version():  # a CUDA build
-    del KNOWN_FAILURES["nccl_available"]
-    if torch_version().startswith("2.11."):
-        KNOWN_FAILURES["optim_Adagrad_fused_True"] = "not on CUDA in this version of torch"
+if "+cu" in torch_version() and torch_version().startswith("2.11."):  # a CUDA build
+    KNOWN_FAILURES["optim_Adagrad_fused_True"] = "not on CUDA in this version of torch"
 
 
 @pytest.fixture(scope="module")

@@ -164,7 +164,7 @@ async def test_bodies_that_cannot_be(tmp_path: Path, body: Any, sentence: str) -
     async with platform(tmp_path) as p:
         with pytest.raises(BadRequest, match=sentence):
             await p.client()._json("POST", "sessions", body)
-        assert await p.client("admin").list_sessions() == []
+        assert await p.client("admin").sessions() == []
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ async def test_oversize_bodies(tmp_path: Path) -> None:
         await asyncio.wait_for(reader.read(), 5)  # and the connection is cut
         writer.close()
         await writer.wait_closed()
-        assert await p.client("admin").list_sessions() == []
+        assert await p.client("admin").sessions() == []
 
 
 @pytest.mark.asyncio
@@ -251,7 +251,7 @@ async def test_the_same_key_for_another_request_is_refused(tmp_path: Path) -> No
             await client._json("POST", f"sessions/{a}/signal", {"signum": 15}, key="s")
         with pytest.raises(Conflict):
             await client._json("POST", f"sessions/{a}/park", {}, key="s")
-        assert len(await client.list_sessions()) == 2
+        assert len(await client.sessions()) == 2
 
 
 @pytest.mark.asyncio

@@ -159,7 +159,7 @@ async def test_importing_it_brings_nothing_heavy() -> None:
 
 async def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     async with platform(tmp_path) as p:
         monkeypatch.setenv("SINGULARITY_API_URL", p.url)
         monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "alice-token")

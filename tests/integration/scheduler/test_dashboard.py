@@ -98,6 +98,41 @@ async def test_users_see_their_own_and_admins_everything(tmp_path: Path) -> None
             assert "secret-work" not in await admin.see("sessions?user=alice")
 
 
+async def may_see_all(p: Platform, who: str) -> bool:
+    """Whether the API lets the owner of a token see what others have."""
+    return "secret-work" in [s["name"] for s in await p.client(who).sessions()]
+
+
+async def test_admins_of_the_hub_are_administrators_where_the_token_is_their_own(
+    tmp_path: Path,
+) -> None:
+    async with platform(tmp_path) as p:
+        await holder(p, "bob", "secret-work")
+        async with visitor(p, "hub-admin") as v:
+            assert (await v.get()).headers["Location"] == f"{PREFIX}dashboard/map"
+            assert "(administrator)" in await v.see("map")
+            assert "secret-work" in await v.see("sessions")
+        seen = {who: await may_see_all(p, who) for who in ("admin", "alice", "hub-admin-all")}
+        assert seen == {"admin": True, "alice": False, "hub-admin-all": True}
+        # Made to do less than their owner may; or no user's.
+        for less in ("hub-admin", "hub-admin-some", "hub-service"):
+            assert not await may_see_all(p, less), less
+        async with visitor(p, "hub-service") as v:
+            assert (await v.get()).headers["Location"] == f"{PREFIX}dashboard/sessions"
+
+
+async def test_admins_of_the_hub_are_users_where_a_setting_says_so(tmp_path: Path) -> None:
+    async with platform(tmp_path, app={"hub_admins": False}) as p:
+        await holder(p, "bob", "secret-work")
+        async with visitor(p, "hub-admin") as v:
+            assert "secret-work" not in await v.see("sessions")
+            refused = await v.get("map")
+            assert refused.status_code == 403
+            assert "an admin of the Hub, or the scope" in refused.text
+        assert not await may_see_all(p, "hub-admin-all")
+        assert await may_see_all(p, "admin")
+
+
 async def test_a_queue_tells_reasons_and_estimates(tmp_path: Path) -> None:
     async with platform(tmp_path) as p:
         await holder(p, "alice", "first")

@@ -173,7 +173,7 @@ async def test_what_is_long_in_a_run_is_left_out_of_lists_and_events(tmp_path: P
         event = await anext(stream)
         assert event["data"]["id"] == long["id"]
         snapshot = (await anext(p.client().events()))["data"]["sessions"]
-        listed = await p.client().list_sessions()
+        listed = await p.client().sessions()
         schema = {
             "$ref": "#/components/schemas/Session",
             "components": {"schemas": schemas.COMPONENTS},

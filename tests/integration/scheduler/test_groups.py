@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
+from singularity_scheduler.client import ServiceClient
 from support.scheduler_service import platform
+
+Json = dict[str, Any]
 
 SESSION = {"name": "study", "tier": "basic", "run": {"notebook": "/home/alice/train.ipynb"}}
 MEMBERS = [{"values": {"lr": lr, "seed": seed}} for lr in (0.1, 0.01) for seed in (0, 1)]
@@ -92,6 +96,8 @@ async def test_what_cannot_be_a_group_is_refused_whole(tmp_path: Path) -> None:
             (SESSION, [{"values": {}}] * 1001, {}, "1001 is too large"),
             (SESSION, [{"values": {"x": "y" * 3000}}], {}, "at most 2 KiB"),
             (SESSION, MEMBERS, {"max_parallel": 0}, "from 1 to 1000"),
+            (SESSION, MEMBERS, {"stop_when": "loss<"}, "a name, a comparison and a number"),
+            (SESSION, MEMBERS, {"objective": {"goal": "minimize"}}, "primary_metric"),
             (SESSION, [{"values": {}, "command": "true"}], {}, "the group runs a notebook"),
             (
                 {"run": {"command": "true", "folder": "/home/alice"}},
@@ -120,3 +126,46 @@ async def test_outputs_and_commands_are_each_members_own(tmp_path: Path) -> None
         members = [{"values": {"lr": n}, "command": f"train --lr {n}"} for n in (1, 2)]
         group = await client.submit_group({"run": run}, members)
         assert [s["run"]["command"] for s in group["sessions"]] == ["train --lr 1", "train --lr 2"]
+
+
+@pytest.mark.asyncio
+async def test_what_members_record_is_kept_and_can_end_the_group(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        client = p.client()
+        objective = {"primary_metric": "loss", "goal": "minimize"}
+        group = await client.submit_group(
+            SESSION, MEMBERS, stop_when="loss < 0.1", objective=objective
+        )
+        first, second, *_ = [s["id"] for s in group["sessions"]]
+        assert (group["stop_when"], group["objective"]) == ("loss<0.1", objective)
+        assert group["reached"] is None
+        p.agent.event(first, "recorded", values={"loss": 0.5, "word": "a"})
+        p.agent.event(first, "recorded", values={"loss": 0.4, "long": ["x"] * 100})
+        found = await until_recorded(client, group["id"], 0, "long")
+        assert found["results"][0]["recorded"] == {"loss": 0.4, "word": "a", "long": ["x"] * 100}
+        assert found["best"] == first
+        assert (found["values"], found["recorded"]) == (["lr", "seed"], ["loss", "word", "long"])
+        await p.stop()
+        await p.start()
+        await p.ready()
+        client = p.client()
+        assert (await client.get_session(first))["recorded"]["loss"] == 0.4
+        p.agent.event(second, "recorded", values={"loss": 0.05})
+        found = await until_recorded(client, group["id"], 1, "loss")
+        assert found["reached"] == {"session": second, "reason": "loss is 0.05 in member 2 of 4"}
+        assert found["best"] == second
+        states = [result["state"] for result in found["results"]]
+        assert states[0] == states[2] == states[3] == "cancelled"
+        assert states[1] != "cancelled"
+        for ask in (p.client("bob").group_results, client.group_results):
+            with pytest.raises(NotFound):
+                await ask(group["id"] if ask != client.group_results else "0123456789ab")
+
+
+async def until_recorded(client: ServiceClient, group: str, member: int, name: str) -> Json:
+    for _ in range(200):
+        found = await client.group_results(group)
+        if name in found["results"][member]["recorded"]:
+            return found
+        await asyncio.sleep(0.02)
+    raise AssertionError(found)

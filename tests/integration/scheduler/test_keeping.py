@@ -110,7 +110,7 @@ async def test_who_listens_hears_when_administrators_change_what_is_planned(
                 if event["event"] == "session" and event["data"]["planned"] is None:
                     break
         assert event["data"]["id"] == session
-        [listed] = await p.client().list_sessions()
+        [listed] = await p.client().sessions()
         assert listed["planned"] is None
 
 

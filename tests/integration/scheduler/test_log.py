@@ -23,7 +23,7 @@ async def printed(p: Platform, text: str = TEXT, who: str = "alice") -> str:
 
 
 async def whole(p: Platform, session: str, **options: Any) -> str:
-    return "".join([text async for text in p.client().log(session, **options)])
+    return "".join([text async for text in p.client().logs(session, **options)])
 
 
 @pytest.mark.asyncio
@@ -45,7 +45,7 @@ async def test_a_log_is_read_in_parts_and_from_anywhere(
         assert answer.headers["Singularity-Log-Offset"] == "10"
         assert answer.body.decode() == text[10:260]
         with pytest.raises(NotFound):
-            _ = [x async for x in p.client("bob").log(session)]
+            _ = [x async for x in p.client("bob").logs(session)]
         with pytest.raises(NotFound, match="no log"):
             await whole(p, await p.kernel())
 
@@ -107,7 +107,7 @@ async def test_a_queued_run_is_followed_from_its_start(tmp_path: Path) -> None:
 async def test_a_broken_connection_is_made_again_where_it_broke(tmp_path: Path) -> None:
     async with platform(tmp_path) as p:
         session = await printed(p)
-        following = p.client().log(session, follow=True)
+        following = p.client().logs(session, follow=True)
         text = await anext(following)
         await p.stop()
         p.agent.logs[session] += b"printed while the service was away\n"
@@ -131,7 +131,7 @@ async def test_a_service_that_stays_away_is_told(
     monkeypatch.setattr(client_stream, "WITHOUT_SERVICE_S", 0.5)
     async with platform(tmp_path) as p:
         session = await printed(p)
-        following = p.client().log(session, follow=True)
+        following = p.client().logs(session, follow=True)
         await anext(following)
         await p.stop()
         with pytest.raises(Unavailable, match="the log cannot be read now") as caught:
@@ -167,7 +167,7 @@ async def test_what_is_cut_off_meanwhile_is_skipped(tmp_path: Path) -> None:
             return real({**asked, "offset": max(asked["offset"], cut)})
 
         p.agent._session_log = read  # type: ignore[method-assign]
-        following = p.client().log(session, follow=True)
+        following = p.client().logs(session, follow=True)
         assert await anext(following) == "0123456789"
         cut = 15
         p.agent.logs[session] += b"abcdefghij"

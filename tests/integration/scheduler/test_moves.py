@@ -262,7 +262,7 @@ async def test_progress_reaches_document_and_stream(tmp_path: Path) -> None:
         await until(lambda: bool(heard), "told")
         assert heard[0] == {"session": session, "progress": wanted}
         assert (await client.get_session(session))["progress"] == wanted
-        [listed] = await client.list_sessions("active")
+        [listed] = await client.sessions("active")
         assert listed["progress"] == wanted
         gate.set()
         assert (await leaving)["progress"] is None

@@ -28,13 +28,13 @@ database = "none"
 not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "501", "503"]
 
 [[operations]]
-# How many devices are too many and which there are depends on the cluster and not on the
+# How many devices are too many and which there are depends on session and cluster, not on the
 # description, a cursor must be one that the list gave, times have an order, and administrators set
 # how long sessions may be kept: what fits the schema may be refused with 400 here.
 include-operation-id = [
   "create_session", "create_group", "migrate_session", "list_sessions", "list_groups",
   "list_history", "change_parameters", "list_admin_log", "begin_upgrade", "notice_node",
-  "get_usage", "keep_session",
+  "get_usage", "keep_session", "resize_session",
 ]
 checks.positive_data_acceptance.expected-statuses = {statuses}
 

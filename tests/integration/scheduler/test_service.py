@@ -55,8 +55,8 @@ async def test_a_session_from_start_to_end(tmp_path: Path) -> None:
             "completed",
             "completed",
         ]
-        assert await client.list_sessions("active") == []
-        assert [s["id"] for s in await client.list_sessions()] == [session]
+        assert await client.sessions("active") == []
+        assert [s["id"] for s in await client.sessions()] == [session]
 
 
 @pytest.mark.asyncio
@@ -175,7 +175,7 @@ async def test_a_failed_start_is_told_and_stays_in_the_history(tmp_path: Path) -
         with pytest.raises(BadRequest, match="no program 'pyhton'"):
             await p.kernel()
         await until(lambda: not p.controller.state.sessions, "removed")
-        (shown,) = await p.client().list_sessions("failed")
+        (shown,) = await p.client().sessions("failed")
         assert shown["reason"] == "could not be started: there is no program 'pyhton'"
 
 
@@ -193,7 +193,7 @@ async def test_bad_requests_change_nothing(tmp_path: Path, spec: dict, sentence:
         with pytest.raises(BadRequest, match=sentence) as caught:
             await p.kernel(**spec)
         assert caught.value.fields
-        assert await p.client("admin").list_sessions() == []
+        assert await p.client("admin").sessions() == []
 
 
 @pytest.mark.asyncio
@@ -233,7 +233,7 @@ async def test_restart_keeps_everything_and_repeats_what_was_under_way(tmp_path:
         await p.start()
         await p.state(a, "parked")
         await p.state(c, "running")
-        shown = {s["id"]: s for s in await p.client("admin").list_sessions()}
+        shown = {s["id"]: s for s in await p.client("admin").sessions()}
         assert (shown[b]["state"], shown[b]["devices"]) == ("running", ["cpu:1"])
         assert shown[c]["devices"] == ["cpu:0"]
         assert len([x for x in p.agent.carried_out if x == ("device.park", a)]) == 1
@@ -451,7 +451,7 @@ async def test_old_sessions_are_forgotten_while_the_service_runs(
         gone, stays = await p.kernel(), await p.kernel()
         await p.client().end_session(gone)
         for _ in range(100):
-            left = [s["id"] for s in await p.client().list_sessions()]
+            left = [s["id"] for s in await p.client().sessions()]
             if left == [stays]:
                 break
             await asyncio.sleep(0.1)

@@ -61,7 +61,7 @@ async def test_what_is_open_to_a_user_holds_everywhere_and_after_a_restart(
             await p.agent.command(session, "tier", tier="premium")
         with pytest.raises(Forbidden, match=sentence):
             await p.kernel("alice", name="b", tier="premium")
-        assert [s["name"] for s in await client.list_sessions("active")] == ["a"]
+        assert [s["name"] for s in await client.sessions("active")] == ["a"]
         await p.agent.command(session, "tier", tier="basic")
         assert (await client.get_session(session))["tier"] == "basic"
         [line, *_] = await p.client("admin").admin_log("alice")

@@ -33,7 +33,7 @@ async def test_another_users_session_is_not_there(tmp_path: Path) -> None:
             with pytest.raises(NotFound, match=f"there is no session {a}") as caught:
                 await attempt
             assert "alice" not in str(caught.value)
-        assert await bob.list_sessions() == []
+        assert await bob.sessions() == []
         devices = (await bob.cluster())["devices"]
         assert [d["session"] for d in devices] == ["other", None]
         shown = await p.client("alice").get_session(a)
@@ -46,7 +46,7 @@ async def test_admins_and_the_spawner_see_all_but_services_own_nothing(tmp_path:
         a = await p.holder("alice", name="a")
         for who in ("admin", "spawner"):
             assert (await p.client(who).get_session(a))["user"] == "alice"
-            assert [s["id"] for s in await p.client(who).list_sessions()] == [a]
+            assert [s["id"] for s in await p.client(who).sessions()] == [a]
         with pytest.raises(Forbidden, match="spawner is a service and a session belongs to a user"):
             await p.kernel("spawner")
         ended = await p.client("spawner").end_session(a)
@@ -58,7 +58,7 @@ async def test_a_service_named_like_a_user_sees_nothing_of_the_users(tmp_path: P
     async with platform(tmp_path) as p:
         a = await p.holder("alice", name="a")
         namesake = p.client("namesake")
-        assert await namesake.list_sessions() == []
+        assert await namesake.sessions() == []
         assert [d["session"] for d in (await namesake.cluster())["devices"]] == ["other", None]
         stream = namesake.events()
         assert (await anext(stream))["data"] == {"sessions": []}
@@ -132,7 +132,7 @@ async def test_streams_end_when_their_token_is_revoked(
     async with platform(tmp_path, cache_max_age=1) as p:
         session = await p.kernel()
         p.agent.logs[session] = b"hello\n"
-        events, log = p.client().events(), p.client().log(session, follow=True)
+        events, log = p.client().events(), p.client().logs(session, follow=True)
         await anext(events)
         assert await anext(log) == "hello\n"
         del p.hub.tokens["alice-token"]

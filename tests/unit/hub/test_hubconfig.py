@@ -135,6 +135,7 @@ def test_the_culler_is_a_service_of_the_hub(monkeypatch):
     monkeypatch.setattr("singularity_spawner.hubconfig.util.find_spec", lambda name: object())
     c = Config()
     configure(c, cull_idle_s=3600, cull_max_age_s=600)
+    assert c.SingularitySpawnerMixin.max_age_s == 600
     culler = services(c)["singularity-culler"]
     assert culler["command"][:3] == [sys.executable, "-m", "singularity_spawner.culling"]
     assert culler["command"][3:] == ["--timeout=3600", "--max-age=600", "--cull-every=300"]

@@ -20,7 +20,7 @@ class Service:
         self.asked = []
         self.state = "live"
 
-    async def list_sessions(self, which):
+    async def sessions(self, which):
         common = {"user": "ada", "reason": "the store is full"}
         return [
             {**common, "id": "n1", "kind": "interactive", "process_state": self.state},
@@ -66,7 +66,7 @@ async def test_a_second_signal_does_not_wait_and_says_what_ends(capsys):
 
 async def test_without_a_scheduler_the_end_goes_on(capsys):
     class Gone(Service):
-        async def list_sessions(self, which):
+        async def sessions(self, which):
             raise Unavailable("the scheduler does not answer")
 
     platform = SimpleNamespace(service=lambda: Gone(None))

@@ -14,6 +14,7 @@ from singularity_kernel.batch.submit import main
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.cli.base import ServiceApp
 from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.group_spec import parse_group
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.spec import parse_spec, run_of
 from singularity_scheduler.service.documents import session_document
@@ -229,8 +230,133 @@ def test_calls_of_papermill() -> None:
             papermill_call(command, "/f")
 
 
+SWEPT = """\
+sweep:
+  search_space:
+    lr: {type: choice, values: [0.5, 0.25]}
+    name: [a, b]
+  limits: {max_concurrent_trials: 2}
+  stop_on_failure: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "common", "told"),
+    [
+        (
+            "type: notebook\nnotebook: train.ipynb\n" + SWEPT,
+            ["--sweep", "name=c", "--max-parallel", "1"],
+            {},
+            [{"values": {"lr": 0.5, "name": "c"}}, {"values": {"lr": 0.25, "name": "c"}}],
+        ),
+        (
+            "type: notebook\nnotebook: train.ipynb\nparameters: {lr: '${{inputs.x}}', name: n}\n"
+            "inputs: {x: 7}\n",
+            ["--sweep", "x=1,2"],
+            {"name": "n"},
+            [{"values": {"lr": 1}}, {"values": {"lr": 2}}],
+        ),
+        (
+            "command: papermill train.ipynb -p lr ${{search_space.rate}} -r name x\n"
+            "sweep: {search_space: {rate: [0.5, 0.25]}}\n",
+            [],
+            {"name": "x"},
+            [{"values": {"lr": 0.5}}, {"values": {"lr": 0.25}}],
+        ),
+        (
+            "command: python t.py ${{search_space.lr}} ${{search_space.name}}\n" + SWEPT,
+            ["--sweep", "lr=1"],
+            None,
+            [
+                {"values": {"lr": 1, "name": "a"}, "command": "python t.py 1 a"},
+                {"values": {"lr": 1, "name": "b"}, "command": "python t.py 1 b"},
+            ],
+        ),
+    ],
+)
+def test_a_sweep_in_a_job_file(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    words: list[str],
+    common: Json | None,
+    told: list[Json],
+) -> None:
+    service = Taking()
+    monkeypatch.setattr(ServiceApp, "client", lambda self, timeout=None: service)
+    (here / "job.yml").write_text(text)
+    assert main(["job.yml", *words]) == 0
+    ((name, asked),) = service.calls
+    assert name == "submit_group"
+    assert asked["members"] == told
+    assert asked["session"]["run"].get("parameters") == common
+    assert asked["stop_on_failure"] is ("stop_on_failure" in text)
+    most = 1 if "--max-parallel" in words else 2 if SWEPT in text else None
+    assert asked["max_parallel"] == most
+    members = parse_group({key: value for key, value in asked.items() if value is not None}, "g")
+    if common is None:
+        assert [spec.name for spec in members] == ["job-1", "job-2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "sentence"),
+    [
+        (
+            "command: python t.py\n" + SWEPT,
+            [],
+            "job.yml, line 1: the command does not speak of lr, so all runs of the sweep would be "
+            "the same: write ${{search_space.lr}} into it",
+        ),
+        ("command: python t.py\n", ["--sweep", "seed=0:4"], "does not speak of seed"),
+        (
+            "type: notebook\nnotebook: train.ipynb\nsweep:\n  search_space:\n    lrr: [1]\n",
+            [],
+            "job.yml, line 5: the notebook has no parameter 'lrr'; did you mean 'lr'?",
+        ),
+        (
+            "type: notebook\nnotebook: train.ipynb\n" + SWEPT,
+            ["-p", "lr", "1"],
+            "lr has a value and is swept over",
+        ),
+        ("type: notebook\nnotebook: train.ipynb\n", ["--max-parallel", "1"], "is for sweeps"),
+        ("type: notebook\nnotebook: train.ipynb\n" + SWEPT, ["--follow"], "is for one run"),
+    ],
+)
+def test_sweeps_that_are_refused(
+    here: Path, capsys: Captured, text: str, words: list[str], sentence: str
+) -> None:
+    (here / "job.yml").write_text(text)
+    assert main(["job.yml", *words]) == 64
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_sweep_is_shown_before_it_is_sent(here: Path, capsys: Captured) -> None:
+    goal = "  objective: {primary_metric: loss, goal: minimize}\n"
+    (here / "job.yml").write_text("type: notebook\nnotebook: train.ipynb\n" + SWEPT + goal)
+    assert dry_run(capsys, "job.yml")["sweep"] == {
+        "members": 4,
+        "values": {"lr": [0.5, 0.25], "name": ["a", "b"]},
+        "max_parallel": 2,
+        "stop_on_failure": True,
+        "stop_when": None,
+        "objective": {"primary_metric": "loss", "goal": "minimize"},
+    }
+    (here / "job.yml").write_text("type: notebook\nnotebook: train.ipynb\n" + SWEPT)
+    assert dry_run(capsys, "job.yml", "--stop-when", "x>1")["sweep"]["stop_when"] == "x>1"
+    assert main(["job.yml", "--stop-when", "x is 1", "--dry-run"]) == 64
+    assert "a name, a comparison and a number" in capsys.readouterr().err
+
+
 class Taking(Double):
     """A service that takes a submission."""
+
+    async def submit_group(self, session: Json, members: list[Json], **asked: Any) -> Json:
+        asked.pop("key")
+        self.calls.append(("submit_group", {"session": session, "members": members, **asked}))
+        return {
+            **{"id": "g", "members": len(members), "max_parallel": None, "states": {}},
+            "sessions": [{"id": SID}],
+        }
 
     async def submit(self, **asked: Any) -> Json:
         asked.pop("key")
@@ -248,6 +374,7 @@ def document(request: Json, sid: str = SID) -> Json:
         virtual_cluster=spec.virtual_cluster,
         locations=spec.locations,
         share_milli=spec.share_milli,
+        scale=spec.scale,
         run=run_of(spec.run, sid),
     )
     return session_document(ClusterState(), view)
@@ -289,7 +416,7 @@ resources:
   instance_type: [A, B]
   locations: [westus]
   properties:
-    AISuperComputer: {device_share: 0.25, ScalePolicy: {minInstanceTypeCount: 1}}
+    AISuperComputer: {device_share: 0.25}
 limits: {timeout: 60}
 """,
         JOB.replace("lr: $", "name: 1e5\n  lr: $").replace("name: 1e5", "name: 'null: # ${'")
@@ -299,6 +426,9 @@ limits: {timeout: 60}
         "resources: {instance_count: 2}\n",
         "command: python a.py\ndistribution: {type: pytorch, process_count_per_instance: 3}\n"
         "resources: {instance_count: 2}\nname: ranked\n",
+        "command: python a.py\ndistribution: {type: pytorch, process_count_per_instance: 4}\n"
+        "resources: {properties: {AISuperComputer: {ScalePolicy: "
+        "{autoScaleInstanceTypeCountSet: [1, 2], autoScaleIntervalInSec: 60}}}}\nname: ranked\n",
     ],
 )
 def test_an_exported_job_asks_for_the_same(

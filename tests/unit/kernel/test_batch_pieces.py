@@ -111,7 +111,8 @@ def test_the_description_is_taken_out_of_the_environment() -> None:
         "parameters": {"a": 1},
         "kernel": None,
         "timeout_s": None,
-        "max_retries": 0,
+        "attempt": 1,
+        "attempts": 1,
     }
     assert environ == {"PATH": "/bin"}
     for text in ("", "{", "[]", '{"notebook": "/n.ipynb"}'):
@@ -165,7 +166,8 @@ def test_preemptions_are_counted() -> None:
 
 def test_without_an_agent_the_facts_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SINGULARITY_SESSION", "abc")
-    unknown = {"session": "abc", "tier": None, "devices": None, "preemptions": None}
+    about = ("tier", "devices", "preemptions", "attempt")
+    unknown = {"session": "abc", **dict.fromkeys(about)}
     assert session_facts().of_notebook() == unknown
     monkeypatch.setenv("SINGULARITY_SOCKET", "/nowhere/agent.sock")
     assert session_facts().of_notebook() == unknown
@@ -177,7 +179,7 @@ def test_what_a_cell_met() -> None:
 
     def during(start: float, end: float) -> tuple[int, float, float]:
         times = (f"2026-01-01T00:00:{at:09.6f}+00:00" for at in (start, end))
-        found = of_cell(Facts("abc", "basic", 2, 1, history), *times)
+        found = of_cell(Facts("abc", "basic", 2, 1, history=history), *times)
         return found["preemptions"], found["waited_s"], found["device_s"]
 
     history = [

@@ -1,83 +1,83 @@
-"""What starts again, what does not, and that nothing of an attempt outlives it."""
+"""What an attempt of a run does with what the one before has left, and what it leaves."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-SLEEPS = "sleep 100 & echo $! >> pids; "
+from singularity_kernel.batch.files import WholeFiles, set_aside
 
 
-def run(folder: Path, **description: Any) -> subprocess.Popen[str]:
-    described = {"notebook": "", "ranks": 0, "timeout_s": None, "max_retries": 2, **description}
-    return subprocess.Popen(
+def run(folder: Path, **description: Any) -> subprocess.CompletedProcess[str]:
+    described = {"notebook": "", "ranks": 0, "timeout_s": None, **description}
+    own = {"RUN_DESCRIPTION": json.dumps(described), "SINGULARITY_SOCKET": str(folder / "socket")}
+    return subprocess.run(
         [sys.executable, "-m", "singularity_kernel.batch"],
-        env={**os.environ, "RUN_DESCRIPTION": json.dumps(described)},
+        env={**os.environ, **own},
         cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        check=False,
+        capture_output=True,
         text=True,
+        timeout=60,
     )
 
 
-def alive(folder: Path) -> list[int]:
-    """Of the processes that wrote their pid into `pids`."""
-    pids = [int(line) for line in (folder / "pids").read_text().split()]
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
-def test_a_killed_command_starts_again(tmp_path: Path) -> None:
-    once = f"{SLEEPS}echo began; [ -e killed ] || {{ touch killed; kill -9 $$; }}; echo done"
-    with run(tmp_path, command=once) as started:
-        out, said = started.communicate(timeout=60)
-    assert started.returncode == 0, said
-    assert out == "began\nbegan\ndone\n"
-    assert "attempt 1 of 3 was ended (signal 9): it starts again\n" in said
-    assert len((tmp_path / "pids").read_text().split()) == 2
-    assert alive(tmp_path) == []
-
-
-def test_it_fails_with_the_reason_after_the_last_attempt(tmp_path: Path) -> None:
-    with run(tmp_path, command="echo x >> ran; kill -9 $$", max_retries=1) as started:
-        _, said = started.communicate(timeout=60)
-    assert started.returncode == 128 + signal.SIGKILL
-    last = said.splitlines()[-1]
-    assert last == "the run was ended in each of its 2 attempts (the last time: signal 9)"
-    assert (tmp_path / "ran").read_text() == "x\nx\n"
-
-
-@pytest.mark.parametrize("code", [0, 1, 3])
-def test_what_ended_by_itself_is_not_tried_again(tmp_path: Path, code: int) -> None:
-    with run(tmp_path, command=f"echo x >> ran; exit {code}") as started:
-        started.communicate(timeout=60)
-    assert started.returncode == code
-    assert (tmp_path / "ran").read_text() == "x\n"
-
-
-def test_a_cancelled_run_is_not_tried_again(tmp_path: Path) -> None:
-    with run(tmp_path, command=f"{SLEEPS}echo here; wait") as started:
-        assert started.stdout is not None
-        assert started.stdout.readline() == "here\n"
-        started.send_signal(signal.SIGTERM)
-        _, said = started.communicate(timeout=60)
-    assert started.returncode == 143
-    assert said.splitlines()[-1] == "the run was cancelled; what it wrote is kept"
-    assert alive(tmp_path) == []
+def test_a_later_attempt_says_so_and_every_one_writes_its_exit_code_down(tmp_path: Path) -> None:
+    done = run(tmp_path, command="echo here; exit 3", attempt=2, attempts=3)
+    assert done.returncode == 3
+    assert done.stdout == "here\n"
+    assert done.stderr.startswith("attempt 2 of 3 starts from the beginning\n")
+    assert (tmp_path / "exit").read_text() == "3"
+    assert run(tmp_path, command="true").stderr == ""
+    assert (tmp_path / "exit").read_text() == "0"
 
 
 def test_the_time_limit_is_for_all_attempts(tmp_path: Path) -> None:
-    command = "[ -e killed ] || { touch killed; sleep 1.5; kill -9 $$; }; sleep 100"
     began = time.monotonic()
-    with run(tmp_path, command=command, timeout_s=3) as started:
-        _, said = started.communicate(timeout=60)
-    assert started.returncode == 124
-    assert "time limit" in said
+    done = run(tmp_path, command="sleep 100", timeout_s=62, started_at=time.time() - 60)
+    assert done.returncode == 124
+    assert "time limit" in done.stderr
     assert time.monotonic() - began < 30
+
+
+def test_the_output_of_the_attempt_before_is_kept_beside(tmp_path: Path) -> None:
+    output = tmp_path / "out.ipynb"
+    for number in (1, 2):
+        output.write_text(f"attempt {number}")
+        assert set_aside(str(output)) == str(tmp_path / f"out-attempt-{number}.ipynb")
+    assert not output.exists()
+    assert (tmp_path / "out-attempt-1.ipynb").read_text() == "attempt 1"
+    assert (tmp_path / "out-attempt-2.ipynb").read_text() == "attempt 2"
+    assert set_aside(str(output)) == ""
+
+
+def test_what_was_written_after_the_checkpoint_is_kept_beside(tmp_path: Path) -> None:
+    """As a run finds it that went back to an image of itself."""
+    output = tmp_path / "out.ipynb"
+    image, later = WholeFiles(), WholeFiles()
+    image.write("cell 1", str(output))
+    later.write("cells 1 to 5", str(output))
+    image.write("cell 2", str(output))
+    image.write("cell 3", str(output))
+    assert output.read_text() == "cell 3"
+    assert (tmp_path / "out-attempt-1.ipynb").read_text() == "cells 1 to 5"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_its_own_output_is_replaced_also_after_it_was_copied(tmp_path: Path) -> None:
+    output = tmp_path / "out.ipynb"
+    output.write_text("of somebody's earlier run")
+    files = WholeFiles()
+    files.write("cell 1", str(output))
+    moved = tmp_path / "moved"
+    moved.write_text("cell 1")
+    os.replace(moved, output)  # the same on another machine
+    files.write("cell 2", str(output))
+    output.unlink()
+    files.write("cell 3", str(output))
+    assert [p.name for p in tmp_path.iterdir()] == ["out.ipynb"]

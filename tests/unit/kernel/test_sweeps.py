@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from singularity_kernel.batch.options import split_options
-from singularity_kernel.batch.sweeps import each_once, grid, parse_sweep, values_of
+from singularity_kernel.batch.sweeps import parse_sweep, values_of
 from singularity_proxy.errors import BadRequest
+from singularity_scheduler.jobs.sweeps import Sweep
 
 
 @pytest.mark.parametrize(
@@ -49,11 +50,12 @@ def test_what_is_no_sweep(words: list[str], said: str) -> None:
 
 
 def test_the_grid_and_what_is_checked_of_it() -> None:
-    sweep = parse_sweep(["lr=0.1,0.01", "seed=0:3"])
-    combinations = grid(sweep)
+    sweep = Sweep(parse_sweep(["lr=0.1,0.01", "seed=0:3"]))
+    combinations = sweep.combinations
     assert combinations[:2] == [{"lr": 0.1, "seed": 0}, {"lr": 0.1, "seed": 1}]
     assert len(combinations) == 6
-    assert each_once(sweep) == [
+    assert Sweep(sweep.space, most=4).combinations == combinations[:4]
+    assert sweep.samples == [
         {"lr": 0.1, "seed": 0},
         {"lr": 0.01, "seed": 1},
         {"lr": 0.01, "seed": 2},

@@ -42,8 +42,9 @@ def run(*command: str, cwd: Path = FOLDER, **env: str) -> subprocess.CompletedPr
         ("jest", "--ci"),
         ("prettier", "--check", "src", "test", "style", "schema", "*.json", "*.mjs"),
         ("tsc", "--noEmit", "-p", "tsconfig.test.json"),
+        ("node", "messages.mjs", "--check"),
     ],
-    ids=["jest", "prettier", "types"],
+    ids=["jest", "prettier", "types", "strings to translate"],
 )
 def test_check(command: tuple[str, ...]) -> None:
     run(*command)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from singularity_scheduler.core.states import WORDS
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -31,3 +33,11 @@ def test_menu_and_shortcuts_have_documented_commands_only() -> None:
         r'"(singularity:[\w-]+)",\s+"keys": \["Accel Alt (\w)"\]', schema
     ):
         assert f"| `{command}` (Ctrl+Alt+{key}) |" in page
+
+
+def test_the_page_has_a_word_and_an_icon_for_every_state() -> None:
+    source = (ROOT / "ui_labext/src/model/words.ts").read_text()
+    words = re.findall(r"^    (\w+): \(\) => texts\.__\('(\w+)'\)", source, re.M)
+    assert all(state == word for state, word in words)
+    assert {state for state, _ in words} == {*WORDS}
+    assert set(re.findall(r"^  (\w+): \{ icon: ", source, re.M)) == {*WORDS}

@@ -11,7 +11,8 @@ import pytest
 PROXY = Path(__file__).parents[3] / "proxy"
 NEED_TORCH = [
     *(f"singularity_proxy.device.{name}" for name in ("control", "graphs", "proxy")),
-    *(f"singularity_proxy.worker.{name}" for name in ("capture", "compile", "memory", "native")),
+    *(f"singularity_proxy.worker.{name}" for name in ("capture", "collectives", "compile")),
+    *(f"singularity_proxy.worker.{name}" for name in ("memory", "native")),
     *(f"singularity_proxy.worker.{name}" for name in ("patches", "properties", "settings")),
     *(f"singularity_proxy.worker.{name}" for name in ("streams", "torch_c")),
 ]

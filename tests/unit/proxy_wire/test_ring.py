@@ -11,12 +11,17 @@ import singularity_proxy
 from singularity_proxy.wire.ring import RingFile
 from support import matrix
 
+pytestmark = pytest.mark.timeout(400)  # all programs are compiled in front of the first test
 PACKAGE = Path(singularity_proxy.__file__).parent
 HERE = Path(__file__).parent
 PROGRAMS = {
     "bulk_copies": [],
     "ring_stress": [],
     "server_stress": [PACKAGE / "device/src" / f"{n}.cpp" for n in ("guard", "journal", "files")],
+    "exchange_stress": [
+        PACKAGE / "device/src" / f"{n}.cpp" for n in ("guard", "files", "exchange_files", "slicer")
+    ],
+    "squash_order": [PACKAGE / "device/src/identity.cpp"],
 }
 """Program -> the sources of the product that it is linked with."""
 SANITIZERS = {"thread": "-fsanitize=thread", "memory": "-fsanitize=address,undefined"}
@@ -41,7 +46,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
             command += ["-o", str(target), "-pthread"]
             jobs[program, name] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for (program, name), job in jobs.items():
-        message = job.communicate(timeout=200)[1]
+        message = job.communicate(timeout=380)[1]
         if "cannot find" in message and "san" in message:
             pytest.skip(f"the {name} sanitizer's runtime library is not installed")
         assert job.returncode == 0, f"{program}: {message}"
@@ -105,8 +110,27 @@ def test_all_threads_of_worker_and_proxy_at_once(
     assert (copies, hits) == (4 * 60, 30)
 
 
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize("seed", matrix.some_of(range(12), 2))
+def test_ranks_that_exchange_through_files_and_are_killed(
+    compiled: dict[tuple[str, str], Path], tmp_path: Path, sanitizer: str, seed: int
+) -> None:
+    word, kills, checked, turns = run(compiled["exchange_stress", sanitizer], tmp_path, seed)
+    assert (word, checked, turns) == ("ok", str(3 * 3 * 120), str(3 * 2000))
+    assert int(kills) > 3
+
+
 def test_long_copies_at_every_place_in_a_line(compiled: dict[tuple[str, str], Path]) -> None:
     """Into memory of exactly that length, by each of the two ways to store."""
     word, copies = run(compiled["bulk_copies", "memory"])
     assert word == "ok"
     assert int(copies) > 2000
+
+
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_identities_and_the_order_of_squashing(
+    compiled: dict[tuple[str, str], Path], sanitizer: str
+) -> None:
+    word, checks = run(compiled["squash_order", sanitizer])
+    assert word == "ok"
+    assert int(checks) > 50_000

@@ -149,7 +149,7 @@ async def test_a_log_that_falls_silent_is_given_up(
     monkeypatch.setattr(stream, "SILENCE_S", 0.1)
     monkeypatch.setattr(stream, "WITHOUT_SERVICE_S", 0.0)
     async with answering(CHUNKED + b"5\r\nhello\r\n", stay=True) as url:
-        log = ServiceClient(url, "t").log("a", follow=follow)
+        log = ServiceClient(url, "t").logs("a", follow=follow)
         assert await anext(log) == "hello"
         assert log.offset == 5
         with pytest.raises(Unavailable, match=r"the log cannot be read now \(nothing came for"):
@@ -160,7 +160,7 @@ async def test_a_log_that_falls_silent_is_given_up(
 async def test_a_log_knows_where_to_go_on() -> None:
     head = OK + b"Singularity-Log-Offset: 100\r\n\r\n"
     async with answering(head + "aü".encode() + b"\xe2\x82") as url:
-        log = ServiceClient(url, "t").log("a", offset=7)
+        log = ServiceClient(url, "t").logs("a", offset=7)
         assert log.offset == 7
         assert "".join([text async for text in log]) == "aü\N{REPLACEMENT CHARACTER}"
         assert log.offset == 105

@@ -38,8 +38,8 @@ def test_what_expressions_stand_for(text: Any, value: Any) -> None:
     ("text", "sentence"),
     [
         ("${{inputs.rl}}", "${{inputs.rl}} stands for nothing: did you mean 'inputs.lr'?"),
-        ("${{inputs}}", "${{inputs}} means nothing here: write ${{inputs.NAME}} or"),
-        ("${{search_space.lr}}", "${{search_space.lr}} means nothing here"),
+        ("${{inputs}}", "${{inputs}} means nothing here: write ${{inputs.NAME}}, "),
+        ("${{search_space.lr}}", "${{search_space.lr}} stands for nothing"),
         ("${{parent.inputs.lr}}", "one file describes one job, write ${{inputs.lr}}"),
         ("${{parent.jobs.x.outputs.y}}", "speaks of a pipeline, and one file describes one job"),
         ("a ${{inputs.lr", "'${{inputs.lr' has no end: write '}}'"),

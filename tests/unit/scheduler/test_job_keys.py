@@ -38,6 +38,7 @@ BASES: dict[str, Json] = {
 CASES = [
     pytest.param(row, job, id=f"{job}-{'.'.join(row.path)}") for row in rows() for job in row.jobs
 ]
+SPACE: Json = {"lr": [0.5, 0.25]}
 ONLY_CHECKED = {"inputs.NAME.type", "resources.properties.singularity.interactive"}
 """Honoured by a check: the example does not fit and is refused."""
 
@@ -62,6 +63,10 @@ def with_value(job: Json, path: tuple[str, ...], value: Any) -> Json:
     inner[path[-1]] = value
     if path[0] == "distribution":
         inner.setdefault("type", "pytorch")
+    if path[0] == "sweep":
+        made["sweep"].setdefault("search_space", SPACE)
+    if path[:2] == ("sweep", "search_space") and isinstance(inner.get(path[-1]), str | list):
+        inner |= {"type": "choice", "values": [1], **inner} if path[-1] != "NAME" else {}
     return made
 
 
@@ -84,7 +89,13 @@ def test_a_key_does_what_its_row_says(row: Row, kind: str, folder: Path) -> None
         assert name.removesuffix(".type") in refused.value.message
         assert refused.value.fields["line"] is not None
         return
-    before, after = resolved(BASES[kind], folder), resolved(job, folder)
+    base = BASES[kind]
+    if row.path[0] == "sweep":
+        base = {**base, "sweep": {"search_space": SPACE}}
+    before, after = resolved(base, folder), resolved(job, folder)
+    if name == "sweep.sampling_algorithm":  # all that can be said is the default
+        assert effect(after) == effect(before)
+        return
     if row.use is Use.METADATA:
         assert effect(after) == effect(before)
         found: Any = after.metadata
@@ -181,6 +192,7 @@ tags: {version: 1.10}
             "tier": "basic",
             "priority": "high",
             "devices": 8,
+            "scale_policy": {"min_instance_type_count": 1, "max_instance_type_count": 2},
             "virtual_cluster": "research",
             "locations": ["westus", "eastus"],
         },
@@ -191,10 +203,6 @@ tags: {version: 1.10}
     assert job.metadata["inputs"]["table"] == {
         "type": "uri_file",
         "path": f"{folder}/data/in.csv",
-    }
-    assert job.metadata["resources"]["properties"]["singularity"]["scale_policy"] == {
-        "min_instance_type_count": 1,
-        "max_instance_type_count": 2,
     }
     assert job.notes[0] == f"{folder}/job.yml, line 18: the tier Spot is 'basic' here"
 
@@ -254,6 +262,62 @@ tags: {version: 1.10}
             "give either the set of numbers or the smallest and largest",
         ),
         ('environment_variables: {X: "a\\0b"}', 3, "cannot hold the character NUL"),
+        ("sweep: {}", 3, "sweep.search_space is missing"),
+        ("sweep: {search_space: {}}", 3, "sweep.search_space is not what it must be: it is empty"),
+        ("sweep:\n  search_space: {lr: 1}", 4, "lr must be a list or a mapping, not 1"),
+        ("sweep:\n  search_space:\n    lr: [1, 2, 1]", 5, "lr has 1 twice"),
+        ("sweep:\n  search_space: {lr: [[1]]}", 4, "must be text, a number, true or false"),
+        (
+            "sweep:\n  search_space:\n    lr: {type: uniform, min_value: 0, max_value: 1}",
+            5,
+            "type cannot be 'uniform': only `choice` is taken, which lists the values",
+        ),
+        (
+            "sweep:\n  search_space:\n    lr:\n      type: loguniform\n      values: [1]",
+            6,
+            "type cannot be 'loguniform': only `choice` is taken",
+        ),
+        (
+            "sweep:\n  search_space: {lr: [1]}\n  sampling_algorithm: bayesian",
+            5,
+            "sweep.sampling_algorithm cannot be 'bayesian': pick grid",
+        ),
+        (
+            "sweep:\n  search_space: {lr: [1]}\n  limits: {max_concurent_trials: 2}",
+            5,
+            "did you mean 'max_concurrent_trials'?",
+        ),
+        (
+            "sweep:\n  search_space: {lr: [1]}\n  early_termination: {type: bandit}",
+            5,
+            "sweep.early_termination is refused: runs are not compared",
+        ),
+        (
+            "sweep:\n  search_space: {lr: [1]}\n  stop_when: loss < a",
+            5,
+            "must be a name, a comparison and a number, such as loss<0.01, not 'loss < a'",
+        ),
+        (
+            "sweep:\n  search_space: {lr: [1]}\n  objective: {primary_metric: loss, goal: least}",
+            5,
+            "sweep.objective.goal cannot be 'least': pick minimize, maximize",
+        ),
+        ("sweep:\n  search_space: {lr: [1]}\n  objective: {goal: minimize}", 5, "is missing"),
+        (
+            f"sweep:\n  search_space: {{a: {[*range(40)]}, b: {[*range(26)]}}}",
+            4,
+            "1040 combinations, and a group may have 1000",
+        ),
+        (
+            "environment_variables:\n  A: ${{search_space.lr}}\nsweep: {search_space: {lr: [1]}}",
+            4,
+            "may stand in command and parameters alone",
+        ),
+        (
+            "inputs: {a: 1}\nsweep: {search_space: {lr: [1]}}\noutput: ${{search_space.lr}}.ipynb",
+            5,
+            "may stand in command and parameters alone",
+        ),
     ],
 )
 def test_wrong_jobs(text: str, line: int, sentence: str, folder: Path) -> None:
@@ -323,3 +387,30 @@ def test_odd_values_anywhere_are_taken_or_refused(
     except BadJob as error:
         refused = error.message
     assert refused is None or re.fullmatch(r"\S+/job\.yml, line [0-9]+: [^\n]+", refused)
+
+
+def test_the_runs_of_a_sweep(folder: Path) -> None:
+    text = """
+command: python train.py --lr ${{search_space.lr}} --n ${{inputs.n}} --out ${{outputs.model}}
+inputs: {n: 3}
+outputs: {model: {}}
+sweep:
+  search_space:
+    lr: {type: choice, values: [0.5, 0.25]}
+    kind: [a, b]
+  limits: {max_total_trials: 3, max_concurrent_trials: 2}
+"""
+    job = resolve(parse(text, str(folder / "job.yml")), {"n": [7, 8], "kind": ["c"]})
+    assert job.sweep.space == {"lr": [0.5, 0.25], "kind": ["c"], "n": [7, 8]}
+    assert (job.sweep.max_parallel, len(job.sweep.combinations)) == (2, 3)
+    assert job.direct == {"kind": "c"}
+    assert "inputs" not in job.metadata  # it is another one in each run
+    commands = [job.with_values(values).command for values in job.sweep.combinations]
+    assert commands == [
+        f"python train.py --lr {lr} --n {n} --out {folder}/outputs/model"
+        for lr, n in [(0.5, 7), (0.5, 8), (0.25, 7)]
+    ]
+    text = "command: x ${{inputs.n}}\ninputs: {n: 3}\nenvironment_variables: {N: '${{inputs.n}}'}"
+    job = resolve(parse(text, str(folder / "job.yml")), {"n": [7, 8]})
+    with pytest.raises(BadJob, match=r"line 2: n is swept over, and only the command and param"):
+        job.with_values({"n": 8})

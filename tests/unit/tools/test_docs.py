@@ -57,7 +57,7 @@ def test_the_job_files_of_the_pages_are_right(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     page = (DOCS / "how-to" / "batch.md").read_text()
     jobs = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "type:" in text]
-    assert len(jobs) == 3
+    assert len(jobs) == 4
     for text in jobs:
         assert resolve(parse(text, str(tmp_path / "job.yml"))).wishes["devices"] == 2
     shown = re.search(r"submit: job\.yml, (line \d+: 'job_teir' .*)\n", page)

@@ -1,0 +1,81 @@
+"""Virtual devices that move between physical ones, with the real device proxies, in training.
+
+One process trains a model that is split over four virtual devices. However often the physical ones
+behind them change, and whatever is killed meanwhile, it prints the losses of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+
+import pytest
+from singularity_proxy.errors import Conflict
+from support.agent import AgentBox, until
+from support.agent_resizing import printed, training
+
+STEPS = 150
+MAPPINGS = (
+    ["cpu:0", "cpu:1", "cpu:2", "cpu:3"],
+    ["cpu:0", "cpu:0", "cpu:2", "cpu:2"],
+    ["cpu:0", "cpu:0", "cpu:0", "cpu:0"],
+    ["cpu:3", "cpu:3", "cpu:3", "cpu:1"],
+)
+
+
+async def trains(box: AgentBox, devices: list[str]) -> str:
+    session = await box.python(training(STEPS), virtual_devices=4)
+    await box.event("device.need", session)
+    await box.attach(session, 1, *devices)
+    return session
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[str]:
+    async def run() -> list[str]:
+        async with AgentBox(cpu_devices=4) as box:
+            session = await trains(box, MAPPINGS[0])
+            await box.logged(session, "done")
+            return printed(box.log(session))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.asyncio
+async def test_resized_again_and_again_the_numbers_stay(undisturbed: list[str]) -> None:
+    async with AgentBox(cpu_devices=4, warm=2) as box:
+        session = await trains(box, MAPPINGS[2])
+        chance, epoch = random.Random(5), 1
+        while "done" not in box.log(session):
+            epoch += 1
+            try:
+                await box.resize(session, epoch, *chance.choice(MAPPINGS))
+            except Conflict:  # it ended meanwhile
+                break
+            await asyncio.sleep(chance.random())
+        await box.logged(session, "done")
+        assert epoch > 5
+        assert printed(box.log(session)) == undisturbed
+
+
+@pytest.mark.asyncio
+async def test_kill_minus_9_of_agent_and_proxies_meanwhile(undisturbed: list[str]) -> None:
+    async with AgentBox(cpu_devices=4, warm=2) as box:
+        session = await trains(box, MAPPINGS[0])
+        await until(lambda: "step 3 " in box.log(session))
+        for epoch, target in enumerate((MAPPINGS[2], MAPPINGS[0], MAPPINGS[1]), 2):
+            resize = asyncio.ensure_future(box.resize(session, epoch, *target, seq=100 + epoch))
+            await asyncio.sleep(0.03 * epoch)
+            for pid in box.proxies_of(session)[:2]:
+                os.kill(pid, signal.SIGKILL)
+            started = time.monotonic()
+            await box.kill_agent()
+            await asyncio.gather(resize, return_exceptions=True)
+            await box.resize(session, epoch, *target, seq=100 + epoch)
+            assert time.monotonic() - started < 30  # mostly that of starting interpreters
+            assert (await box.session(session))["devices"] == target
+        await box.logged(session, "done")
+        assert printed(box.log(session)) == undisturbed

@@ -1,0 +1,102 @@
+"""The ways a notebook starts several ranks, in a real kernel behind an agent: torchrun, a cell as
+ranks, and fork. Two virtual devices on one physical device, and on two."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from jupyter_client.asynchronous import AsyncKernelClient
+from support.agent import AgentBox
+from support.agent_kernels import NO_HISTORY, client_of, run, start_kernel
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio]
+
+TRAIN = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank, world):
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=world)
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1).cuda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, 4), rank + 1.0, device="cuda")).square().mean().backward()
+        optimizer.step()
+    weights = model.module.weight.detach().cpu().flatten().tolist()
+    line = f"done {rank} of {dist.get_world_size()} {weights}\\n"
+    sys.stdout.write(line)  # at once: the other rank writes there too
+    sys.stdout.flush()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    train(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+"""
+
+
+@asynccontextmanager
+async def notebook(*devices: str) -> AsyncIterator[tuple[AgentBox, str, AsyncKernelClient]]:
+    """A kernel with two virtual devices, on one or two physical ones."""
+    async with AgentBox("--NodeAgent.proxy_threads=1", warm=1) as box:
+        (Path(box.work) / "train.py").write_text(TRAIN)
+        session, info = await start_kernel(
+            box, NO_HISTORY, "--ext", "singularity_kernel", virtual_devices=2
+        )
+        client = await client_of(info)
+        giving = asyncio.create_task(_give(box, session, devices))
+        try:
+            yield box, session, client
+        finally:
+            giving.cancel()
+            client.stop_channels()
+            await box.end(session)
+
+
+async def _give(box: AgentBox, session: str, devices: tuple[str, ...]) -> None:
+    await box.event("device.need", session)
+    await box.attach(session, 1, *devices)
+
+
+def weights(said: str) -> set[str]:
+    """Of the two ranks; they must be the same."""
+    lines = [line.partition("done ")[2] for line in said.splitlines() if "done " in line]
+    assert sorted(line[:6] for line in lines) == ["0 of 2", "1 of 2"], said
+    return {line[7:] for line in lines}
+
+
+@pytest.mark.parametrize("devices", [("cpu:0", "cpu:0"), ("cpu:0", "cpu:1")])
+async def test_all_ways_compute_the_same(devices: tuple[str, ...]) -> None:
+    async with notebook(*devices) as (_, _, client):
+        torchrun = f"!{sys.executable} -m torch.distributed.run --nproc-per-node 2"
+        found = [
+            weights(await run(client, f"{torchrun} train.py")),
+            weights(await run(client, f"%%singularity run --ranks 2\n{TRAIN}")),
+            weights(await run(client, FORK)),
+        ]
+        assert len(set.union(*found)) == 1, found
+        # The notebook itself goes on with a device.
+        assert (
+            await run(client, "import torch; print(torch.ones(2, device='cuda:1').sum().item())")
+            == "2.0\n"
+        )
+
+
+FORK = f"""
+import os
+os.environ["MASTER_PORT"] = "29611"
+{TRAIN.split("if __name__", maxsplit=1)[0]}
+import torch.multiprocessing as mp
+assert not torch.cuda.is_initialized()
+mp.start_processes(train, args=(2,), nprocs=2, start_method="fork")
+"""

@@ -1,0 +1,38 @@
+"""A training that is split over four virtual devices, for tests that change the physical ones."""
+
+from __future__ import annotations
+
+import re
+
+TRAINING = """
+import time, torch
+torch.manual_seed(3)
+sizes = [12, 24, 24, 24, 6]
+parts = [torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.Tanh(), torch.nn.Dropout(0.1))
+         for a, b in zip(sizes, sizes[1:])]
+parts = [part.to(f"cuda:{number}") for number, part in enumerate(parts)]
+optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters()], lr=0.01)
+data = torch.randn(64, 12)
+for step in range(STEPS):
+    x = data
+    for number, part in enumerate(parts):
+        x = part(x.to(f"cuda:{number}"))
+    loss = x.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    time.sleep(PAUSE)
+    print("step", step, loss.item().hex(), flush=True)
+total = sum(p.double().sum().item() for part in parts for p in part.parameters())
+print("done", total.hex(), flush=True)
+"""
+
+
+def training(steps: int, pause_s: float = 0.0) -> str:
+    """The program; it waits so long in each step."""
+    return f"STEPS, PAUSE = {steps}, {pause_s}\n{TRAINING}"
+
+
+def printed(text: str) -> list[str]:
+    """Its losses and the sum of its weights at the end, to the last bit."""
+    return re.findall(r"^(?:step|done) .*$", text, re.MULTILINE)

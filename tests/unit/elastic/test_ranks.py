@@ -1,0 +1,125 @@
+"""One program as several ranks: environment, output, failures, interrupts, the launcher's death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from singularity_proxy.elastic.ranks import RankFailed, environments, run_ranks
+
+
+def program(code: str) -> list[str]:
+    return [sys.executable, "-u", "-c", textwrap.dedent(code)]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_gone(pids: list[int], seconds: float = 10) -> None:
+    until = time.monotonic() + seconds
+    while not all(map(gone, pids)):
+        assert time.monotonic() < until, [pid for pid in pids if not gone(pid)]
+        time.sleep(0.02)
+
+
+def test_environment_is_torchruns() -> None:
+    one, two = environments(2, {})
+    assert [x["RANK"] for x in (one, two)] == [x["LOCAL_RANK"] for x in (one, two)] == ["0", "1"]
+    assert one["WORLD_SIZE"] == one["LOCAL_WORLD_SIZE"] == "2"
+    assert one["MASTER_ADDR"] == "127.0.0.1"
+    assert one["MASTER_PORT"] == two["MASTER_PORT"]
+    assert environments(1, {"MASTER_PORT": "7", "MASTER_ADDR": "h"})[0]["MASTER_PORT"] == "7"
+
+
+def test_lines_come_whole_and_with_their_rank() -> None:
+    code = """
+        import os, sys, time
+        rank = os.environ["RANK"]
+        for i in range(50):
+            sys.stdout.write("a" * 2000 + rank); sys.stdout.flush()
+            sys.stdout.write("b\\n"); sys.stderr.write(f"e{rank}\\n")
+        sys.stdout.write("no end")
+    """
+    lines: list[tuple[int, str]] = []
+    run_ranks(program(code), 3, os.environ, lambda rank, line: lines.append((rank, line)))
+    for rank in range(3):
+        mine = [line for r, line in lines if r == rank]
+        assert mine.count("a" * 2000 + f"{rank}b\n") == 50
+        assert mine.count(f"e{rank}\n") == 50
+        assert mine[-1] == "no end\n"
+
+
+@pytest.mark.parametrize(("how", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)])
+def test_the_first_that_fails_ends_the_others(tmp_path: Path, how: str, code: int) -> None:
+    source = f"""
+        import os, sys, time
+        open({str(tmp_path)!r} + "/" + os.environ["RANK"], "w").write(str(os.getpid()))
+        if os.environ["RANK"] == "1":
+            while len(os.listdir({str(tmp_path)!r})) < 3: time.sleep(0.01)
+            {how}
+        time.sleep(100)
+    """
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match=r"rank 1 ended with .*; the other ranks were ended") as it:
+        run_ranks(program(source), 3, os.environ)
+    assert (it.value.rank, it.value.code) == (1, code)
+    assert time.monotonic() - began < 10
+    wait_gone([int(p.read_text()) for p in tmp_path.iterdir()])
+
+
+LAUNCHER = """
+import os, sys
+from singularity_proxy.elastic.ranks import run_ranks
+code = '''
+import os, sys, time
+rank = os.environ["RANK"]
+try:
+    print(os.getpid(), flush=True)
+    time.sleep(100)
+except KeyboardInterrupt:
+    print("interrupted", rank, flush=True)
+    if rank == "1":
+        time.sleep(100)  # does not end
+'''
+def write(rank, line):
+    print(line, end="", flush=True)
+try:
+    run_ranks([sys.executable, "-u", "-c", code], 2, os.environ, write)
+except KeyboardInterrupt:
+    print("ended", flush=True)
+"""
+
+
+def launcher() -> tuple[subprocess.Popen[str], list[int]]:
+    started = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True, process_group=0
+    )
+    assert started.stdout is not None
+    return started, [int(started.stdout.readline()) for _ in range(2)]
+
+
+def test_an_interrupt_reaches_all_and_they_end() -> None:
+    started, pids = launcher()
+    began = time.monotonic()
+    os.kill(started.pid, signal.SIGINT)
+    out, _ = started.communicate(timeout=30)
+    assert sorted(out.split("\n")) == ["", "ended", "interrupted 0", "interrupted 1"]
+    assert 4 < time.monotonic() - began < 12  # the one that did not end was told again
+    assert all(map(gone, pids))
+
+
+def test_ranks_of_a_killed_launcher_end_with_it() -> None:
+    started, pids = launcher()
+    started.kill()
+    started.communicate(timeout=10)
+    wait_gone(pids)

@@ -1,0 +1,170 @@
+"""Values that runs record: what is kept of them, and what a group does on them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from singularity_proxy.errors import BadRequest
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.goals import Objective, objective_of, parse_condition
+from singularity_scheduler.core.goals import parse_objective as parse
+from singularity_scheduler.core.model import AgentFacts
+from singularity_scheduler.core.recorded import MAX_ALL, MAX_VALUE, kept
+from support.scheduler_core import World, devices_of
+from support.scheduler_groups import end, started, submit_group
+
+
+def test_the_last_value_of_a_name_is_kept() -> None:
+    assert kept({"loss": 1.0}, {"loss": 0.5, "name": "a"}) == ({"loss": 0.5, "name": "a"}, {})
+
+
+def test_numbers_that_json_does_not_have_are_texts() -> None:
+    found, _ = kept({}, {"a": float("nan"), "b": [float("-inf")], "c": {"d": float("inf")}})
+    assert found == {"a": "NaN", "b": ["-Infinity"], "c": {"d": "Infinity"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("", 1, "cannot be the name"),
+        ("x" * 65, 1, "1 to 64 printable characters"),
+        ("a\nb", 1, "cannot be the name"),
+        ("x", "y" * MAX_VALUE, "has 1026 characters, and one that is kept with the session has"),
+        ("x", object(), "JSON has no such value"),
+    ],
+)
+def test_what_is_not_kept(name: str, value: object, sentence: str) -> None:
+    found, refused = kept({"x": 7}, {name: value})
+    assert found == {"x": 7}
+    assert sentence in refused[name]
+    assert "\n" not in refused[name]
+
+
+def test_all_values_of_a_session_together_are_bounded() -> None:
+    found, refused = kept({}, {f"n{i}": "y" * 1000 for i in range(20)})
+    assert len(json.dumps(found)) <= MAX_ALL
+    assert (len(found), len(refused)) == (8, 12)
+    assert "at most 8 KiB" in refused["n19"]
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.dictionaries(st.text(max_size=70), plain, max_size=5), max_size=5))
+def test_whatever_is_recorded_what_is_kept_is_small_and_json(told: list[dict[str, Any]]) -> None:
+    found: dict[str, Any] = {}
+    for new in told:
+        found, refused = kept(found, new)
+        assert found.keys().isdisjoint(refused) or all(name in found for name in refused)
+    assert len(json.dumps(found, allow_nan=False)) <= MAX_ALL
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "met"),
+    [
+        ("loss<0.01", {"loss": 0.009}, True),
+        ("loss<0.01", {"loss": 0.01}, False),
+        ("loss <= 1e-2", {"loss": 0.01}, True),
+        (" acc>=.9 ", {"acc": 0.9}, True),
+        ("acc>0.9", {"acc": "0.95"}, False),
+        ("acc>-1", {"acc": True}, False),
+        ("acc>0", {}, False),
+        ("n==3", {"n": 3}, True),
+        ("n<0.12345678", {"n": 0.123456785}, False),
+        ("n!=3", {"n": 4}, True),
+        ("val/acc>0.5", {"val/acc": 1}, True),
+        ("loss<0.01", {"loss": "NaN"}, False),
+    ],
+)
+def test_conditions(text: str, values: dict[str, Any], met: bool) -> None:
+    assert parse_condition(text).met(values) is met
+    assert parse_condition(str(parse_condition(text))) == parse_condition(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "loss", "loss<", "<1", "loss<x", "loss=1", "loss<1 or 1", "loss<1; x", "f(x)<1"),
+        *("loss<1e999", "loss<0x10", "loss<nan", "a b<1", "loss<1\nx", "l" * 65 + "<1", "1<2"),
+        "loss<\u0661",
+    ],
+)
+def test_what_is_no_condition(text: str) -> None:
+    with pytest.raises(BadRequest, match="a name, a comparison and a number"):
+        parse_condition(text)
+
+
+def test_objectives() -> None:
+    found = [("a", {"loss": 2}), ("b", {"loss": 1.5}), ("c", {"loss": "NaN"}), ("d", {})]
+    least = parse({"primary_metric": "loss", "goal": "Minimize"})
+    assert least == Objective("loss", "minimize") == objective_of(str(least))
+    assert least.best(found) == "b"
+    assert Objective("loss", "maximize").best(found) == "a"
+    assert Objective("acc", "maximize").best(found) is None
+    assert objective_of("") is None
+    assert parse(None) is None
+    for bad in ({"goal": "minimize"}, {"primary_metric": "x", "goal": "best"}, "loss", []):
+        with pytest.raises(BadRequest):
+            parse(bad)
+
+
+def test_the_first_that_meets_the_condition_ends_the_others_and_goes_on() -> None:
+    world = World(2)
+    submit_group(world, "g", 4, stop_when="loss<0.1")
+    submit_group(world, "other", 2)
+    world.do(ev.Recorded("g1", {"loss": 0.5, "name": "x"}))
+    world.do(ev.Recorded("g2", {"loss": float("nan")}))
+    assert not any(world[sid].final for sid in ("g1", "g2", "g3", "g4"))
+    world.do(ev.Recorded("g2", {"loss": 0.05}))
+    world.answer(ev.End, ev.Start)
+    ended = [world.known[sid] for sid in ("g1", "g3", "g4")]
+    assert [view.process_state.value for view in ended] == ["cancelled"] * 3
+    why = "cancelled by its group: loss is 0.05 in member 2 of 4 (loss<0.1)"
+    assert [view.reason for view in ended] == [why] * 3
+    winner = world["g2"]
+    assert not winner.final
+    assert winner.member == replace(
+        winner.member, reached="g2", reached_why="loss is 0.05 in member 2 of 4"
+    )
+    assert json.loads(world.known["g1"].recorded) == {"loss": 0.5, "name": "x"}
+    assert "other1" in started(world)
+    world.do(ev.Recorded("g2", {"loss": 0.01}))
+    end(world, "g2")
+    assert world.known["g2"].process_state.value == "completed"
+
+
+def test_what_was_recorded_while_the_service_was_away_counts() -> None:
+    world = World(2)
+    submit_group(world, "g", 2, stop_when="loss<0.1")
+
+    def rejoin(alive: bool, loss: float) -> None:
+        fact = AgentFacts(
+            "g1",
+            alive,
+            0,
+            (),
+            False,
+            False,
+            None,
+            None if alive else 0,
+            recorded=f'{{"loss": {loss}}}',
+        )
+        other = AgentFacts("g2", True, 0, (), False, False, None)
+        world.do(ev.NodeJoined("local", devices_of("local", 2), (fact, other)))
+
+    rejoin(True, 0.05)
+    assert json.loads(world["g1"].recorded) == {"loss": 0.05}
+    assert world["g2"].process_state.value == "cancelled"
+    rejoin(False, 0.01)
+    assert json.loads(world["g1"].recorded) == {"loss": 0.01}
+    assert world["g1"].process_state.value == "completed"

@@ -1,0 +1,274 @@
+"""Runs that were killed go on by themselves: from where, how often, and never two at once."""
+
+from __future__ import annotations
+
+import pytest
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.model import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.states import ProcessState
+from support.scheduler_core import World, facts, whole
+
+QUEUED, LIVE = ProcessState.QUEUED, ProcessState.LIVE
+
+
+def running(world: World, retries: int, sid: str = "r") -> None:
+    """A run that holds its device and may be tried again so often."""
+    run = BatchRun("/home/alice/n.ipynb", "/home/alice/o.ipynb", max_retries=retries)
+    world.do(ev.SessionCreated(sid, "alice", SessionSpec(Kind.BATCH, Tier.STANDARD, 1, sid, run)))
+    world.answer()
+    world.need(sid)
+    world.answer()
+    assert world[sid].word == "running"
+
+
+def kill(world: World, code: int | None = -9, sentence: str = "", sid: str = "r") -> None:
+    world.do(ev.ProcessExited(sid, code, sentence))
+
+
+def test_without_a_checkpoint_it_starts_from_its_beginning_once_nothing_is_left() -> None:
+    world = World()
+    running(world, 2)
+    kill(world)
+    (fence,) = world.pending
+    assert isinstance(fence, ev.Fence)
+    assert world["r"].leased  # nobody gets its device before its node has confirmed
+    world.answer(ev.Fence)
+    (start,) = world.pending
+    assert isinstance(start, ev.Start)
+    view = world["r"]
+    assert (view.process_state, view.attempt) == (ProcessState.STARTING, 2)
+    assert start.epoch > fence.epoch
+    assert start.seq > fence.seq
+    world.answer()
+    assert world["r"].reason == "its process runs (attempt 2 of 3)"
+    assert any(
+        c.reason
+        == "attempt 2 of 3 starts from its beginning, having no checkpoint to go on from, because "
+        "its process was ended by signal 9"
+        for c in world.history
+    )
+
+
+def test_it_goes_on_from_its_newest_checkpoint() -> None:
+    world = World()
+    running(world, 1)
+    for number in (1, 2):
+        world.do(ev.CheckpointTaken("r", whole(f"c{number}", world.now)))
+    kill(world, 137, "the command ended with signal 9")
+    world.answer(ev.Fence)
+    (resume,) = world.pending
+    assert isinstance(resume, ev.Resume)
+    assert (resume.checkpoint, resume.incarnation) == ("c2", 2)
+    world.answer()
+    view = world["r"]
+    assert (view.process_state, view.attempt, view.retrying) == (LIVE, 2, False)
+    assert view.loss is not None
+    assert view.loss.checkpoint == "c2"
+    assert "attempt 2 of 2 goes on from checkpoint 'c2', " in "".join(
+        c.reason for c in world.history
+    )
+
+
+def test_after_the_last_attempt_it_fails_with_the_reason() -> None:
+    world = World()
+    running(world, 1)
+    kill(world)
+    world.answer()
+    kill(world, 70, "the kernel died under cell 2 of 3")
+    world.answer()
+    assert "r" not in world.state.sessions
+    ended = world.known["r"]
+    assert ended.process_state is ProcessState.FAILED
+    assert ended.exit_code == 70
+    assert ended.reason == (
+        "the last of its 2 attempts was ended as well: the kernel died under cell 2 of 3"
+    )
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 64, 124, 130, 143, -15])
+def test_what_ended_by_itself_or_was_asked_to_is_not_tried_again(code: int) -> None:
+    world = World()
+    running(world, 3)
+    kill(world, code)
+    assert world["r"].final
+    assert world["r"].attempt == 1
+
+
+def test_a_signal_that_somebody_sent_through_us_ends_it() -> None:
+    world = World()
+    running(world, 3)
+    world.do(ev.SignalAsked("r", "alice", 9))
+    kill(world)
+    assert world["r"].process_state is ProcessState.CANCELLED
+
+
+def test_cancelled_between_two_attempts_it_does_not_start_again() -> None:
+    world = World()
+    running(world, 3)
+    kill(world)
+    world.do(ev.EndAsked("r", "alice"))
+    world.answer()
+    assert world.known["r"].process_state is ProcessState.CANCELLED
+    assert "r" not in world.state.sessions
+
+
+def test_killed_while_its_device_is_being_parked() -> None:
+    world = World()
+    running(world, 1)
+    world.do(ev.ParkAsked("r", "alice"))
+    (park,) = world.pending
+    world.pending.clear()
+    kill(world)
+    assert world.pending == []  # its devices stand still first
+    world.do(ev.ParkFailed("r", park.epoch, "there is no session r on this node"))
+    world.answer()
+    assert (world["r"].process_state, world["r"].attempt) == (LIVE, 2)
+
+
+def test_a_restart_of_the_service_in_the_middle_goes_on_with_it() -> None:
+    world = World()
+    running(world, 1)
+    kill(world)
+    world = world.reloaded()
+    world.join("local", 2)  # the node has nothing of it
+    world.answer()
+    assert (world["r"].process_state, world["r"].attempt) == (LIVE, 2)
+    kill(world)
+    assert world["r"].process_state is ProcessState.FAILED
+
+
+def test_it_ended_while_its_node_was_away() -> None:
+    world = World()
+    running(world, 1)
+    world.pending.clear()
+    world.join("local", 2, None, facts(world["r"], alive=False, exit_code=-9))
+    world.answer()
+    assert (world["r"].process_state, world["r"].attempt) == (LIVE, 2)
+
+
+def test_a_node_that_forgot_it_starts_it_again() -> None:
+    world = World()
+    running(world, 1)
+    world.pending.clear()
+    world.join("local", 2)
+    world.answer()
+    assert (world["r"].process_state, world["r"].attempt) == (LIVE, 2)
+
+
+def test_of_a_damaged_checkpoint_the_next_older_one_and_then_the_beginning() -> None:
+    world = World()
+    running(world, 1)
+    for number in (1, 2):
+        world.do(ev.CheckpointTaken("r", whole(f"c{number}", world.now)))
+    kill(world)
+    world.answer(ev.Fence)
+    for name in ("c2", "c1"):
+        (resume,) = world.pending
+        assert isinstance(resume, ev.Resume)
+        assert resume.checkpoint == name
+        world.pending.clear()
+        failed = ev.ResumeFailed("r", resume.epoch, resume.seq, "a chunk is damaged", True)
+        world.do(failed)
+    assert [type(a) for a in world.pending] == [ev.Start]
+    world.answer()
+    assert (world["r"].process_state, world["r"].attempt) == (LIVE, 2)
+
+
+def test_what_cannot_be_brought_back_uses_attempts_up_and_then_fails() -> None:
+    world = World()
+    running(world, 2)
+    world.do(ev.CheckpointTaken("r", whole("c1", world.now)))
+    kill(world)
+    world.answer(ev.Fence)
+    for _ in range(2):
+        (resume,) = world.pending
+        world.pending.clear()
+        assert isinstance(resume, ev.Resume)
+        world.do(ev.ResumeFailed("r", resume.epoch, resume.seq, "a file is missing"))
+    assert world["r"].process_state is ProcessState.FAILED
+    assert world["r"].reason == (
+        "the last of its 3 attempts was ended as well: it could not come back from its checkpoint "
+        "(a file is missing)"
+    )
+
+
+def test_a_checkpoint_after_which_it_ends_at_once_is_not_tried_again() -> None:
+    """It was made while the run was dying."""
+    world = World()
+    running(world, 5)
+    for number in (1, 2):
+        world.do(ev.CheckpointTaken("r", whole(f"c{number}", world.now)))
+    tried = []
+    for _ in range(3):
+        kill(world)
+        world.answer(ev.Fence)
+        (action,) = world.pending
+        tried.append(getattr(action, "checkpoint", "beginning"))
+        world.answer()
+    assert tried == ["c2", "c1", "beginning"]
+
+
+def test_after_it_worked_for_a_while_the_same_checkpoint_is_taken_again() -> None:
+    world = World()
+    running(world, 5)
+    world.do(ev.CheckpointTaken("r", whole("c1", world.now)))
+    for _ in range(2):
+        world.now += 60
+        kill(world)
+        world.answer(ev.Fence)
+        (action,) = world.pending
+        assert isinstance(action, ev.Resume)
+        world.answer()
+
+
+def lost(world: World, silent_s: float, hopeless: bool = False) -> None:
+    world.do(ev.NodeAway("local"))
+    world.now += silent_s
+    world.do(ev.NodeLost("local", silent_s, hopeless))
+
+
+def test_a_lost_node_without_a_checkpoint_begins_it_elsewhere_and_fences_the_old_one() -> None:
+    world = World()
+    running(world, 1)
+    world.join("other", 2)
+    before = facts(world["r"])
+    world.now += 600
+    lost(world, 40)
+    assert world["r"].node == "local"  # waiting costs less than beginning again
+    lost(world, 40, hopeless=True)
+    world.answer()
+    view = world["r"]
+    assert (view.node, view.process_state, view.attempt) == ("other", LIVE, 2)
+    assert view.epoch > before.epoch
+    world.join("local", 2, None, before)
+    (fence,) = world.pending
+    assert isinstance(fence, ev.Fence)
+    assert fence.node == "local"
+
+
+def test_a_lost_node_ends_a_run_that_may_not_be_tried_again() -> None:
+    world = World()
+    running(world, 0)
+    world.join("other", 2)
+    lost(world, 400, hopeless=True)
+    assert world["r"].process_state is ProcessState.FAILED
+
+
+def test_a_lost_node_with_a_checkpoint_is_no_retry() -> None:
+    world = World()
+    running(world, 1)
+    world.join("other", 2)
+    world.do(ev.CheckpointTaken("r", whole("c1", world.now)))
+    lost(world, 40)
+    world.answer()
+    assert (world["r"].node, world["r"].attempt) == ("other", 1)
+    assert world["r"].process_state is LIVE
+
+
+def test_it_keeps_its_place_before_those_who_came_later() -> None:
+    world = World(1)
+    running(world, 1)
+    world.submit("later")
+    kill(world)
+    world.answer()
+    assert (world["r"].process_state, world["later"].process_state) == (LIVE, QUEUED)
