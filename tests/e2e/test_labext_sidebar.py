@@ -3,9 +3,11 @@ back to and to fork, the log and the output of a run."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from singularity_spawner.platform.demo_runs import submit
@@ -18,9 +20,61 @@ SHOTS = ("checkpoints", "timeline", "devices", "log")
 PARTS = {
     "timeline": "came back",
     "log": "ipython kernel",
-    "devices": "cuda:0 on",
+    "devices": "cuda:1 on cpu:0",
     "checkpoints": "before lr",
 }
+COUNTS = """
+import pathlib, time
+a = torch.zeros(4, device="cuda:0", dtype=torch.float64)
+b = torch.zeros(4, device="cuda:1", dtype=torch.float64)
+steps = 0
+for mark in ("began", "shared", "apart"):
+    while not pathlib.Path(mark).exists():
+        a += 1
+        b += a.to("cuda:1")
+        steps += 1
+        time.sleep(0.02)
+    right = bool((a == steps).all() and (b == steps * (steps + 1) / 2).all())
+    print(mark, "right" if right else f"wrong after {steps} steps: {a} {b}")
+"""
+"""A cell that computes on both devices, and says at each mark whether its numbers are those of as
+many steps."""
+KEY_OF_NINE = {"command": "singularity:resize", "keys": ["Alt R"], "selector": "body"}
+"""A shortcut of one's own, which asks for what no menu offers."""
+
+
+async def set_shortcut(server: Server, shortcut: dict[str, Any]) -> None:
+    """As the editor of settings does it."""
+    raw = json.dumps({"shortcuts": [shortcut]})
+    path = "lab/api/settings/@jupyterlab/shortcuts-extension:shortcuts"
+    await server.rest("PUT", path, {"raw": raw})
+
+
+async def check_resize(page: Page, server: Server, session: dict[str, Any]) -> None:
+    """Its two devices become one physical one and two again while a cell computes on both; what
+    cannot be is refused. Left on one."""
+    name, one, two = session["name"], "2 virtual on 1 physical (cpu:", "cpu:0, cpu:1"
+    await page.do("run", COUNTS)
+    await server.put_file("began", "")
+    await page.do("output", "began right")
+    await page.do("status", "running", two)
+    sizes = await page.do("choose", name, "Resize", "on 1 physical device")
+    assert [item for item in sizes["items"] if "physical" in item] == ["on 1 physical device"]
+    await page.do("see", one)
+    await page.do("status", "running", one)
+    await server.put_file("shared", "")
+    await page.do("output", "shared right")
+
+    refused = await page.do("shortcut", "Alt+r")
+    assert refused["text"].startswith(f"Refused: Resize {name}")
+    assert "has 2 virtual devices, so it runs on 1 to 2 physical ones, not on 9" in refused["text"]
+    await page.do("choose", name, "Resize", "on 2 physical devices")
+    await page.do("see", "cuda:0 on cpu:0, cuda:1 on cpu:1")
+    await page.do("status", "running", two)
+    await server.put_file("apart", "")
+    await page.do("output", "apart right")
+    await page.do("choose", name, "Resize", "on 1 physical device")
+    await page.do("status", "running", one)
 
 
 async def check_views(page: Page, name: str) -> None:
@@ -46,7 +100,9 @@ async def check_views(page: Page, name: str) -> None:
 @pytest.mark.timeout(300)
 async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> None:
     async with running_platform(devices=2) as platform:
-        url = await platform.start_server("alice", {"tier": "standard", "devices": 1})
+        url = await platform.start_server("alice", {"tier": "standard", "devices": 2})
+        server = Server(url, await platform.user_token("alice"))
+        await set_shortcut(server, {**KEY_OF_NINE, "args": {"devices": 9}})
         service = platform.service()
         await service.set_tiers("alice", ["standard", "basic"])
         async with lab_page(platform, f"{url}lab", tmp_path) as page:
@@ -96,7 +152,8 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             changed = await service.get_session(session["id"])
             assert (changed["tier"], bool(changed["keep_until"])) == ("basic", True)
 
-            server = Server(url, await platform.user_token("alice"))
+            await check_resize(page, server, session)
+
             await server.put_notebook("job.ipynb", "for i in range(3): print('epoch', i)")
             await submit(server, "job", options="--tier standard")
             await page.do("open", "job.ipynb", "log", "epoch 2")
@@ -108,7 +165,8 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             assert (await page.do("filter", "job completed"))["names"] == ["job.ipynb"]
             await page.do("filter", "")
             await check_views(page, session["name"])
-            assert await page.end() == []
+            # What the browser itself says of the refused resize; nothing else went wrong.
+            assert [error for error in await page.end() if "/resize?" not in error] == []
         if keep := os.environ.get("SCREENSHOTS"):
             for name in SHOTS:
                 shutil.copy(tmp_path / f"{name}.png", keep)

@@ -81,9 +81,9 @@ const steps = {
     await page.keyboard.insertText(code);
     await page.keyboard.press('Shift+Enter');
   },
-  // The status item in a state: its text, its tooltip, and when that was.
-  async status(page, state) {
-    const item = page.locator(`.jp-Singularity-status[data-state="${state}"]`);
+  // The status item in a state, with a text in it: all its text, its tooltip, and when that was.
+  async status(page, state, text = '') {
+    const item = page.locator(`.jp-Singularity-status[data-state="${state}"]`, { hasText: text });
     await item.waitFor(LIMIT);
     const at = Date.now();
     return { at, text: await item.innerText(), title: await item.getAttribute('title') };
@@ -126,6 +126,12 @@ const steps = {
     await dialog.locator('.jp-Dialog-footer button').last().click();
     await dialog.waitFor({ state: 'detached', ...LIMIT });
     return { text };
+  },
+  // A shortcut in the notebook that ends in a dialog.
+  async shortcut(page, keys) {
+    await page.locator('.jp-NotebookPanel .jp-Notebook').first().focus();
+    await page.keyboard.press(keys);
+    return this.dialog(page);
   },
   async palette(page, text) {
     await search(page, text, (item) => item.waitFor(SHORT));
