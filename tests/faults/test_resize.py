@@ -79,3 +79,38 @@ async def test_kill_minus_9_of_agent_and_proxies_meanwhile(undisturbed: list[str
             assert (await box.session(session))["devices"] == target
         await box.logged(session, "done")
         assert printed(box.log(session)) == undisturbed
+
+
+FULL = """
+import time, torch
+M = 3 << 20
+kept = [torch.arange(n, n + M, dtype=torch.float64, device=f"cuda:{n}") for n in (0, 1)]
+for number in range(10_000):
+    print("sums", *(t.sum().item() for t in kept), flush=True)
+    time.sleep(0.05)
+"""
+"""24 MiB on each of two devices, summed without a copy in another dtype: 40 MiB have no room for
+that."""
+
+SUM = (3 << 20) * ((3 << 20) - 1) / 2
+
+
+@pytest.mark.asyncio
+async def test_a_resize_that_does_not_fit_leaves_everything_as_it_was() -> None:
+    async with AgentBox(cpu_devices=2, cpu_capacity="40MiB") as box:
+        session = await box.python(FULL, virtual_devices=2)
+        await box.event("device.need", session)
+        await box.attach(session, 1, "cpu:0", "cpu:1")
+        sums = f"sums {SUM} {SUM + (3 << 20)}\n"
+        await box.logged(session, sums * 3)
+        with pytest.raises(Conflict, match=r"do not fit .* goes on with the devices it had$"):
+            await box.resize(session, 2, "cpu:0", "cpu:0")
+        report = await box.session(session)
+        assert (report["devices"], report["epoch"]) == (["cpu:0", "cpu:1"], 2)
+        before = box.log(session)
+        await box.logged(session, before + sums * 3)
+        assert len(box.proxies_of(session)) == 2
+        assert set(box.log(session).splitlines()) == {sums.strip()}
+        # Not less than before: each of its devices has room for what is on it alone.
+        assert (await box.resize(session, 3, "cpu:1", "cpu:0"))["moved"] == [0, 1]
+        await box.logged(session, box.log(session) + sums * 3)

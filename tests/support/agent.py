@@ -223,7 +223,12 @@ class AgentBox:
 
     async def logged(self, session: str, text: str) -> None:
         """Wait until the session's process printed `text`."""
-        await until(lambda: text in self.log(session), lambda: self.log(session))
+        await until(lambda: text in self.log(session), lambda: self._said(session))
+
+    def _said(self, session: str) -> str:
+        """What is known of a session that did not do what it should; one that ended has no log."""
+        ends = [d["reason"] for s, t, d in self.events if (s, t) == (session, "process.exited")]
+        return "; ".join([*ends, self.log(session)])
 
     async def event(self, type: str, session: str | None = None, count: int = 1) -> dict[str, Any]:
         """Wait for the `count`-th event of `type`; returns its data."""

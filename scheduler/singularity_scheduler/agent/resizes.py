@@ -114,6 +114,8 @@ class Resizer:
         except BaseException as error:
             if record.alive:
                 await self._go_back(live, str(error))
+            if record.phase is Phase.HELD and isinstance(error, SingularityError):
+                error.message += "; it goes on with the devices it had"
             raise
         self._done(live, devices)
 
