@@ -9,7 +9,7 @@ from dataclasses import replace
 from . import checkpoints, groups, queue, reasons, retries
 from . import events as ev
 from .draft import Draft
-from .goals import parse_condition
+from .goals import parse_condition, shown
 from .model import Kind, SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
@@ -133,24 +133,29 @@ def stop_groups(draft: Draft) -> None:
 
 def stop_reached_groups(draft: Draft) -> None:
     """A member whose recorded values meet the condition of its group ends the others, once; it
-    goes on itself, to store what it found."""
-    for view in list(draft.changed.values()):
-        member, old = view.member, draft.state.sessions.get(view.id)
-        if member is None or not member.stop_when or member.reached or view.final:
+    goes on itself, to store what it found, or has completed."""
+    for sid in list(draft.changed):
+        view, old = draft.changed[sid], draft.state.sessions.get(sid)
+        member = view.member
+        if member is None or not member.stop_when or member.reached:
+            continue
+        if view.final and view.process_state is not ProcessState.COMPLETED:
             continue
         if old is not None and old.recorded == view.recorded:
             continue
         condition, values = parse_condition(member.stop_when), json.loads(view.recorded)
-        if not condition.met(values):
+        others = [one for one in groups.members(draft, member.group) if one.id != sid]
+        if not condition.met(values) or any(o.member and o.member.reached for o in others):
             continue
-        why = f"{condition.name} is {values[condition.name]:g} in {member.place}"
-        found = {
-            one.id: replace(one, member=replace(one.member, reached=view.id, reached_why=why))
-            for one in groups.members(draft, member.group)
-            if one.member is not None
-        }
-        draft.put(found.pop(view.id))
-        end_all(draft, found.values(), "its group", f"{why} ({condition})", view.grace_s)
+        why = f"{condition.name} is {shown(values[condition.name])} in {member.place}"
+        draft.put(_reached(view, sid, why))
+        ending = [_reached(one, sid, why) for one in others]
+        end_all(draft, ending, "its group", f"{why} ({condition})", view.grace_s)
+
+
+def _reached(view: SessionView, by: str, why: str) -> SessionView:
+    assert view.member is not None
+    return replace(view, member=replace(view.member, reached=by, reached_why=why))
 
 
 def ended(draft: Draft, event: ev.Ended) -> None:

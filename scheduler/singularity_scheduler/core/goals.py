@@ -12,7 +12,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from singularity_proxy.errors import BadRequest
@@ -52,7 +52,7 @@ class Condition:
         return f"{self.name}{self.compare}{exact}"
 
 
-@cache
+@lru_cache(256)
 def parse_condition(text: str) -> Condition:
     """The condition in `text`; `BadRequest` for anything else."""
     found = _CONDITION.fullmatch(text)
@@ -103,6 +103,15 @@ def objective_of(text: str) -> Objective | None:
     """The objective that `str` made `text` of; None for ""."""
     goal, _, metric = text.partition(" ")
     return Objective(metric, goal) if metric else None
+
+
+def shown(value: int | float) -> str:
+    """A recorded number for people, in a few characters."""
+    try:
+        return f"{value:g}"
+    except OverflowError:  # an integer that no float can hold
+        digits = str(abs(value))
+        return f"{'-' if value < 0 else ''}{digits[0]}e+{len(digits) - 1}"
 
 
 def is_number(value: object) -> bool:

@@ -168,3 +168,44 @@ def test_what_was_recorded_while_the_service_was_away_counts() -> None:
     rejoin(False, 0.01)
     assert json.loads(world["g1"].recorded) == {"loss": 0.01}
     assert world["g1"].process_state.value == "completed"
+
+
+def of_node(sid: str, values: dict[str, Any], exit_code: int | None = None) -> AgentFacts:
+    alive, recorded = exit_code is None, json.dumps(values)
+    return AgentFacts(sid, alive, 0, (), False, False, None, exit_code, recorded=recorded)
+
+
+def test_two_that_meet_the_condition_at_once_do_not_end_each_other() -> None:
+    world = World(2)
+    submit_group(world, "g", 2, stop_when="loss<0.1")
+    told = (of_node("g1", {"loss": 0.05}), of_node("g2", {"loss": 0.01}))
+    world.do(ev.NodeJoined("local", devices_of("local", 2), told))
+    assert [world[sid].process_state.value for sid in ("g1", "g2")] == ["live", "cancelled"]
+    assert [m.reached for sid in ("g1", "g2") if (m := world[sid].member)] == ["g1", "g1"]
+
+
+@pytest.mark.parametrize(("code", "others"), [(0, "cancelled"), (1, "live")])
+def test_one_that_met_the_condition_and_completed_meanwhile_ends_the_others(
+    code: int, others: str
+) -> None:
+    world = World(2)
+    submit_group(world, "g", 2, stop_when="loss<0.1")
+    told = (of_node("g1", {"loss": 0.05}, code), of_node("g2", {}))
+    world.do(ev.NodeJoined("local", devices_of("local", 2), told))
+    assert world["g2"].process_state.value == others
+    winner = world["g1"].member
+    assert winner is not None
+    assert winner.reached == ("g1" if code == 0 else "")
+
+
+def test_a_number_that_no_float_can_hold_meets_a_condition() -> None:
+    world = World(2)
+    submit_group(world, "g", 2, stop_when="n>1")
+    world.do(ev.Recorded("g1", {"n": 10**400}))
+    assert world["g2"].reason == "cancelled by its group: n is 1e+400 in member 1 of 2 (n>1)"
+
+
+def test_conditions_of_many_groups_are_not_all_remembered() -> None:
+    for number in range(1000):
+        parse_condition(f"loss<{number}")
+    assert parse_condition.cache_info().currsize < 1000
