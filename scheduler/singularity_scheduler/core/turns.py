@@ -88,7 +88,7 @@ class Turn:
 
     def _holds(self, view: SessionView, count: int) -> None:
         claim = self.claims[view.id] = holder_claim(self.draft, view, self.account)
-        if view.scale is None and not view.wish:
+        if view.scale is None and not view.wish and not view.smaller:
             claim.devices = claim.minimum = count
         else:
             claim.devices = max(claim.devices, count)
@@ -196,10 +196,10 @@ def holder_claim(draft: Draft, view: SessionView, account: Account) -> Claim:
     claim.since = _known(view.held_since)
     claim.order = view.attach_order
     claim.scaled_at = _known(view.scaled_at)
+    claim.interval_s = draft.state.parameters.scale_interval_s
     if view.scale is not None:
-        interval_s = view.scale.interval_s
-        default_s = draft.state.parameters.scale_interval_s
-        claim.interval_s = default_s if interval_s is None else interval_s
+        if view.scale.interval_s is not None:
+            claim.interval_s = view.scale.interval_s
         claim.counts = _counts(view)
     return claim
 
@@ -292,8 +292,9 @@ def _resize(turn: Turn, action: do.Resize, gathering: set[str]) -> None:
     assert view is not None
     has = view.physical
     if action.cause is None:
-        more = turn.others(count - len(has))
-        if set(more) <= set(turn.free):
+        # A drained device that it still holds is none of the turn's: it may need no other one.
+        more = turn.others(max(0, count - len(has)))
+        if more and set(more) <= set(turn.free):
             reason = reasons.grown(view, count)
             scaling.begin(draft, view, (*has, *more), reason, action.rule)
         turn.remove(more)

@@ -251,6 +251,39 @@ def test_more_than_is_free_is_waited_for() -> None:
     assert len(world["nb"].physical) == 3
 
 
+def test_all_of_its_devices_are_waited_for_too() -> None:
+    world = World(4, parameters=SLOW)
+    notebook(world, scale=None)
+    resize(world, 2)
+    world.answer()
+    world.holding("other", devices=2)
+    resize(world, 4)
+    world.answer()
+    assert len(world["nb"].physical) == 2
+    assert "gets the others when they are free" in world["nb"].reason
+    world.do(ev.EndAsked("other", "bob"))
+    world.answer()
+    later(world, 1)
+    assert len(world["nb"].physical) == 4
+
+
+def test_a_wish_that_cannot_be_met_is_not_tried_all_the_time() -> None:
+    world = World(4, parameters=SLOW)
+    notebook(world, scale=None)
+    resize(world, 1)
+    world.answer()
+    world.holding("other", devices=3)
+    resize(world, 3)
+    world.do(ev.EndAsked("other", "bob"))
+    world.answer(ev.End)
+    [action] = [a for a in world.pending if isinstance(a, ev.Resize)]
+    world.pending.clear()
+    world.do(ev.ResizeFailed("nb", action.epoch, "its ranks did not come together"))
+    assert world.pending == []
+    later(world)
+    assert len(world["nb"].physical) == 3
+
+
 def test_without_devices_it_is_a_wish_for_the_next_ones() -> None:
     world = World(4)
     world.create("nb", devices=4)
