@@ -19,15 +19,9 @@ from .states import CHANGING, DeviceEvent, DeviceState, ProcessEvent, ProcessSta
 def started(draft: Draft, event: ev.Started) -> None:
     view = draft.get(event.session)
     if view and view.process_state is ProcessState.STARTING:
-        origin = view.origin or view.node
-        started_at = draft.now if view.started_at is None else view.started_at
+        reason = f"its process runs{reasons.attempt(view)}"
         draft.step(
-            view,
-            ProcessEvent.LIVE,
-            f"its process runs{reasons.attempt(view)}",
-            "process.live",
-            origin=origin,
-            started_at=started_at,
+            view, ProcessEvent.LIVE, reason, "process.live", **retries.begun(view, draft.now)
         )
 
 
@@ -168,8 +162,9 @@ def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
     if fact.saved and not view.saved:
         view = draft.put(replace(view, saved=True))
     if view.process_state is ProcessState.STARTING:
-        origin = view.origin or view.node
-        view = draft.step(view, ProcessEvent.LIVE, "its process runs", "recover", origin=origin)
+        reason = f"its process runs{reasons.attempt(view)}"
+        fields = retries.begun(view, draft.now)
+        view = draft.step(view, ProcessEvent.LIVE, reason, "recover", **fields)
     view = _compare_devices(draft, view, fact)
     if fact.waiting and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
         queue.enqueue(draft, view, reasons.waits(view), "device.lazy")

@@ -11,13 +11,14 @@ A checkpoint brings a run back from a lost node whatever it may retry (`losses`)
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from singularity_scheduler.client.words import duration
 
 from . import endings, moves, queue, reasons
 from .draft import Draft
 from .model import CheckpointRef, SessionView
-from .states import DeviceState, ProcessEvent
+from .states import DeviceState, ProcessEvent, ProcessState
 
 KERNEL_DIED = 70
 """The exit code of a run whose kernel died under it; see `singularity_kernel.batch`."""
@@ -54,8 +55,18 @@ def exited(draft: Draft, view: SessionView, code: int | None, sentence: str) -> 
     return True
 
 
+def begun(view: SessionView, now: float) -> dict[str, Any]:
+    """What changes in a session when it is known that its process runs, or ran."""
+    return {
+        "origin": view.origin or view.node,
+        "started_at": now if view.started_at is None else view.started_at,
+    }
+
+
 def _leave(draft: Draft, view: SessionView, how: str, rule: str) -> None:
     """Have what is left of it removed; it goes on once that is confirmed."""
+    if view.process_state is ProcessState.STARTING:  # it ran: nobody had told that yet
+        view = draft.quiet_step(view, ProcessEvent.LIVE, **begun(view, draft.now))
     reference = _to_go_on_from(view, draft.now)
     view = replace(
         endings.stay(view),

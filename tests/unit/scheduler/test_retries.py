@@ -146,6 +146,28 @@ def test_it_ended_while_its_node_was_away() -> None:
     assert (world["r"].process_state, world["r"].attempt) == (LIVE, 2)
 
 
+def test_it_was_killed_before_anybody_knew_that_it_ran() -> None:
+    world = World()
+    run = BatchRun("/home/alice/n.ipynb", "/home/alice/o.ipynb", max_retries=1)
+    world.do(ev.SessionCreated("r", "alice", SessionSpec(Kind.BATCH, Tier.STANDARD, 1, "r", run)))
+    world.pending.clear()  # the answer to its start is lost
+    world.join("local", 2, None, facts(world["r"], alive=False, exit_code=-9))
+    world.answer()
+    view = world["r"]
+    assert (view.process_state, view.attempt) == (LIVE, 2)
+    assert view.started_at is not None
+    assert view.started_at < world.now - 1  # its time counts from the first attempt
+
+
+def test_one_that_is_found_running_has_a_time_limit_from_then_on() -> None:
+    world = World()
+    run = BatchRun("/home/alice/n.ipynb", "/home/alice/o.ipynb", max_retries=1)
+    world.do(ev.SessionCreated("r", "alice", SessionSpec(Kind.BATCH, Tier.STANDARD, 1, "r", run)))
+    world.pending.clear()
+    world.join("local", 2, None, facts(world["r"]))
+    assert (world["r"].process_state, world["r"].started_at) == (LIVE, world.now)
+
+
 def test_a_node_that_forgot_it_starts_it_again() -> None:
     world = World()
     running(world, 1)
