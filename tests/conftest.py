@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.reports import TestReport
@@ -121,7 +122,7 @@ _REAL = {"integration", "e2e", "faults"}
 """Folders whose tests race with real processes on a machine that others use too: one that fails is
 run once more, and the summary names it (RERUN)."""
 
-_LIMITS = {"e2e": 300, "faults": 180, "quality": 300}
+_LIMITS = {"e2e": 400, "faults": 300, "quality": 400}
 """Seconds per test by folder, where the default of pyproject.toml is too short."""
 
 
@@ -159,14 +160,27 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         _baseline.fd_growth[item.nodeid] += leaks.fd_count() - before
 
 
+_leaks_of_workers: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of `-n` has ended: what it says was left behind by its tests."""
+    _leaks_of_workers.extend(getattr(node, "workeroutput", {}).get("leaks", ()))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Every fixture is torn down by now: what still exists leaked, and counts as a failed test."""
     if session.config.getoption("collectonly"):
         return
+    if (said := getattr(session.config, "workeroutput", None)) is not None:
+        said["leaks"] = leaks.leaks(_baseline)
+        return
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     assert isinstance(terminal, TerminalReporter)
-    for number, sentence in enumerate(leaks.leaks(_baseline), start=1):
+    found = _leaks_of_workers if session.config.getoption("numprocesses") else leaks.leaks(_baseline)
+    for number, sentence in enumerate(found, start=1):
         leak = TestReport(
             nodeid=f"tests/conftest.py::leak_{number}",
             location=("tests/conftest.py", None, f"leak {number}"),

@@ -5,7 +5,8 @@ Each leak is one sentence that says what it is and, where known, which test it g
 
 A process is ours when it carries the run's mark in its environment (every descendant inherits it),
 is a descendant, or is an orphan that runs one of our modules from this checkout's environment
-without any run's mark. Two runs on one machine therefore do not accuse each other.
+without any run's mark while there is no other run. Two runs on one machine, and the workers of one
+(`-n`), therefore do not accuse each other.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ def _is_ours(process: psutil.Process, baseline: Baseline, descendants: set[int])
         and process.ppid() == 1
         and sys.prefix in line
         and _OUR_MODULES.search(line) is not None
+        and not another_run()
     )
 
 
