@@ -179,7 +179,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     assert isinstance(terminal, TerminalReporter)
-    found = _leaks_of_workers if session.config.getoption("numprocesses") else leaks.leaks(_baseline)
+    side_by_side = session.config.getoption("numprocesses", None)
+    found = _leaks_of_workers if side_by_side else leaks.leaks(_baseline)
     for number, sentence in enumerate(found, start=1):
         leak = TestReport(
             nodeid=f"tests/conftest.py::leak_{number}",
