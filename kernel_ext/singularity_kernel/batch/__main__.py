@@ -119,13 +119,18 @@ def take_description(environ: MutableMapping[str, str]) -> dict[str, Any]:
 
 
 def _attempt_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Which attempt of the run this is, and how many seconds it has: the time limit counts from the
-    start of the first one."""
+    """Which attempt of the run this is, and how many seconds of its time limit are left, which
+    counts from the start of the first one."""
     limit, began = found.get("timeout_s"), found.get("started_at")
+    left = limit
     if limit is not None and began is not None:
-        limit = max(1, round(limit - (time.time() - began)))
-    attempt = int(found.get("attempt") or 1)
-    return {"timeout_s": limit, "attempt": attempt, "attempts": int(found.get("attempts") or 1)}
+        left = min(limit, max(1, round(limit - (time.time() - began))))
+    return {
+        "timeout_s": limit,
+        "left_s": left,
+        "attempt": int(found.get("attempt") or 1),
+        "attempts": int(found.get("attempts") or 1),
+    }
 
 
 def execute(description: dict[str, Any], stop: Stop, log: Log) -> None:
@@ -185,7 +190,7 @@ def run(environ: MutableMapping[str, str]) -> int:
         try:
             description = take_description(environ)
             with (
-                stop.limited(description["timeout_s"]),
+                stop.limited(description["timeout_s"], description["left_s"]),
                 Collector.running(environ, say) as collector,
             ):
                 begin_attempt(description)
@@ -211,7 +216,10 @@ def begin_attempt(description: Mapping[str, Any]) -> None:
     beside the new one, and say so."""
     if description["attempt"] == 1:
         return
-    kept = set_aside(description["output"]) if description.get("output") else ""
+    kept = ""
+    if description.get("output"):
+        refuse_itself(description["notebook"], description["output"])
+        kept = set_aside(description["output"])
     about = f"; what the one before had done is kept in {kept}" if kept else ""
     number = f"{description['attempt']} of {description['attempts']}"
     say(f"attempt {number} starts from the beginning{about}")

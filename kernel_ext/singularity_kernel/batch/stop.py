@@ -40,15 +40,16 @@ class Stop:
                 signal.signal(signum, handler)
 
     @contextmanager
-    def limited(self, seconds: int | None) -> Iterator[None]:
-        """Ask for the end by itself in so many seconds (None: never) unless this is left before.
-        The timer is the operating system's: a process image takes what is left of it along."""
-        if seconds is None:
+    def limited(self, limit_s: int | None, left_s: int | None = None) -> Iterator[None]:
+        """Ask for the end by itself after the run's time limit (None: never) unless this is left
+        before; `left_s`: so much of it is left, None: all. The timer is the operating system's: a
+        process image takes what is left of it along."""
+        if limit_s is None:
             yield
             return
-        self._limit_s = seconds
+        self._limit_s = limit_s
         before = signal.signal(signal.SIGALRM, self._asked)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, limit_s if left_s is None else left_s)
         try:
             yield
         finally:

@@ -111,6 +111,7 @@ def test_the_description_is_taken_out_of_the_environment() -> None:
         "parameters": {"a": 1},
         "kernel": None,
         "timeout_s": None,
+        "left_s": None,
         "attempt": 1,
         "attempts": 1,
     }

@@ -41,7 +41,7 @@ def test_the_time_limit_is_for_all_attempts(tmp_path: Path) -> None:
     began = time.monotonic()
     done = run(tmp_path, command="sleep 100", timeout_s=62, started_at=time.time() - 60)
     assert done.returncode == 124
-    assert "time limit" in done.stderr
+    assert "time limit of 62 s is over" in done.stderr
     assert time.monotonic() - began < 30
 
 
@@ -81,3 +81,14 @@ def test_its_own_output_is_replaced_also_after_it_was_copied(tmp_path: Path) -> 
     output.unlink()
     files.write("cell 3", str(output))
     assert [p.name for p in tmp_path.iterdir()] == ["out.ipynb"]
+
+
+def test_an_output_that_is_the_notebook_is_not_set_aside(tmp_path: Path) -> None:
+    """The attempt before may have been killed before it looked."""
+    notebook, link = tmp_path / "n.ipynb", tmp_path / "o.ipynb"
+    notebook.write_text("{}")
+    link.symlink_to(notebook)
+    done = run(tmp_path, notebook=str(notebook), output=str(link), attempt=2, attempts=2)
+    assert done.returncode == 64
+    assert "would replace the notebook itself" in done.stderr
+    assert notebook.read_text() == "{}"
