@@ -103,7 +103,13 @@ class Collector:
         return True
 
     def _read(self, last: bool) -> None:
-        """Take the new lines of the file; of one without its end only when no more can come."""
+        """Take the new lines of the file; all there are, and one without its end, only when no more
+        can come."""
+        while (new := self._new_bytes()) and last and len(new) == MAX_READ:
+            self._take(new, last=False)
+        self._take(new, last)
+
+    def _new_bytes(self) -> bytes:
         try:
             with open(self.path, "rb") as file:
                 if _size(self.path) < self._offset:  # somebody began it anew
@@ -111,9 +117,14 @@ class Collector:
                 file.seek(self._offset)
                 new = file.read(MAX_READ)
         except OSError:
-            return
+            return b""
         self._offset += len(new)
+        return new
+
+    def _take(self, new: bytes, last: bool) -> None:
         *lines, self._rest = (self._rest + new).split(b"\n")
+        if len(self._rest) > MAX_READ:  # no line that could be kept is as long
+            self._rest = self._rest[:MAX_READ]
         if last:
             lines.append(self._rest)
             self._rest = b""

@@ -121,3 +121,26 @@ async def test_what_waits_for_an_agent_is_its_newest(short_dir: Path) -> None:
         server.close()
     assert told == [{"acc": 0.1, "loss": 0.5, "lines": 1}, {"lines": 2}]
     assert said == ["note: too long"]
+
+
+def test_the_end_of_a_run_takes_all_of_a_long_file(tmp_path: Path) -> None:
+    collector = Collector(str(tmp_path / "agent.sock"), print)
+    lines = "".join(f"n={number:0100}\n" for number in range(1, 30_000))
+    (tmp_path / "recorded").write_text(lines + "last=1")
+    collector._read(last=False)
+    assert 0 < collector._waiting["n"] < 29_999
+    collector._read(last=True)
+    assert collector._waiting == {"n": 29_999, "last": 1}
+
+
+def test_a_line_without_an_end_takes_no_memory(tmp_path: Path) -> None:
+    collector = Collector(str(tmp_path / "agent.sock"), print)
+    with (tmp_path / "recorded").open("wb") as file:
+        for _ in range(4):
+            file.write(b"x" * (1 << 20))
+            file.flush()
+            collector._read(last=False)
+        file.write(b"\nn=1\n")
+    assert len(collector._rest) <= 1 << 20
+    collector._read(last=True)
+    assert collector._waiting == {"n": 1}
