@@ -36,6 +36,8 @@ LOOK_S = 1.0
 """How often is looked whether the run has written its output."""
 AWAY_S = 300.0
 """So long a service that does not answer is waited for."""
+END_S = 20.0
+"""The same when somebody wants the run to end."""
 BEFORE = frozenset({"queued", "starting"})
 
 _FATES: dict[int | None, type[Fate]] = {
@@ -110,17 +112,25 @@ class RemoteRun:
     async def _until(self, ended: asyncio.Future[Any], asked: asyncio.Event, client: Any) -> None:
         """Look at the output until the run has ended; end it when that is asked for."""
         ending = asyncio.ensure_future(asked.wait())
+        give_up_at: float | None = None
         try:
             while not ended.done():
                 waited = {ended} if ending.done() else {ended, ending}
                 await asyncio.wait(waited, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 if ending.done() and asked.is_set():
-                    asked.clear()
-                    with contextlib.suppress(Conflict):  # it ended meanwhile
-                        await client.end_session(self._session, "its papermill was stopped")
+                    now = asyncio.get_running_loop().time()
+                    give_up_at = give_up_at or now + END_S
+                    try:
+                        with contextlib.suppress(Conflict):  # it ended meanwhile
+                            await client.end_session(self._session, "its papermill was stopped")
+                        asked.clear()
+                    except Unavailable as error:
+                        if now >= give_up_at:
+                            raise self._goes_on(error) from None
                 await asyncio.to_thread(self._look)
         finally:
             ending.cancel()
+            ended.cancel()
 
     def _request(self) -> dict[str, Any]:
         from singularity_scheduler.jobs.wishes import merged
@@ -184,11 +194,14 @@ class RemoteRun:
         try:
             found: dict[str, Any] = ended.result()
         except Unavailable as error:
-            raise Unavailable(
-                f"the run goes on as session {self._session}, with its output in {self._result}, "
-                f"but how it ends is not known here: {error.message}"
-            ) from None
+            raise self._goes_on(error) from None
         return found
+
+    def _goes_on(self, error: Unavailable) -> Unavailable:
+        return Unavailable(
+            f"the run goes on as session {self._session}, with its output in {self._result}, "
+            f"but how it ends is not known here: {error.message}"
+        )
 
     def _finish(self, session: dict[str, Any], stop: Stop) -> None:
         """Raise what the run ended with, unless papermill finds that in the notebook itself."""
