@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from .model import SessionView
@@ -24,47 +25,65 @@ MAX_VALUE = 1024
 """Characters of one value, as JSON."""
 MAX_ALL = 8 << 10
 """Characters of all names and values of a session, as JSON."""
-
+MAX_NAMES = MAX_ALL // len('"a": 0, ')
+"""More names have no room in that."""
 
 Values = Mapping[str, Any]
 """Name -> value."""
 
 
 def kept(before: Values, new: Values) -> tuple[dict[str, Any], dict[str, str]]:
-    """(`before` with what may be kept of `new`, a sentence for each name that may not)."""
+    """(`before` with what may be kept of `new`, a sentence for each name that may not). Of more
+    names than could be kept the last are not looked at; "" has the sentence about them."""
     found, refused = dict(before), dict[str, str]()
-    for name, value in new.items():
-        told = _checked(name, value, found)
+    sizes = {name: _size(name, json.dumps(value)) for name, value in before.items()}
+    used = sum(sizes.values())
+    for name, value in islice(new.items(), MAX_NAMES):
+        text, told = _checked(name, value)
+        size = _size(name, text)
+        more = size - sizes.get(name, 0)
+        if not told and used + more > MAX_ALL:
+            told = _no_room(repr(name))
         if told:
             refused[name] = told
-        else:
-            found[name] = plain(value)
+            continue
+        found[name], sizes[name] = plain(value), size
+        used += more
+    if len(new) > MAX_NAMES:
+        refused[""] = _no_room(f"{len(new) - MAX_NAMES} more values")
     return found, refused
 
 
-def _checked(name: str, value: Any, found: Values) -> str:
-    """Why the value cannot be kept beside those `found`; "" when it can."""
+def _size(name: str, text: str) -> int:
+    """Characters that a value takes among all of them."""
+    return len(json.dumps(name)) + len(text) + len(": , ")
+
+
+def _no_room(what: str) -> str:
+    return (
+        f"there is no room for {what}: the recorded values of a session have at most "
+        f"{MAX_ALL >> 10} KiB"
+    )
+
+
+def _checked(name: str, value: Any) -> tuple[str, str]:
+    """(the value as JSON, why it cannot be kept: "" when it can)."""
     said = repr(name[:MAX_NAME])
     try:
-        size = len(json.dumps(plain(value), allow_nan=False))
+        text = json.dumps(plain(value), allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        return f"the value of {said} cannot be kept: JSON has no such value"
+        return "", f"the value of {said} cannot be kept: JSON has no such value"
     if not name or len(name) > MAX_NAME or not name.isprintable():
-        return (
+        return text, (
             f"{said} cannot be the name of a recorded value: it has 1 to {MAX_NAME} printable "
             "characters"
         )
-    if size > MAX_VALUE:
-        return (
-            f"the value of {said} has {size} characters, and one that is kept with the session has "
-            f"at most {MAX_VALUE}: it is in the output alone"
+    if len(text) > MAX_VALUE:
+        return text, (
+            f"the value of {said} has {len(text)} characters, and one that is kept with the "
+            f"session has at most {MAX_VALUE}: it is in the output alone"
         )
-    if len(json.dumps({**found, name: plain(value)})) > MAX_ALL:
-        return (
-            f"there is no room for {said}: the recorded values of a session have at most "
-            f"{MAX_ALL >> 10} KiB"
-        )
-    return ""
+    return text, ""
 
 
 def plain(value: Any) -> Any:

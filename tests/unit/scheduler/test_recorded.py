@@ -209,3 +209,21 @@ def test_conditions_of_many_groups_are_not_all_remembered() -> None:
     for number in range(1000):
         parse_condition(f"loss<{number}")
     assert parse_condition.cache_info().currsize < 1000
+
+
+def test_many_values_at_once_cost_little() -> None:
+    """Whoever asks the node agent to keep them must not keep it from its work."""
+    looked: list[str] = []
+
+    class Name(str):
+        def isprintable(self) -> bool:
+            looked.append(self)
+            return super().isprintable()
+
+    many = {Name(f"n{number}"): 0 for number in range(100_000)}
+    found, refused = kept({"n5": 1}, many)
+    assert len(json.dumps(found)) <= MAX_ALL
+    assert found["n5"] == 0
+    assert len(looked) < 2000
+    assert len(refused) < 2000
+    assert "no room for 98976 more values" in refused[""]
