@@ -128,7 +128,7 @@ def parse_size(
 ) -> tuple[int, ScalePolicy | None]:
     """The number of virtual devices, and on how many physical ones they may run (None: on as many).
     A policy that names the most devices also says how many virtual ones there are, if nothing else
-    does; numbers above that mean nothing. An elastic session only needs room for its least."""
+    does; larger numbers mean all of them. An elastic session only needs room for its least."""
     asked, policy = request.get("devices"), _policy(request)
     if policy is None:
         return parse_devices(default_devices if asked is None else asked, largest), None
@@ -137,7 +137,7 @@ def parse_size(
         asked = most
     devices = parse_devices(default_devices if asked is None else asked, None)
     most = devices if most is None else min(most, devices)  # more would have nothing to do
-    counts = tuple(count for count in counts if count <= devices)
+    counts = tuple(sorted({min(count, devices) for count in counts}))
     if least > most:
         raise BadRequest(
             f"scale_policy asks for at least {least} devices, more than the {most} that the "

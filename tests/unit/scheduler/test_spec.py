@@ -13,6 +13,7 @@ from singularity_scheduler.core.spec import (
     parse_move,
     parse_run,
     parse_spec,
+    policy_document,
     run_of,
 )
 
@@ -222,3 +223,27 @@ def test_a_run_of_a_command() -> None:
 def test_a_run_is_no_notebook_with_a_person_in_front() -> None:
     with pytest.raises(BadRequest, match="kind must be batch"):
         parse_spec({"kind": "interactive", "run": {"notebook": "/n.ipynb"}})
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"auto_scale_instance_type_count_set": [1, 2, 4], "auto_scale_interval_in_sec": 7.0},
+        {"auto_scale_instance_type_count_set": [1]},
+        {"min_instance_type_count": 1, "max_instance_type_count": 6},
+        {},
+    ],
+)
+def test_a_scale_policy_that_is_shown_means_what_it_meant(
+    devices: int, policy: dict[str, Any]
+) -> None:
+    """So that an exported job file does."""
+    spec = parse_spec({"devices": devices, "scale_policy": policy})
+    if devices == 1:
+        assert spec.scale is None
+        return
+    assert spec.scale is not None
+    again = parse_spec({"devices": devices, "scale_policy": policy_document(spec.scale)})
+    assert again.scale == spec.scale
+    assert not spec.scale.counts or spec.scale.counts[-1] == spec.scale.most
