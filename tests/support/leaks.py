@@ -135,10 +135,11 @@ def _in_use(folder: Path) -> bool:
     return False
 
 
-def another_run() -> bool:
-    """Whether the tests of another checkout (or a second run of this one) are running now."""
+def another_run(base: Path = Path("/tmp")) -> bool:
+    """Whether the tests of another checkout (or a second run of this one, or another worker of it)
+    are running now, whose scratch folder is in `base`."""
     own = Path(os.environ.get("TMPDIR", "/tmp"))
-    for file in Path("/tmp").glob(f"{SCRATCH}*/{PID_FILE}"):
+    for file in base.glob(f"{SCRATCH}*/{PID_FILE}"):
         try:
             if file.parent != own and Path(f"/proc/{int(file.read_text())}").exists():
                 return True

@@ -93,20 +93,15 @@ def test_finds_a_folder_that_nobody_uses(base: str, monkeypatch: pytest.MonkeyPa
     assert folder not in leaks.leaked_folders(baseline)
 
 
-def test_another_run_is_known_by_its_process() -> None:
-    for file in Path("/tmp").glob(f"{leaks.SCRATCH}*/{leaks.PID_FILE}"):
-        if file.parent != Path(os.environ["TMPDIR"]) and Path("/proc", file.read_text()).exists():
-            pytest.skip("there is another run")
-    other = Path(tempfile.mkdtemp(prefix=leaks.SCRATCH, dir="/tmp"))
-    try:
-        with subprocess.Popen(SLEEP) as process:
-            assert not leaks.another_run()
-            (other / leaks.PID_FILE).write_text(str(process.pid))
-            assert leaks.another_run()
-            process.kill()
-        assert not leaks.another_run()
-    finally:
-        shutil.rmtree(other)
+def test_another_run_is_known_by_its_process(tmp_path: Path) -> None:
+    other = tmp_path / f"{leaks.SCRATCH}other"
+    other.mkdir()
+    with subprocess.Popen(SLEEP) as process:
+        assert not leaks.another_run(tmp_path)
+        (other / leaks.PID_FILE).write_text(str(process.pid))
+        assert leaks.another_run(tmp_path)
+        process.kill()
+    assert not leaks.another_run(tmp_path)
 
 
 def test_finds_descriptors_that_stay_open(tmp_path: Path) -> None:
