@@ -45,6 +45,26 @@ async def check_language(page: Page, service: ServiceClient) -> None:
     await page.do("language", "")
 
 
+async def check_countdown(page: Page, service: ServiceClient, session: str) -> None:
+    """Devices that nothing uses are announced to be freed, with the seconds until then; who keeps
+    the session alive keeps them, who does not sees why they are gone. Left without devices."""
+    await service.set_parameters({"idle_soft_s": 60, "min_run_s": 0})
+    told = await page.do("banner", "Its devices are about to be freed")
+    assert "Nothing is lost" in told["text"]
+    counted = await page.do("countdown")
+    assert 0 < counted["now"] < counted["first"] <= 60
+    assert counted["offers"] == "Keep alive"
+    await page.do("offered", "Keep alive")
+    await page.do("nobanner")
+    assert (await service.get_session(session))["keep_until"]
+    await service.keep(session, 0)
+    await page.do("banner", "Its devices are about to be freed")
+    await service.set_parameters({"idle_soft_s": 5})
+    await page.do("status", "parked")
+    await page.do("banner", "no call reached its devices for")
+    await service.set_parameters({"idle_soft_s": None, "min_run_s": None})
+
+
 @pytest.mark.browser
 @pytest.mark.asyncio
 @pytest.mark.timeout(300)
@@ -97,6 +117,10 @@ async def test_a_person_sees_the_session_of_a_notebook(tmp_path: Path) -> None:
                 seen = await page.do("status", "parked" if number % 2 == 0 else "running")
                 delays.append(max(0.0, seen["at"] - known))
             print("state_to_page_ms", [round(delay) for delay in delays])
+
+            await check_countdown(page, service, session["id"])
+            await service.resume(session["id"])
+            await page.do("status", "running")
 
             await page.do("menu")
             await pictures.take(page, "jupyterlab-menu", 1280, 480)

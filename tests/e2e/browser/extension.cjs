@@ -99,6 +99,23 @@ const steps = {
     await banner.waitFor(LIMIT);
     return { text: await banner.innerText() };
   },
+  // The seconds that the banner counts, as soon as they have become fewer, and its own button.
+  async countdown(page) {
+    const banner = page.locator('.jp-NotebookPanel .jp-Singularity-banner:visible');
+    const clock = banner.locator('[role=timer]');
+    const seconds = async () => {
+      const [, min, s] = /(\d+):(\d\d)$/.exec(await clock.innerText()) || [];
+      return 60 * min + Number(s);
+    };
+    const first = await seconds();
+    for (let now = first; ; now = await seconds()) {
+      if (now < first) return { first, now, offers: await banner.locator('button').first().innerText() };
+      await page.waitForTimeout(100);
+    }
+  },
+  async offered(page, name) {
+    await page.locator('.jp-Singularity-banner:visible').getByRole('button', { name }).click(LIMIT);
+  },
   async nobanner(page) {
     await page.locator('.jp-Singularity-banner').waitFor({ state: 'hidden', ...LIMIT });
   },
