@@ -84,9 +84,9 @@ class DeviceKeeper:
         async with live.lock:
             record.check_live()
             record.check_epoch(lease.epoch)
+            devices = placed(record, devices, record.devices)
             node.leases.grant(record.session, lease.epoch, lease.ttl_s, lease.received)
             node.save_leases()
-            devices = placed(record, devices, record.devices)
             if record.phase is Phase.HELD and record.devices == devices:
                 record.epoch, record.reason = lease.epoch, lease.reason
                 node.save(live)

@@ -249,7 +249,11 @@ async def test_only_replicas_come_to_share_a_device() -> None:
         done = await box.resize(session, 3, "cpu:0", "cpu:0", "cpu:1", "cpu:1")
         assert done["devices"] == ["cpu:0", "cpu:1", "cpu:0", "cpu:1"]
         await box.park(session, 3)
-        back = await box.attach(session, 4, "cpu:2", "cpu:2", "cpu:3", "cpu:3")
+        with pytest.raises(LayoutRefused, match="hold 2 different shards"):
+            await box.attach(session, 4, *ONE)
+        leases = await box.call("renew", leases=[{"session": session, "epoch": 4}], ttl_s=60.0)
+        assert leases["held"] == []  # no device is taken by what was refused
+        back = await box.attach(session, 5, "cpu:2", "cpu:2", "cpu:3", "cpu:3")
         assert back["devices"][0] == back["devices"][2] != back["devices"][1] == back["devices"][3]
         assert (await box.session(session))["devices"] == back["devices"]
 
