@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,6 +39,8 @@ def values_of(said: str) -> list[Any]:
         numbers = range(first, last, step)
         if not numbers:
             raise BadRequest(f"there is no number in {said}: the end is not part of a range")
+        if (last - first) // step > sys.maxsize:
+            raise BadRequest(f"{said} are more numbers than can be counted; nothing was started")
         Sweep({"": numbers}).refuse_too_many()
         return list(numbers)
     parts = said.split(",")

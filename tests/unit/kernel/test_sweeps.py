@@ -40,6 +40,7 @@ def test_values(said: str, values: list[object]) -> None:
         (["n=0:4:0"], "the step of 0:4:0 is 0"),
         (["n=4:0"], "there is no number in 4:0"),
         (["n=0:1000000000000"], "1000000000000 combinations, and a group may have 1000"),
+        (["n=0:99999999999999999999"], "more numbers than can be counted"),
         (["a=0:100", "b=0:11"], "1100 combinations, and a group may have 1000"),
     ],
 )
