@@ -34,7 +34,7 @@ def record(name: str, value: Any) -> None:
     `BadRequest` for a value that is none of these, has more than 1024 characters as JSON, or has a
     name that is not 1 to 64 printable characters.
     """
-    from singularity_scheduler.core.recorded import kept
+    from singularity_scheduler.client.values import kept
 
     value = _asked(value)
     found, refused = kept({}, {str(name): value})

@@ -13,8 +13,8 @@ from singularity_proxy.errors import BadRequest, Conflict, Unavailable
 from singularity_proxy.wire.rpc import Handler, Peer
 
 from singularity_scheduler import logs
+from singularity_scheduler.client.values import kept
 from singularity_scheduler.client.verbs import RUNS, VERBS
-from singularity_scheduler.core.recorded import kept
 
 from .devices import DeviceKeeper
 from .launch import number, text

@@ -6,7 +6,8 @@ Requests are checked against them, the OpenAPI document shows them. What they ar
 
 from __future__ import annotations
 
-from singularity_scheduler.core import goals, precedence, recorded
+from singularity_scheduler.client import values
+from singularity_scheduler.core import goals, precedence
 from singularity_scheduler.core.administration import NodeDuty
 from singularity_scheduler.core.estimate import Basis
 from singularity_scheduler.core.model import Tier
@@ -449,7 +450,7 @@ FACTS: Schema = {
 
 OBJECTIVE = record(
     {
-        "primary_metric": {"type": "string", "minLength": 1, "maxLength": recorded.MAX_NAME},
+        "primary_metric": {"type": "string", "minLength": 1, "maxLength": values.MAX_NAME},
         "goal": {"type": "string", "enum": list(goals.GOALS)},
     }
 )

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
+from singularity_scheduler.client.values import MAX_ALL, MAX_VALUE, kept
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.goals import Objective, objective_of, parse_condition
 from singularity_scheduler.core.goals import parse_objective as parse
 from singularity_scheduler.core.model import AgentFacts
-from singularity_scheduler.core.recorded import MAX_ALL, MAX_VALUE, kept
 from support.scheduler_core import World, devices_of
 from support.scheduler_groups import end, started, submit_group
 
