@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.batch_runs import Runs, read, text_of, write_notebook
 from support.kernel_relay import wait_until
+
+pytestmark = pytest.mark.timeout(400)  # up to three kernels one after the other, on a busy machine
 
 PAPERMILL = [sys.executable, "-m", "papermill", "--engine", "singularity", "--no-progress-bar"]
 
@@ -26,7 +29,7 @@ def test_in_a_terminal_the_kernel_is_a_batch_session(runs: Runs, short_dir: Path
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     out = read(short_dir / "out.ipynb")
@@ -51,10 +54,10 @@ def test_a_stopped_papermill_ends_its_session(runs: Runs, short_dir: Path) -> No
         text=True,
     ) as papermill:
         out = short_dir / "out.ipynb"
-        wait_until(lambda: out.exists() and "step 5" in out.read_text(), 60, "no output came")
+        wait_until(lambda: out.exists() and "step 5" in out.read_text(), 200, "no output came")
         (active,) = runs.ask(lambda service: service.sessions("active"))
         papermill.send_signal(signal.SIGTERM)
-        _, said = papermill.communicate(timeout=30)
+        _, said = papermill.communicate(timeout=120)
     assert papermill.returncode == 143
     assert said.rstrip().splitlines()[-1].startswith("Error: the run was cancelled; the outputs")
     assert runs.session(active["id"])["process_state"] in ("completed", "cancelled")
@@ -76,7 +79,7 @@ def test_inside_a_session_it_joins_that_session(runs: Runs, short_dir: Path) -> 
     """
     lines = "\n".join(line.strip() for line in call.strip().splitlines())
     sid = runs.submit(write_notebook(short_dir / "outer.ipynb", lines))
-    ended = runs.end(sid)
+    ended = runs.end(sid, 300)
     text = text_of(read(ended["run"]["output"]))
     assert "exit code 0\n" in text, runs.log(sid)
     assert f"in this process {sid}\n" in text
@@ -94,7 +97,7 @@ def test_without_a_platform_it_refuses(short_dir: Path) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 69, done.stderr
     last = done.stderr.rstrip().splitlines()[-1]

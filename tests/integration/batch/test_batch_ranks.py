@@ -11,14 +11,19 @@ import pytest
 from support.batch_runs import Runs, processes_of
 from support.kernel_relay import wait_until
 
-TRAIN = """
+TRAIN = r"""
 import os, signal, sys, time, torch
 import torch.distributed as dist
 
 rank = int(os.environ["RANK"])
 
+def say(text, stream=sys.stdout):
+    # In one write: torchrun starts ranks unbuffered, print() of several values or of a line end
+    # writes piece by piece then, and lines of ranks that share a log mix.
+    stream.write(f"rank {rank} {text}\n")
+
 def end(*_):
-    print("rank", rank, "was asked to end", flush=True)
+    say("was asked to end")
     os._exit(0)
 
 signal.signal(signal.SIGTERM, end)
@@ -26,8 +31,8 @@ dist.init_process_group("gloo")
 for step in range(int(sys.argv[1])):
     total = torch.full((4,), float(rank + step))
     dist.all_reduce(total)
-    print("rank", rank, "step", step, "total", total.sum().item(), flush=True)
-    print("rank", rank, "says", step, file=sys.stderr, flush=True)
+    say(f"step {step} total {total.sum().item()}")
+    say(f"says {step}", sys.stderr)
     time.sleep(0.2)
 dist.destroy_process_group()
 """
@@ -59,8 +64,8 @@ def test_torchrun_is_followed_live_and_cancelled_with_grace(runs: Runs, short_di
             assert line, seen
             seen += line
         assert runs.session(sid)["process_state"] == "live"
-        ended = runs.ask(lambda service: service.end_session(sid, "enough", grace_s=20.0))
-        rest, _ = follow.communicate(timeout=60)
+        ended = runs.ask(lambda service: service.end_session(sid, "enough", grace_s=60.0))
+        rest, _ = follow.communicate(timeout=120)
     finally:
         follow.kill()
         follow.wait()
