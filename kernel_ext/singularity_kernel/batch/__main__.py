@@ -50,6 +50,9 @@ DESCRIPTION = "RUN_DESCRIPTION"
 EXIT_FILE = "exit"
 """In the session's folder: the exit code, once the run is over."""
 
+START_S = 300
+"""The kernel has so long to answer; a node may start many at once."""
+
 ERROR_CHARACTERS = 120
 """Of a cell's error in the sentence; the notebook has all of it."""
 
@@ -159,6 +162,7 @@ def execute(description: dict[str, Any], stop: Stop, log: Log) -> None:
             engine_name="singularity",
             kernel_name=kernel,
             language=language,
+            start_timeout=START_S,
             progress_bar=False,
             stop=stop,
             live=log,

@@ -17,12 +17,13 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from papermill.clientwrap import PapermillNotebookClient  # type: ignore[import-untyped]
 from singularity_proxy.errors import SingularityError
 from tornado.web import HTTPError
+from traitlets import default
 
 from singularity_kernel.recording import recorded_in
 
 from .addresses import without_secret
 from .fates import CellFailed, KernelDied, NoKernel
-from .loop import on_own_loop
+from .loop import on_own_loop, within_awake
 from .outputs import add_stream, settle
 from .stop import Stop
 
@@ -30,6 +31,10 @@ PROVISIONER = "singularity"
 
 SAVE_NEWS_S = 1.0
 """How often is looked whether outputs have to be saved."""
+
+NEVER_S = 10 * 365 * 24 * 3600
+"""The kernel has answered and its outputs are still to be taken: that is waited for as long as the
+kernel lives. A run may be late by hours, when it was in the store meanwhile."""
 
 INTERRUPT_S = 2.0
 """A cell gets so long to end after it was interrupted; the agent kills a cancelled run after its
@@ -50,6 +55,14 @@ class SessionKernelManager(AsyncKernelManager):  # type: ignore[misc]
         if path:
             self.transport = "ipc"
             self.ip = os.path.join(os.path.dirname(path), f"k{os.urandom(2).hex()}")
+
+    @default("context")  # type: ignore[untyped-decorator]
+    def _context_default(self) -> Any:
+        """Sockets that queue whatever comes: by themselves they drop outputs, without a word, that
+        are more than a thousand ahead of who takes them."""
+        context = super()._context_default()
+        context.rcvhwm = 0
+        return context
 
     @property
     def kernel_spec(self) -> Any:
@@ -78,8 +91,11 @@ class Live:
 class RunClient(PapermillNotebookClient):  # type: ignore[misc]
     """Executes `record.nb` once. `stop` may ask for the end at any time."""
 
-    def __init__(self, record: Any, *, stop: Stop, live: Live, **kwargs: Any) -> None:
-        super().__init__(record, **kwargs)
+    def __init__(
+        self, record: Any, *, stop: Stop, live: Live, start_timeout_s: float, **kwargs: Any
+    ) -> None:
+        super().__init__(record, **{"iopub_timeout": NEVER_S, "startup_timeout": NEVER_S, **kwargs})
+        self._start_timeout_s = start_timeout_s
         self.stop = stop
         self.live = live
         self.session: str | None = None
@@ -157,13 +173,18 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
             self.km = self.create_kernel_manager()
             await self.async_start_new_kernel(**kwargs)
             self.session = getattr(self.km.provisioner, "session_id", None)
-            await self.async_start_new_kernel_client()
+            await within_awake(self._start_timeout_s, self.async_start_new_kernel_client())
         except NoSuchKernel as error:
             raise NoKernel(
                 f"there is no kernel '{error.name}' here; nothing was run: name another one"
             ) from None
         except (SingularityError, HTTPError) as error:
             raise NoKernel(str(error)) from None
+        except TimeoutError:
+            raise NoKernel(
+                f"the kernel '{self.kernel_name}' did not answer within {self._start_timeout_s} s; "
+                "nothing was run"
+            ) from None
         except (RuntimeError, OSError, ModuleNotFoundError) as error:
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise NoKernel(

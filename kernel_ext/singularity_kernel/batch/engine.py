@@ -228,7 +228,7 @@ class _Kernel:
                 "kernel_manager_class": SessionKernelManager,
                 "kernel_name": self._name,
                 "timeout": execution_timeout,
-                "startup_timeout": start_timeout,
+                "start_timeout_s": start_timeout,
                 "log": logger,
                 "log_output": log_output,
                 "stdout_file": stdout_file,

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+TICK_S = 1.0
+"""A time limit is counted in steps of so many seconds."""
+
 
 def on_own_loop(work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
     """Run `work` to its end on an event loop of its own, in a thread of its own when the caller's
@@ -29,3 +32,24 @@ def on_own_loop(work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
     thread.join()
     if failure:
         raise failure[0]
+
+
+async def within_awake(seconds: float, work: Coroutine[Any, Any, Any]) -> None:
+    """`work` to its end; cancelled, with `TimeoutError`, once this process has been awake so many
+    seconds meanwhile. The hours that its session spent frozen or in the store are none, which a
+    clock would not know."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done() and seconds > 0:
+            await asyncio.wait({task}, timeout=min(TICK_S, seconds))
+            seconds -= TICK_S
+        if not task.done():
+            raise TimeoutError
+        task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+__all__ = ["on_own_loop", "within_awake"]

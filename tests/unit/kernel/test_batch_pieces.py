@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from singularity_kernel.batch.files import (
     refuse_itself,
     write_whole,
 )
+from singularity_kernel.batch.loop import within_awake
 from singularity_kernel.batch.outputs import add_stream, settle
 from singularity_kernel.batch.stop import Stop
 from support.batch_runs import write_notebook
@@ -245,3 +247,23 @@ def test_a_notebook_is_never_its_own_output(tmp_path: Path) -> None:
         with pytest.raises(BadRun, match="would replace the notebook itself"):
             refuse_itself(str(notebook), output)
     refuse_itself(str(notebook), str(tmp_path / "c.ipynb"))
+
+
+@pytest.mark.asyncio
+async def test_hours_in_the_store_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the loop jumps, as after a restore, and what is waited for comes right then."""
+    loop = asyncio.get_running_loop()
+    clock, away = loop.time, 0.0
+    monkeypatch.setattr(loop, "time", lambda: clock() + away)
+    came = asyncio.Event()
+
+    async def back() -> None:
+        nonlocal away
+        away = 3600.0
+        await asyncio.sleep(0.05)
+        came.set()
+
+    waiting = asyncio.ensure_future(within_awake(3.0, came.wait()))
+    await asyncio.gather(back(), waiting)
+    with pytest.raises(TimeoutError):
+        await within_awake(0.05, asyncio.Event().wait())
