@@ -14,7 +14,8 @@ def example_session() -> str:
     from dataclasses import replace
 
     from singularity_scheduler.core.cluster import ClusterState
-    from singularity_scheduler.core.model import Kind, SessionView, Tier
+    from singularity_scheduler.core.model import SessionView
+    from singularity_scheduler.core.requested import Kind, Tier
     from singularity_scheduler.core.states import DeviceState, ProcessState
     from singularity_scheduler.service.documents import session_document
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import BadRequest, SingularityError, Unavailable
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import Kind, SessionSpec, Tier
+from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
 from singularity_scheduler.service.database import InDoubt
 from singularity_scheduler.service.ledger import Ledger, Write
 from support.postgres import PASSWORD, PostgresServer, needs_postgres

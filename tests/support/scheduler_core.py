@@ -11,20 +11,12 @@ from singularity_scheduler.core.devices import DeviceHealth, DeviceView
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.health import observed
 from singularity_scheduler.core.invariants import check, check_succession
-from singularity_scheduler.core.model import (
-    Abilities,
-    AgentFacts,
-    BatchRun,
-    CheckpointRef,
-    Kind,
-    LossReport,
-    SessionSpec,
-    SessionView,
-    Tier,
-)
+from singularity_scheduler.core.model import Abilities, AgentFacts, SessionView
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.policy import decide
+from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.rules import RULES
+from singularity_scheduler.core.stored import CheckpointRef, LossReport
 from singularity_scheduler.core.usage import Meter, Usage
 
 AT_ONCE = Parameters(idle_soft_s=0, idle_grace_s=0, min_run_s=0)

@@ -11,8 +11,8 @@ from enum import Enum
 
 from singularity_proxy.errors import Conflict
 
-from .model import Tier
 from .parameters import Parameters
+from .requested import Tier
 
 
 class NodeDuty(str, Enum):

@@ -18,8 +18,9 @@ from singularity_scheduler.client.words import duration
 from . import events as ev
 from . import reasons
 from .draft import Draft
-from .model import CheckpointRef, SessionView
+from .model import SessionView
 from .states import CHANGING, ProcessState
+from .stored import CheckpointRef
 
 SHORTEST = 4
 """Characters that the beginning of a checkpoint's id needs at least."""

@@ -23,9 +23,10 @@ from .events import Decision
 from .experience import Experience
 from .geography import Geography
 from .groups import Group
-from .model import Abilities, Retention, SessionView
+from .model import Abilities, SessionView
 from .parameters import Parameters
 from .states import DeviceState
+from .stored import Retention
 
 if TYPE_CHECKING:
     from .turns import Place

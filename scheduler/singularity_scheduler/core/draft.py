@@ -17,9 +17,11 @@ from .administration import NodeMark, Order, Setting, Upgrade, VirtualCluster
 from .cluster import ClusterState, Node, named
 from .devices import DeviceMark, DeviceView
 from .events import Action, Decision
-from .model import Abilities, Change, CheckpointRef, SessionView, Tier, changed
+from .model import Abilities, Change, SessionView, changed
+from .requested import Tier
 from .rules import RULES
 from .states import DeviceEvent, DeviceState, ProcessEvent, next_device, next_process
+from .stored import CheckpointRef
 
 STORY_LENGTH = 8
 

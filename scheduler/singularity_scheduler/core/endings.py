@@ -10,7 +10,8 @@ from . import checkpoints, groups, queue, reasons, retries
 from . import events as ev
 from .draft import Draft
 from .goals import parse_condition, shown
-from .model import Kind, SessionView
+from .model import SessionView
+from .requested import Kind
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 

@@ -16,17 +16,9 @@ from .administration import (
     VirtualCluster,
 )
 from .devices import DeviceMark, DeviceView
-from .model import (
-    Abilities,
-    AgentFacts,
-    Change,
-    CheckpointRef,
-    LossReport,
-    Priority,
-    SessionSpec,
-    SessionView,
-    Tier,
-)
+from .model import Abilities, AgentFacts, Change, SessionView
+from .requested import Priority, SessionSpec, Tier
+from .stored import CheckpointRef, LossReport
 
 Action = actions.Action
 Attach = actions.Attach

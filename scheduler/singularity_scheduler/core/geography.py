@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from singularity_proxy.errors import BadRequest, NotFound
 
 from .administration import NodeDuty
-from .model import SessionView, Tier
+from .model import SessionView
 from .parameters import nearest
+from .requested import Tier
 from .routing import Places, Summary
 from .states import DeviceState, ProcessState
 

@@ -11,7 +11,7 @@ from typing import Any
 from singularity_proxy.errors import BadRequest
 
 from .goals import parse_condition, parse_objective
-from .model import BatchRun, Member, SessionSpec
+from .requested import BatchRun, Member, SessionSpec
 from .spec import MAX_NAME, parse_spec, refuse_unknown, run_of
 
 MAX_MEMBERS = 1000

@@ -16,7 +16,8 @@ from bisect import insort
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .model import Member, SessionView
+from .model import SessionView
+from .requested import Member
 
 if TYPE_CHECKING:
     from .draft import Draft

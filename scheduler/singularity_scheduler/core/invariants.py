@@ -8,7 +8,8 @@ from .cluster import ClusterState, Node
 from .draft import Draft
 from .drains import is_there
 from .geography import Cluster, Geography
-from .model import SessionView, Tier
+from .model import SessionView
+from .requested import Tier
 from .states import DeviceState, ProcessState
 
 

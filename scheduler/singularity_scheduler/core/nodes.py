@@ -12,7 +12,8 @@ from dataclasses import replace
 from . import endings, losses, moves, placement, queue, reasons, recorded, retries
 from . import events as ev
 from .draft import Draft
-from .model import AgentFacts, Kind, SessionView, Tier
+from .model import AgentFacts, SessionView
+from .requested import Kind, Tier
 from .states import CHANGING, DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 

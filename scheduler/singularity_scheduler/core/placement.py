@@ -24,8 +24,9 @@ from .administration import NodeDuty
 from .cluster import ClusterState, Load, Node
 from .draft import Draft
 from .events import Resume
-from .model import SessionSpec, SessionView
+from .model import SessionView
 from .parameters import nearest
+from .requested import SessionSpec
 from .states import DeviceState, ProcessEvent
 
 NAMED = 4

@@ -45,7 +45,8 @@ from . import events as ev
 from .cluster import ClusterState
 from .draft import Draft
 from .layout import told
-from .model import SessionSpec, SessionView
+from .model import SessionView
+from .requested import SessionSpec
 from .states import CHANGING, DeviceEvent, DeviceState, ProcessState
 
 Handler = Callable[[Draft, Any], None]

@@ -7,8 +7,10 @@ import re
 from singularity_scheduler.client.words import duration, size
 
 from .administration import NodeMark
-from .model import CheckpointRef, LossReport, Member, SessionView
+from .model import SessionView
+from .requested import Member
 from .states import DeviceState
+from .stored import CheckpointRef, LossReport
 
 
 def count(number: int, noun: str = "device") -> str:

@@ -17,8 +17,9 @@ from singularity_scheduler.client.words import duration
 
 from . import endings, moves, queue, reasons
 from .draft import Draft
-from .model import CheckpointRef, SessionView
+from .model import SessionView
 from .states import DeviceState, ProcessEvent, ProcessState
+from .stored import CheckpointRef
 
 KERNEL_DIED = 70
 """The exit code of a run whose kernel died under it; see `singularity_kernel.batch`."""

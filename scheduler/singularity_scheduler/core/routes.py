@@ -9,7 +9,8 @@ from . import routing
 from .allocation.claims import Claim
 from .cluster import ClusterState
 from .draft import Draft
-from .model import SessionSpec, SessionView
+from .model import SessionView
+from .requested import SessionSpec
 
 _NOT_THERE: routing.Score = (9, 0.0)
 

@@ -13,7 +13,7 @@ from typing import Any
 from singularity_proxy.errors import BadRequest
 
 from .geography import require_name
-from .model import BatchRun, Kind, Priority, ScalePolicy, SessionSpec, Tier
+from .requested import BatchRun, Kind, Priority, ScalePolicy, SessionSpec, Tier
 
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _KERNEL = re.compile(r"[A-Za-z0-9._-]{1,200}")

@@ -17,7 +17,8 @@ from .administration import TiersAsked
 from .cluster import ClusterState
 from .draft import Draft
 from .events import TierAsked
-from .model import SessionView, Tier
+from .model import SessionView
+from .requested import Tier
 
 RULE = "tiers.set"
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.errors import BadRequest, NotFound
 
-from singularity_scheduler.core.model import Kind, SessionView
+from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.requested import Kind
 from singularity_scheduler.core.spec import parse_spec
 
 from . import checks

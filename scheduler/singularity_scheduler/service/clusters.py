@@ -6,7 +6,7 @@ from typing import Any
 
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.geography import Cluster
-from singularity_scheduler.core.model import Tier
+from singularity_scheduler.core.requested import Tier
 
 from . import schemas
 from .endpoint import Endpoint

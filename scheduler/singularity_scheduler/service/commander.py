@@ -17,7 +17,8 @@ from typing import Any
 from singularity_proxy.errors import NotFound, SingularityError, Unavailable
 
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import BatchRun, SessionView
+from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.requested import BatchRun
 from singularity_scheduler.core.states import DeviceState, ProcessState
 
 from .ports import Fleet

@@ -26,10 +26,11 @@ from singularity_scheduler.core.administration import Administration
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.explain import explain, told
 from singularity_scheduler.core.geography import HOME, Geography
-from singularity_scheduler.core.model import Retention, SessionView
+from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.placement import choose_node
 from singularity_scheduler.core.policy import decide
+from singularity_scheduler.core.stored import Retention
 
 from . import documents
 from .archive import Archive

@@ -14,8 +14,9 @@ from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unava
 
 from singularity_scheduler.core import checkpoints
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import Kind, SessionSpec, SessionView
+from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.policy import refuse_ended
+from singularity_scheduler.core.requested import Kind, SessionSpec
 from singularity_scheduler.core.spec import parse_name, run_of
 from singularity_scheduler.core.states import CHANGING, DeviceState, ProcessState
 

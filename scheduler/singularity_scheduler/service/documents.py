@@ -11,17 +11,11 @@ from typing import Any
 from singularity_scheduler.core import goals, keeping, planned, scaling, shares, tiers, turns
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceHealth
-from singularity_scheduler.core.model import (
-    BatchRun,
-    Change,
-    CheckpointRef,
-    LossReport,
-    Member,
-    SessionView,
-    Tier,
-)
+from singularity_scheduler.core.model import Change, SessionView
+from singularity_scheduler.core.requested import BatchRun, Member, Tier
 from singularity_scheduler.core.spec import policy_document
 from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.stored import CheckpointRef, LossReport
 
 Json = dict[str, Any]
 

@@ -11,7 +11,8 @@ from singularity_proxy.errors import Conflict, NotFound
 
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.goals import objective_of
-from singularity_scheduler.core.model import SessionSpec, SessionView
+from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.requested import SessionSpec
 from singularity_scheduler.core.states import FINAL, ProcessState
 
 from . import documents, group_rows

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, and_, func, or_, select
 
-from singularity_scheduler.core.model import Member
+from singularity_scheduler.core.requested import Member
 from singularity_scheduler.core.states import DeviceState, ProcessState, word
 
 from .tables import sessions

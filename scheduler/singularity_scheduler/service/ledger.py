@@ -26,8 +26,9 @@ from singularity_scheduler.core.administration import Administration, NodeMark, 
 from singularity_scheduler.core.devices import DeviceMark
 from singularity_scheduler.core.events import Decision
 from singularity_scheduler.core.experience import Of, placed
-from singularity_scheduler.core.model import Change, CheckpointRef, SessionView
+from singularity_scheduler.core.model import Change, SessionView
 from singularity_scheduler.core.states import DeviceState, ProcessState, word
+from singularity_scheduler.core.stored import CheckpointRef
 
 from . import admin_rows, rows, writing
 from .database import Database, Lost, parse

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceHealth
-from singularity_scheduler.core.model import Kind, Tier
+from singularity_scheduler.core.requested import Kind, Tier
 from singularity_scheduler.core.rules import RULES
 from singularity_scheduler.core.states import WORDS, DeviceState, ProcessState
 

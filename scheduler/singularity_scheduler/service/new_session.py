@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from singularity_scheduler.core.model import Kind
+from singularity_scheduler.core.requested import Kind
 from singularity_scheduler.core.spec import MAX_DEVICES, MAX_LOCATIONS, MAX_RETRIES, MAX_TIMEOUT_S
 
 from .vocabulary import (

@@ -15,7 +15,8 @@ from typing import Any
 
 from singularity_scheduler.core.devices import DeviceMark
 from singularity_scheduler.core.events import Decision
-from singularity_scheduler.core.model import CheckpointRef, SessionView
+from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.stored import CheckpointRef
 
 from . import rows
 

@@ -8,20 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from singularity_scheduler.core.devices import DeviceMark
-from singularity_scheduler.core.model import (
-    BatchRun,
-    Change,
-    CheckpointRef,
-    Kind,
-    LossReport,
-    Member,
-    Priority,
-    ScalePolicy,
-    SessionView,
-    Share,
-    Tier,
-)
+from singularity_scheduler.core.model import Change, SessionView, Share
+from singularity_scheduler.core.requested import BatchRun, Kind, Member, Priority, ScalePolicy, Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.core.stored import CheckpointRef, LossReport
 
 Row = dict[str, Any]
 

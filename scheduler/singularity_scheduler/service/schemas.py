@@ -10,8 +10,8 @@ from singularity_scheduler.client import values
 from singularity_scheduler.core import goals, precedence
 from singularity_scheduler.core.administration import NodeDuty
 from singularity_scheduler.core.estimate import Basis
-from singularity_scheduler.core.model import Tier
 from singularity_scheduler.core.planned import Plan
+from singularity_scheduler.core.requested import Tier
 
 from .new_session import LAUNCH, NEW_SESSION, RUN
 from .problems import ERRORS

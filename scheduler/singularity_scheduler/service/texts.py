@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from singularity_scheduler.core.administration import NodeMark
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import BatchRun, SessionView
+from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.requested import BatchRun
 
 from .documents import may_wait, queue_document, run_document, session_document
 from .schemas import LONGEST_PART

@@ -20,8 +20,9 @@ from singularity_proxy.errors import (
 )
 
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import CheckpointRef, LossReport, SessionView
+from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.states import ProcessState
+from singularity_scheduler.core.stored import CheckpointRef, LossReport
 
 from .documents import parse_iso
 from .ports import Fleet

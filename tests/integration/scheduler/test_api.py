@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, TooLarge
 from singularity_scheduler import logs
 from singularity_scheduler.client.schemas import SCHEMAS
-from singularity_scheduler.core.model import Kind, Tier
+from singularity_scheduler.core.requested import Kind, Tier
 from singularity_scheduler.core.rules import RULES
 from singularity_scheduler.core.states import WORDS, DeviceState, ProcessState
 from singularity_scheduler.service.endpoint import MAX_BODY_BYTES, MAX_DISCARD_BYTES

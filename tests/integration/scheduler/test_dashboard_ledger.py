@@ -14,7 +14,7 @@ import pytest_asyncio
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import DutyEvent
-from singularity_scheduler.core.model import Tier
+from singularity_scheduler.core.requested import Tier
 from singularity_scheduler.service.dashboard.past import Past
 from singularity_scheduler.service.dashboard.series import BUCKETS, WIDTH_S, beginning
 from singularity_scheduler.service.ledger import Ledger

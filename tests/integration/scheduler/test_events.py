@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import BatchRun, Kind, SessionView, Tier
+from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.requested import BatchRun, Kind, Tier
 from singularity_scheduler.service import feed as feed_module
 from singularity_scheduler.service import schemas, streams
 from singularity_scheduler.service import texts as texts_module

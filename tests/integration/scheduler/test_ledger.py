@@ -20,7 +20,8 @@ from alembic.migration import MigrationContext
 from singularity_proxy.errors import Unavailable
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.experience import Experience, Step, Wait
-from singularity_scheduler.core.model import CheckpointRef, Kind, LossReport, SessionSpec, Tier
+from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
+from singularity_scheduler.core.stored import CheckpointRef, LossReport
 from singularity_scheduler.service import database
 from singularity_scheduler.service.database import parse
 from singularity_scheduler.service.ledger import Command, Ledger

@@ -19,7 +19,7 @@ from singularity_proxy.errors import BadRequest
 from singularity_scheduler.client.usage import FIGURES, OF_SESSION
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.service import accounts, database
 from singularity_scheduler.service.accounts import Accounts
 from singularity_scheduler.service.database import parse

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import NoSpace, SingularityError, Unavailable
 from singularity_scheduler.core.events import Decision
-from singularity_scheduler.core.model import Kind, SessionView, Tier
+from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.requested import Kind, Tier
 from singularity_scheduler.service import committer as module
 from singularity_scheduler.service.committer import Committer, DecideAgain, Waiting
 from singularity_scheduler.service.database import InDoubt, Refused

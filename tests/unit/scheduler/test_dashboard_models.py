@@ -13,8 +13,9 @@ from singularity_proxy.errors import Unavailable
 from singularity_scheduler.core.administration import NodeDuty
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceMark, DeviceView
-from singularity_scheduler.core.model import Abilities, Kind, SessionView, Tier
+from singularity_scheduler.core.model import Abilities, SessionView
 from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.requested import Kind, Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.service.dashboard import charts
 from singularity_scheduler.service.dashboard.cluster_map import (

@@ -9,7 +9,8 @@ from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import defragmentation
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.allocation.defrag import SETTLES_S
-from singularity_scheduler.core.model import Abilities, Kind, SessionSpec, Tier
+from singularity_scheduler.core.model import Abilities
+from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
 from support.scheduler_core import AT_ONCE, World
 
 ABLE = Abilities(store="folder")

@@ -11,8 +11,8 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import Administration
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.estimate import Basis, Estimate, estimate, short, span
-from singularity_scheduler.core.model import Kind, SessionSpec, Tier
 from singularity_scheduler.core.policy import decide
+from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
 from singularity_scheduler.core.states import DeviceState
 from support.scheduler_core import AT_ONCE, devices_of, outcome
 

@@ -23,15 +23,9 @@ from singularity_scheduler.core.experience import (
     placed,
 )
 from singularity_scheduler.core.explain import HISTORY_DEPTH, explain, told
-from singularity_scheduler.core.model import (
-    PARK_RETRY_S,
-    Change,
-    Kind,
-    Priority,
-    SessionSpec,
-    Tier,
-)
+from singularity_scheduler.core.model import PARK_RETRY_S, Change
 from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.requested import Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.core.rules import RULES
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.service import schemas

@@ -15,16 +15,10 @@ from singularity_scheduler.core.administration import DutyEvent, StepState
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.geography import Geography
 from singularity_scheduler.core.invariants import check
-from singularity_scheduler.core.model import (
-    Abilities,
-    BatchRun,
-    Kind,
-    SessionSpec,
-    SessionView,
-    Tier,
-)
+from singularity_scheduler.core.model import Abilities, SessionView
 from singularity_scheduler.core.placement import choose_node
 from singularity_scheduler.core.relocation import LOOKED_AT
+from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.spec import MAX_LOCATIONS, parse_spec
 from support.scheduler_core import World, facts
 

@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import (
-    BatchRun,
-    Kind,
-    Priority,
-    SessionSpec,
-    Tier,
-)
 from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.requested import BatchRun, Kind, Priority, SessionSpec, Tier
 from support.scheduler_core import World
 from support.scheduler_groups import end, started, submit_group
 

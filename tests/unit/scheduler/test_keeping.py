@@ -10,9 +10,10 @@ from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.explain import explain, told
 from singularity_scheduler.core.keeping import end_of
-from singularity_scheduler.core.model import Abilities, Tier
+from singularity_scheduler.core.model import Abilities
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.planned import Plan, given_at, planned
+from singularity_scheduler.core.requested import Tier
 from support.scheduler_core import World
 
 CAREFUL = Parameters(idle_soft_s=900.0, idle_grace_s=30.0, min_run_s=60.0, keep_max_s=7200.0)

@@ -7,9 +7,11 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import Abilities, CheckpointRef, Kind, SessionSpec, Tier
+from singularity_scheduler.core.model import Abilities
 from singularity_scheduler.core.policy import decide
+from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
 from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.stored import CheckpointRef
 from support.scheduler_core import AT_ONCE, World, devices_of
 
 PREMIUM, STANDARD, BASIC = Tier.PREMIUM, Tier.STANDARD, Tier.BASIC

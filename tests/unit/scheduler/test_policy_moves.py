@@ -17,16 +17,10 @@ from singularity_proxy.errors import (
 from singularity_scheduler.core import checkpoints
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import (
-    Abilities,
-    AgentFacts,
-    CheckpointRef,
-    LossReport,
-    Retention,
-    SessionView,
-    Tier,
-)
+from singularity_scheduler.core.model import Abilities, AgentFacts, SessionView
+from singularity_scheduler.core.requested import Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.core.stored import CheckpointRef, LossReport, Retention
 from support.scheduler_core import World, devices_of, facts, whole
 
 NO_CRIU = Abilities(image_trouble="criu is missing")

@@ -17,7 +17,8 @@ from singularity_scheduler.core.administration import (
 )
 from singularity_scheduler.core.drains import AT_ONCE, LEAVE_RETRY_S
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import Abilities, Tier
+from singularity_scheduler.core.model import Abilities
+from singularity_scheduler.core.requested import Tier
 from support.scheduler_core import World, devices_of, facts
 
 NO_CRIU = Abilities(image_trouble="criu is missing")
@@ -264,7 +265,7 @@ def test_a_session_that_was_just_starting_leaves_too():
 
 
 def _spec():
-    from singularity_scheduler.core.model import Kind, SessionSpec
+    from singularity_scheduler.core.requested import Kind, SessionSpec
 
     return SessionSpec(Kind.INTERACTIVE, Tier.STANDARD, 1, "a")
 

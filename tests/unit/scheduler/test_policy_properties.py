@@ -18,7 +18,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import placement, quotas, turns
 from singularity_scheduler.core.administration import DutyEvent, NodeDuty, UpgradeState
 from singularity_scheduler.core.draft import Draft
-from singularity_scheduler.core.model import BatchRun, Kind, Priority, SessionSpec, Tier
+from singularity_scheduler.core.requested import BatchRun, Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.core.states import ProcessState
 from support.scheduler_core import World, devices_of, facts, outcome, used
 

@@ -8,7 +8,7 @@ from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import VirtualCluster
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import BatchRun, Kind, Priority, SessionSpec, Tier
+from singularity_scheduler.core.requested import BatchRun, Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.core.spec import parse_spec
 from support.scheduler_core import World
 

@@ -6,7 +6,7 @@ import pytest
 from singularity_proxy.errors import BadRequest, Conflict
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.states import ProcessState
 from support.scheduler_core import World, devices_of, facts
 

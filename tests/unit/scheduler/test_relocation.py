@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import relocation
-from singularity_scheduler.core.model import Abilities, Kind, SessionSpec, Tier
+from singularity_scheduler.core.model import Abilities
 from singularity_scheduler.core.relocation import LOOKED_AT
+from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
 from support.scheduler_core import AT_ONCE, World, outcome
 
 ABLE = Abilities(store="folder")

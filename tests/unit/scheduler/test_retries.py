@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.states import ProcessState
 from support.scheduler_core import World, facts, whole
 

@@ -13,7 +13,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import VirtualCluster
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.layout import blocks, kept, layout
-from singularity_scheduler.core.model import (
+from singularity_scheduler.core.requested import (
     BatchRun,
     Kind,
     Priority,

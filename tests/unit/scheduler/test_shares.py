@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import shares
-from singularity_scheduler.core.model import Share, Tier
+from singularity_scheduler.core.model import Share
+from singularity_scheduler.core.requested import Tier
 from singularity_scheduler.service import rows
 from support.scheduler_core import AT_ONCE, World
 

@@ -8,7 +8,7 @@ import pytest
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import precedence
-from singularity_scheduler.core.model import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.spec import parse_spec
 from singularity_scheduler.core.turns import line
 from support.scheduler_core import AT_ONCE, World

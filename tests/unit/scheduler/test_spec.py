@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.core.model import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.spec import (
     parse_devices,
     parse_launch,

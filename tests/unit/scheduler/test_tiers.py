@@ -7,8 +7,8 @@ from singularity_proxy.errors import BadRequest, Conflict, Forbidden
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import shares
-from singularity_scheduler.core.model import Priority, Tier
 from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.requested import Priority, Tier
 from singularity_scheduler.core.tiers import open_to
 from support.scheduler_core import World
 

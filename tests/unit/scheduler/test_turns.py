@@ -13,8 +13,8 @@ from singularity_scheduler.core.allocation import actions as do
 from singularity_scheduler.core.draft import Draft
 from singularity_scheduler.core.experience import TAKES
 from singularity_scheduler.core.explain import explain
-from singularity_scheduler.core.model import Kind, SessionSpec, Tier
 from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
 from singularity_scheduler.core.rules import RULES
 from support.scheduler_core import AT_ONCE, World
 

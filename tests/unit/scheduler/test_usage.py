@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.client.usage import BY, FIGURES, columns, to_csv
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import BatchRun, Tier
+from singularity_scheduler.core.requested import BatchRun, Tier
 from singularity_scheduler.core.usage import DAY_S, NAMES, SPENT, Meter, Usage
 from singularity_scheduler.service import accounts
 from singularity_scheduler.service.rows import MAX_EXPERIMENT, experiment_of, session_to_row

@@ -10,7 +10,8 @@ from singularity_scheduler.client.words import duration, size
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.estimate import estimate, span, waited_s
 from singularity_scheduler.core.explain import text
-from singularity_scheduler.core.model import SessionView, Tier
+from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.requested import Tier
 from singularity_scheduler.service.documents import may_wait, queue_document
 
 ROWS_PER_PAGE = 50

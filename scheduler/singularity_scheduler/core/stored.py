@@ -1,0 +1,66 @@
+"""What the store has of a session: its checkpoints, and what a restore brought back. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """One stored checkpoint of a session, as its agent reported it."""
+
+    id: str
+    at: float
+    bytes: int
+    """What it would take unshared and uncompressed."""
+    level: str
+    """"process": everything; "device": device state alone; "files": files alone."""
+    name: str = ""
+    """Given by a person; "": it is one of those that retention trims."""
+    stored_bytes: int = 0
+    """What it takes in the store, shared chunks included."""
+    sent_bytes: int = 0
+    """What had to be sent for it: chunks the store did not have yet."""
+    incarnation: int = 1
+    reason: str = ""
+    """Why its level is not higher."""
+    damaged: str = ""
+    """What was found wrong with it; "": nothing."""
+    dropped: bool = False
+    """Nobody sees it any more; it is deleted from the store as soon as a node can do that."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether a session can come back from it."""
+        return self.level == "process" and not self.damaged and not self.dropped
+
+
+@dataclass(frozen=True)
+class LossReport:
+    """What a restore brought back and what it could not."""
+
+    level: str
+    back: tuple[str, ...]
+    lost: tuple[str, ...]
+    rolled_back: bool
+    """Whether the session is older than it was: what it did since the checkpoint is undone."""
+    hashes_checked: int
+    checkpoint: str
+    at: float = 0.0
+    requests_again: int = 0
+    """Requests of Jupyter's clients since the checkpoint that are carried out again."""
+    outputs_rolled_back: int = 0
+    """Outputs that came after the checkpoint."""
+    requests_lost: int = 0
+    """Requests since the checkpoint that nobody has any more."""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay. Those with a name stay until they are deleted or too old."""
+
+    newest: int = 5
+    """How many without a name are kept of a session."""
+    days: float = 0.0
+    """Those older than this go, named ones too; 0: never. What a session would come back from
+    stays."""
