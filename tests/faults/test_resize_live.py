@@ -7,24 +7,17 @@ numbers are those of an undisturbed run.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-from typing import Any
 
 import pytest
-from singularity_scheduler.client import ServiceClient
 from support.agent import AgentBox
 from support.agent_resizing import printed, training
 from support.agent_trains import logged
-from support.service_process import ServiceProcess
+from support.service_resizing import begin, four, size
 
 pytestmark = pytest.mark.timeout(400)
 
 STEPS = 120
 PAUSE_S = 0.1
-LIMIT_S = 30.0
-"""Seconds: a few on a machine that has nothing else to do."""
-
 PREMIUM = """
 import time, torch
 kept = [torch.ones(8, device=f"cuda:{n}") for n in range(3)]
@@ -46,29 +39,6 @@ def undisturbed() -> list[str]:
             return printed(box.log(session))
 
     return asyncio.run(run())
-
-
-def four() -> ServiceProcess:
-    few = ["--NodeAgent.warm_proxies=3", "--NodeAgent.proxy_threads=1"]
-    return ServiceProcess(device_type="cpu", cpu_devices=4, agent_args=few)
-
-
-async def begin(client: ServiceClient, code: str, **spec: Any) -> str:
-    env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "HOME": "/tmp"}
-    launch = {"mode": "capsule", "argv": [sys.executable, "-c", code], "env": env, "cwd": "/"}
-    made = await client.create_session(kind="interactive", launch=launch, **spec)
-    return str(made["id"])
-
-
-async def size(client: ServiceClient, session: str, wanted: int) -> dict[str, Any]:
-    """The session, as soon as it runs on so many physical devices."""
-    found: dict[str, Any] = {}
-    for _ in range(int(LIMIT_S / 0.1)):
-        found = await client.get_session(session)
-        if (found["state"], found["physical_devices"]) == ("running", wanted):
-            return found
-        await asyncio.sleep(0.1)
-    raise AssertionError((wanted, found, await client.history(session)))
 
 
 @pytest.mark.asyncio

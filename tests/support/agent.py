@@ -262,14 +262,24 @@ class AgentBox:
 
     def proxies(self) -> list[int]:
         """Pids of the device proxies of this agent and of the ones before it."""
-        return _with_words(lambda words: f"{self.runtime}/p/" in words)
+        return device_proxies(str(self.runtime))
 
     def proxies_of(self, session: str) -> list[int]:
         """Pids of the device proxies that serve rings of the session."""
-        return [pid for pid in self.proxies() if _has_open(pid, f"{self.shm}/{session}/")]
+        return proxies_of(str(self.runtime), str(self.shm), session)
 
     def relays(self, session: str) -> list[int]:
         return _with_words(lambda words: f"{self.runtime}/r/{session}/client.json" in words)
+
+
+def device_proxies(runtime: str) -> list[int]:
+    """Pids of the device proxies of the agent whose runtime folder this is."""
+    return _with_words(lambda words: f"{runtime}/p/" in words)
+
+
+def proxies_of(runtime: str, shm: str, session: str) -> list[int]:
+    """Of those, the ones that serve rings of the session."""
+    return [pid for pid in device_proxies(runtime) if _has_open(pid, f"{shm}/{session}/")]
 
 
 def _has_open(pid: int, start: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 TRAINING = """
-import time, torch
+import signal, time, torch
 torch.manual_seed(3)
 sizes = [12, 24, 24, 24, 6]
 parts = [torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.Tanh(), torch.nn.Dropout(0.1))
@@ -13,6 +13,8 @@ parts = [torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.Tanh(), torch.nn.Dr
 parts = [part.to(f"cuda:{number}") for number, part in enumerate(parts)]
 optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters()], lr=0.01)
 data = torch.randn(64, 12)
+PAUSES = [PAUSE]
+signal.signal(signal.SIGUSR1, lambda *_: PAUSES.clear())
 for step in range(STEPS):
     x = data
     for number, part in enumerate(parts):
@@ -21,7 +23,7 @@ for step in range(STEPS):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    time.sleep(PAUSE)
+    time.sleep(sum(PAUSES))
     print("step", step, loss.item().hex(), flush=True)
 total = sum(p.double().sum().item() for part in parts for p in part.parameters())
 print("done", total.hex(), flush=True)
@@ -29,7 +31,7 @@ print("done", total.hex(), flush=True)
 
 
 def training(steps: int, pause_s: float = 0.0) -> str:
-    """The program; it waits so long in each step."""
+    """The program; it waits so long in each step, until it gets SIGUSR1."""
     return f"STEPS, PAUSE = {steps}, {pause_s}\n{TRAINING}"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from singularity_proxy.errors import SingularityError
 from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.fleet import LocalFleet
+from support.agent import proxies_of
 from support.scheduler_service import ACCESS, PREFIX, TokenHub
 from tornado.testing import bind_unused_port
 from traitlets.config import Config
@@ -114,6 +115,17 @@ class ServiceProcess:
         self._process.kill()
         self._process.wait(10)
         self._process = None
+
+    @property
+    def agent(self) -> dict[str, Any]:
+        """What its agent, if it has one only, says of itself in its state folder."""
+        body: dict[str, Any] = json.loads((self._folder / "state/agent/agent.json").read_text())
+        return body
+
+    def proxies_of(self, session: str) -> list[int]:
+        """Pids of the device proxies that serve rings of the session."""
+        agent = self.agent
+        return proxies_of(agent["runtime_dir"], agent["shm_dir"], session)
 
     @property
     def folder(self) -> Path:
