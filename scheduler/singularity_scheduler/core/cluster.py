@@ -18,8 +18,8 @@ from .administration import (
     Administration,
     NodeMark,
 )
+from .decision import Decision
 from .devices import DeviceHealth, DeviceMark, DeviceView
-from .events import Decision
 from .experience import Experience
 from .geography import Geography
 from .groups import Group

@@ -13,10 +13,11 @@ from typing import Any
 from singularity_proxy.errors import Unavailable
 
 from . import groups
+from .actions import Action
 from .administration import NodeMark, Order, Setting, Upgrade, VirtualCluster
 from .cluster import ClusterState, Node, named
+from .decision import Decision
 from .devices import DeviceMark, DeviceView
-from .events import Action, Decision
 from .model import Abilities, Change, SessionView, changed
 from .requested import Tier
 from .rules import RULES

@@ -17,8 +17,8 @@ from singularity_proxy.errors import Conflict
 from . import endings, moves, placement, queue, reasons
 from .administration import DutyAsked, DutyEvent, NodeDuty, NodeMark, NoticeGiven, next_duty
 from .draft import Draft
-from .events import NodeJoined
 from .model import SessionView
+from .reports import NodeJoined
 from .states import DeviceState, ProcessState
 
 AT_ONCE = 4

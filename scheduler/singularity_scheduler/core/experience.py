@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from .events import Decision
+from .decision import Decision
 from .model import Change, SessionView
 from .rules import RULES
 from .states import FINAL, DeviceState, ProcessState

@@ -15,9 +15,9 @@ from singularity_scheduler.client.words import duration, size
 from . import groups, keeping, placement, precedence, quotas, reasons, turns
 from .administration import NodeDuty
 from .cluster import ClusterState
+from .decision import Decision
 from .draft import Draft
 from .estimate import estimate, parked_at, short, step_of, waited_s
-from .events import Decision
 from .experience import Taken
 from .model import SessionView
 from .rules import RULES

@@ -25,7 +25,7 @@ from .states import DeviceState, ProcessState
 
 if TYPE_CHECKING:
     from .cluster import ClusterState, Load, Node
-    from .events import Decision
+    from .decision import Decision
 
 HOME = "local"
 """Name of the embedded cluster, unless the service is configured with another one."""

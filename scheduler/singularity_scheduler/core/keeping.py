@@ -15,8 +15,8 @@ from singularity_proxy.errors import BadRequest, Conflict, Forbidden
 from singularity_scheduler.client.words import duration
 
 from . import reasons
+from .asks import KeepAsked
 from .draft import Draft
-from .events import KeepAsked
 from .model import SessionView
 from .parameters import Parameters
 from .states import DeviceState

@@ -20,10 +20,10 @@ from singularity_proxy.errors import (
 )
 
 from . import queue, quotas, reasons, routes, turns
+from .actions import Resume
 from .administration import NodeDuty
 from .cluster import ClusterState, Load, Node
 from .draft import Draft
-from .events import Resume
 from .model import SessionView
 from .parameters import nearest
 from .requested import SessionSpec

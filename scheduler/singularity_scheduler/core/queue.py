@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import groups, keeping, quotas, reasons
+from .actions import Attach, Park, Resize, Start
 from .administration import NodeDuty
 from .draft import Draft
-from .events import Attach, Park, Resize, Start
 from .layout import layout
 from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState

@@ -14,9 +14,9 @@ from singularity_proxy.errors import BadRequest, Forbidden
 
 from . import reasons
 from .administration import TiersAsked
+from .asks import TierAsked
 from .cluster import ClusterState
 from .draft import Draft
-from .events import TierAsked
 from .model import SessionView
 from .requested import Tier
 

@@ -18,7 +18,7 @@ from singularity_scheduler.core.administration import (
     UpgradeStep,
     VirtualCluster,
 )
-from singularity_scheduler.core.events import Decision
+from singularity_scheduler.core.decision import Decision
 from singularity_scheduler.core.requested import Tier
 
 from .tables import admin_log, node_duties, parameters, upgrades, user_tiers, virtual_clusters

@@ -9,7 +9,7 @@ from typing import Any
 
 from singularity_scheduler.core import turns
 from singularity_scheduler.core.cluster import ClusterState, Node
-from singularity_scheduler.core.events import Decision
+from singularity_scheduler.core.decision import Decision
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.states import ProcessState
 

@@ -21,7 +21,7 @@ from singularity_scheduler.client.schemas import (
     SESSION_STATE,
 )
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.events import Decision
+from singularity_scheduler.core.decision import Decision
 
 from .documents import iso
 

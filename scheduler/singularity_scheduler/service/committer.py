@@ -15,7 +15,8 @@ from typing import Any
 
 from singularity_proxy.errors import SingularityError, Unavailable
 
-from singularity_scheduler.core.events import Action, Decision
+from singularity_scheduler.core.actions import Action
+from singularity_scheduler.core.decision import Decision
 
 from .database import InDoubt, Refused
 from .leadership import Deposed

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.events import Decision
+from singularity_scheduler.core.decision import Decision
 from singularity_scheduler.core.model import SessionView
 
 from .documents import iso

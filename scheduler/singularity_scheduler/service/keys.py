@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 
 from singularity_proxy.errors import Conflict, SingularityError
 
-from singularity_scheduler.core.events import Decision
+from singularity_scheduler.core.decision import Decision
 
 from .ledger import Command, Ledger
 

@@ -23,8 +23,8 @@ from singularity_proxy.errors import Unavailable
 from sqlalchemy import Connection, and_, delete, or_, select, tuple_, update
 
 from singularity_scheduler.core.administration import Administration, NodeMark, Order
+from singularity_scheduler.core.decision import Decision
 from singularity_scheduler.core.devices import DeviceMark
-from singularity_scheduler.core.events import Decision
 from singularity_scheduler.core.experience import Of, placed
 from singularity_scheduler.core.model import Change, SessionView
 from singularity_scheduler.core.states import DeviceState, ProcessState, word

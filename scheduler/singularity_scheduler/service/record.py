@@ -13,8 +13,8 @@ from dataclasses import asdict, fields
 from enum import Enum
 from typing import Any
 
+from singularity_scheduler.core.decision import Decision
 from singularity_scheduler.core.devices import DeviceMark
-from singularity_scheduler.core.events import Decision
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.stored import CheckpointRef
 

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from singularity_scheduler.core.events import Decision
+from singularity_scheduler.core.decision import Decision
 from singularity_scheduler.core.model import SessionView
 
 from . import admin_rows, record, rows

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import NoSpace, SingularityError, Unavailable
-from singularity_scheduler.core.events import Decision
+from singularity_scheduler.core.decision import Decision
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import Kind, Tier
 from singularity_scheduler.service import committer as module
