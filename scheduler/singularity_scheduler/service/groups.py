@@ -9,7 +9,7 @@ from singularity_proxy.errors import NotFound
 
 from singularity_scheduler.core.group_spec import MAX_MEMBERS, parse_group
 
-from . import checks, schemas
+from . import checks, schemas, session_schemas
 from .endpoint import Endpoint
 from .group_desk import details_document, group_document, results_document
 from .group_rows import GroupRow
@@ -32,7 +32,7 @@ _GROUP = {
         "additionalProperties": COUNT,
         "description": "The one word of a session -> how many members are in that state.",
     },
-    **schemas.LIMITS,
+    **session_schemas.LIMITS,
     "created_at": TIME,
     "updated_at": {**TIME, "description": "When a member changed last."},
 }
@@ -81,7 +81,7 @@ schemas.COMPONENTS |= {
                 "description": "A name, a comparison (<, <=, >, >=, ==, !=) and a number, such as "
                 "loss<0.01.",
             },
-            "objective": nullable(schemas.OBJECTIVE),
+            "objective": nullable(session_schemas.OBJECTIVE),
         },
         "required": ["session", "members"],
         "additionalProperties": False,

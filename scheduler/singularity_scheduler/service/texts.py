@@ -18,7 +18,7 @@ from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.requested import BatchRun
 
 from .documents import may_wait, queue_document, run_document, session_document
-from .schemas import LONGEST_PART
+from .session_schemas import LONGEST_PART
 
 MAX_BYTES = 16 << 20
 """Memory for texts that are kept."""

@@ -28,10 +28,10 @@ from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.requested import Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.core.rules import RULES
 from singularity_scheduler.core.states import DeviceState, ProcessState
-from singularity_scheduler.service import schemas
+from singularity_scheduler.service import session_schemas
 from support.scheduler_core import World, outcome
 
-FACTS = Draft202012Validator(schemas.FACTS)
+FACTS = Draft202012Validator(session_schemas.FACTS)
 
 KEEPS = Parameters(idle_soft_s=0, idle_grace_s=30, min_run_s=60)
 """Idle devices are not taken at once."""
