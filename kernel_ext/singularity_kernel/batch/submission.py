@@ -12,7 +12,8 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest, NotFound, SingularityError
 from singularity_scheduler.cli.exits import CannotWrite
-from singularity_scheduler.core.spec import parse_spec, policy_document
+from singularity_scheduler.core.size_spec import policy_document
+from singularity_scheduler.core.spec import parse_spec
 from singularity_scheduler.jobs import Job
 from singularity_scheduler.jobs.wishes import TIME_LIMIT, merged, of_notebook
 

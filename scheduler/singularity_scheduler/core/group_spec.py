@@ -11,8 +11,10 @@ from typing import Any
 from singularity_proxy.errors import BadRequest
 
 from .goals import parse_condition, parse_objective
-from .requested import BatchRun, Member, SessionSpec
-from .spec import MAX_NAME, parse_spec, refuse_unknown, run_of
+from .refusals import refuse_unknown
+from .requested import MAX_NAME, BatchRun, Member, SessionSpec
+from .run_spec import run_of
+from .spec import parse_spec
 
 MAX_MEMBERS = 1000
 """Most sessions of one group."""

@@ -126,6 +126,9 @@ class ScalePolicy:
     """Least time between two changes that the scheduler makes; None: as the policy is set."""
 
 
+MAX_NAME = 200
+"""Characters of a session's name."""
+
 BEHIND = 1 << 62
 """Where members of a group that have no place in the queue yet stand in it; see `groups`."""
 

@@ -18,7 +18,7 @@ from jsonschema.exceptions import (  # type: ignore[import-untyped]
 )
 from singularity_proxy.errors import BadRequest, NotFound
 
-from singularity_scheduler.core.spec import refuse_unknown
+from singularity_scheduler.core.refusals import refuse_unknown
 
 from . import schemas
 from .operations import Operation, Parameter

@@ -17,7 +17,8 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.policy import refuse_ended
 from singularity_scheduler.core.requested import Kind, SessionSpec
-from singularity_scheduler.core.spec import parse_name, run_of
+from singularity_scheduler.core.run_spec import run_of
+from singularity_scheduler.core.spec import parse_name
 from singularity_scheduler.core.states import CHANGING, DeviceState, ProcessState
 
 from . import documents, translate

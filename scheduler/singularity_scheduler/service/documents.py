@@ -13,7 +13,7 @@ from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceHealth
 from singularity_scheduler.core.model import Change, SessionView
 from singularity_scheduler.core.requested import BatchRun, Member, Tier
-from singularity_scheduler.core.spec import policy_document
+from singularity_scheduler.core.size_spec import policy_document
 from singularity_scheduler.core.states import DeviceState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from singularity_scheduler.core.requested import Kind
-from singularity_scheduler.core.spec import MAX_DEVICES, MAX_LOCATIONS, MAX_RETRIES, MAX_TIMEOUT_S
+from singularity_scheduler.core.run_spec import MAX_RETRIES, MAX_TIMEOUT_S
+from singularity_scheduler.core.size_spec import MAX_DEVICES
+from singularity_scheduler.core.spec import MAX_LOCATIONS
 
 from .vocabulary import (
     KIND,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from singularity_scheduler.client.usage import BY, FIGURES, to_csv
-from singularity_scheduler.core.spec import MAX_NAME
+from singularity_scheduler.core.requested import MAX_NAME
 
 from . import accounts, checks, schemas
 from .documents import iso

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from singularity_scheduler.core import geography
-from singularity_scheduler.core.requested import Kind, Priority, Tier
+from singularity_scheduler.core.requested import MAX_NAME, Kind, Priority, Tier
 from singularity_scheduler.core.rules import RULES
-from singularity_scheduler.core.spec import MAX_NAME
 from singularity_scheduler.core.states import WORDS, DeviceState, ProcessState
 
 Schema = dict[str, Any]

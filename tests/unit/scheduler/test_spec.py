@@ -7,15 +7,9 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
-from singularity_scheduler.core.spec import (
-    parse_devices,
-    parse_launch,
-    parse_move,
-    parse_run,
-    parse_spec,
-    policy_document,
-    run_of,
-)
+from singularity_scheduler.core.run_spec import parse_run, run_of
+from singularity_scheduler.core.size_spec import parse_devices, policy_document
+from singularity_scheduler.core.spec import parse_launch, parse_move, parse_spec
 
 
 def test_a_good_request_and_its_defaults() -> None:
@@ -247,3 +241,8 @@ def test_a_scale_policy_that_is_shown_means_what_it_meant(
     again = parse_spec({"devices": devices, "scale_policy": policy_document(spec.scale)})
     assert again.scale == spec.scale
     assert not spec.scale.counts or spec.scale.counts[-1] == spec.scale.most
+
+
+def test_a_device_of_endlessly_many_digits_is_refused() -> None:
+    with pytest.raises(BadRequest, match=r"there is no device '9+\.\.\. here: pick from cpu:0"):
+        parse_move("9" * 5000, {"cpu:0": "cpu"})
