@@ -32,3 +32,9 @@ def pin_proxies(session: Standalone, count: int) -> None:
     for pid in session.all_pids():
         for thread in Path(f"/proc/{pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), cores(count))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and its threads so far, in steps of the clock of proc(5)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -52,8 +52,11 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--bucket-mb", type=float, default=25.0, help="of gradients per collective")
     parser.add_argument("--split", action="store_true", help="wait behind backward, and time it")
-    parser.add_argument("--frozen", action="store_true", help="no optimizer")
+    parser.add_argument("--updates", type=int, default=1, help="runs of the optimizer in a step")
     parser.add_argument("--quiet", action="store_true", help="do not print step numbers")
+    parser.add_argument(
+        "--stay", action="store_true", help="at the end wait until the folder has a file 'leave'"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -80,8 +83,9 @@ def main():
         if options.split:
             torch.cuda.synchronize()
             backward.append(time.perf_counter() - start)
-        if not options.frozen:
+        if options.updates:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for _ in range(options.updates):
             optimizer.step()
         losses.append(loss.item().hex())
         seconds.append(time.perf_counter() - start)
@@ -94,7 +98,12 @@ def main():
     dist.all_reduce(mean, op=dist.ReduceOp.AVG if options.device == "cuda" else dist.ReduceOp.SUM)
     answer = {"losses": losses, "weights": digest.hexdigest(), "seconds": seconds}
     answer["backward"] = backward
+    optimizer.zero_grad(set_to_none=True)
+    dist.barrier()
     (options.out / f"{rank}.json").write_text(json.dumps(answer))
+    print("done", flush=True)
+    while options.stay and not (options.out / "leave").exists():
+        time.sleep(0.01)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from singularity_proxy import build
 from singularity_proxy.errors import BarrierFailed
 from singularity_proxy.standalone import Standalone
 
+from .cores import cpu_seconds
 from .figures import Figure
 from .jobs import RANKS, Job, numbers
 
@@ -33,6 +33,11 @@ FLOORS = {"ddp_bitwise_p4_p2_p1": 1.0}
 WARM = 3
 """Steps before times count: buckets are rebuilt, metadata is learned."""
 HANG_S = 10.0
+IDENTITY_RUNS = 30
+CAPACITY = 4 << 30
+"""Bytes of a device on which everything fits."""
+ROOM = 1.1
+"""Of what one rank needs at most: so much memory must do for four."""
 
 
 def sizes(quick: bool) -> dict[str, Any]:
@@ -43,8 +48,8 @@ def sizes(quick: bool) -> dict[str, Any]:
         "slice_steps": 8 if quick else 16,
         "slice_rounds": 1 if quick else 3,
         "slice_batch": 2 if quick else 8,
-        "squash_steps": (4, 8) if quick else (10, 30),
-        "records": 100_000,
+        "squash_steps": 8 if quick else 30,
+        "records": 20_000,
         "triggers": 30 if quick else 1000,
     }
 
@@ -85,31 +90,39 @@ def bitwise(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figur
 # ---- time slicing
 
 
-def _seconds(result: list[dict[str, Any]], key: str = "seconds") -> float:
-    return statistics.median(result[0][key][WARM:])
-
-
 def slices(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figure]:
     """A step of four ranks on one device against its parts measured alone, and for a model whose
-    optimizer is most of the work against four steps of one rank. One pair after the other."""
-    steps = ("--steps", str(size["slice_steps"]), "--quiet")
-    sliced, heavy, copies, peaks = Figure(), Figure(), Figure(), Figure()
+    optimizer is most of the work against four steps of one rank. One after the other, as the
+    machine may be slower a minute later; the fastest steps count, which others disturb least. The
+    processor time of the device proxy says the same of a machine that others use."""
+    steps = ("--steps", str(size["slice_steps"]))
+    sliced, heavy, copies, unlimited, limited = (Figure() for _ in range(5))
+    sliced_cpu, heavy_cpu = Figure(), Figure()
     for number in range(size["slice_rounds"]):
-        say(f"time slicing, pair {number + 1}")
+        say(f"time slicing, round {number + 1}")
         gpt = ("gpt", *steps, "--batch", str(size["slice_batch"]))
         alone, four = _one_device(1, *gpt, "--split"), _one_device(RANKS, *gpt)
+        frozen = _one_device(1, *gpt, "--updates", "0")
         parts = RANKS * alone.backward_s + alone.step_s - alone.backward_s
         sliced.values.append(four.step_s / parts)
-        copies.values.append(four.least_bytes / alone.least_bytes)
-        peaks.values.append(four.peak_bytes / alone.peak_bytes)
+        parts = RANKS * frozen.cpu_s + alone.cpu_s - frozen.cpu_s
+        sliced_cpu.values.append(four.cpu_s / parts)
+        copies.values.append(four.last_bytes / alone.last_bytes)
+        unlimited.values.append(four.peak_bytes / alone.peak_bytes)
+        small = _one_device(RANKS, *gpt, capacity=int(alone.peak_bytes * ROOM))
+        limited.values.append(small.peak_bytes / alone.peak_bytes)
         wide = ("wide", *steps, "--batch", "1")
         single, all_four = _one_device(1, *wide), _one_device(RANKS, *wide)
         heavy.values.append(all_four.step_s / (RANKS * single.step_s))
+        heavy_cpu.values.append(all_four.cpu_s / (RANKS * single.cpu_s))
     return {
         "slice4_overhead": sliced,
+        "slice4_cpu_overhead": sliced_cpu,
         "slice4_optimizer_heavy_ratio": heavy,
+        "slice4_optimizer_heavy_cpu_ratio": heavy_cpu,
         "param_copies": copies,
-        "peak_memory_ratio": peaks,
+        "peak_memory_ratio": limited,
+        "peak_memory_unlimited_ratio": unlimited,
     }
 
 
@@ -118,68 +131,69 @@ class Run:
     """What a job on one device took."""
 
     step_s: float
+    """Its fastest step."""
     backward_s: float
-    """Until the gradients were there; 0 when the job did not wait for them."""
+    """In the same steps, until the gradients were there; 0 when the job did not wait for them."""
+    cpu_s: float
+    """Processor time of the device proxy, from step `WARM` to the end."""
     peak_bytes: float
-    least_bytes: float
-    """At the emptiest moment of the second half: parameters and what the optimizer has."""
+    last_bytes: float
+    """At the end, without gradients: parameters and what the optimizer has."""
     operations: float
-    skipped: float
-    """Operations that were not executed because another rank had executed them."""
+    """That were executed; not those that were taken over from another rank."""
 
 
-def _one_device(ranks: int, *arguments: str) -> Run:
-    with session(1) as one:
+def _one_device(ranks: int, *arguments: str, capacity: int = CAPACITY) -> Run:
+    """A job on one device of so many bytes. Raises RuntimeError when it does not fit."""
+    with session(1, capacity_bytes=capacity) as one:
         one.wait_warm()
-        job = Job(one, *arguments, ranks=ranks)
-        seen: list[dict[str, Any]] = []
-        while job.running:
-            seen += [proxy for proxy in one.stats() if proxy["memory_current"]]
-            time.sleep(0.005)
+        job = Job(one, *arguments, "--stay", ranks=ranks)
+        job.wait_for_step(WARM - 1)
+        (pid,) = one.proxy_pids()
+        before = cpu_seconds(pid)
+        job.wait_until_done()
+        cpu_s = cpu_seconds(pid) - before
+        (proxy,) = one.stats()
         result = job.result()
-    rings = [ring for proxy in seen for ring in proxy["rings"].values()]
-    last = {ring["virtual_device"]: ring for ring in rings}.values()
     return Run(
-        step_s=_median(result, "seconds"),
-        backward_s=_median(result, "backward"),
-        peak_bytes=max(proxy["memory_peak"] for proxy in seen),
-        least_bytes=min(proxy["memory_current"] for proxy in seen[len(seen) // 2 : -20]),
-        operations=sum(ring["operations"] for ring in last),
-        skipped=sum(ring.get("skipped", 0) for ring in last),
+        step_s=_fastest(result, "seconds"),
+        backward_s=_fastest(result, "backward"),
+        cpu_s=cpu_s,
+        peak_bytes=proxy["memory_peak"],
+        last_bytes=proxy["memory_current"],
+        operations=sum(ring["operations"] for ring in proxy["rings"].values()),
     )
 
 
-def _median(result: list[dict[str, Any]], key: str) -> float:
-    return statistics.median(result[0][key][WARM:] or [0.0])
+def _fastest(result: list[dict[str, Any]], key: str) -> float:
+    return min((float(seconds) for seconds in result[0][key][WARM:]), default=0.0)
 
 
 def squashing(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figure]:
-    """How often the optimizer is executed for four ranks on one device: four times less what was
-    left out of it. (Its operations: those of a job with it less those of one without.)"""
+    """How often the optimizer is executed for four ranks on one device: what a second run of it in
+    each step adds to the operations that are executed, against what it adds to those of one rank.
+    (Once, and as often as there are ranks in the steps that check the rules.)"""
     say("executions of the optimizer")
-    few, many = size["squash_steps"]
+    arguments = ("gpt_small", "--steps", str(size["squash_steps"]), "--batch", "2")
 
-    def per_step(ranks: int, *more: str) -> tuple[float, float]:
-        runs = [
-            _one_device(ranks, "gpt_small", "--steps", str(steps), "--batch", "2", "--quiet", *more)
-            for steps in (few, many)
-        ]
-        return (
-            (runs[1].operations - runs[0].operations) / (many - few),
-            (runs[1].skipped - runs[0].skipped) / (many - few),
+    def executed(ranks: int) -> float:
+        once, twice = (
+            _one_device(ranks, *arguments, "--updates", str(updates)).operations
+            for updates in (1, 2)
         )
+        return twice - once
 
-    optimizer = per_step(1)[0] - per_step(1, "--frozen")[0]
-    skipped = per_step(RANKS)[1]
-    return {"optimizer_runs_per_step": Figure([RANKS - skipped / optimizer])}
+    return {"optimizer_runs_per_step": Figure([executed(RANKS) / executed(1)])}
 
 
 def identity(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figure]:
-    """What the identity of contents adds to a record."""
+    """What the identity of contents adds to a record: the least of many short runs, which others
+    on the machine disturb least."""
     native = build.load()
     if not hasattr(native, "identity_ns"):
         return {"identity_ns": Figure(note="this build keeps no identities")}
-    return {"identity_ns": Figure([native.identity_ns(size["records"]) for _ in range(5)])}
+    values = [native.identity_ns(size["records"]) for _ in range(IDENTITY_RUNS)]
+    return {"identity_ns": Figure(values, quote=min)}
 
 
 # ---- the barrier

@@ -34,6 +34,7 @@ class Job:
         self.failure: RankFailed | None = None
         self.ranks = ranks
         self._steps = [-1] * ranks
+        self._done = 0
         self._news = threading.Condition()
         model, *rest = arguments
         device = "cpu" if session is None else "cuda"
@@ -57,6 +58,9 @@ class Job:
             if line.startswith("step "):
                 self._steps[rank] = int(line.split()[1])
                 self._news.notify_all()
+            elif line == "done\n":
+                self._done += 1
+                self._news.notify_all()
 
     @property
     def running(self) -> bool:
@@ -72,6 +76,16 @@ class Job:
         until = time.monotonic() + seconds
         with self._news:
             while self.step < step:
+                if not self.running or time.monotonic() > until:
+                    raise RuntimeError(f"the job came to step {self.step} only: {self.printed()}")
+                self._news.wait(0.1)
+
+    def wait_until_done(self, seconds: float = 600) -> None:
+        """Until all ranks have computed everything; with ``--stay`` they are still there then, and
+        go with `result`. Raises when the job ends before."""
+        until = time.monotonic() + seconds
+        with self._news:
+            while self._done < self.ranks:
                 if not self.running or time.monotonic() > until:
                     raise RuntimeError(f"the job came to step {self.step} only: {self.printed()}")
                 self._news.wait(0.1)
@@ -104,7 +118,9 @@ class Job:
 
     def printed(self) -> str:
         """What the ranks said besides their steps."""
-        return "".join(f"[{r}] {line}" for r, line in self.lines if not line.startswith("step "))
+        return "".join(
+            f"[{r}] {line}" for r, line in self.lines if not line.startswith(("step ", "done"))
+        )
 
     def wait(self, seconds: float = 600) -> None:
         """Until all ranks have ended, however."""
@@ -115,6 +131,7 @@ class Job:
     def result(self, seconds: float = 600) -> list[dict[str, Any]]:
         """Of each rank: losses, weights, seconds. Raises when one failed."""
         try:
+            (self.folder / "leave").touch()
             self.wait(seconds)
             if self.failure is not None:
                 raise RuntimeError(f"{self.failure}: {self.printed()}")
