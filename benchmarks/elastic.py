@@ -36,8 +36,8 @@ HANG_S = 10.0
 IDENTITY_RUNS = 30
 CAPACITY = 4 << 30
 """Bytes of a device on which everything fits."""
-ROOM = 1.1
-"""Of what one rank needs at most: so much memory must do for four."""
+ROOMS = (1.1, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
+"""Of what one rank needs at most: the first that does for four ranks is quoted."""
 
 
 def sizes(quick: bool) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def slices(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figure
         sliced_cpu.values.append(four.cpu_s / parts)
         copies.values.append(four.last_bytes / alone.last_bytes)
         unlimited.values.append(four.peak_bytes / alone.peak_bytes)
-        small = _one_device(RANKS, *gpt, capacity=int(alone.peak_bytes * ROOM))
-        limited.values.append(small.peak_bytes / alone.peak_bytes)
+        if not number:
+            limited.values.append(_least_room(alone.peak_bytes, *gpt))
         wide = ("wide", *steps, "--batch", "1")
         single, all_four = _one_device(1, *wide), _one_device(RANKS, *wide)
         heavy.values.append(all_four.step_s / (RANKS * single.step_s))
@@ -141,6 +141,19 @@ class Run:
     """At the end, without gradients: parameters and what the optimizer has."""
     operations: float
     """That were executed; not those that were taken over from another rank."""
+
+
+def _least_room(one_rank: float, *arguments: str) -> float:
+    """The memory that a device must have for four ranks, in parts of what one needs at most."""
+    for room in ROOMS:
+        try:
+            _one_device(RANKS, *arguments, capacity=int(one_rank * room))
+        except RuntimeError as error:
+            if "out of memory" not in str(error):
+                raise
+        else:
+            return room
+    raise RuntimeError(f"four ranks do not fit into {ROOMS[-1]:g} times what one of them needs")
 
 
 def _one_device(ranks: int, *arguments: str, capacity: int = CAPACITY) -> Run:

@@ -27,6 +27,9 @@ from . import barrier, process
 
 native = build.load()
 
+CHECK_SQUASHING_EVERY = 100
+"""Windows; what a check costs is then a hundredth of what squashing saves."""
+
 
 def _make_graph(packed: bytes, device: str) -> Any:
     from . import graphs
@@ -86,8 +89,14 @@ class DeviceProxy:
         capacity_bytes: int,
         threads: int,
         epoch: int,
+        check_squashing_every: int = CHECK_SQUASHING_EVERY,
     ) -> dict[str, Any]:
-        """Make this proxy the session's, once. -> {pid}"""
+        """Make this proxy the session's, once. -> {pid}
+
+        Of the windows in which ranks would compute equal things once, every
+        `check_squashing_every`th is not squashed and its results are compared (0: only the first
+        comparison, before anything is shared).
+        """
         if self.binding is not None:
             raise Conflict(
                 f"this device proxy already belongs to session {self.binding.session}",
@@ -103,6 +112,11 @@ class DeviceProxy:
                 f"a device needs at least 1 thread and a capacity of 0 (no limit) or more, "
                 f"not {threads} and {capacity_bytes}"
             )
+        if check_squashing_every < 0:
+            raise BadRequest(
+                "squashing is checked in every so manyth window, or 0 for only once, "
+                f"not {check_squashing_every}"
+            )
         binding = Binding(session, device, capacity_bytes, threads, epoch)
         process.check_may_become(uid)
         process.set_name(f"sg-{device}-{session}")  # before: another uid may not open /proc/self
@@ -112,6 +126,7 @@ class DeviceProxy:
         else:
             _limit_cuda(binding)
             self._facts = _facts_of_cuda(binding)
+        native.check_squashing_every(check_squashing_every)
         self.binding = binding
         return {"pid": os.getpid()}
 

@@ -141,6 +141,15 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
         of them have taken part in the same collectives, before it is parked, resized, moved or
         stored. If they do not come together, all of them go on and nothing is changed.""",
     )
+    check_squashing_every = Integer(
+        100,
+        min=0,
+        config=True,
+        help="""Ranks that share a device compute equal steps once. Every so many of these steps all
+        ranks compute everything and the bytes are compared, so that a wrong rule is found: 1 checks
+        always (and nothing is saved), 0 compares once, before anything is shared. It counts for
+        device proxies that are started afterwards.""",
+    )
     spot = Bool(
         False,
         config=True,
@@ -404,6 +413,7 @@ class AgentProcess:
             orphan_grace_s=app.orphan_grace_s,
             lease_ttl_s=app.lease_ttl_s,
             barrier_s=app.barrier_s,
+            check_squashing_every=app.check_squashing_every,
             log_bytes=app.log_bytes,
             keep_logs=app.keep_logs,
             park_by=app.park_by,

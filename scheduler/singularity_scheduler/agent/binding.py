@@ -127,6 +127,7 @@ class ProxyBinder:
             device=device,
             capacity_bytes=self._node.device(device)["capacity_bytes"],
             threads=settings.proxy_threads,
+            check_squashing_every=settings.check_squashing_every,
             epoch=record.epoch,
         )
         await ranks.join(live, proxy)

@@ -64,15 +64,20 @@ class ProxyUse:
 
 
 def of_sessions(
-    node: Node, uses: Mapping[tuple[str, str], Use], devices: Iterable[Report]
+    node: Node,
+    uses: Mapping[tuple[str, str], Use],
+    devices: Iterable[Report],
+    squashing: Mapping[tuple[str, str], Report],
 ) -> dict[str, list[Report]]:
     """session -> a report for each of its virtual devices that has a proxy; `devices`: the reports
-    of the physical ones."""
+    of the physical ones, `squashing`: of `squashing.SquashWatch`."""
     cards = {report["id"]: report for report in devices}
     found: dict[str, list[Report]] = {}
     for session, live in node.sessions.items():
         if live.record.phase is Phase.HELD:
             reports = list(_of_session(node, live, uses, cards))
+            for report in reports:
+                report["squashing"] = squashing.get((session, report["device"]))
             if reports:
                 found[session] = reports
     return found

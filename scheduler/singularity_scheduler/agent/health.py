@@ -20,6 +20,7 @@ from typing import Any
 from .device_use import ProxyUse, Use, of_sessions
 from .node import Node
 from .nvml import NvmlMissing, NvmlReader
+from .squashing import SquashWatch
 
 log = logging.getLogger("singularity.agent")
 
@@ -48,6 +49,7 @@ class DeviceHealth:
         self._news = asyncio.Event()
         self._last: dict[str, Report] = {}
         self._proxies = ProxyUse()
+        self._squashing = SquashWatch()
         self._uses: dict[tuple[str, str], Use] = {}
         """What the proxies used at the last look."""
         gpus = {d["id"]: str(d.get("uuid", "")) for d in node.devices if d["type"] == "cuda"}
@@ -58,7 +60,8 @@ class DeviceHealth:
         while True:
             try:
                 self._node.health = await self.look()
-                sessions = of_sessions(self._node, self._uses, self._node.health)
+                shared = await self._squashing.look(self._node)
+                sessions = of_sessions(self._node, self._uses, self._node.health, shared)
                 self._node.emit("", "node.devices", devices=self._node.health, sessions=sessions)
             except Exception:  # the next round may be better, and nobody else reports
                 log.exception("the health of the devices could not be told")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from singularity_scheduler.client.words import duration, kept, plan
+from singularity_scheduler.client.words import duration, kept, plan, squashing
 
 from . import texts
 from .tables import Card, Column, Table
@@ -105,6 +105,7 @@ def session_card(session: Json, now: datetime) -> Card:
         ("Kept", kept(session, now) if session.get("keep_until") else ""),
         ("Planned", texts.clean(plan(session, now))),
         ("Devices", _devices(session)),
+        ("Ranks", texts.clean("; ".join(squashing(session.get("figures") or ())))),
         ("Node", texts.clean(session.get("node"))),
         ("Cluster", place(session)),
         ("May be in", ", ".join(map(texts.clean, session.get("locations") or ()))),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -24,6 +24,28 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} TiB"
+
+
+def squashing(figures: Iterable[Mapping[str, Any]]) -> list[str]:
+    """For each physical device that ranks share, what they have in common there: "cuda:0 and cuda:1
+    share cpu:0 and compute equal steps once (12 steps so far, 240 calls spared)"."""
+    shared: dict[str, list[Mapping[str, Any]]] = {}
+    for figure in figures:
+        if figure.get("squashing"):
+            shared.setdefault(str(figure["device"]), []).append(figure)
+    return [_squashing(device, some) for device, some in shared.items()]
+
+
+def _squashing(device: str, figures: list[Mapping[str, Any]]) -> str:
+    *first, last = (f"cuda:{figure['virtual_device']}" for figure in figures)
+    names = f"{', '.join(first)} and {last}" if first else last
+    report: Mapping[str, Any] = figures[0]["squashing"]
+    spared = f"{plural(report['steps'], 'step')} so far, {plural(report['spared'], 'call')} spared"
+    return f"{names} share {device} and " + {
+        "unproven": "compute everything themselves until equal contents have been compared",
+        "on": f"compute equal steps once ({spared})",
+        "off": f"compute everything themselves ({spared} before that): {report['why_off']}",
+    }.get(report["state"], str(report["state"]))
 
 
 def duration(seconds: float) -> str:

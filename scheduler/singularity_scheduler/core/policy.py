@@ -569,6 +569,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.ProxySilent: proxies.silent,
     ev.ProxyAnswers: proxies.answers,
     ev.DeviceWorking: proxies.working,
+    ev.SquashingOff: proxies.squashing_off,
     ev.CheckpointTaken: checkpoints.taken,
     ev.ContentsBack: device_restores.done,
     ev.CheckpointsFound: checkpoints.found,

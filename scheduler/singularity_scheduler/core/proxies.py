@@ -47,3 +47,9 @@ def working(draft: Draft, event: ev.DeviceWorking) -> None:
         told = event.seconds > 0
         reason = reasons.working(event.operation, event.seconds) if told else ""
         draft.note(view, reason or reasons.held(view, False), "device.working")
+
+
+def squashing_off(draft: Draft, event: ev.SquashingOff) -> None:
+    """Only said: it is not why the session is in its state."""
+    if (view := draft.get(event.session)) and not view.final:
+        draft.remark(view, reasons.squashing_off(event.why), "squashing.off")

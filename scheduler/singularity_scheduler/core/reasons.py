@@ -329,6 +329,10 @@ def working(operation: str, seconds: float) -> str:
     )
 
 
+def squashing_off(why: str) -> str:
+    return f"its ranks share nothing on a device any more: {why}"
+
+
 def lapsed() -> str:
     return (
         "parked because its lease was not renewed in time; nothing is lost; it comes back with the "

@@ -258,6 +258,13 @@ class DeviceWorking(OfSession):
 
 
 @dataclass(frozen=True)
+class SquashingOff(OfSession):
+    """Ranks that share a device compute everything themselves from here on: `why`, a sentence."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class CheckpointTaken(OfSession):
     checkpoint: CheckpointRef
 
@@ -320,6 +327,7 @@ Report = (
     | ProxySilent
     | ProxyAnswers
     | DeviceWorking
+    | SquashingOff
     | CheckpointTaken
     | ContentsBack
     | CheckpointsFound

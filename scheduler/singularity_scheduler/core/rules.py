@@ -69,6 +69,7 @@ RULES: dict[str, str] = {
     "proxy.answers": "a silent device proxy answers again",
     "device.drained": "a device is unwell or was drained, so its session leaves it",
     "device.working": "one operation keeps a device busy for long",
+    "squashing.off": "ranks that share a device were not equal where they should have been",
     "agent.restarted": "a node agent no longer knows the session",
     "node.cordoned": "an administrator lets nothing new be placed on a node",
     "node.drain": "an administrator, or an upgrade, empties a node",

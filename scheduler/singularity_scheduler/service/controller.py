@@ -21,6 +21,7 @@ from traitlets import Dict, Float, Integer, TraitError, Unicode, default, valida
 from traitlets.config import LoggingConfigurable
 
 from singularity_scheduler import logs
+from singularity_scheduler.client import words
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import Administration
 from singularity_scheduler.core.cluster import ClusterState
@@ -482,7 +483,14 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         return document | {"others_waiting": documents.others_waiting(self.state, view)}
 
     def why(self, view: SessionView) -> Json:
-        return explain(self.state, view, self._clock())
+        """Why it is in its state, and what its ranks share on devices they have in common."""
+        said = explain(self.state, view, self._clock())
+        devices = self.device_board.document(view)["devices"]
+        if not (shared := words.squashing(devices)):
+            return said
+        facts = {d["device"]: d["squashing"] for d in devices if d["squashing"]}
+        sentence = " ".join([said["sentence"], *(f"{text}." for text in shared)])
+        return {"sentence": sentence, "facts": {**said["facts"], "squashing": facts}}
 
     async def read_log(self, view: SessionView, offset: int, limit: int) -> Json:
         """What its process printed, from byte `offset` on and at most `limit` bytes:

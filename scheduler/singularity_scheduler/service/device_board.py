@@ -81,6 +81,7 @@ class DeviceBoard:
                     "memory_used_bytes": one.get("memory_used_bytes"),
                     "memory_total_bytes": known.capacity_bytes if known else None,
                     "utilisation_percent": one.get("utilisation_percent"),
+                    "squashing": one.get("squashing"),
                 }
             )
         return {"session": view.id, "node": view.node, "at": iso(at), "devices": found}
@@ -97,7 +98,7 @@ def _differs(old: Json, new: Json) -> bool:
         "memory_used_bytes": PART * (new["memory_total_bytes"] or 0),
         "utilisation_percent": PERCENT,
     }
-    if old["device"] != new["device"]:
+    if old["device"] != new["device"] or _state(old) != _state(new):
         return True
     for key, smallest in least.items():
         first, second = old[key], new[key]
@@ -106,3 +107,8 @@ def _differs(old: Json, new: Json) -> bool:
         if first is not None and abs(second - first) >= max(smallest, 1e-9):
             return True
     return False
+
+
+def _state(one: Json) -> str:
+    """Of squashing; a number of steps alone is no news."""
+    return str((one.get("squashing") or {}).get("state", ""))

@@ -116,6 +116,7 @@ EventCallback = Callable[[str, str, str, dict[str, Any]], None]
 
 Types: device.need, device.withdrawn, device.working, activity, process.live, process.exited,
 proxy.recovered, proxy.failed, proxy.gave_up, proxy.silent, proxy.answers, lease.lapsed,
+squashing.off {why} (ranks that share a device were not equal where they should have been),
 session.wanted (a request reached the relay of a session that is away), session.orphaned (its
 Jupyter server is gone), session.suspended and session.restored (the command's answer says it too),
 checkpoint.progress {bytes_done, bytes_total, bytes_sent, rate, eta_s}, steps {count} (optimizer

@@ -192,6 +192,39 @@ COMPONENTS: dict[str, Schema] = {
                             "utilisation_percent": nullable(
                                 {"type": "number", "minimum": 0, "maximum": 100}
                             ),
+                            "squashing": {
+                                **nullable(
+                                    record(
+                                        {
+                                            "state": {
+                                                **TEXT,
+                                                "enum": ["unproven", "on", "off"],
+                                                "description": "unproven: nothing was compared "
+                                                "yet; off: a comparison found a difference.",
+                                            },
+                                            "why_off": TEXT,
+                                            "steps": {
+                                                **COUNT,
+                                                "description": "That the ranks began together.",
+                                            },
+                                            "executed": {
+                                                **COUNT,
+                                                "description": "Calls in these, once for all.",
+                                            },
+                                            "spared": {
+                                                **COUNT,
+                                                "description": "Calls that were not executed.",
+                                            },
+                                            "compared": {
+                                                **COUNT,
+                                                "description": "Pairs of storages, byte by byte.",
+                                            },
+                                        }
+                                    )
+                                ),
+                                "description": "What ranks that share the physical device have in "
+                                "common; null: no ranks share it, or nobody has told.",
+                            },
                         }
                     )
                 ),

@@ -62,6 +62,8 @@ def agent_event(session: str, type_: str, data: Json, now: float) -> ev.Event | 
         return ev.ProxyAnswers(session)
     if type_ == "device.working":
         return ev.DeviceWorking(session, str(data["operation"]), float(data["seconds"]))
+    if type_ == "squashing.off":
+        return ev.SquashingOff(session, str(data["why"]))
     if type_ == "lease.lapsed":
         return ev.LeaseLapsed(session)
     if type_ == "session.wanted":

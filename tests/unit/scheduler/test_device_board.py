@@ -63,6 +63,19 @@ def test_before_the_first_report_there_are_devices_without_figures():
     assert b.told == []
 
 
+def test_what_ranks_share_is_told_when_its_state_changes() -> None:
+    b = Board()
+    report = {"state": "on", "why_off": "", "steps": 4, "executed": 8, "spared": 8, "compared": 2}
+    for changes, told in (({}, 1), ({"steps": 9}, 1), ({"state": "off", "why_off": "x"}, 2)):
+        squashing = {**report, **changes}
+        figures = [
+            {"virtual_device": v, "device": f"cpu:{v}", "squashing": squashing} for v in range(2)
+        ]
+        b.board.seen("local", {"a": figures})
+        assert len(b.told) == told
+        assert b.document["devices"][1]["squashing"] == squashing
+
+
 def test_figures_are_kept_and_told_only_when_they_change():
     b = Board()
     b.report((GIB, 50.0), (0, 0.0))

@@ -492,6 +492,15 @@ def test_a_silent_proxy_and_a_long_operation_are_told_until_they_are_over() -> N
         assert world["a"].reason == reason
 
 
+def test_ranks_that_stop_sharing_are_told_and_stay_as_they_are() -> None:
+    world = World(1)
+    world.holding("a")
+    line = world.do(ev.SquashingOff("a", "storages 1 and 2 differ")).history[-1]
+    assert line.rule == "squashing.off"
+    assert line.reason == "its ranks share nothing on a device any more: storages 1 and 2 differ"
+    assert (world["a"].word, world["a"].reason) == ("running", "holds cpu:0")
+
+
 def test_checkpoint_needs_device_state_and_is_remembered() -> None:
     world = World(1, abilities=Abilities(image_trouble="criu is missing"))
     world.create("a")

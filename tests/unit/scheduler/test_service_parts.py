@@ -226,6 +226,7 @@ def test_every_setting_is_explained() -> None:
             {"operation": "aten::mm", "seconds": 61.5},
             ev.DeviceWorking("s", "aten::mm", 61.5),
         ),
+        ("squashing.off", {"why": "they differ"}, ev.SquashingOff("s", "they differ")),
         ("lease.lapsed", {}, ev.LeaseLapsed("s")),
         ("news", {}, None),
     ],

@@ -1,0 +1,31 @@
+"""The node agent with real device proxies in which the identity of one operator is wrong.
+
+It is the operator that `OPERATOR` names: its values do not count, so that results that differ are
+taken for equal ones.
+"""
+
+import sys
+
+OPERATOR = "aten::add.Tensor"
+
+
+def proxy() -> int:
+    from singularity_proxy import build
+    from singularity_proxy.device.__main__ import main
+
+    build.load().break_identity_of(OPERATOR)
+    return main()
+
+
+def command(socket: str, python: str = sys.executable) -> list[str]:
+    return [python, __file__, "--socket", socket, "--warm"]
+
+
+if __name__ == "__main__":
+    if "--socket" in sys.argv:
+        sys.exit(proxy())
+    from singularity_scheduler.agent import proxies
+    from singularity_scheduler.agent.app import main
+
+    proxies.proxy_command = command
+    main()
