@@ -90,6 +90,14 @@ class Submission:
         }
         if spec.scale is not None:
             found["scale_policy"] = policy_document(spec.scale)
+        found |= {
+            name: value
+            for name, value in (
+                ("checkpoint_every_s", spec.every_s),
+                ("checkpoint_every_steps", spec.every_steps),
+            )
+            if value is not None
+        }
         if spec.run is None:
             return found
         run = {

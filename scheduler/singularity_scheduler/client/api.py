@@ -93,6 +93,8 @@ class ServiceClient(Reading, Groups):
         device_share: float | None = None,
         elastic: bool | None = None,
         scale_policy: Mapping[str, Any] | None = None,
+        checkpoint_every_s: float | None = None,
+        checkpoint_every_steps: int | None = None,
     ) -> Json:
         """Submit the run of a notebook; returns its session as soon as it is durable. It starts
         when it is its turn and needs neither the caller nor its server any more.
@@ -110,6 +112,8 @@ class ServiceClient(Reading, Groups):
             "device_share": device_share,
             "elastic": elastic,
             "scale_policy": scale_policy,
+            "checkpoint_every_s": checkpoint_every_s,
+            "checkpoint_every_steps": checkpoint_every_steps,
         }
         body |= {key: value for key, value in wishes.items() if value is not None}
         if tier is not None:

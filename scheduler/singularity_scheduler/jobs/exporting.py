@@ -45,6 +45,8 @@ def job_file(session: Mapping[str, Any], passed_on: Callable[[str], bool]) -> st
                 "singularity": {
                     "device_share": _part(session["device_share"]),
                     "scale_policy": session.get("scale_policy"),
+                    "checkpoint_every_s": session.get("checkpoint_every_s"),
+                    "checkpoint_every_steps": session.get("checkpoint_every_steps"),
                 }
             },
         },

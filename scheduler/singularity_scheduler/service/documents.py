@@ -80,6 +80,8 @@ def session_document(
         "waiting_since": iso(view.waiting_since),
         "queue": queue_document(state, view),
         "sla": sla_document(state, view),
+        "checkpoint_every_s": view.every_s,
+        "checkpoint_every_steps": view.every_steps,
         "last_checkpoint": checkpoint and checkpoint_document(checkpoint),
         "checkpoints": sum(not c.dropped for c in view.checkpoints),
         "incarnation": view.incarnation,

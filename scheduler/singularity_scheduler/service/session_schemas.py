@@ -134,6 +134,12 @@ SESSION: dict[str, Schema] = {
         ),
         "description": "What it got of the device time that its tier promises.",
     },
+    "checkpoint_every_s": {
+        **nullable({"type": "number", "minimum": 0}),
+        "description": "Seconds between checkpoints made by themselves, as it was asked for; 0: "
+        "none; null: as the service is configured.",
+    },
+    "checkpoint_every_steps": {**nullable(COUNT), "description": "The same by optimizer steps."},
     "last_checkpoint": nullable(ref("StoredCheckpoint")),
     "checkpoints": {**COUNT, "description": "How many the store has of it."},
     "incarnation": {**COUNT, "description": "+1 each time it went on from an older state."},

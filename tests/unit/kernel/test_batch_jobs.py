@@ -376,6 +376,8 @@ def document(request: Json, sid: str = SID) -> Json:
         locations=spec.locations,
         share_milli=spec.share_milli,
         scale=spec.scale,
+        every_s=spec.every_s,
+        every_steps=spec.every_steps,
         run=run_of(spec.run, sid),
     )
     return session_document(ClusterState(), view)
@@ -417,7 +419,7 @@ resources:
   instance_type: [A, B]
   locations: [westus]
   properties:
-    AISuperComputer: {device_share: 0.25}
+    AISuperComputer: {device_share: 0.25, checkpointEveryS: 60, checkpoint_every_steps: 0}
 limits: {timeout: 60}
 """,
         JOB.replace("lr: $", "name: 1e5\n  lr: $").replace("name: 1e5", "name: 'null: # ${'")
