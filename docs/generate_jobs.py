@@ -18,6 +18,7 @@ def job_files_page() -> str:
     from singularity_scheduler.jobs import Use, rows, schema
     from singularity_scheduler.jobs.expressions import MAX_TEXT
     from singularity_scheduler.jobs.reading import MAX_BYTES, MAX_DEPTH, MAX_VALUES
+    from singularity_scheduler.jobs.sweep_files import KEYS
 
     listed: list[tuple[object, ...]] = [
         (
@@ -29,12 +30,19 @@ def job_files_page() -> str:
         )
         for row in rows()
     ]
+    sweep_keys: list[tuple[object, ...]] = [
+        (
+            f"`{'.'.join(key.path)}`" + (" (needed)" if key.needed else ""),
+            f"taken as `{'.'.join(key.becomes)}`" if key.becomes else f"refused: {key.refused}",
+        )
+        for key in KEYS
+    ]
     uses: list[tuple[object, ...]] = [(use.value, USES[use.value]) for use in Use]
     return "\n".join(
         [
             "# Job files\n",
-            "What `jupyter singularity submit JOB.yml` takes: an Azure ML command job, or a "
-            "notebook (`type: notebook`) in the same style. How to use it: "
+            "What `jupyter singularity submit JOB.yml` takes: an Azure ML command job, a sweep job "
+            "(see [below](#sweep-jobs)), or a notebook (`type: notebook`) in the same style. How to use it: "
             "[Run a notebook as a batch run](../how-to/batch.md#job-files). The table is the "
             f"JSON Schema `{schema()['$id']}` that files are checked with: "
             "[job.v1.schema.json](job.v1.schema.json).\n",
@@ -45,6 +53,14 @@ def job_files_page() -> str:
             "The block `resources.properties.singularity` may be called `AISuperComputer`, and "
             "its keys may be written as on the wire (`ScalePolicy`, `slaTier`). Tiers and "
             "priorities may be capitalised.\n",
+            "## Sweep jobs\n",
+            "Azure ML's sweep jobs (`type: sweep`) are taken as they are when what they ask for is "
+            "the same here: all combinations (`sampling_algorithm: grid`) of listed values "
+            "(`type: choice`). Everything else is refused with its line: values drawn at random, "
+            "other samplings, a time limit for all runs together. The table says which key of a "
+            "command job each of theirs is; a key that is not in it is an error with the nearest "
+            "one that is.\n",
+            table(("key of a sweep job", "here"), sweep_keys),
             "## Expressions\n",
             "`${{inputs.NAME}}` and `${{outputs.NAME}}` may stand in `command`, `code`, "
             "`notebook`, `output`, `parameters`, `environment_variables` and in other inputs and "

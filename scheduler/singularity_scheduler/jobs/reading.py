@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -64,6 +64,17 @@ class Document:
     name: str
     folder: str
     root: Node
+    moved: Mapping[tuple[str | int, ...], tuple[str, ...]] = field(default_factory=dict)
+    """Where the file itself has what was put elsewhere: this path -> the file's own."""
+
+    def words(self, path: Sequence[str | int]) -> str:
+        """`path` as the file itself has it, for people."""
+        here: tuple[str | int, ...] = tuple(path)
+        for end in range(len(here), 0, -1):
+            if own := self.moved.get(here[:end]):
+                here = (*own, *here[end:])
+                break
+        return ".".join(map(str, here)) or "the job"
 
     def find(self, *path: str | int) -> Node | None:
         """The value at `path`; None when there is none."""

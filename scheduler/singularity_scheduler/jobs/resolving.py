@@ -19,6 +19,7 @@ from .errors import BadJob, shown, yaml_word
 from .expressions import BadExpression, Values
 from .reading import Document
 from .schema import Row, Use, rows, spelled, validate
+from .sweep_files import as_command
 from .sweeps import Space, Sweep, refuse_twice
 
 SINGULARITY = ("resources", "properties", "singularity")
@@ -88,7 +89,7 @@ def resolve(document: Document, space: Space | None = None) -> Job:
     """The job that `document` describes; raises `BadJob`. `space` is what somebody wants to sweep
     over besides, or in place of what the file says; a name of it stands for the input of that name
     too."""
-    document = spelled(document)
+    document = spelled(as_command(document))
     validate(document)
     plain = _Resolver(document, Sweep(), {})
     sweep = plain.sweep()
@@ -262,6 +263,8 @@ class _Resolver:
             ),
             "devices": self._devices(kind),
             "device_share": self._said(*SINGULARITY, "device_share"),
+            "checkpoint_every_s": self._said(*SINGULARITY, "checkpoint_every_s"),
+            "checkpoint_every_steps": self._said(*SINGULARITY, "checkpoint_every_steps"),
             "scale_policy": self._said(*SINGULARITY, "scale_policy"),
             "virtual_cluster": cluster,
             "locations": where,
@@ -278,7 +281,7 @@ class _Resolver:
         (first, value), *others = found.items() or [((), None)]
         for path, other in others:
             if other != value:
-                names = ".".join(path), ".".join(first)
+                names = self._document.words(path), self._document.words(first)
                 raise self._bad(
                     f"{names[0]} is {shown(other)} and {names[1]} is {shown(value)}: say one of "
                     "them",
@@ -313,7 +316,7 @@ class _Resolver:
 
     def _tell(self, row: Row) -> None:
         if row.note:
-            name = ".".join(row.path)
+            name = self._document.words(row.path)
             self._note(f"{name} is kept and changes nothing here: {row.note}", *row.path)
 
     # -- inputs and outputs ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
@@ -140,14 +140,16 @@ def _validator() -> Any:
 def _told(document: Document, error: Any) -> tuple[tuple[int, int], BadJob]:
     """((weight, line), the refusal). What is missing has the greatest weight: often it is there,
     and misspelled."""
-    what, path = _sentence(error, list(error.absolute_path))
+    what, path = _sentence(error, list(error.absolute_path), document.words)
     line = document.line(*path)
     return (int(error.validator == "required"), line), document.bad(what, *path)
 
 
-def _sentence(error: Any, path: list[str | int]) -> tuple[str, list[str | int]]:
+def _sentence(
+    error: Any, path: list[str | int], dotted: Callable[[list[str | int]], str]
+) -> tuple[str, list[str | int]]:
     """What is wrong, and where."""
-    kind, where = error.validator, _dotted(path)
+    kind, where = error.validator, dotted(path)
     if kind == "additionalProperties":
         known = [k for k, part in error.schema.get("properties", {}).items() if part]
         key = next(k for k in error.instance if k not in known)
@@ -155,7 +157,7 @@ def _sentence(error: Any, path: list[str | int]) -> tuple[str, list[str | int]]:
         return f"{shown(key)} is not known{inside}: {nearest(key, known)}", [*path, key]
     if kind == "required":
         missing = next(k for k in error.validator_value if k not in error.instance)
-        return f"{_dotted([*path, missing])} is missing{_why(missing)}", path
+        return f"{dotted([*path, missing])} is missing{_why(missing)}", path
     if kind == "not":
         return f"{where} is refused: {_said(error.schema)}", path
     if "propertyNames" in error.absolute_schema_path:
@@ -216,7 +218,3 @@ def _plain(error: Any) -> str:
     }
     words = limits.get(str(error.validator), "it does not match {}")
     return words.format(error.validator_value)
-
-
-def _dotted(path: list[str | int]) -> str:
-    return ".".join(str(part) for part in path) or "the job"
