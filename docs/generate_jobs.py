@@ -42,9 +42,9 @@ def job_files_page() -> str:
         [
             "# Job files\n",
             "What `jupyter singularity submit JOB.yml` takes: an Azure ML command job, a sweep job "
-            "(see [below](#sweep-jobs)), or a notebook (`type: notebook`) in the same style. How to use it: "
-            "[Run a notebook as a batch run](../how-to/batch.md#job-files). The table is the "
-            f"JSON Schema `{schema()['$id']}` that files are checked with: "
+            "(see [below](#sweep-jobs)), or a notebook (`type: notebook`) in the same style. How "
+            "to use it: [Run a notebook as a batch run](../how-to/batch.md#job-files). The table "
+            f"is the JSON Schema `{schema()['$id']}` that files are checked with: "
             "[job.v1.schema.json](job.v1.schema.json).\n",
             table(("a key that is", "means"), uses),
             "A key that is not in the table is an error with the nearest one that is. `NAME` is "
