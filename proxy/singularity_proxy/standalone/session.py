@@ -248,7 +248,7 @@ class Standalone:
         ring.ended = True
         if self.keep_files:
             return
-        for proxy in self._proxies.values():
+        for proxy in list(self._proxies.values()):  # a resize may go on meanwhile
             if ring.id in proxy.attached:
                 await self._close(proxy, ring)
         for path in self.shm.glob(f"{ring.id}.*"):
@@ -450,7 +450,7 @@ class Standalone:
             ]
 
     async def _stats(self) -> list[dict[str, Any]]:
-        return [await p.peer.call("stats") for p in self._proxies.values()]
+        return [await p.peer.call("stats") for p in list(self._proxies.values())]
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
