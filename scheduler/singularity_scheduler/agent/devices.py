@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from typing import Any
 
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import (
-    BarrierFailed,
     ProxyFailed,
     SingularityError,
     Unavailable,
-    Unsupported,
 )
 from singularity_proxy.wire.ring import RingState
 
@@ -29,8 +26,9 @@ from .driver_parks import DriverParks
 from .leases import LeaseGrant
 from .live import LiveSession
 from .node import Node
+from .parks import Parker
 from .proxies import Proxy, adopt_proxy
-from .ranks import let_go, together
+from .ranks import let_go
 from .recovery import Recovery
 from .resizes import Resizer, check_devices, placed
 from .rings import LiveRing
@@ -40,9 +38,6 @@ log = logging.getLogger("singularity.agent")
 
 NEED_EVERY_S = 0.9
 """A waiting worker rings every second; the service is told at most this often per session."""
-
-FORCED_PARK_S = 30.0
-"""How long a proxy on a broken device may take to save its state before it is ended."""
 
 FENCE_RETRY_S = 5.0
 """A session whose lease lapsed and whose state could not be written is tried again after this."""
@@ -54,9 +49,10 @@ class DeviceKeeper:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._binder = ProxyBinder(node, self._proxy_exited)
-        self._recovery = Recovery(node, self._binder, self._park_locked)
-        self._resizer = Resizer(node, self._binder, self._set_down)
         self._driver = DriverParks(node, self._binder)
+        self._parker = Parker(node, self._binder, self._driver, self._attach_device)
+        self._recovery = Recovery(node, self._binder, self._parker.park)
+        self._resizer = Resizer(node, self._binder, self._set_down)
 
     def start(self) -> None:
         """Find out how devices can be parked here."""
@@ -92,7 +88,7 @@ class DeviceKeeper:
                 node.save(live)
                 return {"ms": 0.0, "devices": devices}
             if record.phase is Phase.HELD:
-                await self._park_locked(live, moving=True)
+                await self._parker.park(live, moving=True)
                 node.leases.grant(record.session, lease.epoch, lease.ttl_s, lease.received)
             before = record.phase
             record.move(Phase.ATTACHING)
@@ -126,7 +122,7 @@ class DeviceKeeper:
         log.error("session %s gives its devices back: %s", live.record.session, why)
         reason = f"its devices could not be changed, nor put back as they were: {why}"
         with contextlib.suppress(SingularityError):
-            await self._park_locked(live, reason, moving=True)
+            await self._parker.park(live, reason, moving=True)
 
     async def park(
         self,
@@ -145,12 +141,12 @@ class DeviceKeeper:
         record.check_live()
         record.check_epoch(epoch)
         if force:
-            await self._hurry_park(live)
+            await self._parker.hurry(live)
         async with live.lock:
             record.check_live()
             record.check_epoch(epoch)
             record.epoch = epoch
-            done = await self._park_locked(live, reason, force, moving)
+            done = await self._parker.park(live, reason, force, moving)
         self._tell_need_soon(live)
         return done
 
@@ -164,7 +160,7 @@ class DeviceKeeper:
             try:
                 async with live.lock:
                     if self._node.leases.epoch(record.session) is None and record.alive:
-                        await self._park_locked(
+                        await self._parker.park(
                             live,
                             "the scheduler was away and the lease ran out; nothing was lost",
                             anyhow=True,
@@ -308,117 +304,6 @@ class DeviceKeeper:
             self._node.try_save(live)
             self._node.try_save_leases()
 
-    # -- park -------------------------------------------------------------------------------------
-
-    async def _park_locked(
-        self,
-        live: LiveSession,
-        reason: str = "",
-        force: bool = False,
-        moving: bool = False,
-        keep_lease: bool = False,
-        anyhow: bool = False,
-    ) -> dict[str, Any]:
-        """`anyhow`: also where its ranks do not come together before."""
-        record = live.record
-        if record.phase in (Phase.NONE, Phase.PARKED):
-            return {"bytes": 0, "ms": 0.0, "stays": bool(live.off_device)}
-        started = time.monotonic()
-        async with contextlib.AsyncExitStack() as stack:
-            if not force and record.phase is Phase.HELD:
-                try:
-                    await stack.enter_async_context(together(live, self._node.settings.barrier_s))
-                except (BarrierFailed, Unsupported) as error:
-                    if not anyhow:
-                        raise
-                    log.warning("session %s: %s", record.session, error.message)
-            return await self._park_now(live, reason, force, moving, keep_lease, started)
-
-    async def _park_now(
-        self,
-        live: LiveSession,
-        reason: str,
-        force: bool,
-        moving: bool,
-        keep_lease: bool,
-        started: float,
-    ) -> dict[str, Any]:
-        record, node = live.record, self._node
-        if record.phase in (Phase.HELD, Phase.RESIZING):
-            record.move(Phase.PARKING)
-        node.try_save(live)
-        devices = list(live.proxies)
-        outcomes = await asyncio.gather(
-            *(self._park_proxy(live, d, live.proxies[d], force, moving) for d in devices),
-            return_exceptions=True,
-        )
-        record.check_live()
-        errors = [x for x in outcomes if isinstance(x, BaseException)]
-        if errors:
-            # Some proxies may be gone with their state written: bring them back, keep it all.
-            for device in sorted(set(record.devices) - set(live.proxies)):
-                await self._attach_device(live, device)
-            record.move(Phase.HELD)
-            node.try_save(live)
-            raise errors[0]
-        record.move(Phase.PARKED)
-        record.reason = reason or record.reason
-        if not keep_lease:
-            node.leases.release(record.session)
-        node.try_save(live)
-        node.try_save_leases()
-        written = sum(x for x in outcomes if isinstance(x, int))
-        ms = round((time.monotonic() - started) * 1e3, 3)
-        return {"bytes": written, "ms": ms, "stays": bool(live.off_device)}
-
-    async def _hurry_park(self, live: LiveSession) -> None:
-        """What holds the session's lock may wait for a device that broke since: after a while give
-        its proxies up, snapshot and journal are the state."""
-        deadline = time.monotonic() + FORCED_PARK_S
-        while live.lock.locked():
-            if time.monotonic() >= deadline:
-                for proxy in list(live.proxies.values()):
-                    log.warning(
-                        "session %s: its device is broken and its proxy does not answer; "
-                        "it is ended",
-                        live.record.session,
-                    )
-                    await proxy.abandon()
-                deadline += FORCED_PARK_S  # an attach takes another proxy, which may hang as well
-            await asyncio.sleep(0.05)
-
-    async def _park_proxy(
-        self, live: LiveSession, device: str, proxy: Proxy, force: bool, moving: bool
-    ) -> int:
-        if not (force or moving):
-            left = await self._driver.park(live, device, proxy)
-            if left is not None:
-                return left
-        began = time.monotonic()
-        try:
-            answer = await proxy.call("park", timeout=FORCED_PARK_S if force else None)
-            written = int(answer.get("bytes", 0))
-        except SingularityError as error:
-            gone = isinstance(error, Unavailable) and not proxy.connected
-            if not (gone or force):
-                raise  # its own answer
-            if not gone:
-                log.warning(
-                    "session %s: %s is broken and its proxy could not park (%s); its snapshot and "
-                    "journal are the state",
-                    live.record.session,
-                    device,
-                    error.message,
-                )
-            # Killed at this very moment: its snapshot and journal are the state.
-            prefixes = [ring.record.prefix for ring in self._binder.rings_of(live, device)]
-            written = sum(_size(p + suffix) for p in prefixes for suffix in (".snap", ".journal"))
-        await self._binder.discard(live, device, proxy)
-        self._binder.detach_headers(live, device)
-        if not (force or moving):
-            self._driver.copied(live, device, written, time.monotonic() - began)
-        return written
-
     # -- process images ---------------------------------------------------------------------------
 
     async def set_aside(self, live: LiveSession) -> list[str]:
@@ -426,7 +311,7 @@ class DeviceKeeper:
         devices that `take_back` wants. The caller holds the session's lock."""
         record = live.record
         devices = list(record.devices) if record.phase is Phase.HELD else []
-        await self._park_locked(live, moving=True, keep_lease=True)
+        await self._parker.park(live, moving=True, keep_lease=True)
         return devices
 
     async def take_back(self, live: LiveSession, devices: list[str]) -> None:
@@ -507,7 +392,7 @@ class DeviceKeeper:
                     self._tell_lapsed_soon(live)
             elif record.phase is Phase.PARKING:
                 with contextlib.suppress(SingularityError):
-                    await self._park_locked(live)
+                    await self._parker.park(live)
         if record.phase is Phase.HELD:
             for device in sorted(set(record.devices) - set(live.proxies)):
                 await self.recover(live, device, None)
@@ -533,10 +418,3 @@ class DeviceKeeper:
     async def _end_proxies(self, live: LiveSession) -> None:
         proxies = (*live.proxies.values(), *live.off_device.values())
         await asyncio.gather(*(proxy.end() for proxy in proxies))
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path, follow_symlinks=False).st_size
-    except OSError:
-        return 0

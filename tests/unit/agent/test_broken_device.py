@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import Unavailable
-from singularity_scheduler.agent import devices
+from singularity_scheduler.agent import parks
 from singularity_scheduler.agent.devices import DeviceKeeper
 from singularity_scheduler.agent.recovery import MANY_DEATHS, Recovery
 from singularity_scheduler.agent.sessions import Phase
@@ -64,7 +64,7 @@ async def the_end_of_a_ring(keeper: DeviceKeeper, live: Any) -> None:
 async def test_a_forced_park_ends_the_proxy_for_which_something_else_waits(
     monkeypatch: pytest.MonkeyPatch, other: Callable[[DeviceKeeper, Any], Coroutine[Any, Any, None]]
 ) -> None:
-    monkeypatch.setattr(devices, "FORCED_PARK_S", 0.1)
+    monkeypatch.setattr(parks, "FORCED_PARK_S", 0.1)
     node: Any = SimpleNamespace(
         try_save=nothing,
         try_save_leases=nothing,
@@ -78,7 +78,7 @@ async def test_a_forced_park_ends_the_proxy_for_which_something_else_waits(
         del live.proxies[device]
 
     binder: Any = SimpleNamespace(rings_of=lambda *_: [], discard=discard, detach_headers=nothing)
-    monkeypatch.setattr(keeper, "_binder", binder)
+    monkeypatch.setattr(keeper._parker, "_binder", binder)
     live: Any = SimpleNamespace(
         record=Record(session="s", phase=Phase.HELD, epoch=1, reason="", devices=["cuda:0"]),
         lock=asyncio.Lock(),
