@@ -215,9 +215,9 @@ def trim_log(path: str, limit: int) -> int:
 
 
 def last_words(path: str, uid: int | None = None) -> str:
-    """The last line in the log at `path`, "" when there is none: the why for people. The file must
-    be a plain one of `uid` (None: anybody's), because its folder may belong to a user who put a
-    link to somebody else's file there."""
+    """The last line in the log at `path` that says something, "" when there is none: the why for
+    people. The file must be a plain one of `uid` (None: anybody's), because its folder may belong
+    to a user who put a link to somebody else's file there."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -230,8 +230,8 @@ def last_words(path: str, uid: int | None = None) -> str:
         data = os.pread(fd, 4096, max(0, info.st_size - 4096))
     finally:
         os.close(fd)
-    lines = data.decode("utf-8", "replace").strip().splitlines()
-    last = lines[-1].strip()[:300] if lines else ""
+    lines = data.decode("utf-8", "replace").splitlines()
+    last = next((line.strip()[:300] for line in reversed(lines) if any(map(str.isalnum, line))), "")
     return "".join(c if c.isprintable() else " " for c in last)
 
 

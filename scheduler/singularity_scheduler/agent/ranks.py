@@ -50,8 +50,9 @@ class Ranks:
 async def together(live: LiveSession, barrier_s: float) -> AsyncIterator[Cut | None]:
     """All ranks of the session stand for as long as this lasts; None: it has no process groups, and
     nothing of it stands. The caller holds the session's lock. Raises `BarrierFailed` when they do
-    not come together within `barrier_s` seconds, and then all of them go on; `Unsupported` when its
-    proxies know no barrier."""
+    not come together within `barrier_s` seconds, and `Unavailable` when a proxy ends meanwhile;
+    then all of them go on. `Unsupported` when its proxies know no barrier, `Conflict` when it
+    ends."""
     if live.barrier is not None or not await grouped(live):
         yield None  # whoever holds it lets go of it
         return
@@ -62,6 +63,13 @@ async def together(live: LiveSession, barrier_s: float) -> AsyncIterator[Cut | N
             raise Unsupported(
                 f"session {live.record.session} goes on as it was: its processes form a process "
                 "group (torch.distributed), whose ranks its device proxies cannot stop together",
+                session=live.record.session,
+            ) from None
+        except Unavailable:
+            live.record.check_live()  # its end takes its proxies along
+            raise Unavailable(
+                f"session {live.record.session} goes on as it was: a device proxy ended while its "
+                "ranks were being stopped, and another one takes over; try again",
                 session=live.record.session,
             ) from None
         live.barrier = barrier

@@ -218,6 +218,8 @@ def test_a_long_log_keeps_its_end(tmp_path: Path) -> None:
     assert len(text) == 55
     assert text.endswith("a\nlast\nnext\n")
     assert last_words(str(log)) == "next"
+    log.write_text(text + "------\n======\n\n")
+    assert last_words(str(log)) == "next"
 
 
 def test_the_environment_of_a_capsule() -> None:
