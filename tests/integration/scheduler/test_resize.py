@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy.errors import BadRequest, Conflict, NoSpace, NotFound
+from singularity_proxy.errors import BadRequest, Conflict, LayoutRefused, NoSpace, NotFound
 from support.scheduler_service import platform
 
 FAST = {"scale_interval_s": 1.0, "idle_soft_s": 0, "idle_grace_s": 0, "min_run_s": 0}
@@ -93,6 +93,14 @@ async def test_a_refusal_of_the_node_is_told_and_nothing_stays_leased(tmp_path: 
         assert (await p.client().get_session(session))["devices"] == [
             *("cpu:0", "cpu:0", "cpu:2", "cpu:2")
         ]
+        assert set(p.controller.state.nodes["local"].leases) == {"cpu:0", "cpu:2"}
+        shards = "the ranks of this session hold 2 different shards"
+        p.agent.refuse["device.resize"] = LayoutRefused(shards, devices=1, least=2)
+        with pytest.raises(LayoutRefused, match=shards) as refused:
+            await p.client().resize(session, 1)
+        assert refused.value.fields["least"] == 2
+        last = (await p.client().history(session))[-1]
+        assert (last["rule"], shards in last["reason"]) == ("device.resize_failed", True)
         assert set(p.controller.state.nodes["local"].leases) == {"cpu:0", "cpu:2"}
 
 
