@@ -91,7 +91,7 @@ def exited(draft: Draft, event: ev.ProcessExited) -> None:
     if retries.exited(draft, view, code, event.sentence):
         return
     step, reason = ProcessEvent.FAIL, reasons.exited(code, event.sentence)
-    if retries.was_killed(code):
+    if retries.was_killed(view, code):
         reason = retries.over(view, reason)
     if code == 0 and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
         step = ProcessEvent.COMPLETE

@@ -39,10 +39,12 @@ def left(view: SessionView) -> int:
     return max(0, view.run.max_retries + 1 - view.attempt) if view.run else 0
 
 
-def was_killed(code: int | None) -> bool:
-    """Whether a process with this exit code did not end by itself (None: nobody could tell)."""
-    if code is None or code == KERNEL_DIED:
+def was_killed(view: SessionView, code: int | None) -> bool:
+    """Whether its process with this exit code did not end by itself (None: nobody could tell)."""
+    if code is None:
         return True
+    if code == KERNEL_DIED:  # a command may end with any code
+        return not (view.run and view.run.command)
     signum = -code if code < 0 else code - KILLED
     return signum > 0 and signum not in ASKED
 
@@ -50,7 +52,7 @@ def was_killed(code: int | None) -> bool:
 def exited(draft: Draft, view: SessionView, code: int | None, sentence: str) -> bool:
     """The process of a live session ended: begin the next attempt if it was killed and may be tried
     again. False: it may not, and whoever asks ends it."""
-    if not left(view) or not was_killed(code) or view.stopped_by is not None:
+    if not left(view) or not was_killed(view, code) or view.stopped_by is not None:
         return False
     _leave(draft, view, reasons.exited(code, sentence), "retry")
     return True

@@ -94,6 +94,16 @@ def test_what_ended_by_itself_or_was_asked_to_is_not_tried_again(code: int) -> N
     assert world["r"].attempt == 1
 
 
+def test_a_command_may_end_with_the_code_of_a_dead_kernel() -> None:
+    world = World()
+    run = BatchRun("", command="exit 70", folder="/home/alice", max_retries=3)
+    world.do(ev.SessionCreated("r", "alice", SessionSpec(Kind.BATCH, Tier.STANDARD, 1, "r", run)))
+    world.answer()
+    kill(world, 70)
+    assert world["r"].process_state is ProcessState.FAILED
+    assert world["r"].reason == "its process ended with exit code 70"
+
+
 def test_a_signal_that_somebody_sent_through_us_ends_it() -> None:
     world = World()
     running(world, 3)
