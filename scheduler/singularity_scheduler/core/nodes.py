@@ -143,17 +143,8 @@ def _unknown(draft: Draft, node: str, fact: AgentFacts) -> None:
 def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
     """Both know it: take over what the agent knows better, command what the ledger knows better."""
     view = recorded.take(draft, view, json.loads(fact.recorded))
-    if not fact.alive and retries.exited(draft, view, fact.exit_code, fact.reason):
-        return
     if not fact.alive:
-        endings.finish(
-            draft,
-            view,
-            ProcessEvent.COMPLETE if fact.exit_code == 0 else ProcessEvent.FAIL,
-            retries.over(view, reasons.exited(fact.exit_code, fact.reason)),
-            "process.exited",
-            exit_code=fact.exit_code,
-        )
+        endings.exited(draft, ev.ProcessExited(view.id, fact.exit_code, fact.reason))
         return
     if fact.busy is not None and fact.busy is not view.busy:
         idle_since = None if fact.busy else draft.now

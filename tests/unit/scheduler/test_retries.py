@@ -156,6 +156,27 @@ def test_it_ended_while_its_node_was_away() -> None:
     assert (world["r"].process_state, world["r"].attempt) == (LIVE, 2)
 
 
+@pytest.mark.parametrize(
+    ("code", "reason"), [(0, "ended normally"), (1, "its process ended with exit code 1")]
+)
+def test_the_last_attempt_ended_by_itself_while_its_node_was_away(code: int, reason: str) -> None:
+    world = World()
+    running(world, 1)
+    kill(world)
+    world.answer()
+    world.join("local", 2, None, facts(world["r"], alive=False, exit_code=code))
+    assert world["r"].reason == reason
+
+
+def test_it_was_sent_a_signal_and_ended_while_its_node_was_away() -> None:
+    world = World()
+    running(world, 1)
+    world.do(ev.SignalAsked("r", "alice", 9))
+    world.pending.clear()
+    world.join("local", 2, None, facts(world["r"], alive=False, exit_code=-9))
+    assert world["r"].process_state is ProcessState.CANCELLED
+
+
 def test_it_was_killed_before_anybody_knew_that_it_ran() -> None:
     world = World()
     run = BatchRun("/home/alice/n.ipynb", "/home/alice/o.ipynb", max_retries=1)
