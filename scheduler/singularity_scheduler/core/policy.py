@@ -421,7 +421,8 @@ def _attach_failed(draft: Draft, event: ev.AttachFailed) -> None:
     step = DeviceEvent.ATTACH_FAILED_SAVED if view.saved else DeviceEvent.ATTACH_FAILED
     reason = reasons.attach_failed(event.sentence, view.saved)
     wants = not view.asked  # its worker is still blocked: the next tick tries again
-    draft.step(queue.freed(view), step, reason, "device.attach_failed", wants=wants)
+    view = scaling.at_least(queue.freed(view), event.least)
+    draft.step(view, step, reason, "device.attach_failed", wants=wants)
 
 
 def _tick(draft: Draft, event: ev.Tick) -> None:

@@ -169,7 +169,10 @@ class Attached(OfLease):
 
 @dataclass(frozen=True)
 class AttachFailed(OfLease):
+    """`least`: on how many physical devices its ranks can be at least; 0: that was not why."""
+
     sentence: str
+    least: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,9 +198,10 @@ class Resized(OfLease):
 
 @dataclass(frozen=True)
 class ResizeFailed(OfLease):
-    """It goes on with the devices it had."""
+    """It goes on with the devices it had. `least` as of `AttachFailed`."""
 
     sentence: str
+    least: int = 0
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,18 @@ def _more(draft: Draft, view: SessionView, count: int) -> tuple[str, ...]:
     return (*view.physical, *free[:more])
 
 
+def at_least(view: SessionView, least: int) -> SessionView:
+    """`view`, which is not tried on fewer devices any more: its ranks hold so many different parts.
+    0: nobody knows how many."""
+    if not least:
+        return view
+    wish = max(view.wish, least) if view.wish else 0
+    if view.scale is None or view.scale.least >= least:
+        return replace(view, wish=wish)
+    scale = replace(view.scale, least=min(least, view.scale.most))
+    return replace(view, wish=wish, scale=scale)
+
+
 # -- steps ----------------------------------------------------------------------------------
 
 
@@ -159,7 +171,7 @@ def failed(draft: Draft, view: SessionView, event: ev.ResizeFailed) -> SessionVi
         everything = view.scale is not None or has == view.virtual_devices
         view = replace(view, wish=0 if everything else has)
     return draft.step(
-        view,
+        at_least(view, min(event.least, has)),
         DeviceEvent.RESIZE_FAILED,
         reasons.resize_failed(view, event.sentence),
         "device.resize_failed",

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from singularity_proxy.errors import NotFound, SingularityError, Unavailable
+from singularity_proxy.errors import LayoutRefused, NotFound, SingularityError, Unavailable
 
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.model import SessionView
@@ -226,7 +226,9 @@ class Commander:
         except SingularityError as error:
             if self._in_device(action, DeviceState.ATTACHING):
                 self.failures[action.session] = error
-                await self._report(ev.AttachFailed(action.session, action.epoch, error.message))
+                await self._report(
+                    ev.AttachFailed(action.session, action.epoch, error.message, _least(error))
+                )
             return
         placed = tuple(answer.get("devices") or ())
         await self._report(ev.Attached(action.session, action.epoch, float(answer["ms"]), placed))
@@ -246,7 +248,9 @@ class Commander:
         except SingularityError as error:
             if self._in_device(action, DeviceState.RESIZING):
                 self.failures[action.session] = error
-                await self._report(ev.ResizeFailed(action.session, action.epoch, error.message))
+                await self._report(
+                    ev.ResizeFailed(action.session, action.epoch, error.message, _least(error))
+                )
             return
         placed = tuple(answer.get("devices") or ())
         await self._report(ev.Resized(action.session, action.epoch, float(answer["ms"]), placed))
@@ -343,6 +347,11 @@ class Commander:
         enough, the agent will tell again)."""
         view = self._look(action.session)
         return view is not None and view.final
+
+
+def _least(error: SingularityError) -> int:
+    """On how many devices a session can be at least, where it was refused for that."""
+    return int(error.fields["least"]) if isinstance(error, LayoutRefused) else 0
 
 
 def run_launch(view: SessionView, run: BatchRun, batch_python: str) -> dict[str, Any]:

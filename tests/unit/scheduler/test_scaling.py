@@ -433,3 +433,53 @@ def test_priorities_decide_who_grows_first() -> None:
     world.answer()
     later(world)
     assert len(world["high"].physical) == 3
+
+
+def test_a_session_of_shards_is_not_tried_on_too_few_devices_again() -> None:
+    """It was parked while its ranks held two parts, and only one device is free now."""
+    world = World(4, parameters=SLOW)
+    notebook(world)
+    world.do(ev.ParkAsked("nb", "alice"))
+    world.answer()
+    world.holding("other", devices=3)
+    world.need("nb")
+    [attach] = [a for a in world.pending if isinstance(a, ev.Attach)]
+    world.pending.clear()
+    assert len(set(attach.devices)) == 1
+    world.do(ev.AttachFailed("nb", attach.epoch, "its ranks hold 2 different shards", 2))
+    for _ in range(3):
+        later(world, 10)
+    assert world.all_actions.count(attach) == 1
+    assert [a for a in world.all_actions if isinstance(a, ev.Attach)][-1] == attach
+    assert world["nb"].scale == ScalePolicy(2, 4)
+    world.do(ev.EndAsked("other", "bob"))
+    world.answer()
+    assert len(world["nb"].physical) >= 2
+
+
+def test_a_session_of_shards_is_preempted_and_not_shrunk_again() -> None:
+    world = World(4, parameters=SLOW)
+    notebook(world)
+    later(world)
+    world.create("train", Tier.PREMIUM, 3)
+    world.need("train")
+    [action] = [a for a in world.pending if isinstance(a, ev.Resize)]
+    world.pending.remove(action)
+    world.do(ev.ResizeFailed("nb", action.epoch, "its ranks hold 4 different shards", 4))
+    assert world["nb"].needs == 4
+    world.answer()
+    assert world["train"].word == "running"
+
+
+@pytest.mark.parametrize(("wish", "least", "left"), [(1, 2, 2), (3, 2, 3), (1, 0, 1)])
+def test_a_wish_for_fewer_devices_than_it_can_be_on_is_for_as_few_as_that(
+    wish: int, least: int, left: int
+) -> None:
+    world = World(4)
+    world.create("nb", devices=4)
+    resize(world, wish)
+    world.need("nb")
+    [attach] = [a for a in world.pending if isinstance(a, ev.Attach)]
+    world.pending.clear()
+    world.do(ev.AttachFailed("nb", attach.epoch, "its ranks hold 2 different shards", least))
+    assert world["nb"].wish == left
