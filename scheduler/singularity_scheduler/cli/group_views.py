@@ -143,7 +143,7 @@ def results_csv(found: Mapping[str, Any]) -> str:
 
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\r\n")
-    lines.writerow(["number", "session", "state", "exit_code", *headings(found)])
+    lines.writerow(["number", "session", "state", "exit_code", *map(cell, headings(found))])
     for result in found["results"]:
         about = [result[name] for name in ("number", "session", "state", "exit_code")]
         lines.writerow(map(cell, [*about, *map(_plain, cells(found, result))]))
