@@ -99,7 +99,7 @@ async def test_a_person_sees_the_session_of_a_notebook(tmp_path: Path) -> None:
 
             asked = await page.do("verb", "Checkpoint", "before lr")
             assert "Name; one without" in asked["text"]
-            await page.do("see", 'checkpoint "before lr"')
+            await page.do("see", 'ago: "before lr"')
             assert (await service.checkpoints(session["id"]))[0]["name"] == "before lr"
 
             asked = await page.do("verb", "Migrate", "no-such-node")

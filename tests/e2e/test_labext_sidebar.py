@@ -62,6 +62,9 @@ async def check_resize(page: Page, server: Server, session: dict[str, Any]) -> N
     assert [item for item in sizes["items"] if "physical" in item] == ["on 1 physical device"]
     await page.do("see", one)
     await page.do("status", "running", one)
+    await page.do("open", name, "devices", "cuda:1 on cpu:")
+    await page.do("close", name)
+    assert await page.do("cut", name) == {"step": "cut", "beyond": [], "devices": 0}
     await server.put_file("shared", "")
     await page.do("output", "shared right")
 
@@ -112,7 +115,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             (session,) = await service.sessions("active")
             await page.do("panel")
             await page.do("verb", "Checkpoint", "before lr")
-            await page.do("see", 'checkpoint "before lr"')
+            await page.do("see", 'ago: "before lr"')
             await page.do("run", 'n = 2; x += 41; print("changed", x.sum().item())')
             await page.do("output", "changed 84.0")
 

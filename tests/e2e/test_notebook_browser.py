@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -134,6 +135,7 @@ async def test_a_notebook_says_that_it_was_taken_and_is_back(app: str, tmp_path:
             await page.do("output", "back 2.0")
             back = await page.do("banner", "is back")
             assert "Nothing was lost" in back["text"]
+            assert re.search(r"its own files \([\d.]+ [KM]?i?B\)", back["text"]), back["text"]
             words = set((await page.do("kernel"))["words"])
             assert words
             assert not words & NEVER

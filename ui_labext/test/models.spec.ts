@@ -274,7 +274,7 @@ test('who goes back reads what is lost and what is kept', () => {
 test('who ends a session reads what is lost and what is kept', () => {
   expect(cancelText(sample(), NOW, TEXTS)).toBe(
     'End this session? Its variables are lost. Kept: files, outputs and what is stored ' +
-      '(checkpoint "good", 5 min ago).'
+      '(checkpoint 5 min ago: "good").'
   );
   expect(cancelText(sample({ last_checkpoint: null }), NOW, TEXTS)).toContain('cannot come back');
   expect(cancelText(sample({ run: { output: '/o' } }), NOW, TEXTS)).toContain('End this run?');

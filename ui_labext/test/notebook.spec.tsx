@@ -100,6 +100,7 @@ describe('the notice above a notebook', () => {
     const resuming = sample({ state: 'resuming', loss });
     const way = notice(sample({ state: 'suspended' }), resuming, null, gone) ?? null;
     expect(way?.kind).toBe('taken');
+    expect(way?.text).toMatch(/ It goes on by itself\.$/); // nobody has to run a cell for it
     const there = sample({ state: 'parked', loss });
     const back = notice(resuming, there, null, way) ?? null;
     expect(back?.text).toBe('Your session is back. Back: variables. Nothing was lost.');

@@ -151,7 +151,7 @@ test('a card says what a session is, why, and what one can do', async () => {
   expect(page.node.textContent).toContain('train.ipynbwaiting · standard');
   expect(page.node.textContent).toContain('place 2, expected in 40 s');
   expect(page.node.textContent).toContain('place 2 in the queue · wants 1 device · local');
-  expect(page.node.textContent).toContain('checkpoint "good", 5 min ago');
+  expect(page.node.textContent).toContain('checkpoint 5 min ago: "good"');
   expect(page.all('.jp-Singularity-card button').map(b => b.getAttribute('aria-label'))).toEqual([
     'Details of train.ipynb',
     'All actions for train.ipynb',

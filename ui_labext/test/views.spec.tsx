@@ -75,7 +75,7 @@ test('the status item is of the active notebook, and opens the panel', async () 
   changed();
   await pass(50);
   await pass(50);
-  expect(page.textContent).toBe('running · cpu:0 · standard · checkpoint "good", 5 min ago');
+  expect(page.textContent).toBe('running · cpu:0 · standard · checkpoint 5 min ago');
   expect(query('button').title).toBe('its code called a device');
   expect(query('svg').dataset.icon).toBe('play');
   query('button').click();

@@ -1,6 +1,7 @@
 import { call, commandLabel, isOffered, VERBS, target } from '../src/model/verbs';
 import {
   bytes,
+  checkpointAge,
   checkpointText,
   deviceText,
   duration,
@@ -41,10 +42,15 @@ test('devices, checkpoint and progress in words', () => {
     'wants 2 devices'
   );
   expect(deviceText(sample({ devices: [], state: 'parked' }), TEXTS)).toBe('no device');
-  expect(checkpointText(sample(), now, TEXTS)).toBe('checkpoint "good", 5 min ago');
+  const stored = (changes: object) => sample({ last_checkpoint: { id: 'c1', ...changes } });
+  const named = stored({ name: 'good', at: '2026-01-01T10:00:00Z' });
+  expect(checkpointText(named, now, TEXTS)).toBe('checkpoint 5 min ago: "good"');
+  expect(checkpointAge(named, now, TEXTS)).toBe('checkpoint 5 min ago');
+  expect(checkpointText(stored({ name: 'good' }), now, TEXTS)).toBe('checkpoint stored: "good"');
+  expect(checkpointText(stored({}), now, TEXTS)).toBe('checkpoint stored');
   expect(checkpointText(sample({ last_checkpoint: null }), now, TEXTS)).toBe('no checkpoint');
   const progress = { bytesDone: 1024, bytesTotal: 2048, rate: 512, etaS: 2 };
-  expect(progressText(progress, TEXTS)).toBe('1.0 KiB of 2.0 KiB, 512 B/s, 2 s left');
+  expect(progressText(progress, TEXTS)).toBe('1.0 KiB of 2.0 KiB, 2 s left, 512 B/s');
 });
 
 test('verbs are offered where they make sense', () => {

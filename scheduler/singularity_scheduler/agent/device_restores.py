@@ -26,6 +26,8 @@ from singularity_proxy.checkpoint.reader import Restored
 from singularity_proxy.errors import Conflict, NoSpace, SingularityError, Unavailable, Unsupported
 from singularity_proxy.wire.ring import RingState
 
+from singularity_scheduler.client.words import size
+
 from . import parts as files
 from .copies import copy_parts
 from .devices import DeviceKeeper
@@ -285,7 +287,7 @@ def _unchanged(live: LiveSession, error: OSError) -> SingularityError:
 
 def _loss(summary: Summary, restored: Restored, done: contents.PutBack) -> dict[str, Any]:
     """The report, in words for people."""
-    back = [f"the contents of {_count(done.storages, 'tensor')} ({done.bytes} bytes)"]
+    back = [f"the contents of {_count(done.storages, 'tensor')} ({size(done.bytes)})"]
     if done.generators:
         back.append(_count(done.generators, "random number generator"))
     lost = []

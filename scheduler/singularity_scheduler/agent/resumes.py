@@ -36,6 +36,8 @@ from singularity_proxy.errors import (
 )
 from singularity_proxy.wire.ring import RingFile, RingState
 
+from singularity_scheduler.client.words import size
+
 from . import parts as files
 from .launch import KINDS, TIERS, number, one_of, text
 from .live import LiveSession
@@ -473,10 +475,10 @@ def _loss(
     if told["rings"]:
         rings = len(told["rings"])
         back.append(
-            f"the device state of {rings} process{'' if rings == 1 else 'es'} ({device} bytes)"
+            f"the device state of {rings} process{'' if rings == 1 else 'es'} ({size(device)})"
         )
     scratch_bytes = summary.parts.get("scratch", {}).get("bytes", 0)
-    back.append(f"its own files ({scratch_bytes} bytes)")
+    back.append(f"its own files ({size(scratch_bytes)})")
     rolled_back = request.incarnation > summary.incarnation
     # The one to the relay is made again, and nothing on it is lost.
     others = [one for one in opened.tcp if one.remote != told["tunnel"]]

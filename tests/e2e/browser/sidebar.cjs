@@ -18,6 +18,12 @@ module.exports = {
     await shown.waitFor(LIMIT);
     return { text: await shown.innerText() };
   },
+  // Close an open card by the keyboard.
+  async close(page, name) {
+    await card(page, name).focus();
+    await page.keyboard.press('Escape');
+    await card(page, name).locator('.jp-Singularity-details').waitFor({ state: 'detached', ...LIMIT });
+  },
   // A button in the open card; its dialog, which is answered with `word`.
   async press(page, label, word) {
     await page.locator('.jp-Singularity-details').getByRole('button', { name: label, exact: true }).click();
@@ -53,6 +59,20 @@ module.exports = {
     await page.keyboard.press('Escape');
     await page.locator('.lm-Menu').waitFor({ state: 'detached', ...LIMIT });
     return { focused: await button.evaluate((element) => element === document.activeElement) };
+  },
+  // What of the closed card of a session cannot be seen whole: parts that are beyond its edge, and
+  // how much of its devices is cut off, in px.
+  async cut(page, name) {
+    return card(page, name).locator('.jp-Singularity-card').evaluate((whole) => {
+      const { bottom, right } = whole.getBoundingClientRect();
+      const beyond = [...whole.querySelectorAll('p, button, svg, progress')].filter((part) => {
+        const box = part.getBoundingClientRect();
+        return box.height && (box.bottom > bottom + 0.5 || box.right > right + 0.5);
+      });
+      const devices = whole.querySelector('.jp-Singularity-devices');
+      return { beyond: beyond.map((part) => part.outerHTML.slice(0, 200)),
+               devices: devices.scrollHeight - devices.clientHeight };
+    });
   },
   async spark(page, name) {
     const spark = card(page, name).locator('.jp-Singularity-spark');

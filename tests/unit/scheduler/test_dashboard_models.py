@@ -4,12 +4,14 @@ its pictures, and logins."""
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from singularity_proxy.errors import Unavailable
+from singularity_scheduler.cli import COMMANDS
 from singularity_scheduler.core.administration import NodeDuty
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceMark, DeviceView
@@ -30,7 +32,12 @@ from singularity_scheduler.service.dashboard.cluster_map import (
 from singularity_scheduler.service.dashboard.logins import Logins
 from singularity_scheduler.service.dashboard.pace import GAP_S, LONGEST_S, SHARE, Pace
 from singularity_scheduler.service.dashboard.past import Past
-from singularity_scheduler.service.dashboard.queue_rows import ROWS_PER_PAGE, queue, waiting_by_tier
+from singularity_scheduler.service.dashboard.queue_rows import (
+    ROWS_PER_PAGE,
+    queue,
+    session_row,
+    waiting_by_tier,
+)
 from singularity_scheduler.service.dashboard.render import count, environment
 from singularity_scheduler.service.dashboard.series import BUCKETS, WIDTH_S, beginning, day_of
 from singularity_scheduler.service.ledger import Ledger
@@ -185,6 +192,29 @@ def test_a_queue_of_many_works_out_one_page(large: ClusterState) -> None:
     own = queue(large, NOW, "user-7", tier="basic")
     assert {row.view.user for row in own.rows} == {"user-7"}
     assert {row.view.tier for row in own.rows} == {Tier.BASIC}
+
+
+def test_a_row_says_how_many_devices_stand_for_how_many() -> None:
+    state = cluster(1, 4)
+    shared = session(1, "node-0", ("cuda:0", "cuda:1", "cuda:0", "cuda:1"))
+    apart = session(2, "node-0", ("cuda:2", "cuda:3"))
+    state.load([shared, apart])
+    assert session_row(state, shared, NOW).where == "node-0 cuda:0, cuda:1 for 4 virtual"
+    assert session_row(state, apart, NOW).where == "node-0 cuda:2, cuda:3"
+
+
+def test_the_commands_that_pages_name_are_there() -> None:
+    templates = environment().loader
+    assert templates is not None
+    named = {
+        word
+        for name in templates.list_templates()
+        for word in re.findall(
+            r"jupyter singularity ([\w-]+)", templates.get_source(environment(), name)[0]
+        )
+    }
+    assert named
+    assert named <= COMMANDS.keys()
 
 
 def test_a_square_says_what_its_device_does() -> None:

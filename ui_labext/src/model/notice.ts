@@ -70,7 +70,9 @@ function takenNotice(
     ? texts.__('Resume it to go on.')
     : WAITS.has(session.state)
       ? texts.__('Your cell goes on by itself.')
-      : texts.__('Run any cell to come back.');
+      : session.state === 'resuming'
+        ? texts.__('It goes on by itself.')
+        : texts.__('Run any cell to come back.');
   return {
     kind: 'taken',
     key: 'taken',

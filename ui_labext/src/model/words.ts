@@ -181,28 +181,31 @@ export function useText(
 }
 
 /** How old the newest checkpoint is at `now` (ms), or that there is none. */
-export function checkpointText(session: ISession, now: number, texts: ITexts): string {
+export function checkpointAge(session: ISession, now: number, texts: ITexts): string {
   const { checkpoint } = session;
   if (!checkpoint) {
     return texts.__('no checkpoint');
   }
-  if (checkpoint.at === null) {
-    return texts.__('checkpoint stored');
-  }
-  const age = ageText(checkpoint.at, now, texts);
-  return checkpoint.name
-    ? texts.__('checkpoint "%1", %2', checkpoint.name, age)
-    : texts.__('checkpoint %1', age);
+  return checkpoint.at === null
+    ? texts.__('checkpoint stored')
+    : texts.__('checkpoint %1', ageText(checkpoint.at, now, texts));
 }
 
-/** "1.0 GiB of 2.0 GiB, 512 MiB/s, 2 s left". */
+/** The same with its name: last, as it may be long. */
+export function checkpointText(session: ISession, now: number, texts: ITexts): string {
+  const age = checkpointAge(session, now, texts);
+  const name = session.checkpoint?.name;
+  return name ? texts.__('%1: "%2"', age, name) : age;
+}
+
+/** "1.0 GiB of 2.0 GiB, 2 s left, 512 MiB/s": what matters most is seen where room is short. */
 export function progressText(progress: IProgress, texts: ITexts): string {
   const parts = [texts.__('%1 of %2', bytes(progress.bytesDone), bytes(progress.bytesTotal))];
-  if (progress.rate > 0) {
-    parts.push(`${bytes(progress.rate)}/s`);
-  }
   if (progress.etaS !== null) {
     parts.push(texts.__('%1 left', duration(progress.etaS, texts)));
+  }
+  if (progress.rate > 0) {
+    parts.push(`${bytes(progress.rate)}/s`);
   }
   return parts.join(', ');
 }

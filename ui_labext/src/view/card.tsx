@@ -9,7 +9,7 @@ import { Spark } from './spark';
 import { IRowState } from './virtual';
 
 /** Height of a closed card in the list, in px at the usual font size; `base.css` fits it. */
-export const CARD_HEIGHT = 148;
+export const CARD_HEIGHT = 176;
 
 /** The id of the element that names a session's card. */
 export function titleOf(session: string): string {
@@ -20,14 +20,16 @@ function Progress(props: { progress: IProgress; texts: ITexts }): JSX.Element {
   const { progress, texts } = props;
   const text = progressText(progress, texts);
   return (
-    <div className="jp-Singularity-progress" title={text}>
+    <div className="jp-Singularity-progress">
       <progress
         aria-label={texts.__('Transfer')}
         aria-valuetext={text}
         max={progress.bytesTotal || 1}
         value={progress.bytesDone}
       />
-      <span>{text}</span>
+      <p className="jp-Singularity-facts" title={text}>
+        {text}
+      </p>
     </div>
   );
 }
@@ -85,25 +87,27 @@ export function Card(props: {
           <Glyph name="more" />
         </button>
       </div>
-      <p className="jp-Singularity-facts">
-        <span className={`jp-Singularity-state jp-mod-${look(session.state).colour}`}>
-          {stateWord(session.state, texts)}
-        </span>
-        {` · ${kind}`}
-      </p>
-      <p className="jp-Singularity-reason" title={reason}>
-        {reason}
-      </p>
-      <div className="jp-Singularity-devices">
-        <p className="jp-Singularity-facts" title={facts}>
-          {facts}
+      <div className="jp-Singularity-line">
+        <p className="jp-Singularity-facts">
+          <span className={`jp-Singularity-state jp-mod-${look(session.state).colour}`}>
+            {stateWord(session.state, texts)}
+          </span>
+          {` · ${kind}`}
         </p>
         {session.devices.length > 0 && <Spark samples={samples} now={now} texts={texts} />}
       </div>
+      <p className="jp-Singularity-reason" title={reason}>
+        {reason}
+      </p>
+      <p className="jp-Singularity-devices" title={facts}>
+        {facts}
+      </p>
       {session.progress ? (
         <Progress progress={session.progress} texts={texts} />
       ) : (
-        <p className="jp-Singularity-facts">{checkpointText(session, now, texts)}</p>
+        <p className="jp-Singularity-facts" title={session.checkpoint?.name}>
+          {checkpointText(session, now, texts)}
+        </p>
       )}
       <div className="jp-Singularity-verbs">
         {BUTTONS.filter(verb => isOffered(verb, session)).map(verb => (

@@ -2,7 +2,7 @@ import * as React from 'react';
 
 import { Feed } from '../model/feed';
 import { ISession } from '../model/session';
-import { checkpointText, deviceText, ITexts, linkText, look, stateWord } from '../model/words';
+import { checkpointAge, deviceText, ITexts, linkText, look, stateWord } from '../model/words';
 import { useChanges, useNow } from './changes';
 import { StateIcon } from './icons';
 
@@ -17,7 +17,7 @@ export function StatusItem(props: {
 }): JSX.Element {
   const { session, link, now, texts, open } = props;
   const word = stateWord(session.state, texts);
-  const parts = [deviceText(session, texts), session.tier, checkpointText(session, now, texts)];
+  const parts = [deviceText(session, texts), session.tier, checkpointAge(session, now, texts)];
   const text = [word, ...parts.filter(Boolean)].join(' · ');
   const tip = [link, session.reason].filter(Boolean).join('\n');
   return (

@@ -123,7 +123,9 @@ class SessionRow:
 def session_row(state: ClusterState, view: SessionView, now: float) -> SessionRow:
     """Of an ended session too."""
     place = queue_document(state, view)
-    where = ", ".join(dict.fromkeys(view.devices))
+    where = ", ".join(view.physical)
+    if 0 < len(view.physical) < view.virtual_devices:
+        where += f" for {view.virtual_devices} virtual"
     checkpoint = view.last_checkpoint
     stored = ""
     if checkpoint is not None:
