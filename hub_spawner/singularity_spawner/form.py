@@ -6,6 +6,7 @@ reader and from the keyboard. The Hub adds the surrounding form and the button.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from html import escape
@@ -23,6 +24,9 @@ class ClusterView:
     waiting: int = 0
     kinds: tuple[str, ...] = ()
     """Device types in the cluster, such as ("cpu",)."""
+    largest: int = 0
+    """Most that one notebook can see: the devices of the node with most of them, but of all nodes
+    where notebooks are elastic. 0: nobody knows."""
 
     def sentence(self) -> str:
         kind = " and ".join(self.kinds) if self.kinds else "accelerator"
@@ -41,7 +45,7 @@ def render(
     allowed_tiers: Collection[str] = TIER_NAMES,
 ) -> str:
     """The form's HTML with `chosen` preselected; `cluster` is None while the service is away."""
-    limit = min(max_devices, cluster.devices) if cluster and cluster.devices else max_devices
+    limit = min(max_devices, cluster.largest) if cluster and cluster.largest else max_devices
     rows = []
     for tier in TIERS:
         if tier.name not in allowed_tiers:
@@ -78,12 +82,15 @@ def render(
     )
 
 
-def cluster_view(cluster: dict[str, Any]) -> ClusterView:
-    """The service's ``GET cluster`` answer as the form and the progress page show it."""
+def cluster_view(cluster: dict[str, Any], elastic: bool = False) -> ClusterView:
+    """The service's ``GET cluster`` answer as the form and the progress page show it; `elastic`:
+    notebooks have a scale policy, so they may see more devices than they get."""
     devices = cluster.get("devices") or []
+    nodes = Counter(device.get("node") for device in devices)
     return ClusterView(
         devices=len(devices),
         free=sum(1 for device in devices if not device.get("session")),
         waiting=sum((cluster.get("waiting") or {}).values()),
         kinds=tuple(sorted({str(device.get("type") or "") for device in devices} - {""})),
+        largest=len(devices) if elastic else max(nodes.values(), default=0),
     )

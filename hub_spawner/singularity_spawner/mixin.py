@@ -222,7 +222,7 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
         client = self._client(timeout=2.0)
         if client is not None:
             try:
-                view = form.cluster_view(await client.cluster())
+                view = form.cluster_view(await client.cluster(), self._elastic())
             except SingularityError as error:
                 self._hub_log.warning("The spawn form cannot show free devices: %s", error.message)
         preselected = self.default_choice()
@@ -236,6 +236,11 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
             max_devices=self.max_devices,
             allowed_tiers=self.allowed_tiers,
         )
+
+    def _elastic(self) -> bool:
+        """Whether notebooks of the server are given a scale policy by its environment."""
+        said = self.environment.get("SINGULARITY_ELASTIC", "")
+        return isinstance(said, str) and said.lower() in ("1", "true", "yes")
 
     def _checked_form(self, form_data: dict[str, Any]) -> dict[str, Any]:
         """The Hub's `options_from_form`. Refuses bad input here already, so that it is not kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 import pytest
-from singularity_spawner.form import ClusterView, render
+from singularity_spawner.form import ClusterView, cluster_view, render
 from singularity_spawner.options import TIERS, ServerOptions
 
 
@@ -31,7 +31,7 @@ class Page(HTMLParser):
         return [a for t, a in self.elements if t == tag and attrs.items() <= a.items()]
 
 
-BUSY = ClusterView(4, 1, 2, ("cpu",))
+BUSY = ClusterView(8, 1, 2, ("cpu",), 4)
 TWO_AT_BASIC = ServerOptions("basic", 2)
 
 
@@ -67,6 +67,17 @@ def test_devices_are_limited_by_cluster_and_deployment():
     assert (field["min"], field["max"], field["value"]) == ("1", "4", "2")
     (field,) = page(max_devices=1).all("input", name="devices")
     assert (field["max"], field["value"]) == ("1", "1")
+    (field,) = page(cluster=ClusterView(0, 0)).all("input", name="devices")
+    assert field["max"] == "64", "nobody knows what there is"
+
+
+@pytest.mark.parametrize(("elastic", "most"), [(False, 3), (True, 5)])
+def test_one_notebook_sees_what_one_node_has_unless_it_is_elastic(elastic, most):
+    nodes = ("a", "a", "b", "b", "b")
+    devices = [{"node": node, "type": "cpu", "session": None} for node in nodes]
+    view = cluster_view({"devices": devices, "waiting": {}}, elastic)
+    assert (view.devices, view.free, view.largest) == (5, 5, most)
+    assert cluster_view({"devices": [], "waiting": {}}, elastic).largest == 0
 
 
 @pytest.mark.parametrize(
