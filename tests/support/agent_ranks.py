@@ -21,16 +21,26 @@ PHYSICAL = {count: [f"cpu:{rank * count // RANKS}" for rank in range(RANKS)] for
 """Number of physical devices -> one for each of the session's virtual devices."""
 
 
-async def trains(box: AgentBox, steps: int, *, devices: int = RANKS, model: str = "mlp") -> str:
-    """A session whose ranks are in their first steps, on so many physical devices."""
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}"]
+
+OURS = f"""
+import os, sys
+from singularity_proxy.elastic.ranks import run_ranks, script
+say = lambda rank, line: print(line, end="", flush=True)
+run_ranks(script(*sys.argv[1:]), {RANKS}, os.environ, say)
+"""
+"""What `%%singularity run` does."""
+
+
+async def trains(box: AgentBox, steps: int, *, devices: int = RANKS, torchrun: bool = True) -> str:
+    """A session whose ranks are in their first steps, on so many physical devices. `torchrun`
+    False: they are started as by `%%singularity run`."""
     out = box.work / "out"
     out.mkdir(exist_ok=True)
     out.chmod(0o777)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}"]
-    words = [model, "cuda", f"--steps={steps}", "--batch=4", "--dropout=0.1", "--bucket-mb=0.02"]
-    session = await box.start(
-        [*torchrun, "--standalone", str(DDP), *words, f"--out={out}"], virtual_devices=RANKS
-    )
+    launcher = [*TORCHRUN, "--standalone"] if torchrun else [sys.executable, "-c", OURS]
+    words = ["mlp", "cuda", f"--steps={steps}", "--batch=4", "--dropout=0.1", "--bucket-mb=0.02"]
+    session = await box.start([*launcher, str(DDP), *words, f"--out={out}"], virtual_devices=RANKS)
     needs = ("device.need", session)
     await until(lambda: needs in [(t, s) for s, t, _ in box.events], timeout=START_S)
     await box.attach(session, 1, *PHYSICAL[devices])

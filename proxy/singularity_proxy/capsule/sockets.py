@@ -123,10 +123,13 @@ def busy_ports(listening: Iterable[TcpSocket]) -> list[str]:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """("127.0.0.1:80", 80) of /proc/net's "0100007F:0050"; each 32-bit word is in host order."""
+    """("127.0.0.1:80", 80) of /proc/net's "0100007F:0050"; each 32-bit word is in host order. An
+    IPv4 address that an IPv6 socket is connected to is shown as such."""
     host, _, port = text.partition(":")
     words = [int(host[i : i + 8], 16) for i in range(0, len(host), 8)]
     address = ipaddress.ip_address(b"".join(struct.pack("=I", word) for word in words))
+    if address.version == 6 and address.ipv4_mapped:
+        address = address.ipv4_mapped
     number = int(port, 16)
     return (f"[{address}]:{number}" if address.version == 6 else f"{address}:{number}"), number
 

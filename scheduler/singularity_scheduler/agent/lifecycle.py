@@ -51,6 +51,10 @@ from .suspends import go_on, remove_copies
 
 log = logging.getLogger("singularity.agent")
 
+LIKED = {"USE_LIBUV": "0"}
+"""What a session's processes find in their environment unless it says otherwise: torch's store for
+ranks to meet at (`env://`) without libuv, whose io_uring no process image can be taken of."""
+
 KEEP_TOMBSTONES = 256
 """Ended sessions kept until the service has asked how they ended."""
 
@@ -260,7 +264,7 @@ class Lifecycle:
         name = {"USER": record.user, "LOGNAME": record.user}
         spec = CapsuleSpec(
             argv=argv,
-            env={**name, **stripped_environment(request.env), **self._variables(live)},
+            env={**LIKED, **name, **stripped_environment(request.env), **self._variables(live)},
             cwd=request.cwd,
             log_path=os.path.join(folder, CAPSULE_LOG),
             uid=record.uid,

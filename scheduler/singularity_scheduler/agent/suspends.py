@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
+from singularity_proxy.capsule.io_rings import with_io_ring
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.checkpoint.feed import Feed
 from singularity_proxy.checkpoint.files import Part
@@ -182,7 +183,16 @@ class Suspender:
         if not isinstance(live.capsule, NamespaceCapsule):
             return "it was started without namespaces of its own"
         found = await self._node.images.capability()
-        return "" if found["available"] else str(found["reason"]).rstrip(".")
+        if not found["available"]:
+            return str(found["reason"]).rstrip(".")
+        inside = {member.identity.pid: member.pid for member in live.capsule.members()}
+        held = await asyncio.to_thread(with_io_ring, inside)
+        if held is None:
+            return ""
+        return (
+            f"its process {inside[held]} uses io_uring (torchrun and stores of torch.distributed "
+            "do), which CRIU cannot save"
+        )
 
     # -- steps ------------------------------------------------------------------------------------
 

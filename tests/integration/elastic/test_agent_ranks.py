@@ -8,9 +8,11 @@ import signal
 import time
 
 import pytest
-from singularity_proxy.errors import Conflict
+from singularity_proxy.errors import Conflict, Unsupported
 from support.agent import AgentBox, until
+from support.agent_moves import checkpoint, gone, resume, suspend
 from support.agent_ranks import PHYSICAL, RANKS, processes, result, step, trains
+from support.capsules import needs_criu
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio]
 
@@ -40,6 +42,42 @@ def undisturbed() -> Numbers:
 async def goes_on(box: AgentBox, session: str) -> None:
     before = step(box, session)
     await until(lambda: step(box, session) > before, lambda: box.log(session))
+
+
+@needs_criu
+async def test_launcher_and_ranks_are_suspended_and_come_back(undisturbed: Numbers) -> None:
+    """All of them in one image. The connections to their store are closed on the way."""
+    async with AgentBox(FEW, cpu_devices=RANKS, warm=2) as box:
+        session = await trains(box, STEPS, torchrun=False)
+        done = await suspend(box, session, 1)
+        await gone(box, session)
+        box.forget_events()
+        stored = done["checkpoint"]["id"]
+        back = await resume(box, session, 2, stored, virtual_devices=RANKS)
+        assert f"{RANKS + 1} processes" in back["loss"]["back"]
+        assert any("connection to 127.0.0.1:" in lost for lost in back["loss"]["lost"])
+        await box.event("device.need", session)
+        await box.attach(session, 2, *PHYSICAL[1])
+        assert "exit code 0" in await ended(box, session)
+        assert result(box) == undisturbed
+
+
+@needs_criu
+async def test_processes_of_torchrun_are_not_suspended_and_it_says_why() -> None:
+    async with AgentBox(FEW, cpu_devices=RANKS, warm=2) as box:
+        session = await trains(box, 1_000_000)
+        began = time.monotonic()
+        with pytest.raises(Unsupported, match=r"cannot be suspended: .* io_uring.*goes on here$"):
+            await suspend(box, session, 1)
+        with pytest.raises(Unsupported, match=r"no process image .* io_uring"):
+            await checkpoint(box, session, 1, level="process", seq=2)
+        assert time.monotonic() - began < HANGS_S
+        saved = await checkpoint(box, session, 1, seq=3)
+        assert saved["level"] == "device"
+        assert "io_uring" in saved["reason"]
+        await goes_on(box, session)
+        await box.end(session)
+        assert box.proxies_of(session) == []
 
 
 async def test_resized_and_parked_in_training_the_bits_stay(undisturbed: Numbers) -> None:
