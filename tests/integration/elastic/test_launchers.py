@@ -1,9 +1,10 @@
 """The ways a notebook starts several ranks, in a real kernel behind an agent: torchrun, a cell as
-ranks, and fork. Two virtual devices on one physical device, and on two."""
+ranks, and fork. Two virtual devices on one physical device, and on two. The stop button."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ import pytest
 from jupyter_client.asynchronous import AsyncKernelClient
 from support.agent import AgentBox
 from support.agent_kernels import NO_HISTORY, client_of, run, start_kernel
+from support.batch_runs import processes_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio]
 
@@ -100,3 +102,52 @@ import torch.multiprocessing as mp
 assert not torch.cuda.is_initialized()
 mp.start_processes(train, args=(2,), nprocs=2, start_method="fork")
 """
+
+
+STEPS = """
+import os, time
+import torch
+import torch.distributed as dist
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+while True:
+    total = torch.ones(4, device="cuda")
+    dist.all_reduce(total)
+    print("sum", total.sum().item(), flush=True)
+    {wait}
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        STEPS.format(wait="time.sleep(0.1)"),
+        STEPS.format(wait="time.sleep(0 if rank == 0 else 1000)"),
+    ],
+    ids=["steps", "collective"],
+)
+async def test_the_stop_button_ends_all_ranks_and_the_kernel_goes_on(code: str) -> None:
+    """In steps, and while one rank waits for the other in a collective."""
+    async with notebook("cpu:0", "cpu:1") as (box, session, client):
+        await run(client, "x = 5")
+        cell = client.execute(f"%%singularity run --ranks 2\n{code}")
+        said = ""
+        async with asyncio.timeout(120):
+            while not all(f"[rank {rank}] sum 8.0" in said for rank in (0, 1)):
+                message = await client.get_iopub_msg(timeout=None)
+                said += message["content"].get("text", "")
+            await asyncio.sleep(0.5)
+            await box.call("session.signal", session=session, signum=int(signal.SIGINT))
+            while True:
+                reply = await client.get_shell_msg(timeout=None)
+                if reply["parent_header"].get("msg_id") == cell:
+                    break
+        assert reply["content"]["ename"] == "KeyboardInterrupt", reply["content"]
+        assert not [line for line in processes_of(session).values() if "cell.py" in line]
+        # The notebook has kept its variables, its devices work, and so do new ranks.
+        assert await run(client, "print(x)") == "5\n"
+        assert len(weights(await run(client, f"%%singularity run --ranks 2\n{TRAIN}"))) == 1
+        shown = "import torch; print(torch.ones(2, device='cuda:1').sum().item())"
+        assert await run(client, shown) == "2.0\n"
