@@ -164,7 +164,9 @@ class ClusterState:
 
     def copy(self) -> ClusterState:
         """One that can be changed without changing this one; what never changes is shared."""
-        frozen: list[Any] = [self.experience, *self.sessions.values()]
+        # The places are replaced and never changed; compiled, they could not be copied either.
+        places = self.geography.places
+        frozen: list[Any] = [self.experience, places, *self.sessions.values()]
         for node in self.nodes.values():
             frozen += [node.abilities, *node.devices.values(), *node.marks.values()]
             frozen += node.health.values()

@@ -463,3 +463,14 @@ def test_the_sums_are_those_of_the_nodes(steps: list[tuple[int, int]]) -> None:
             if found is not None:
                 assert found == choose_node(made.state, 1, among=cluster.nodes)
     check(made.state)
+
+
+def test_a_copy_of_the_state_learns_of_places_alone() -> None:
+    """Shared between copies (compiled they cannot be copied), they are replaced, not changed."""
+    made = world(("a", "west-1", 1))
+    known = dict(made.state.geography.places.parents)
+    before = made.state.copy()
+    assert before.geography.places is made.state.geography.places
+    made.join("b", 1, Abilities(cluster="elsewhere"))
+    assert "elsewhere" in made.state.geography.places.parents
+    assert before.geography.places.parents == known
