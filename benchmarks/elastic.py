@@ -161,13 +161,17 @@ def _one_device(ranks: int, *arguments: str, capacity: int = CAPACITY) -> Run:
     with session(1, capacity_bytes=capacity) as one:
         one.wait_warm()
         job = Job(one, *arguments, "--stay", ranks=ranks)
-        job.wait_for_step(WARM - 1)
-        (pid,) = one.proxy_pids()
-        before = cpu_seconds(pid)
-        job.wait_until_done()
-        cpu_s = cpu_seconds(pid) - before
-        (proxy,) = one.stats()
-        result = job.result()
+        try:
+            job.wait_for_step(WARM - 1)
+            (pid,) = one.proxy_pids()
+            before = cpu_seconds(pid)
+            job.wait_until_done()
+            cpu_s = cpu_seconds(pid) - before
+            (proxy,) = one.stats()
+            result = job.result()
+        except BaseException:
+            job.stop()
+            raise
     return Run(
         step_s=_fastest(result, "seconds"),
         backward_s=_fastest(result, "backward"),
