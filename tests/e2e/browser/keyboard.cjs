@@ -72,6 +72,10 @@ module.exports = {
           await page.evaluate(() => { document.activeElement.dataset.keyed = ''; });
           await page.keyboard.press('ArrowRight');
         }
+        // They have led round, and what belongs to the tab is drawn anew: walk through that too.
+        await page.locator('.jp-Singularity-details').getByText('asking the scheduler')
+          .waitFor({ state: 'hidden', ...LIMIT });
+        await walk(page, panel, 'Tab');
       }
       return { missed: await missed(page, panel), rows,
                reached: await page.locator(`${panel} [data-keyed]`).count() };
