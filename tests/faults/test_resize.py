@@ -18,6 +18,8 @@ from support.agent import AgentBox, until
 from support.agent_resizing import printed, training
 
 STEPS = 150
+PAUSE_S = 0.5
+"""After each step, until the test has resized it often enough."""
 MAPPINGS = (
     ["cpu:0", "cpu:1", "cpu:2", "cpu:3"],
     ["cpu:0", "cpu:0", "cpu:2", "cpu:2"],
@@ -26,8 +28,8 @@ MAPPINGS = (
 )
 
 
-async def trains(box: AgentBox, devices: list[str]) -> str:
-    session = await box.python(training(STEPS), virtual_devices=4)
+async def trains(box: AgentBox, devices: list[str], pause_s: float = 0.0) -> str:
+    session = await box.python(training(STEPS, pause_s), virtual_devices=4)
     await box.event("device.need", session)
     await box.attach(session, 1, *devices)
     return session
@@ -47,17 +49,14 @@ def undisturbed() -> list[str]:
 @pytest.mark.asyncio
 async def test_resized_again_and_again_the_numbers_stay(undisturbed: list[str]) -> None:
     async with AgentBox(cpu_devices=4, warm=2) as box:
-        session = await trains(box, MAPPINGS[2])
-        chance, epoch = random.Random(5), 1
-        while "done" not in box.log(session):
-            epoch += 1
-            try:
-                await box.resize(session, epoch, *chance.choice(MAPPINGS))
-            except Conflict:  # it ended meanwhile
-                break
+        session = await trains(box, MAPPINGS[2], PAUSE_S)
+        chance = random.Random(5)
+        for epoch in range(2, 12):
+            await box.resize(session, epoch, *chance.choice(MAPPINGS))
             await asyncio.sleep(chance.random())
+        assert "done" not in box.log(session)
+        await box.call("session.signal", session=session, signum=signal.SIGUSR1)
         await box.logged(session, "done")
-        assert epoch > 5
         assert printed(box.log(session)) == undisturbed
 
 
