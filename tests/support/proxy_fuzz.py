@@ -72,7 +72,7 @@ class Record:
 
 def record(names: tuple[str, ...] = WORKLOAD) -> list[Record]:
     """The records of real code that says "cuda", in their order, from the journal of its ring."""
-    with tempfile.TemporaryDirectory() as folder, Standalone(keep_files=True) as session:
+    with tempfile.TemporaryDirectory() as folder, Standalone(keep_rings=True) as session:
         command = [sys.executable, str(CHECKS), str(Path(folder) / "out.json"), *names]
         subprocess.run(command, env=session.env(), timeout=200, check=True, capture_output=True)
         (ring,) = session.rings()

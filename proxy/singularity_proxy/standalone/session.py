@@ -46,8 +46,8 @@ class Standalone:
     ring (0: one per core), `journal_bytes` as in the device proxy (0: no recovery).
     `driver_library` is the CUDA driver whose process checkpoint `park` may use ("": never),
     `proxy_env` what proxies get in their environment besides this process's, `spares` how many
-    proxies are kept warm. `keep_files`: of rings whose worker has ended, too. Methods may be called
-    from any thread.
+    proxies are kept warm. `keep_rings`: those of workers whose processes have ended, too, as they may
+    come back from a process image. Methods may be called from any thread.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Standalone:
         proxy_env: dict[str, str] | None = None,
         physical: int | None = None,
         spares: int = 1,
-        keep_files: bool = False,
+        keep_rings: bool = False,
     ) -> None:
         self.device_type = device_type
         self.devices = devices
@@ -71,7 +71,7 @@ class Standalone:
         self.session = uuid.uuid4().hex[:12]
         self.epoch = 0
         self.proxy_env = proxy_env or {}
-        self.keep_files = keep_files
+        self.keep_rings = keep_rings
         if driver_library is None:
             driver_library = driver.LIBRARY if device_type == "cuda" else ""
         self._parks = Parks(driver_library)
@@ -234,7 +234,8 @@ class Standalone:
             memory_capacity=self.capacity_bytes,
         )
         self._rings[ring_id] = Ring(ring_id, virtual, ring)
-        self._spawn(self._until_ended(self._rings[ring_id], peer.credentials.pid))
+        if not self.keep_rings:
+            self._spawn(self._until_ended(self._rings[ring_id], peer.credentials.pid))
         return {
             "ring_id": ring_id,
             "path": str(path),
@@ -246,8 +247,6 @@ class Standalone:
         """The worker's process ends: so does its ring, and ranks that wait for it learn of that."""
         await ended(pid)
         ring.ended = True
-        if self.keep_files:
-            return
         for proxy in list(self._proxies.values()):  # a resize may go on meanwhile
             if ring.id in proxy.attached:
                 await self._close(proxy, ring)

@@ -39,7 +39,7 @@ _LOSS = re.compile(r"^step (\d+) (\S+)$", re.MULTILINE)
 
 @pytest.fixture
 def session() -> Iterator[Standalone]:
-    with Standalone() as made:
+    with Standalone(keep_rings=True) as made:
         yield made
 
 

@@ -117,7 +117,7 @@ class Written:
     """A worker's code, and the records that it left in its queue to cuda:1."""
 
     def __init__(self, folder: Path, code: str) -> None:
-        with Standalone(devices=2, keep_files=True) as session:
+        with Standalone(devices=2, keep_rings=True) as session:
             session.automatic = False
             worker = subprocess.Popen(
                 [sys.executable, "-c", PROLOGUE + textwrap.dedent(code)],
