@@ -46,8 +46,8 @@ class Standalone:
     ring (0: one per core), `journal_bytes` as in the device proxy (0: no recovery).
     `driver_library` is the CUDA driver whose process checkpoint `park` may use ("": never),
     `proxy_env` what proxies get in their environment besides this process's, `spares` how many
-    proxies are kept warm. `keep_rings`: those of workers whose processes have ended, too, as they may
-    come back from a process image. Methods may be called from any thread.
+    proxies are kept warm. `keep_rings`: those of workers whose processes have ended, too, as they
+    may come back from a process image. Methods may be called from any thread.
     """
 
     def __init__(
