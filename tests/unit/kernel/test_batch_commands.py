@@ -92,5 +92,5 @@ def test_what_was_cancelled_before_is_not_started(tmp_path: Path) -> None:
 def test_the_description_of_a_command() -> None:
     described = {"command": "ls", "ranks": 2, "timeout_s": 5, "notebook": ""}
     assert take_description({"RUN_DESCRIPTION": json.dumps(described)}) == {
-        **{"command": "ls", "ranks": 2, "timeout_s": 5, "attempt": 1, "attempts": 1},
+        **{"command": "ls", "ranks": 2, "timeout_s": 5, "left_s": 5, "attempt": 1, "attempts": 1},
     }
