@@ -23,9 +23,10 @@ const SHORT = { timeout: 5000 };
 
 // What is found wrong in JupyterLab without this extension.
 // In Notebook 7 jupyter_scheduler's plugin lacks what it requires, and Notebook's own shortcuts are
-// asked for before they are there.
+// asked for before they are there. What Lab itself, its debugger above all, asks of a kernel that goes
+// away meanwhile is cancelled.
 const FOREIGN =
-  /Unsatisfied version|favicon|'@jupyterlab\/scheduler:plugin' failed|reading 'schema'[^]*notebook_core/;
+  /Unsatisfied version|favicon|'@jupyterlab\/scheduler:plugin' failed|reading 'schema'[^]*notebook_core|Canceled future for/;
 // A request that the scheduler refuses, or cannot answer: the browser itself says so.
 const REFUSED = /^Failed to load resource: the server responded with a status of (4|5)\d\d/;
 

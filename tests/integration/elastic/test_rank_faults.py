@@ -106,6 +106,7 @@ def test_a_rank_killed_in_training_ends_the_job(session: Standalone) -> None:
     job.wait(60)
     assert time.monotonic() - began < HANGS_S
     assert job.failure is not None
+    job.stop()
 
 
 def test_a_rank_killed_during_a_barrier(session: Standalone) -> None:
@@ -122,6 +123,7 @@ def test_a_rank_killed_during_a_barrier(session: Standalone) -> None:
     assert time.monotonic() - began < HANGS_S
     job.wait(60)
     assert job.failure is not None
+    job.stop()
     assert session.resize(4)["devices"] == [f"cpu:{i}" for i in range(4)]
     assert len(numbers(Job(session, "mlp", "--steps", "2").result(200))) == 4
 
