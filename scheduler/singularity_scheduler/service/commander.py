@@ -212,33 +212,24 @@ class Commander:
         return answer
 
     async def _attach(self, action: ev.Attach) -> None:
-        try:
-            answer = await self._call(
-                action,
-                "device.attach",
-                lambda: self._in_device(action, DeviceState.ATTACHING),
-                epoch=action.epoch,
-                seq=action.seq,
-                devices=list(action.devices),
-                reason=action.reason,
-                ttl_s=self._ttl_s,
-            )
-        except SingularityError as error:
-            if self._in_device(action, DeviceState.ATTACHING):
-                self.failures[action.session] = error
-                await self._report(
-                    ev.AttachFailed(action.session, action.epoch, error.message, _least(error))
-                )
-            return
-        placed = tuple(answer.get("devices") or ())
-        await self._report(ev.Attached(action.session, action.epoch, float(answer["ms"]), placed))
+        await self._place(action, DeviceState.ATTACHING, ev.Attached, ev.AttachFailed)
 
     async def _resize(self, action: ev.Resize) -> None:
+        await self._place(action, DeviceState.RESIZING, ev.Resized, ev.ResizeFailed)
+
+    async def _place(
+        self,
+        action: ev.Attach | ev.Resize,
+        meanwhile: DeviceState,
+        done: type[ev.Attached | ev.Resized],
+        failed: type[ev.AttachFailed | ev.ResizeFailed],
+    ) -> None:
+        """Put a session's virtual devices on the physical ones that were decided."""
         try:
             answer = await self._call(
                 action,
-                "device.resize",
-                lambda: self._in_device(action, DeviceState.RESIZING),
+                "device.attach" if meanwhile is DeviceState.ATTACHING else "device.resize",
+                lambda: self._in_device(action, meanwhile),
                 epoch=action.epoch,
                 seq=action.seq,
                 devices=list(action.devices),
@@ -246,14 +237,14 @@ class Commander:
                 ttl_s=self._ttl_s,
             )
         except SingularityError as error:
-            if self._in_device(action, DeviceState.RESIZING):
+            if self._in_device(action, meanwhile):
                 self.failures[action.session] = error
                 await self._report(
-                    ev.ResizeFailed(action.session, action.epoch, error.message, _least(error))
+                    failed(action.session, action.epoch, error.message, _least(error))
                 )
             return
         placed = tuple(answer.get("devices") or ())
-        await self._report(ev.Resized(action.session, action.epoch, float(answer["ms"]), placed))
+        await self._report(done(action.session, action.epoch, float(answer["ms"]), placed))
 
     async def _park(self, action: ev.Park) -> None:
         try:
