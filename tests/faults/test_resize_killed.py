@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from singularity_proxy.errors import SingularityError
 from singularity_scheduler.client import ServiceClient
-from support.agent import AgentBox
+from support import agent_resizing
 from support.agent_resizing import printed, training
 from support.agent_trains import logged
 from support.service_process import ServiceProcess
@@ -31,15 +31,7 @@ HANGS_S = 10.0
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[str]:
-    async def run() -> list[str]:
-        async with AgentBox(cpu_devices=4) as box:
-            session = await box.python(training(STEPS), virtual_devices=4)
-            await box.event("device.need", session)
-            await box.attach(session, 1, "cpu:0", "cpu:1", "cpu:2", "cpu:3")
-            await box.logged(session, "done")
-            return printed(box.log(session))
-
-    return asyncio.run(run())
+    return agent_resizing.undisturbed(STEPS)
 
 
 def seconds_to_start() -> float:

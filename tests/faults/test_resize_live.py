@@ -6,10 +6,8 @@ numbers are those of an undisturbed run.
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from support.agent import AgentBox
+from support import agent_resizing
 from support.agent_resizing import printed, training
 from support.agent_trains import logged
 from support.service_resizing import begin, four, size
@@ -30,15 +28,7 @@ while True:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[str]:
-    async def run() -> list[str]:
-        async with AgentBox(cpu_devices=4) as box:
-            session = await box.python(training(STEPS), virtual_devices=4)
-            await box.event("device.need", session)
-            await box.attach(session, 1, "cpu:0", "cpu:1", "cpu:2", "cpu:3")
-            await box.logged(session, "done")
-            return printed(box.log(session))
-
-    return asyncio.run(run())
+    return agent_resizing.undisturbed(STEPS)
 
 
 @pytest.mark.asyncio

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+
+from support.agent import AgentBox
 
 TRAINING = """
 import signal, time, torch
@@ -38,3 +41,17 @@ def training(steps: int, pause_s: float = 0.0) -> str:
 def printed(text: str) -> list[str]:
     """Its losses and the sum of its weights at the end, to the last bit."""
     return re.findall(r"^(?:step|done) .*$", text, re.MULTILINE)
+
+
+def undisturbed(steps: int) -> list[str]:
+    """What the program prints on four devices with nothing in its way."""
+
+    async def run() -> list[str]:
+        async with AgentBox(cpu_devices=4) as box:
+            session = await box.python(training(steps), virtual_devices=4)
+            await box.event("device.need", session)
+            await box.attach(session, 1, "cpu:0", "cpu:1", "cpu:2", "cpu:3")
+            await box.logged(session, "done")
+            return printed(box.log(session))
+
+    return asyncio.run(run())
