@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import platform
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,9 @@ def main() -> int:
         for name in NAMES:
             print(f"{name}: {importlib.import_module(f'benchmarks.{name}').DESCRIPTION}")
         return 0
+    # A shell starts background jobs with SIGINT ignored, which only this thread could undo for the
+    # processes that a benchmark's services start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     module = importlib.import_module(f"benchmarks.{options.name}")
     console = Console(stderr=True)
     figures: dict[str, Figure] = asyncio.run(module.measure(options.quick, console.print))
