@@ -106,9 +106,10 @@ def main() -> int:
         for name in NAMES:
             print(f"{name}: {importlib.import_module(f'benchmarks.{name}').DESCRIPTION}")
         return 0
-    # A shell starts background jobs with SIGINT ignored, which only this thread could undo for the
+    # A shell starts background jobs with these ignored, which only this thread could undo for the
     # processes that a benchmark's services start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     module = importlib.import_module(f"benchmarks.{options.name}")
     console = Console(stderr=True)
     figures: dict[str, Figure] = asyncio.run(module.measure(options.quick, console.print))
