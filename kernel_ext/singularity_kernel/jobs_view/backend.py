@@ -26,5 +26,6 @@ class SingularityBackend(BaseBackend):  # type: ignore[misc,unused-ignore]
     database_manager_class: ClassVar[None] = None
     file_extensions: ClassVar[list[str]] = ["ipynb"]
     output_formats: ClassVar[list[dict[str, str]]] = [
-        {"id": name, "label": label} for name, label in FORMATS.items()
+        {"id": name, "label": label, "description": f"The outputs of the run as {label}"}
+        for name, label in FORMATS.items()
     ]

@@ -3,15 +3,19 @@
 Jobs are sessions of the service. Job definitions (schedules) stay in jupyter-scheduler's own
 database: they run while the user's server runs. Methods that ask the service are coroutines, which
 jupyter-scheduler awaits, so a slow service never stops the server.
+
+Of the class above, version 2 has plain functions where version 3 has coroutines; what is called
+here works with both.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import shutil
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from jupyter_scheduler.exceptions import IdempotencyTokenError, InputUriError, SchedulerError
@@ -19,6 +23,7 @@ from jupyter_scheduler.models import DescribeJob, DescribeJobDefinition, ListJob
 from jupyter_scheduler.pydantic_v1 import PrivateAttr
 from jupyter_scheduler.scheduler import Scheduler
 from jupyter_scheduler.task_runner import TaskRunner
+from jupyter_server.utils import ensure_async
 from singularity_proxy.errors import Conflict, NotFound, SingularityError
 from singularity_scheduler.client import ServiceClient
 from traitlets import Type as TraitType
@@ -38,20 +43,33 @@ class SessionJob(DescribeJob):  # type: ignore[misc]
 
 
 class SessionTaskRunner(TaskRunner):  # type: ignore[misc]
-    """Creates the jobs of schedules. The class above calls `create_job` as a plain function."""
+    """Creates the jobs of schedules that are due."""
 
-    def create_job(self, job_definition_id: str) -> None:
-        """A schedule is due."""
-        definition = self.scheduler.get_job_definition(job_definition_id)
-        if not definition or not definition.active:
-            return
-        work = self.scheduler.create_from(definition)
-        task = asyncio.ensure_future(work)
-        task.add_done_callback(lambda done: self._told(job_definition_id, done))
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._making: set[asyncio.Task[None]] = set()
+        """The event loop alone would not keep them."""
 
-    def _told(self, job_definition_id: str, task: asyncio.Task[str]) -> None:
-        if not task.cancelled() and (error := task.exception()):
+    def create_job(self, job_definition_id: str) -> asyncio.Task[None]:
+        """A schedule is due. Version 2 calls this as a plain function, version 3 awaits the task."""
+        task = asyncio.ensure_future(self._make(job_definition_id))
+        self._making.add(task)
+        task.add_done_callback(self._making.discard)
+        return task
+
+    async def _make(self, job_definition_id: str) -> None:
+        try:
+            definition = await ensure_async(self.scheduler.get_job_definition(job_definition_id))
+            if definition and definition.active and self._is_own(definition):
+                await self.scheduler.create_from(definition)
+        except Exception as error:
             self.log.error("a job of the schedule %s was not made: %s", job_definition_id, error)
+
+    def _is_own(self, definition: DescribeJobDefinition) -> bool:
+        """Version 3's backends share one table of schedules, and after a restart of the server the
+        runner of each of them finds all."""
+        of = getattr(definition, "backend_id", None)
+        return of is None or bool(of == self.scheduler.backend_id)
 
 
 class SingularityScheduler(Scheduler):  # type: ignore[misc,unused-ignore]
@@ -72,9 +90,9 @@ class SingularityScheduler(Scheduler):  # type: ignore[misc,unused-ignore]
         return SingularityExecutionManager
 
     def __init__(self, *args: Any, backend_id: str = "", **kwargs: Any) -> None:
-        """`backend_id` comes from jupyter-scheduler 3."""
-        self.backend_id = backend_id
+        """`backend_id` comes from jupyter-scheduler 3 and begins the ids of jobs; empty before."""
         super().__init__(*args, **kwargs)
+        self.backend_id = backend_id  # the class above has one too, and it was not told
 
     # -- jobs -----------------------------------------------------------------------------------
 
@@ -90,10 +108,10 @@ class SingularityScheduler(Scheduler):  # type: ignore[misc,unused-ignore]
         try:
             packaged: list[str] = []
             if model.package_input_folder:
-                copied = await asyncio.to_thread(self.copy_input_folder, model.input_uri, notebook)
+                copied = await _copied(self.copy_input_folder, model.input_uri, notebook)
                 packaged = [name for name in copied if name != model.input_filename]
             else:
-                await asyncio.to_thread(self.copy_input_file, model.input_uri, notebook)
+                await _copied(self.copy_input_file, model.input_uri, notebook)
             said = {**model.dict(), "packaged_files": packaged}
             said["output_formats"] = said["output_formats"] or list(sessions.FORMATS)
             os.makedirs(os.path.join(folder, OUTPUT))
@@ -113,24 +131,24 @@ class SingularityScheduler(Scheduler):  # type: ignore[misc,unused-ignore]
             if isinstance(error, SingularityError):
                 raise SchedulerError(error.message) from None
             raise
-        return sessions.job_id_of(session["id"])
+        return sessions.job_id_of(session["id"], self.backend_id)
 
     async def create_from(self, definition: DescribeJobDefinition, **more: Any) -> str:
         """Make a job of a definition, from the copy of the notebook that was made with it."""
         from jupyter_scheduler.models import CreateJob
 
         said = definition.dict(exclude={"schedule", "timezone"}, exclude_none=True)
-        uri = self.get_staging_paths(definition)["input"]
-        return await self.create_job(CreateJob(**{**said, **more, "input_uri": uri}))
+        paths = await ensure_async(self.get_staging_paths(definition))
+        return await self.create_job(CreateJob(**{**said, **more, "input_uri": paths["input"]}))
 
     def create_job_definition(self, model: Any) -> Any:
         """The class above fails for one that names no formats."""
         model.output_formats = model.output_formats or list(sessions.FORMATS)
         return super().create_job_definition(model)
 
-    def create_job_from_definition(self, job_definition_id: str, model: Any) -> Any:
-        definition = self.get_job_definition(job_definition_id)
-        return self.create_from(definition, **model.dict(exclude_none=True))
+    async def create_job_from_definition(self, job_definition_id: str, model: Any) -> str:
+        definition = await ensure_async(self.get_job_definition(job_definition_id))
+        return await self.create_from(definition, **model.dict(exclude_none=True))
 
     async def update_job(self, job_id: str, model: Any) -> None:
         raise SchedulerError("a job keeps the name and the tier that it was submitted with")
@@ -164,7 +182,7 @@ class SingularityScheduler(Scheduler):  # type: ignore[misc,unused-ignore]
         session = await self._ask(self._client().get_session(sessions.session_of(job_id)))
         if not sessions.is_job(session) or self._hidden(session["id"]):
             raise SchedulerError(f"there is no job {job_id}: its session runs no notebook")
-        job = SessionJob(**sessions.job_of(session, self._environment()))
+        job = SessionJob(**sessions.job_of(session, self._environment(), self.backend_id))
         job._session = session
         if job_files:
             self.add_job_files(job)
@@ -220,7 +238,7 @@ class SingularityScheduler(Scheduler):  # type: ignore[misc,unused-ignore]
         found = await self._ask(self._client().sessions())
         environment = self._environment()
         return [
-            sessions.job_of(session, environment)
+            sessions.job_of(session, environment, self.backend_id)
             for session in found
             if sessions.is_job(session) and not self._hidden(session["id"])
         ]
@@ -244,3 +262,10 @@ class SingularityScheduler(Scheduler):  # type: ignore[misc,unused-ignore]
 
     def _hidden(self, session: str) -> bool:
         return os.path.exists(os.path.join(self._marks(), session))
+
+
+async def _copied(copy: Callable[..., Any], *words: str) -> Any:
+    """What `copy` returns. Version 2's functions block for as long as the files are large."""
+    if inspect.iscoroutinefunction(copy):
+        return await copy(*words)
+    return await asyncio.to_thread(copy, *words)

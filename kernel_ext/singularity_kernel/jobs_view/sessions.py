@@ -50,12 +50,14 @@ _PREFIX = "session-"
 """Begins ids of jobs: the view's addresses want a dash in them."""
 
 
-def job_id_of(session: str) -> str:
-    return _PREFIX + session
+def job_id_of(session: str, backend: str = "") -> str:
+    """The id of a session's job. jupyter-scheduler 3 finds by what is before the colon which
+    backend to ask; 2 has no backends, and its addresses no colon."""
+    return f"{backend}:{_PREFIX}{session}" if backend else _PREFIX + session
 
 
 def session_of(job_id: str) -> str:
-    """The session of a job; jupyter-scheduler 3 writes the backend's name before it."""
+    """The session of a job, with or without a backend in its id."""
     return job_id.rpartition(":")[2].removeprefix(_PREFIX)
 
 
@@ -64,9 +66,10 @@ def is_job(session: Json) -> bool:
     return bool((session.get("run") or {}).get("notebook"))
 
 
-def job_of(session: Json, environment: str) -> dict[str, Any]:
+def job_of(session: Json, environment: str, backend: str = "") -> dict[str, Any]:
     """The fields of the view's job that `session` (a document of the service) is; `environment` is
-    the name for those that were submitted elsewhere. Times are UNIX milliseconds."""
+    the name for those that were submitted elsewhere, `backend` that of jupyter-scheduler 3. Times
+    are UNIX milliseconds."""
     run = session["run"]
     kept = (run.get("metadata") or {}).get(KEY) or {}
     status = STATUS[session["process_state"]]
@@ -78,10 +81,11 @@ def job_of(session: Json, environment: str) -> dict[str, Any]:
         "output_formats": ["ipynb"],
         **{name: kept[name] for name in KEPT if kept.get(name) is not None},
         "parameters": {name: str(value) for name, value in parameters.items()},
-        "job_id": job_id_of(session["id"]),
+        "job_id": job_id_of(session["id"], backend),
+        **({"backend_id": backend} if backend else {}),
         "name": session["name"],
         "compute_type": session["tier"],
-        "url": f"/jobs/{job_id_of(session['id'])}",
+        "url": f"/jobs/{job_id_of(session['id'], backend)}",
         "create_time": created,
         "update_time": updated,
         "start_time": None if status == "QUEUED" else created,

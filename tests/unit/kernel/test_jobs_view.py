@@ -62,6 +62,10 @@ def test_what_the_view_keeps_comes_back() -> None:
 @pytest.mark.parametrize("job_id", ["session-0123456789ab", "singularity:session-0123456789ab"])
 def test_ids_of_both_versions(job_id: str) -> None:
     assert sessions.session_of(job_id) == "0123456789ab"
+    backend = job_id.rpartition(":")[0]
+    job = sessions.job_of(session(), "p", backend)
+    assert (job["job_id"], job["url"]) == (job_id, f"/jobs/{job_id}")
+    assert job.get("backend_id", "") == backend
 
 
 def test_what_is_asked_for() -> None:
