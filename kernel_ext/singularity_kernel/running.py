@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from IPython.core.error import UsageError
 from singularity_proxy.elastic.ranks import RankFailed, run_ranks, script
@@ -23,6 +24,9 @@ RUN = "run"
 
 NAME = "cell.py"
 """Of the script; tracebacks of ranks show it."""
+
+_OVERWRITES = re.compile(r"\r(?!\n)")
+"""Goes back to the beginning of the line, as progress bars do."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,7 +52,8 @@ def run_cell(line: str, cell: str | None, environ: Mapping[str, str]) -> None:
         file = Path(folder) / NAME
         file.write_text(cell, encoding="utf-8")
         try:
-            run_ranks(script(str(file), *arguments), ranks, environ, _show)
+            command, shown = script(str(file), *arguments), Shown(sys.stdout)
+            run_ranks(command, ranks, environ, shown, pieces=True)
         except RankFailed as error:
             raise UsageError(f"{error}.") from None
 
@@ -70,6 +75,22 @@ def _options(line: str, devices: int) -> tuple[int, list[str]]:
     return options.ranks, arguments
 
 
-def _show(rank: int, line: str) -> None:
-    sys.stdout.write(f"[rank {rank}] {line}")
-    sys.stdout.flush()
+class Shown:
+    """Writes what ranks print to `out`, each line behind its rank. Pieces of a line stand in one
+    line while no other rank prints, and what overwrites a line does not overwrite its rank."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._open: int | None = None
+        """The rank whose line has no end yet."""
+
+    def __call__(self, rank: int, piece: str) -> None:
+        label = f"[rank {rank}] "
+        text = _OVERWRITES.sub(f"\r{label}", piece)
+        if self._open is None:
+            text = label + text
+        elif self._open != rank:
+            text = f"\n{label}{text}"
+        self._open = None if piece.endswith("\n") else rank
+        self._out.write(text)
+        self._out.flush()

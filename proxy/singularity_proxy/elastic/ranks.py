@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
 import os
@@ -19,6 +20,9 @@ GRACE_S = 5.0
 
 LOOK_S = 0.05
 """A rank that ended is noticed within this."""
+
+PIECE_S = 0.25
+"""A line that has no end yet, such as a progress bar, is passed on within this as far as it goes."""
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
@@ -54,31 +58,35 @@ def run_ranks(
     ranks: int,
     environ: Mapping[str, str],
     write: Callable[[int, str], None] | None = None,
+    *,
+    pieces: bool = False,
 ) -> None:
     """Run `command` as `ranks` processes to their end; called by whoever waits for them anyway.
 
     `write(rank, line)` gets what they print, line by line (None: they print where this process
-    does). Raises RankFailed for the first that fails, after all have ended. Ctrl-C (and any other
+    does). With `pieces` it gets what there is of a line that has no end for `PIECE_S`, and what it
+    gets next of that rank goes on with it.
+    Raises RankFailed for the first that fails, after all have ended. Ctrl-C (and any other
     exception) interrupts the ranks as well and is raised again when they have ended; when this
-    process is killed they are killed with it.
+    process is killed they are killed with it. What ranks have started and left behind is ended
+    with the last of them, unless it went into a process group of its own.
     """
     started: list[subprocess.Popen[bytes]] = []
-    lines = _Lines(write) if write is not None else None
+    lines = _Lines(write, pieces) if write is not None else None
     failed: RankFailed | None = None
     try:
         for more in environments(ranks, environ):
             started.append(_start(command, {**environ, **more}, lines is not None))
             if lines is not None:
                 lines.follow(len(started) - 1, started[-1])
-        while failed is None and any(child.poll() is None for child in started):
+        while failed is None and any(_code(child) is None for child in started):
             _look(lines)
             failed = _first_failure(started)
     except BaseException:
         _end(started, lines, (signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
         raise
     failed = failed or _first_failure(started)
-    if failed is not None:
-        _end(started, lines, (signal.SIGTERM, signal.SIGKILL))
+    _end(started, lines, (signal.SIGTERM, signal.SIGKILL))
     if lines is not None:
         lines.rest()
     if failed is not None:
@@ -112,9 +120,34 @@ def _look(lines: _Lines | None) -> None:
         lines.read(LOOK_S)
 
 
+def _code(child: subprocess.Popen[bytes]) -> int | None:
+    """Its exit code once it has ended. It is not reaped before everything is over: its pid is the
+    number of its group too, and nobody else may get that meanwhile."""
+    if child.returncode is not None:
+        return child.returncode
+    ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _living(started: Sequence[subprocess.Popen[bytes]]) -> set[int]:
+    """Groups of ranks in which a process runs; one that has ended and was not reaped does not."""
+    groups = {child.pid for child in started if child.returncode is None}
+    found = set()
+    for name in os.listdir("/proc") if groups else ():
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="latin-1") as file:
+            state, _, group = file.read().rpartition(")")[2].split()[:3]
+            if state not in "ZX" and int(group) in groups:
+                found.add(int(group))
+    return found
+
+
 def _first_failure(started: Sequence[subprocess.Popen[bytes]]) -> RankFailed | None:
     for rank, child in enumerate(started):
-        if code := child.poll():
+        if code := _code(child):
             return RankFailed(rank, code)
     return None
 
@@ -122,12 +155,15 @@ def _first_failure(started: Sequence[subprocess.Popen[bytes]]) -> RankFailed | N
 def _end(
     started: Sequence[subprocess.Popen[bytes]], lines: _Lines | None, signals: Sequence[int]
 ) -> None:
-    """One signal after the other until all have ended; what they print meanwhile is passed on."""
+    """One signal after the other until all have ended, and what they have started; what they print
+    meanwhile is passed on. Reaps them."""
     try:
         for number in signals:
+            if not _living(started):
+                break
             _signal(started, number)
             until = time.monotonic() + GRACE_S
-            while any(child.poll() is None for child in started) and time.monotonic() < until:
+            while _living(started) and time.monotonic() < until:
                 _look(lines)
     finally:  # also when somebody is impatient
         _signal(started, signal.SIGKILL)
@@ -149,36 +185,49 @@ def _free_port() -> int:
 
 
 class _Lines:
-    """What ranks print, in whole lines."""
+    """What ranks print, in whole lines, or in pieces of those that take their time."""
 
-    def __init__(self, write: Callable[[int, str], None]) -> None:
+    def __init__(self, write: Callable[[int, str], None], pieces: bool) -> None:
         self._write = write
+        self._pieces = pieces
         self._selector = selectors.DefaultSelector()
-        self._begun: dict[int, bytes] = {}
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
+        self._begun: dict[int, str] = {}
+        """What was not passed on of a rank's last line."""
+        self._since: dict[int, float] = {}
+        """Since when."""
+        self._open: set[int] = set()
+        """Ranks whose last line was passed on without its end."""
 
     def follow(self, rank: int, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
+        self._decoders[rank] = codecs.getincrementaldecoder("utf-8")("replace")
         self._selector.register(child.stdout, selectors.EVENT_READ, rank)
 
     def read(self, timeout: float) -> bool:
         """Pass on what is there; False when nothing came."""
-        if not self._selector.get_map():
+        ready = []
+        if self._selector.get_map():
+            ready = self._selector.select(timeout)
+        else:
             time.sleep(timeout)
-            return False
-        ready = self._selector.select(timeout)
         for key, _ in ready:
             self._take(key.data, key.fileobj)  # type: ignore[arg-type]
+        late = time.monotonic() - PIECE_S
+        for rank in [rank for rank, since in self._since.items() if since <= late]:
+            if self._pieces:
+                self._pass(rank, self._begun.pop(rank))
         return bool(ready)
 
     def rest(self) -> None:
         """All have ended: what is in the pipes, and lines without an end."""
         while self._selector.get_map() and self.read(0.0):
             pass
-        for rank, begun in self._begun.items():
-            if begun:
-                self._write(rank, begun.decode(errors="replace") + "\n")
-        self._begun.clear()
+        for rank, decoder in self._decoders.items():
+            begun = self._begun.pop(rank, "") + decoder.decode(b"", final=True)
+            if begun or rank in self._open:
+                self._pass(rank, begun + "\n")
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
@@ -189,10 +238,17 @@ class _Lines:
             self._selector.unregister(pipe)
             pipe.close()
             return
-        *whole, begun = (self._begun.get(rank, b"") + data).split(b"\n")
-        self._begun[rank] = begun
+        *whole, begun = (self._begun.pop(rank, "") + self._decoders[rank].decode(data)).split("\n")
         for line in whole:
-            self._write(rank, line.decode(errors="replace") + "\n")
+            self._pass(rank, line + "\n")
+        if begun:
+            self._begun[rank] = begun
+            self._since.setdefault(rank, time.monotonic())
+
+    def _pass(self, rank: int, text: str) -> None:
+        self._since.pop(rank, None)
+        (self._open.discard if text.endswith("\n") else self._open.add)(rank)
+        self._write(rank, text)
 
 
 def script(path: str, *arguments: str) -> list[str]:

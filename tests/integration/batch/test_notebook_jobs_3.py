@@ -23,8 +23,6 @@ from support.batch_runs import Runs, read, text_of, write_notebook
 from support.kernel_platform import Platform
 from traitlets.config import Config
 
-pytestmark = pytest.mark.filterwarnings("ignore:The declarative_mixin decorator")
-
 LONG = "import time\nfor i in range(1000):\n    print('step', i, flush=True)\n    time.sleep(0.05)"
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from singularity_proxy.elastic.ranks import RankFailed, environments, run_ranks
+from singularity_proxy.elastic.ranks import GRACE_S, RankFailed, environments, run_ranks
 
 
 def program(code: str) -> list[str]:
@@ -57,6 +57,68 @@ def test_lines_come_whole_and_with_their_rank() -> None:
         assert mine.count("a" * 2000 + f"{rank}b\n") == 50
         assert mine.count(f"e{rank}\n") == 50
         assert mine[-1] == "no end\n"
+
+
+def test_a_line_without_an_end_is_seen_in_time() -> None:
+    code = """
+        import os, sys, time
+        from pathlib import Path
+        rank = os.environ["RANK"]
+        out = sys.stdout
+        for done in range(3):
+            out.write(f"\\r{done} \u00e4"); out.flush()
+            time.sleep(0.4)
+        os.write(1, b"\\xc3"); time.sleep(0.4); os.write(1, b"\\xa4.")  # half a character each
+        if rank == "0": print()
+    """
+    seen: list[tuple[float, int, str]] = []
+    environ = {**os.environ, "PYTHONIOENCODING": "utf-8"}
+    run_ranks(
+        program(code),
+        2,
+        environ,
+        lambda rank, text: seen.append((time.monotonic(), rank, text)),
+        pieces=True,
+    )
+    for rank in range(2):
+        mine = [text for _, r, text in seen if r == rank]
+        assert "".join(mine) == "\r0 ä\r1 ä\r2 ää.\n"
+        assert len(mine) >= 3
+    first = min(at for at, _, text in seen if "0" in text)
+    last = max(at for at, _, _ in seen)
+    assert last - first > 0.8, "a piece came while the rank went on"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_rank_leaves_behind_is_ended(tmp_path: Path, fails: bool) -> None:
+    code = f"""
+        import os, subprocess, sys, time
+        rank = os.environ["RANK"]
+        stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True);"
+        sleep = "import time; time.sleep(100)"
+        child = subprocess.Popen(
+            [sys.executable, "-c", (stubborn if rank == "1" else "print(1, flush=True);") + sleep],
+            stdout=subprocess.PIPE,
+        )
+        child.stdout.readline()
+        with open({str(tmp_path)!r} + "/" + rank, "w") as file: file.write(str(child.pid))
+        if {fails} and rank == "1":
+            while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
+            sys.exit(3)
+    """
+    lines: list[tuple[int, str]] = []
+    began = time.monotonic()
+    try:
+        run_ranks(program(code), 2, os.environ, lambda rank, line: lines.append((rank, line)))
+    except RankFailed as error:
+        assert fails
+        assert error.code == 3
+    else:
+        assert not fails
+    left = [int(path.read_text()) for path in tmp_path.iterdir()]
+    assert len(left) == 2
+    wait_gone(left, 2)
+    assert GRACE_S - 1 < time.monotonic() - began < GRACE_S + 10  # the stubborn one was given time
 
 
 @pytest.mark.parametrize(("how", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)])

@@ -90,7 +90,6 @@ def test_what_is_asked_for() -> None:
     assert sessions.in_order(jobs, [("create_time", False)])[0]["name"] == "a1"
 
 
-@pytest.mark.filterwarnings("ignore:The declarative_mixin decorator")
 def test_jupyter_scheduler_3_finds_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its `BaseBackend` is attributes of a class; each class path must be importable."""
 

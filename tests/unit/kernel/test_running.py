@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
 import pytest
 from IPython.core.error import UsageError
-from singularity_kernel.running import run_cell
+from singularity_kernel.running import Shown, run_cell
 
 FOUR = {**os.environ, "SINGULARITY_DEVICES": "4"}
 CELL = """
@@ -43,6 +44,16 @@ def test_a_rank_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "[rank 1] ZeroDivisionError: division by zero" in shown
     assert "cell.py" in shown
+
+
+def test_progress_bars_stand_behind_their_ranks() -> None:
+    out = io.StringIO()
+    shown = Shown(out)
+    for rank, piece in [(0, "a"), (0, "b\r1%"), (1, "x\n"), (0, "\r2%"), (0, " done\r\n"), (1, "y")]:
+        shown(rank, piece)
+    assert out.getvalue() == (
+        "[rank 0] ab\r[rank 0] 1%\n[rank 1] x\n[rank 0] \r[rank 0] 2% done\r\n[rank 1] y"
+    )
 
 
 @pytest.mark.parametrize(
