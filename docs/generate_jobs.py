@@ -57,7 +57,7 @@ def job_files_page() -> str:
             "Azure ML's sweep jobs (`type: sweep`) are taken as they are when what they ask for is "
             "the same here: all combinations (`sampling_algorithm: grid`) of listed values "
             "(`type: choice`). Everything else is refused with its line: values drawn at random, "
-            "other samplings, a time limit for all runs together. The table says which key of a "
+            "other samplings, early termination. The table says which key of a "
             "command job each of theirs is; a key that is not in it is an error with the nearest "
             "one that is.\n",
             table(("key of a sweep job", "here"), sweep_keys),

@@ -59,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--share", type=float)
     made.add_argument("--priority", default="")
     made.add_argument("--virtual-cluster", default="")
+    made.add_argument("--run-timeout", type=int)
+    made.add_argument("--max-retries", type=int)
+    made.add_argument("--checkpoint-every-s", type=float)
     return made
 
 
@@ -162,6 +165,7 @@ def _request(line: str, cell: str | None) -> tuple[Json, list[str], Path | None]
         "device_share": options.share,
         "priority": options.priority,
         "virtual_cluster": options.virtual_cluster,
+        "checkpoint_every_s": options.checkpoint_every_s,
     }
     try:
         asked = Asked(
@@ -170,6 +174,8 @@ def _request(line: str, cell: str | None) -> tuple[Json, list[str], Path | None]
             options.kernel,
             parameters=given.parameters(),
             variables=given.variables(os.environ),
+            timeout_s=options.run_timeout,
+            max_retries=options.max_retries,
         )
         found = of_words(asked, options.name, wishes, os.environ)
         request = merged(found.request, surroundings(found.request, os.environ))

@@ -158,6 +158,23 @@ class SubmitApp(ServiceApp):
         help="""Most runs of a sweep that are started and have not ended at a time. None: as many
         as there is room for.""",
     )
+    sweep_timeout = Integer(
+        allow_none=True,
+        default_value=None,
+        min=1,
+        config=True,
+        help="""So many seconds after it was submitted all runs of a sweep are ended, waiting
+        included. None: no limit.""",
+    )
+    checkpoint_every_s = Float(
+        allow_none=True,
+        default_value=None,
+        min=0.0,
+        config=True,
+        help="""Seconds between two checkpoints that are made of the run by itself, while something
+        happens in it; 0: none. None: what the job file or the notebook says, else as the service
+        is configured.""",
+    )
     dry_run = Bool(
         False,
         config=True,
@@ -212,7 +229,9 @@ class SubmitApp(ServiceApp):
         "cwd": "SubmitApp.cwd",
         "name": "SubmitApp.run_name",
         "run-timeout": "SubmitApp.run_timeout",
+        "checkpoint-every-s": "SubmitApp.checkpoint_every_s",
         "max-parallel": "SubmitApp.max_parallel",
+        "sweep-timeout": "SubmitApp.sweep_timeout",
         "max-retries": "SubmitApp.max_retries",
         "stop-when": "SubmitApp.stop_when",
         **ServiceApp.aliases,
@@ -277,13 +296,16 @@ class SubmitApp(ServiceApp):
         said: dict[str, Any] = {}
         if self.max_parallel is not None:
             said["max_parallel"] = self.max_parallel
+        if self.sweep_timeout is not None:
+            said["timeout_s"] = self.sweep_timeout
         if self.stop_on_failure:
             said["stop_on_failure"] = True
         if self.stop_when:
             parse_condition(self.stop_when)
             said["stop_when"] = self.stop_when
         if said and not sweep:
-            word = next(iter(said)).replace("_", "-")
+            name = next(iter(said))
+            word = "sweep-timeout" if name == "timeout_s" else name.replace("_", "-")
             raise BadRequest(f"--{word} is for sweeps: name one with --sweep NAME=VALUES")
         return replace(sweep, **said)
 
@@ -338,6 +360,7 @@ class SubmitApp(ServiceApp):
             "locations": split_names(self.locations),
             "device_share": self.share,
             "elastic": self.elastic or None,
+            "checkpoint_every_s": self.checkpoint_every_s,
         }
 
     async def _work_group(self, client: ServiceClient) -> int | None:

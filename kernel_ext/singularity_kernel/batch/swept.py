@@ -45,6 +45,7 @@ def limits_of(sweep: Sweep) -> Json:
     """What holds for all runs of a sweep together, as the API calls it."""
     return {
         "max_parallel": sweep.max_parallel,
+        "timeout_s": sweep.timeout_s,
         "stop_on_failure": sweep.stop_on_failure,
         "stop_when": sweep.stop_when,
         "objective": sweep.objective,

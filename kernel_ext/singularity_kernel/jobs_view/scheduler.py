@@ -51,7 +51,7 @@ class SessionTaskRunner(TaskRunner):  # type: ignore[misc]
         """The event loop alone would not keep them."""
 
     def create_job(self, job_definition_id: str) -> asyncio.Task[None]:
-        """A schedule is due. Version 2 calls this as a plain function, version 3 awaits the task."""
+        """A schedule is due. Version 2 calls this as a plain function, 3 awaits the task."""
         task = asyncio.ensure_future(self._make(job_definition_id))
         self._making.add(task)
         task.add_done_callback(self._making.discard)

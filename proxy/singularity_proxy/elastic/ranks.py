@@ -22,7 +22,7 @@ LOOK_S = 0.05
 """A rank that ended is noticed within this."""
 
 PIECE_S = 0.25
-"""A line that has no end yet, such as a progress bar, is passed on within this as far as it goes."""
+"""A line without an end, such as a progress bar, is passed on within this as far as it goes."""
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.errors import Unavailable
 
+from singularity_scheduler.client.words import duration
+
 from . import texts
 from .tables import Column, Table
 
@@ -52,6 +54,8 @@ def succeeded(group: Mapping[str, Any]) -> bool:
 def accepted(group: Mapping[str, Any]) -> str:
     most = group["max_parallel"]
     limit = f", at most {most} at once" if most else ""
+    if (whole := group.get("timeout_s")) is not None:  # a service before this one has none
+        limit += f", for at most {duration(whole)}"
     return (
         f"group {group['id']}: {group['members']} runs{limit} ({tally(group)})\n"
         f"watch it with: jupyter singularity group show {group['id']}"

@@ -20,6 +20,7 @@ class Groups(Calls):
         members: Sequence[Json],
         *,
         max_parallel: int | None = None,
+        timeout_s: int | None = None,
         stop_on_failure: bool = False,
         stop_when: str | None = None,
         objective: Json | None = None,
@@ -30,7 +31,8 @@ class Groups(Calls):
         `session` is what they have in common (as the body of `submit`: ``{"run", "tier",
         "devices", ...}``), `members` what tells each from the others, ``{"values"}``: over the
         notebook's parameters; of commands with a "command" each. At most `max_parallel` of them
-        are started at a time. With `stop_on_failure` the first that fails ends the others, with
+        are started at a time. `timeout_s` after it was submitted all of it is ended, waiting
+        included. With `stop_on_failure` the first that fails ends the others, with
         `stop_when` ("loss<0.01") the first that recorded such a value; it goes on itself.
         `objective` (``{"primary_metric", "goal"}``) says which is the best in `group_results`. A
         repeated call with the same `key` answers with the same group.
@@ -38,6 +40,8 @@ class Groups(Calls):
         body: Json = {"session": session, "members": list(members)}
         if max_parallel is not None:
             body["max_parallel"] = max_parallel
+        if timeout_s is not None:
+            body["timeout_s"] = timeout_s
         if stop_on_failure:
             body["stop_on_failure"] = True
         if stop_when is not None:

@@ -6,8 +6,11 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
+from singularity_scheduler.client.words import duration
+
 from . import checkpoints, groups, queue, reasons, retries
 from . import events as ev
+from .cluster import ClusterState
 from .draft import Draft
 from .goals import parse_condition, shown
 from .model import SessionView
@@ -118,6 +121,26 @@ def end_all(
     for view in views:
         step, sentence = closed(view, by, reason)
         finish(draft, replace(view, grace_s=grace_s), step, sentence, "user.end")
+
+
+def late_groups(state: ClusterState, now: float) -> list[str]:
+    """Groups that have not ended although their time is over."""
+    found = []
+    for group, known in state.groups.items():
+        first = state.sessions[known.anyone]
+        limit = first.member.timeout_s if first.member else None
+        if limit is not None and now >= first.created_at + limit:
+            found.append(group)
+    return found
+
+
+def group_late(draft: Draft, event: ev.GroupLate) -> None:
+    """All of a group that has not ended is ended."""
+    for view in groups.members(draft, event.group):
+        limit = view.member.timeout_s if view.member else None
+        if limit is not None and draft.now >= view.created_at + limit:
+            why = f"the time limit of the group, {duration(limit)}, is over"
+            end_all(draft, [view], "its group", why, view.grace_s)
 
 
 def stop_groups(draft: Draft) -> None:

@@ -13,7 +13,7 @@ from singularity_proxy.errors import BadRequest
 from .goals import parse_condition, parse_objective
 from .refusals import refuse_unknown
 from .requested import MAX_NAME, BatchRun, Member, SessionSpec
-from .run_spec import run_of
+from .run_spec import parse_timeout, run_of
 from .spec import parse_spec
 
 MAX_MEMBERS = 1000
@@ -21,16 +21,19 @@ MAX_MEMBERS = 1000
 MAX_VALUES = 2048
 """Characters of what tells one member from the others, as JSON."""
 
-KEYS = ("session", "members", "max_parallel", "stop_on_failure", "stop_when", "objective")
+KEYS = (
+    *("session", "members", "max_parallel", "timeout_s"),
+    *("stop_on_failure", "stop_when", "objective"),
+)
 
 
 def parse_group(
     request: Mapping[str, Any], group: str, *, largest: int | None = None
 ) -> list[SessionSpec]:
     """The specs of the members of a new group with the id `group`, in their order. `request` is
-    ``{session, members: [{values, command?}], max_parallel?, stop_on_failure?, stop_when?,
-    objective?}``: each member is the session with `values` over its notebook's parameters, or with
-    its own command."""
+    ``{session, members: [{values, command?}], max_parallel?, timeout_s?, stop_on_failure?,
+    stop_when?, objective?}``: each member is the session with `values` over its notebook's
+    parameters, or with its own command."""
     refuse_unknown(request, KEYS)
     session, members = request.get("session"), request.get("members")
     if not isinstance(session, Mapping) or not isinstance(session.get("run"), Mapping):
@@ -51,6 +54,7 @@ def parse_group(
         len(members),
         base.name,
         _max_parallel(request.get("max_parallel")),
+        timeout_s=parse_timeout(request.get("timeout_s"), "timeout_s"),
         stop_on_failure=_truth(request, "stop_on_failure"),
         stop_when=_condition(request.get("stop_when")),
         objective=str(parse_objective(request.get("objective")) or ""),

@@ -34,6 +34,11 @@ class Group:
     """(number, session) of those that are not started and have none, sorted."""
 
     @property
+    def anyone(self) -> str:
+        """One of them; what holds for the group is with each."""
+        return self.behind[0][1] if self.behind else next(iter(self.in_line or self.started))
+
+    @property
     def members(self) -> list[str]:
         """All of them; those that were not started first."""
         return [*(sid for _, sid in self.behind), *sorted(self.in_line), *sorted(self.started)]

@@ -547,6 +547,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.NodeAway: nodes.away,
     ev.NodeLost: losses.node_lost,
     ev.Tick: _tick,
+    ev.GroupLate: endings.group_late,
     ev.Started: nodes.started,
     ev.StartFailed: endings.start_failed,
     ev.ProcessExited: endings.exited,

@@ -52,6 +52,13 @@ class Tick(OfNode):
 
 
 @dataclass(frozen=True)
+class GroupLate:
+    """The time limit of a group is over, see `endings.late_groups`."""
+
+    group: str
+
+
+@dataclass(frozen=True)
 class Started(OfSession):
     pass
 
@@ -301,6 +308,7 @@ Report = (
     | NodeAway
     | NodeLost
     | Tick
+    | GroupLate
     | Started
     | StartFailed
     | ProcessExited

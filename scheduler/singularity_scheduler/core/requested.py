@@ -98,6 +98,8 @@ class Member:
     """Most of them that are started and have not ended at a time; None: no limit."""
     values: str = "{}"
     """JSON object: what tells this one from the others, name -> value."""
+    timeout_s: int | None = None
+    """So long after it was submitted all of it is ended, waiting included; None: no limit."""
     stop_on_failure: bool = False
     """The first that fails ends the rest of the group."""
     stop_when: str = ""

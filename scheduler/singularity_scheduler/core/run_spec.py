@@ -77,7 +77,7 @@ def parse_run(value: object) -> BatchRun:
         folder=_path(value, "folder"),
         python=_path(value, "python"),
         variables=json.dumps(variables),
-        timeout_s=_timeout(value.get("timeout_s")),
+        timeout_s=parse_timeout(value.get("timeout_s"), "run.timeout_s"),
         max_retries=_retries(value.get("max_retries")),
         metadata=_metadata(value.get("metadata")),
     )
@@ -116,13 +116,14 @@ def run_name(run: BatchRun) -> str:
     return "".join(c for c in name if c.isprintable())[:MAX_NAME]
 
 
-def _timeout(value: object) -> int | None:
+def parse_timeout(value: object, name: str) -> int | None:
+    """The time limit that a request calls `name`; None: it has none."""
     if value is None:
         return None
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= MAX_TIMEOUT_S:  # type: ignore[operator]
         raise BadRequest(
-            f"run.timeout_s must be a whole number of seconds from 1 to {MAX_TIMEOUT_S}, not "
+            f"{name} must be a whole number of seconds from 1 to {MAX_TIMEOUT_S}, not "
             f"{shown(value)}"
         )
     return value  # type: ignore[return-value]

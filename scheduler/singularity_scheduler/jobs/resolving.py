@@ -134,6 +134,7 @@ class _Resolver:
             space,
             self._said(*limits, "max_total_trials"),
             self._said(*limits, "max_concurrent_trials"),
+            self._said(*limits, "timeout"),
             self._said("sweep", "stop_on_failure") is True,
             self._said("sweep", "stop_when"),
             self._said("sweep", "objective"),
@@ -169,7 +170,9 @@ class _Resolver:
             ranked=self._said("distribution") is not None,
             folder=folder,
             variables=self._variables(),
-            timeout_s=None if (limit := self._said("limits", "timeout")) is None else int(limit),
+            timeout_s=self._one(
+                ("limits", "timeout"), ("sweep", "limits", "trial_timeout"), read=int
+            ),
             max_retries=self._said("retry_settings", "max_retries"),
             wishes=self._wishes(kind),
             folders=tuple(dict.fromkeys(self._folders)),

@@ -48,10 +48,7 @@ KEYS: tuple[Key, ...] = (
     Key(("limits", "max_total_trials"), ("sweep", "limits", "max_total_trials")),
     Key(("limits", "max_concurrent_trials"), ("sweep", "limits", "max_concurrent_trials")),
     Key(("limits", "trial_timeout"), ("limits", "timeout")),
-    Key(
-        ("limits", "timeout"),
-        refused="a sweep has no time limit as a whole: give each run one with limits.trial_timeout",
-    ),
+    Key(("limits", "timeout"), ("sweep", "limits", "timeout")),
     Key(
         ("early_termination",),
         refused="runs are not compared with each other while they go on: leave it out, or write a "

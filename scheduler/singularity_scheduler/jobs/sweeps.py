@@ -25,6 +25,8 @@ class Sweep:
     most: int | None = None
     """Only the first so many combinations; None: all."""
     max_parallel: int | None = None
+    timeout_s: int | None = None
+    """Of all of them together, from when they are submitted."""
     stop_on_failure: bool = False
     stop_when: str | None = None
     """A condition on recorded values, see `core.goals`."""
@@ -43,8 +45,10 @@ class Sweep:
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """As few combinations as have each value of each name: what is checked before all of them
-        are sent."""
+        """Few combinations that have each value of each name that is run: what is checked before
+        all of them are sent."""
+        if self.most is not None and self.most < self._size:
+            return self._telling()
 
         def value(values: Sequence[Any], number: int) -> Any:
             return values[min(number, len(values) - 1)]
@@ -52,9 +56,25 @@ class Sweep:
         most = max(map(len, self.space.values()), default=0)
         return [{name: value(v, n) for name, v in self.space.items()} for n in range(most)]
 
+    @property
+    def _size(self) -> int:
+        return math.prod(map(len, self.space.values()))
+
+    def _telling(self) -> list[dict[str, Any]]:
+        """Of the first `most` combinations those with a value that none before has."""
+        seen: set[tuple[str, int]] = set()
+        found = []
+        of_names = (enumerate(values) for values in self.space.values())
+        for places in itertools.islice(itertools.product(*of_names), self.most):
+            own = {(name, place) for name, (place, _) in zip(self.space, places, strict=True)}
+            if not own <= seen:
+                seen |= own
+                found.append({n: v for n, (_, v) in zip(self.space, places, strict=True)})
+        return found
+
     def refuse_too_many(self) -> None:
         """`BadRequest` for more runs than a group may have."""
-        runs = math.prod(len(values) for values in self.space.values())
+        runs = self._size
         if min(runs, self.most or runs) > MAX_MEMBERS:
             raise BadRequest(
                 f"the sweep has {runs} combinations, and a group may have {MAX_MEMBERS}; nothing "

@@ -41,6 +41,7 @@ from .database import Refused
 from .desk import Desk
 from .device_board import DeviceBoard
 from .group_desk import GroupDesk
+from .group_limits import GroupLimits
 from .keys import Keys
 from .leader import GuardedFleet, Leader
 from .leases import LeaseKeeper
@@ -275,6 +276,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self._spawn(self.reports.run())
         self._spawn(self.leases.run())
         self._spawn(self.store.run())
+        self._spawn(GroupLimits(self.state, self.report, self._clock).run())
         self._spawn(self._start_fleet())
 
     def _with_defaults(self, admin: Administration) -> Administration:

@@ -231,6 +231,7 @@ def limits_document(member: Member) -> Json:
     """What holds for the whole group."""
     return {
         "max_parallel": member.max_parallel,
+        "timeout_s": member.timeout_s,
         "stop_on_failure": member.stop_on_failure,
         "stop_when": member.stop_when or None,
         "objective": objective_document(member.objective),

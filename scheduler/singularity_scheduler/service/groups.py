@@ -8,6 +8,7 @@ from typing import Any
 from singularity_proxy.errors import NotFound
 
 from singularity_scheduler.core.group_spec import MAX_MEMBERS, parse_group
+from singularity_scheduler.core.run_spec import MAX_TIMEOUT_S
 
 from . import checks, schemas, session_schemas
 from .endpoint import Endpoint
@@ -75,6 +76,11 @@ schemas.COMPONENTS |= {
                 "description": "What tells each from the others.",
             },
             "max_parallel": nullable({"type": "integer", "minimum": 1, "maximum": MAX_MEMBERS}),
+            "timeout_s": {
+                **nullable({"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_S}),
+                "description": "So many seconds after it was submitted all of it is ended, waiting "
+                "included; null: no limit.",
+            },
             "stop_on_failure": nullable({"type": "boolean"}),
             "stop_when": {
                 **nullable({"type": "string", "maxLength": 200}),

@@ -101,7 +101,7 @@ def session_to_row(view: SessionView) -> Row:
         "locations": json.dumps(view.locations),
         "run": _run_text(view.run) if view.run else None,
         "group": view.member.group if view.member else "",
-        "member": json.dumps(vars(view.member)) if view.member else None,
+        "member": _member_text(view.member) if view.member else None,
         "loss": json.dumps(vars(view.loss)) if view.loss else None,
         "share": json.dumps(vars(view.share)),
         "elastic": _elastic(view),
@@ -232,3 +232,9 @@ def change_from_row(row: Mapping[str, Any]) -> Change:
         row["rule"],
         row["devices"],
     )
+
+
+def _member_text(member: Member) -> str:
+    """What nobody said is left out: so a version that does not know a limit yet reads those of
+    groups without it."""
+    return json.dumps({name: value for name, value in vars(member).items() if value is not None})

@@ -360,6 +360,11 @@ LIMITS: dict[str, Schema] = {
         **nullable(COUNT),
         "description": "Most members that are started and have not ended at a time.",
     },
+    "timeout_s": {
+        **nullable(COUNT),
+        "description": "So many seconds after it was submitted all of it is ended, waiting "
+        "included; null: no limit.",
+    },
     "stop_on_failure": {
         "type": "boolean",
         "description": "The first member that fails ends the others.",

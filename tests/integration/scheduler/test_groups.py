@@ -71,6 +71,29 @@ async def test_a_group_outlives_the_service_and_ends_as_one(tmp_path: Path) -> N
 
 
 @pytest.mark.asyncio
+async def test_a_group_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        client = p.client()
+        limits = {"max_parallel": 1, "timeout_s": 2}
+        group = await client.submit_group(SESSION, MEMBERS, **limits)  # type: ignore[arg-type]
+        other = await client.submit_group({**SESSION, "name": "other"}, MEMBERS[:1])
+        assert (group["timeout_s"], other["timeout_s"]) == (2, None)
+        await p.stop()
+        await p.start()
+        await p.ready()
+        client = p.client()
+        for _ in range(200):
+            found = await client.get_group(group["id"])
+            if found["state"] == "cancelled":
+                break
+            await asyncio.sleep(0.1)
+        assert found["states"] == {"cancelled": 4}
+        why = "cancelled by its group: the time limit of the group, 2 s, is over"
+        assert {session["reason"] for session in found["sessions"]} == {why}
+        assert (await client.get_group(other["id"]))["state"] == "live"
+
+
+@pytest.mark.asyncio
 async def test_groups_of_others_are_not_there(tmp_path: Path) -> None:
     async with platform(tmp_path) as p:
         group = (await p.client().submit_group(SESSION, MEMBERS))["id"]
@@ -96,6 +119,7 @@ async def test_what_cannot_be_a_group_is_refused_whole(tmp_path: Path) -> None:
             (SESSION, [{"values": {}}] * 1001, {}, "1001 is too large"),
             (SESSION, [{"values": {"x": "y" * 3000}}], {}, "at most 2 KiB"),
             (SESSION, MEMBERS, {"max_parallel": 0}, "from 1 to 1000"),
+            (SESSION, MEMBERS, {"timeout_s": 0}, "timeout_s must be a whole number of seconds"),
             (SESSION, MEMBERS, {"stop_when": "loss<"}, "a name, a comparison and a number"),
             (SESSION, MEMBERS, {"objective": {"goal": "minimize"}}, "primary_metric"),
             (SESSION, [{"values": {}, "command": "true"}], {}, "the group runs a notebook"),

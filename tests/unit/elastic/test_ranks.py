@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -108,13 +109,9 @@ def test_what_a_rank_leaves_behind_is_ended(tmp_path: Path, fails: bool) -> None
     """
     lines: list[tuple[int, str]] = []
     began = time.monotonic()
-    try:
+    failure = pytest.raises(RankFailed, match="exit code 3") if fails else nullcontext()
+    with failure:
         run_ranks(program(code), 2, os.environ, lambda rank, line: lines.append((rank, line)))
-    except RankFailed as error:
-        assert fails
-        assert error.code == 3
-    else:
-        assert not fails
     left = [int(path.read_text()) for path in tmp_path.iterdir()]
     assert len(left) == 2
     wait_gone(left, 2)

@@ -236,7 +236,7 @@ sweep:
   search_space:
     lr: {type: choice, values: [0.5, 0.25]}
     name: [a, b]
-  limits: {max_concurrent_trials: 2}
+  limits: {max_concurrent_trials: 2, timeout: 7200}
   stop_on_failure: true
 """
 
@@ -246,7 +246,7 @@ sweep:
     [
         (
             "type: notebook\nnotebook: train.ipynb\n" + SWEPT,
-            ["--sweep", "name=c", "--max-parallel", "1"],
+            ["--sweep", "name=c", "--max-parallel", "1", "--sweep-timeout", "90"],
             {},
             [{"values": {"lr": 0.5, "name": "c"}}, {"values": {"lr": 0.25, "name": "c"}}],
         ),
@@ -294,7 +294,10 @@ def test_a_sweep_in_a_job_file(
     assert asked["stop_on_failure"] is ("stop_on_failure" in text)
     most = 1 if "--max-parallel" in words else 2 if SWEPT in text else None
     assert asked["max_parallel"] == most
+    whole = 90 if "--sweep-timeout" in words else 7200 if SWEPT in text else None
+    assert asked["timeout_s"] == whole
     members = parse_group({key: value for key, value in asked.items() if value is not None}, "g")
+    assert {spec.member.timeout_s for spec in members if spec.member} == {whole}
     if common is None:
         assert [spec.name for spec in members] == ["job-1", "job-2"]
 
@@ -320,6 +323,11 @@ def test_a_sweep_in_a_job_file(
             "lr has a value and is swept over",
         ),
         ("type: notebook\nnotebook: train.ipynb\n", ["--max-parallel", "1"], "is for sweeps"),
+        (
+            "type: notebook\nnotebook: train.ipynb\n",
+            ["--sweep-timeout", "60"],
+            "--sweep-timeout is for sweeps",
+        ),
         ("type: notebook\nnotebook: train.ipynb\n" + SWEPT, ["--follow"], "is for one run"),
     ],
 )
@@ -338,6 +346,7 @@ def test_a_sweep_is_shown_before_it_is_sent(here: Path, capsys: Captured) -> Non
         "members": 4,
         "values": {"lr": [0.5, 0.25], "name": ["a", "b"]},
         "max_parallel": 2,
+        "timeout_s": 7200,
         "stop_on_failure": True,
         "stop_when": None,
         "objective": {"primary_metric": "loss", "goal": "minimize"},

@@ -49,7 +49,14 @@ def test_a_rank_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
 def test_progress_bars_stand_behind_their_ranks() -> None:
     out = io.StringIO()
     shown = Shown(out)
-    for rank, piece in [(0, "a"), (0, "b\r1%"), (1, "x\n"), (0, "\r2%"), (0, " done\r\n"), (1, "y")]:
+    for rank, piece in [
+        (0, "a"),
+        (0, "b\r1%"),
+        (1, "x\n"),
+        (0, "\r2%"),
+        (0, " done\r\n"),
+        (1, "y"),
+    ]:
         shown(rank, piece)
     assert out.getvalue() == (
         "[rank 0] ab\r[rank 0] 1%\n[rank 1] x\n[rank 0] \r[rank 0] 2% done\r\n[rank 1] y"

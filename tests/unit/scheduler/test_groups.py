@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.endings import late_groups
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.requested import BatchRun, Kind, Priority, SessionSpec, Tier
@@ -176,6 +177,28 @@ def test_a_restart_knows_the_groups() -> None:
     again = world.reloaded()
     assert again.state.groups == world.state.groups
     assert [v.id for v in again.state.queued("local")] == ["g2", "g3"]
+
+
+def test_a_group_whose_time_is_over_ends_with_all_of_it() -> None:
+    world = World(1)
+    submit_group(world, "g", 3, timeout_s=600)
+    submit_group(world, "other", 2)
+    until = world["g1"].created_at + 600
+    end(world, "g1")
+    assert world.known["g1"].word == "completed"
+    world.now = until - 2  # each event comes a second later
+    world.do(ev.GroupLate("g"))
+    assert not world["g2"].final, "not yet"
+    world = world.reloaded()
+    assert late_groups(world.state, world.now) == []
+    assert late_groups(world.state, until) == ["g"]
+    world.do(ev.GroupLate("g"))
+    assert world.now == until
+    assert late_groups(world.state, until) == []
+    sentence = "cancelled by its group: the time limit of the group, 10 min, is over"
+    for name in ("g2", "g3"):
+        assert (world.known[name].word, world.known[name].reason) == ("cancelled", sentence)
+    assert not world["other1"].final
 
 
 def test_the_first_that_fails_ends_the_others_where_that_is_asked_for() -> None:

@@ -100,6 +100,25 @@ def test_a_sweep_job_is_a_command_job_with_a_sweep(folder: Path) -> None:
     assert "job.yml, line 10: trial.environment is kept and changes nothing here" in note
 
 
+def test_the_time_limits_of_a_sweep_job(folder: Path) -> None:
+    both = resolved(
+        replaced("  trial_timeout: 600", "  trial_timeout: 600\n  timeout: 7200"), folder
+    )
+    assert (both.timeout_s, both.sweep.timeout_s) == (600, 7200)
+    whole = resolved(replaced("  trial_timeout: 600", "  timeout: 7200"), folder)
+    assert (whole.timeout_s, whole.sweep.timeout_s) == (None, 7200)
+    limits = "limits: {max_total_trials: 5, max_concurrent_trials: 2}"
+    inside = AS_COMMAND.replace("limits: {timeout: 600}\n", "").replace(
+        limits, limits.replace("}", ", timeout: 7200, trial_timeout: 600}")
+    )
+    assert asked(resolved(inside, folder)) == asked(both)
+    twice = AS_COMMAND.replace(limits, limits.replace("}", ", trial_timeout: 60}"))
+    with pytest.raises(
+        BadJob, match=r"limits\.trial_timeout is 60 and limits\.timeout is 600: say one"
+    ):
+        resolved(twice, folder)
+
+
 def replaced(old: str, new: str) -> str:
     assert old in SWEEP
     return SWEEP.replace(old, new)
@@ -126,10 +145,9 @@ LR = "  lr: {type: choice, values: [0.5, 0.25]}\n"
             "'value' is not known in search_space.lr: did you mean 'values'?",
         ),
         (
-            replaced("  trial_timeout: 600", "  timeout: 7200"),
+            replaced("  trial_timeout: 600", "  timeout: soon"),
             28,
-            "limits.timeout is refused: a sweep has no time limit as a whole: give each run one "
-            "with limits.trial_timeout",
+            "limits.timeout must be a whole number, not 'soon'",
         ),
         (
             replaced("max_total_trials: 5", "max_total_trails: 5"),
