@@ -36,7 +36,7 @@ HANG_S = 10.0
 IDENTITY_RUNS = 30
 CAPACITY = 4 << 30
 """Bytes of a device on which everything fits."""
-ROOMS = (1.1, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
+ROOMS = (1.0, 1.05, 1.1, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
 """Of what one rank needs at most: the first that does for four ranks is quoted."""
 
 

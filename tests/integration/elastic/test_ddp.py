@@ -57,6 +57,28 @@ def test_fewer_devices_give_the_same_bits(
         assert len(one.proxy_pids()) == physical
 
 
+def peak_bytes(ranks: int, capacity: int) -> int:
+    """Of one device on which so many ranks train. Raises when they do not fit."""
+    with session(1, capacity_bytes=capacity) as one:
+        job = Job(one, "gpt", "--steps", "5", "--batch", "8", "--stay", ranks=ranks)
+        try:
+            job.wait_until_done(200)
+            (proxy,) = one.stats()
+            job.result()
+        finally:
+            job.stop()
+    if ranks > 1:
+        assert proxy["squashing"]["swapped_out_bytes"] > 0
+    return int(proxy["memory_peak"])
+
+
+@pytest.mark.timeout(300)
+def test_four_replicas_fit_where_one_does() -> None:
+    """What waiting ranks have to themselves, and sums that are not complete, are on the host."""
+    alone = peak_bytes(1, 4 << 30)
+    assert peak_bytes(4, int(1.1 * alone)) <= 1.1 * alone
+
+
 def test_the_number_of_devices_changes_at_random_steps(
     undisturbed: list[tuple[list[str], str]],
 ) -> None:

@@ -104,6 +104,25 @@ def test_the_sum_is_a_left_fold_in_rank_order(ranks: Ranks) -> None:
     assert [r.value(t) for r, t in zip(ranks, outs, strict=True)] == [[fold]] * SIZE
 
 
+def test_each_rank_has_a_result_of_its_own(ranks: Ranks) -> None:
+    """Whatever ranks on one device share: one that changes its result changes only that."""
+    outs = [r.floats([1.0, 2.0]) for r in ranks]
+    for r in ranks:
+        r.collective(ALL_REDUCE, [outs[r.rank]], [outs[r.rank]])
+    for r in ranks[:2]:
+        assert r.value(outs[r.rank]) == [4.0, 8.0]
+        r.client.write(outs[r.rank].id, struct.pack("<f", 100.0 + r.rank))
+    assert [r.value(t) for r, t in zip(ranks, outs, strict=True)] == [
+        [100.0, 8.0],
+        [101.0, 8.0],
+        [4.0, 8.0],
+        [4.0, 8.0],
+    ]
+    for r in ranks:
+        r.collective(ALL_REDUCE, [outs[r.rank]], [outs[r.rank]])
+    assert [r.value(t) for r, t in zip(ranks, outs, strict=True)] == [[209.0, 32.0]] * SIZE
+
+
 def test_broadcast_from_every_root(ranks: Ranks) -> None:
     for root in range(SIZE):
         outs = [r.floats([r.rank, 7.0]) for r in ranks]
@@ -221,6 +240,10 @@ def test_different_calls_are_an_error_on_all_ranks(ranks: Ranks) -> None:
             "rank 0 called all_reduce(sum) of 2 Float and rank 2 called all_reduce(sum) of 3"
             in text
         )
+        # What is in the tensor is not defined, but it is there.
+        assert len(r.value(T(r.storages, (2,)))) == 2
+        r.client.write(r.storages, struct.pack("<ff", 5.0, 6.0))
+        assert r.value(T(r.storages, (2,))) == [5.0, 6.0]
     for r in ranks:  # and the group goes on
         tensor = r.floats([1.0])
         r.collective(ALL_REDUCE, [tensor], [tensor])

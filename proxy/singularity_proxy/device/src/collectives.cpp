@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "capacity.h"
 #include "errors.h"
 #include "wire/ring.h"
 
@@ -36,6 +37,9 @@ Signature signature_of(const CollectiveCall& call) {
   else if (!call.outputs.empty()) s.dtype = call.outputs[0].scalar_type();
   return s;
 }
+
+// Whether a tensor is all of its storage.
+bool is_all(const at::Tensor& t) { return t.storage_offset() == 0 && t.nbytes() == t.storage().nbytes(); }
 
 }  // namespace
 
@@ -124,6 +128,8 @@ void Collectives::collective(const RecordHeader& record, const char* body, bool 
   // An input that is also the output waits for the result itself: nobody changes it before all is added.
   contribution.lent = !is_reduced(call.what) || call.outputs.empty() ||
                       !call.outputs[0].storage().is_alias_of(call.inputs[0].storage());
+  // With lineage the result replaces its storage, so until then that needs no memory.
+  contribution.given = !contribution.lent && executor_.keeps_lineage() && is_all(call.inputs[0]) && is_all(call.outputs[0]);
   contribute(record, mine, call, std::move(contribution), replaying);
 }
 
@@ -242,7 +248,16 @@ void Collectives::settle(const Result& result) {
   for (size_t i = 0; i < pending.outputs.size(); i++) {
     const auto found = state_.storages.find(pending.ids[i]);
     if (found == state_.storages.end() || found->second.pending != result.ticket) continue;  // freed, or another one by now
-    if (i < result.values.size()) pending.outputs[i].copy_(result.values[i]);
+    StorageEntry& entry = found->second;
+    const bool there = i < result.values.size();
+    if (there && executor_.keeps_lineage() && is_all(pending.outputs[i]) &&
+        pending.exchange->hand_over(pending.seq, result.values[i], found->first, entry, state_))
+      continue;
+    {
+      const Unlimited as_before;  // it had this memory when it made the call
+      Swap::one().unshelve(entry.storage);
+    }
+    if (there) pending.outputs[i].copy_(result.values[i]);
   }
   if (executor_.keeps_lineage()) name_outputs(pending, !result.failure.empty());
   for (const uint64_t id : pending.ids)

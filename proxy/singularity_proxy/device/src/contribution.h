@@ -29,6 +29,7 @@ struct Contribution {
   std::vector<at::Tensor> parts;  // the inputs: contiguous, one dimension
   bool borrowed = false;          // they lie in an arena or are a rank's own: they must not be changed
   bool lent = false;              // and are there during this call only
+  bool given = false;             // nobody reads their storages, which they are all of, before the result is there
 };
 
 constexpr bool is_message(Collective what) { return what == Collective::send || what == Collective::recv; }

@@ -8,6 +8,8 @@
 
 #include "errors.h"
 #include "fold.h"
+#include "state.h"
+#include "swap.h"
 
 namespace singularity {
 namespace {
@@ -115,6 +117,8 @@ void Exchange::publish_late() {
   for (auto& [seq, one] : rounds_)
     for (auto rank = one.unpublished.begin(); rank != one.unpublished.end();) {
       const bool folded = *rank < one.folded_ranks;
+      if (!folded && one.of[*rank]->given)
+        for (const at::Tensor& part : one.of[*rank]->parts) Swap::one().unshelve(part.storage());
       if (folded || !here_.count(*rank) || !publish(*rank, seq, *one.of[*rank])) {
         ++rank;
         continue;
@@ -157,6 +161,8 @@ bool Exchange::contribute(uint32_t rank, uint64_t seq, Contribution contribution
 // What is needed after this call, and is nowhere else.
 void Exchange::keep(Round& one, uint32_t rank) {
   Contribution& mine = *one.of[rank];
+  if (mine.given)
+    for (const at::Tensor& part : mine.parts) Swap::one().shelve(part.storage());
   if (!mine.lent) return;
   if (!mine.parts.empty() && !one.unpublished.count(rank)) return one.of[rank].reset();  // it is in the arena
   try {
@@ -181,21 +187,27 @@ bool Exchange::fetch(Round& one, uint32_t rank, uint64_t seq) {
   return true;
 }
 
-// Reductions are begun before all contributions are there: one buffer instead of one for each rank.
+// Reductions are begun before all contributions are there: one buffer instead of one for each rank. What
+// is given to it needs no memory after that: the first one's becomes the sum's.
 void Exchange::fold_what_is_there(Round& one, uint64_t seq, c10::Device device) {
-  if (!one.failure.empty()) return;
+  if (!one.failure.empty() || one.ended) return;
   try {
+    if (!one.folded.empty()) Swap::one().unshelve(one.folded[0].storage());
     while (one.folded_ranks < info_.size && fetch(one, one.folded_ranks, seq)) {
       Contribution& next = *one.of[one.folded_ranks];
       const Signature& s = next.signature;
-      if (!is_reduced(s.what) || !next.failure.empty()) return;
-      if (one.folded_ranks && !disagreement({&one.of[0]->signature, &s}).empty()) return;
+      if (!is_reduced(s.what) || !next.failure.empty()) break;
+      if (one.folded_ranks && !disagreement({&one.of[0]->signature, &s}).empty()) break;
+      if (next.given) Swap::one().unshelve(next.parts[0].storage());
       const at::Tensor part = next.parts[0].to(device);
       const bool own = !next.borrowed || !part.is_same(next.parts[0]);
-      if (one.folded_ranks == 0)
-        one.folded.push_back(fold_first(part, s.reduction, s.factor, own));
-      else
+      if (one.folded_ranks == 0) {
+        one.folded.push_back(next.given ? fold_first(Swap::take(part), s.reduction, s.factor, true)
+                                        : fold_first(part, s.reduction, s.factor, own));
+      } else {
         fold_next(one.folded[0], part, s.reduction, s.factor);
+        if (next.given) Swap::discard(part.storage());
+      }
       next.parts.clear();
       one.folded_ranks++;
     }
@@ -203,6 +215,7 @@ void Exchange::fold_what_is_there(Round& one, uint64_t seq, c10::Device device) 
       fold_end(one.folded[0], one.of[0]->signature.reduction, info_.size);
       one.ended = true;
     }
+    if (!one.folded.empty() && !one.ended) Swap::one().shelve(one.folded[0].storage());
   } catch (...) {
     one.failure = singularity::describe(std::current_exception()).text;
   }
@@ -279,6 +292,19 @@ std::vector<at::Tensor> Exchange::result(uint32_t rank, uint64_t seq, c10::Devic
     default: break;
   }
   return results;
+}
+
+bool Exchange::hand_over(uint64_t seq, const at::Tensor& value, uint64_t id, StorageEntry& entry, State& ring) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = rounds_.find(seq);
+  if (found == rounds_.end() || found->second.folded.empty() || !found->second.folded[0].is_same(value)) return false;
+  const c10::Storage& sum = value.storage();
+  if (sum.nbytes() != value.nbytes() || sum.nbytes() != entry.storage.nbytes() || sum.device() != entry.storage.device())
+    return false;
+  entry.place.join(found->second.place, sum, ring.account, nullptr);
+  ring.recent.forget(id);
+  entry.storage = sum;
+  return true;
 }
 
 void Exchange::consume(uint32_t rank, uint64_t seq) {

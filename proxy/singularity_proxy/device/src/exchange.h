@@ -20,6 +20,7 @@
 
 #include "contribution.h"
 #include "exchange_files.h"
+#include "sharing.h"
 
 namespace singularity {
 
@@ -58,6 +59,9 @@ class Exchange {
   Verdict look(uint32_t rank, uint64_t seq);
   // Of a ready one that has not failed: what belongs into the rank's outputs. Throws what a fold throws.
   std::vector<at::Tensor> result(uint32_t rank, uint64_t seq, c10::Device device);
+  // Instead of a copy of `value`, a result: entry `id` of `ring`, all of which it is, gets its storage and
+  // shares it with the others. False: that cannot be. For rings that own what they write.
+  bool hand_over(uint64_t seq, const at::Tensor& value, uint64_t id, StorageEntry& entry, State& ring);
   // The rank will never need its results up to `seq` again, whatever ends.
   void consume(uint32_t rank, uint64_t seq);
   // Whether the rank's contributions outlive this process, or nobody needs them.
@@ -79,6 +83,7 @@ class Exchange {
     std::set<uint32_t> unpublished;               // ranks whose contribution is in this memory only
     std::vector<at::Tensor> folded;               // of the first `folded_ranks` ranks
     uint32_t folded_ranks = 0;
+    Place place;                                  // among the entries that hold the sum
     bool compared = false, ended = false;
     std::string failure;
   };

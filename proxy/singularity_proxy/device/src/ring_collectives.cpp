@@ -10,6 +10,7 @@ namespace {
 
 constexpr uint64_t kTellNs = 100'000'000;     // how old the sentence about what it waits for may be
 constexpr uint64_t kResultPiece = 16 << 20;   // of a result, in one entry of the journal
+constexpr int kLingersTight = 10;
 
 }  // namespace
 
@@ -33,9 +34,10 @@ void RingServer::wake_blocked() {
 
 // ---- turns
 
-// The turn is kept for a moment: the next record is mostly on its way.
+// The turn is kept for a moment: the next record is mostly on its way. For longer where memory is short: what
+// a rank has in the middle of a step would be moved to the host and back.
 void RingServer::linger() {
-  if (seat_.has_turn() && lingers_++ == 0) return;
+  if (seat_.has_turn() && lingers_++ < (Swap::one().is_tight() ? kLingersTight : 1)) return;
   Slicer::one().give(seat_);
   set_activity(Activity::idle);
 }

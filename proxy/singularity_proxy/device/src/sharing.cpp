@@ -31,9 +31,9 @@ void Place::join(Place& other, const c10::Storage& storage, Account* mine, Accou
   const uint64_t bytes = storage.device().is_cpu() ? storage.nbytes() : 0;
   if (!other.share_) {
     const bool counted = disown(storage.data_ptr());
-    other.enter(std::make_shared<Share>(), counted ? theirs : nullptr, bytes);
+    other.enter(std::make_shared<Share>(Share{counted}), counted ? theirs : nullptr, bytes);
   }
-  enter(other.share_, other.charged_ ? mine : nullptr, bytes);
+  enter(other.share_, other.share_->counted ? mine : nullptr, bytes);
 }
 
 void Place::leave() {

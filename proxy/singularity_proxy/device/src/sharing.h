@@ -29,12 +29,14 @@ class Place {
   size_t holders() const { return share_ ? static_cast<size_t>(share_.use_count()) : 1; }
   bool shared() const { return share_ && share_.use_count() > 1; }
   // Makes this the place of an entry of a ring with `mine` in the share that `other`, of a ring with
-  // `theirs`, has of `storage`.
+  // `theirs` (nullptr: of no ring), has of `storage`.
   void join(Place& other, const c10::Storage& storage, Account* mine, Account* theirs);
   void leave();
 
  private:
-  struct Share {};
+  struct Share {
+    bool counted;  // its memory is on no account, so each holder's is charged
+  };
   void enter(std::shared_ptr<Share> share, Account* account, uint64_t bytes);
   std::shared_ptr<Share> share_;
   Account* charged_ = nullptr;
