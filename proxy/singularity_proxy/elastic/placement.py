@@ -16,6 +16,8 @@ from singularity_proxy.errors import BadRequest, LayoutRefused
 
 REPLICAS = frozenset({"dp", "ddp", "data", "replicate", "replica", "replicas"})
 """Words in a group's description that say: its ranks hold the same parameters."""
+SHARDS = frozenset({"shard", "shards", "sharded", "fsdp"})
+"""Words that say they do not, whatever else the description says: "dp_shard"."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def replicas(virtual: int, groups: Iterable[Group] = ()) -> list[list[int]]:
         return v
 
     for group in smaller:
-        if REPLICAS.intersection(re.split(r"[^a-z]+", group.name.lower())):
+        words = set(re.split(r"[^a-z]+", group.name.lower()))
+        if words & REPLICAS and not words & SHARDS:
             for v in group.members[1:]:
                 one, other = sorted((root(group.members[0]), root(v)))
                 first[other] = one

@@ -259,8 +259,14 @@ def _rests(state: ClusterState, view: SessionView, now: float) -> tuple[str, dic
     if parks_at is not None:
         facts["parks_in_s"] = round(max(0.0, parks_at - now), 1)
         parts.append(f"it is parked by itself in {short(max(0.0, parks_at - now))} (idle_soft_s)")
+    most = min(view.most, len(state.nodes[view.node].usable))
+    if view.idle and len(view.physical) < most:
+        facts["grows_to"] = most
+        parts.append(
+            f"with its next cell it gets up to {reasons.count(most)}, as many as are free then"
+        )
     what = "It is idle" if view.idle else "No call reaches its devices"
-    return f"{what}, so {' and '.join(parts)}", facts
+    return f"{what}, so {reasons.listed(tuple(parts))}", facts
 
 
 # -- what was taken from it -----------------------------------------------------------------

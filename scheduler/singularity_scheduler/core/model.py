@@ -215,6 +215,8 @@ class SessionView:
     unused_since: float | None = field(default=None, compare=False)
     """Since when no call has reached its devices, as its node tells; 0.0: calls come; None: nobody
     told; not stored."""
+    woken_at: float | None = field(default=None, compare=False)
+    """When its kernel began to work again after a rest of `idle_grace_s`; not stored."""
     leave_failed: tuple[float, str] | None = field(default=None, compare=False)
     """When and why it could not be put into the store last; not stored."""
     exit: tuple[int | None, str] | None = field(default=None, compare=False)

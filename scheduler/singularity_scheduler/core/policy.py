@@ -363,6 +363,8 @@ def _activity(draft: Draft, event: ev.Activity) -> None:
     view = draft.get(event.session)
     if view is None or view.final or view.busy is event.busy:
         return
+    if event.busy and scaling.rested(draft, view):
+        view = replace(view, woken_at=draft.now)
     view = draft.put(replace(view, busy=event.busy, idle_since=None if event.busy else event.at))
     if not event.busy:
         _withdrawn(draft, ev.DeviceWithdrawn(event.session))

@@ -2,7 +2,8 @@
 
 User code is written for the virtual devices of its session, whose number never changes. A session
 with a scale policy is *elastic*: it is started on fewer physical devices when no more are free, is
-shrunk before others have to be preempted, and grows back when devices are free (`turns`). Anybody
+shrunk before others have to be preempted, and grows back when devices are free and it works, or
+else with its next cell (`turns`). Anybody
 who may act on a session may also ask for a number (`resize`): it is then the most that it gets.
 """
 
@@ -120,6 +121,13 @@ def at_least(view: SessionView, least: int) -> SessionView:
         return replace(view, wish=wish)
     scale = replace(view.scale, least=min(least, view.scale.most))
     return replace(view, wish=wish, scale=scale)
+
+
+def rested(draft: Draft, view: SessionView) -> bool:
+    """Whether it has been idle for so long that it grows with its next cell, however lately the
+    number of its devices was changed."""
+    since = view.idle_since if view.idle else None
+    return since is not None and draft.now - since >= draft.state.parameters.idle_grace_s
 
 
 # -- steps ----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from .allocation.harm import SLOTS, slot
 from .allocation.pool import Pool
 from .allocation.queue import key_of
 from .allocation.sla import Account
-from .allocation.state import Allocation, VirtualCluster
+from .allocation.state import NEVER, Allocation, VirtualCluster
 from .allocation.victims import protected_until
 from .cluster import ClusterState
 from .draft import Draft
@@ -195,7 +195,7 @@ def holder_claim(draft: Draft, view: SessionView, account: Account) -> Claim:
     claim.idle_since = _known(view.quiet_since) if rests else None
     claim.since = _known(view.held_since)
     claim.order = view.attach_order
-    claim.scaled_at = _known(view.scaled_at)
+    claim.scaled_at, claim.woken_at = _known(view.scaled_at), _known(view.woken_at)
     claim.interval_s = draft.state.parameters.scale_interval_s
     if view.scale is not None:
         if view.scale.interval_s is not None:
@@ -224,6 +224,8 @@ def waiter_claim(draft: Draft, view: SessionView, account: Account) -> Claim:
     claim.level = _level(draft, view, claim.attained)
     claim.order = claim.turn = view.queue_order
     claim.waiting_since = view.waiting_since
+    # What it is granted in this turn it has not got yet: nobody gets any of it in the same turn.
+    claim.interval_s = NEVER
     if view.scale is not None:
         claim.counts = _counts(view)
     return claim

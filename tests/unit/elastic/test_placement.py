@@ -60,7 +60,10 @@ def test_only_replicas_of_the_same_shard_share() -> None:
         place(4, ["a"], sets=sets)
 
 
-@pytest.mark.parametrize("name", ["undefined", "mesh_tp", "PIPELINE_MODEL_PARALLEL_GROUP", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["undefined", "mesh_tp", "PIPELINE_MODEL_PARALLEL_GROUP", "", "mesh_dp_shard", "data.sharded"],
+)
 def test_groups_that_do_not_say_replicas_are_shards(name: str) -> None:
     sets = replicas(4, [ALL, Group(name, (0, 1)), Group(name, (2, 3))])
     assert sets == [[0], [1], [2], [3]]

@@ -89,6 +89,25 @@ def test_idle_ones_do_not_grow(idle: bool) -> None:
     assert bool(world.actions) is not idle
 
 
+@pytest.mark.parametrize(("rest_s", "grows"), [(5.0, False), (60.0, True)])
+def test_after_a_rest_it_grows_at_once(rest_s: float, grows: bool) -> None:
+    """A pause that is none keeps it to its interval."""
+    world = World(4, idle_grace_s=30.0)
+    world.submit("a", 2, tier=PREMIUM)
+    claim = world.submit("e", 4, minimum=1, interval_s=500.0)
+    world.tell(ev.Idle("e"), 10)
+    world.finish("a", 11)
+    assert world.done() == []
+    world.tell(ev.Busy("e"), 10 + rest_s)
+    assert world.done() == ([("Resize", "e", "grow")] if grows else [])
+    if grows:
+        world.changed(claim)
+        assert claim.count == 4
+    else:
+        assert not world.until(499)
+        assert [a.rule for a in world.until(500)] == ["grow"]
+
+
 def test_what_is_kept_for_premium_sessions_is_not_grown_into() -> None:
     world = World(4, headroom_fraction=0.5)
     world.submit("a", 1)

@@ -157,6 +157,121 @@ def test_an_idle_one_is_not_grown() -> None:
     assert len(world["nb"].physical) == 4
 
 
+def shrunk(world: World) -> None:
+    """ "nb" works on one of its four devices, since a moment ago; bob's "train" has the others."""
+    notebook(world)
+    later(world)
+    world.holding("train", Tier.PREMIUM, 3, user="bob")
+    assert spread(world) == "0000"
+
+
+def test_after_a_rest_the_next_cell_has_all_devices_at_once() -> None:
+    """However lately it was shrunk; and the reasons say so all the time."""
+    world = World(4, parameters=SLOW.changed(idle_grace_s=20.0))
+    shrunk(world)
+    world.idle("nb")
+    world.do(ev.EndAsked("train", "bob"))
+    world.answer()
+    world.now += 30
+    world.do(ev.Tick("local"))
+    assert (spread(world), world.pending) == ("0000", [])
+    why = explain(world.state, world["nb"], world.now)
+    assert (
+        "with its next cell it gets up to 4 devices, as many as are free then." in (why["sentence"])
+    )
+    assert why["facts"]["grows_to"] == 4
+    world.do(ev.Activity("nb", True, world.now))
+    assert world["nb"].word == "resizing"
+    assert world["nb"].reason == (
+        "runs its 4 virtual devices on 4 physical: devices are free; nothing is lost; running code "
+        "just waits"
+    )
+    world.answer()
+    assert sorted(set(spread(world))) == list("0123")
+    why = explain(world.state, world["nb"], world.now)
+    assert "next cell" not in why["sentence"]
+    assert "grows_to" not in why["facts"]
+
+
+def test_a_pause_between_two_cells_is_no_rest() -> None:
+    world = World(4, parameters=SLOW.changed(idle_grace_s=20.0))
+    shrunk(world)
+    world.do(ev.EndAsked("train", "bob"))
+    world.answer()
+    for _ in range(5):
+        world.idle("nb")
+        world.now += 10
+        world.do(ev.Activity("nb", True, world.now))
+        assert (spread(world), world.pending) == ("0000", [])
+    later(world)
+    assert len(world["nb"].physical) == 4
+
+
+def test_after_a_rest_it_gets_what_becomes_free_later() -> None:
+    world = World(4, parameters=SLOW)
+    shrunk(world)
+    world.idle("nb")
+    world.do(ev.Activity("nb", True, world.now))
+    assert spread(world) == "0000"
+    world.do(ev.EndAsked("train", "bob"))
+    world.answer()
+    assert len(world["nb"].physical) == 4
+
+
+def test_growth_after_a_rest_that_failed_is_not_tried_with_every_cell() -> None:
+    world = World(4, parameters=SLOW.changed(idle_grace_s=20.0))
+    shrunk(world)
+    world.idle("nb")
+    world.do(ev.EndAsked("train", "bob"))
+    world.answer()
+    world.now += 30
+    world.do(ev.Activity("nb", True, world.now))
+    [action] = world.pending
+    world.pending.clear()
+    world.do(ev.ResizeFailed("nb", action.epoch, "its ranks did not come together"))
+    for _ in range(3):
+        world.idle("nb")
+        world.now += 5
+        world.do(ev.Activity("nb", True, world.now))
+        assert (spread(world), world.pending) == ("0000", [])
+
+
+def test_what_it_got_after_a_rest_is_not_taken_back_at_once() -> None:
+    """The interval holds for the next change."""
+    world = World(4, parameters=SLOW)
+    shrunk(world)
+    world.idle("nb")
+    world.do(ev.EndAsked("train", "bob"))
+    world.answer()
+    world.do(ev.Activity("nb", True, world.now))
+    world.answer()
+    assert len(world["nb"].physical) == 4
+    world.create("same", devices=2)
+    world.need("same")
+    world.answer()
+    assert (world["same"].word, len(world["nb"].physical)) == ("waiting", 4)
+    later(world)
+    world.answer()
+    assert (world["same"].word, len(world["nb"].physical)) == ("running", 2)
+
+
+@pytest.mark.parametrize("interval_s", [None, 0.0])
+def test_what_one_is_just_granted_is_not_taken_in_the_same_turn(interval_s: float | None) -> None:
+    """Two wait, and devices for both of them become free at once."""
+    world = World(4, parameters=SLOW)
+    world.holding("first", devices=4)
+    world.create("nb", devices=4, scale=ScalePolicy(1, 4, interval_s=interval_s))
+    world.create("train", devices=2)
+    for sid in ("nb", "train"):
+        world.do(ev.Activity(sid, True, world.now))
+        world.need(sid)
+    world.do(ev.EndAsked("first", "alice"))
+    world.answer()
+    assert len(world["nb"].physical) == 4 or world["train"].word == "running"
+    later(world)
+    assert (len(world["nb"].physical), world["train"].word) == (2, "running")
+
+
 def test_a_policy_of_its_own_interval() -> None:
     world = World(4, parameters=SLOW)
     world.holding("other", devices=3, tier=Tier.PREMIUM)

@@ -91,6 +91,7 @@ class Claim:
         "virtual_cluster",
         "waiting_since",
         "wants",
+        "woken_at",
     )
 
     def __init__(
@@ -153,6 +154,8 @@ class Claim:
         self.serves_from = 0.0
         """From when on its devices are of use to it: it has to come back first."""
         self.scaled_at = -1e18
+        self.woken_at = -1e18
+        """When it began to work again after a rest."""
         self.grows_at = -1e18
         """When it is seen next whether it may have more devices."""
         self.waiting_since: float | None = None

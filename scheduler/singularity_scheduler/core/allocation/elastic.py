@@ -1,5 +1,10 @@
 """Elastic sessions get more devices when some are free: after everybody who waits was served, and
-before a device idles."""
+before a device idles.
+
+An idle one gets none: they would idle with it, and be charged to it. It is given them with its
+next cell, at once: the interval between two changes spares what is being computed, and a cell that
+has just begun has computed nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,8 @@ def grow_one(state: Allocation, pool: Pool, claim: Claim, node: Node, now: float
     larger = claim.next_larger()
     if not larger or larger - claim.count > node.free.bit_count():
         return
-    if claim.scaled_at + claim.interval_s > now:
+    rested = claim.woken_at > claim.scaled_at  # since its last change
+    if not rested and claim.scaled_at + claim.interval_s > now:
         _look_again(state, claim, claim.scaled_at + claim.interval_s)
         return
     room = min(node.free.bit_count(), spare(state, pool, claim))

@@ -290,6 +290,9 @@ def _claim(state: Allocation, id: ev.Id) -> Claim:
 def _want(state: Allocation, event: ev.Want, now: float) -> None:
     claim = _claim(state, event.id)
     if not claim.busy:
+        since = now if claim.idle_since is None else claim.idle_since
+        if now - since >= state.parameters.idle_grace_s:
+            claim.woken_at = now
         claim.busy, claim.idle_since = True, None
         state.account.begin(claim, now)
     if claim.stage is Stage.AWAY:
@@ -298,7 +301,11 @@ def _want(state: Allocation, event: ev.Want, now: float) -> None:
     elif claim.stage is Stage.LEAVING:
         claim.wants = claim.preempted = True
     elif claim.stage is Stage.HELD:
-        state.recount(state.pool_of(claim), claim)
+        pool = state.pool_of(claim)
+        state.recount(pool, claim)
+        if claim.count < claim.devices:
+            state.touched |= dict.fromkeys(pool.nodes[index] for index in claim.given)
+            state.stirred = True
 
 
 def _idle(state: Allocation, event: ev.Idle, now: float) -> None:
