@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 import sqlite3
 import stat
@@ -21,12 +22,13 @@ from singularity_proxy.errors import Unavailable
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.experience import Experience, Step, Wait
 from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
+from singularity_scheduler.core.states import DeviceState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
 from singularity_scheduler.service import database
 from singularity_scheduler.service.database import parse
 from singularity_scheduler.service.ledger import Command, Ledger
 from singularity_scheduler.service.tables import metadata
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 from support.scheduler_core import World, whole
 
 
@@ -94,6 +96,53 @@ async def test_a_ledger_of_the_version_before_keeps_its_checkpoints(place: str) 
         engine.dispose()
 
     await asyncio.to_thread(down)
+
+
+@pytest.mark.asyncio
+async def test_the_version_before_reads_what_was_resized_and_limited(place: str) -> None:
+    await (await Ledger.open(place)).close()
+    engine = create_engine(parse(place))
+    config = alembic.config.Config()
+    folder = Path(database.__file__).with_name("migrations")
+    config.set_main_option("script_location", str(folder))
+    config.set_main_option("path_separator", "os")
+    elastic = json.dumps({"devices": ["d0", "d1"], "resizing": ["d2", "d2"]})
+    member = {"group": "g", "number": 1, "members": 1, "name": "study"}
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        connection.execute(
+            text(
+                'INSERT INTO sessions (id, "user", kind, name, tier, virtual_devices, node, '
+                "process_state, device_state, reason, epoch, seq, queue_order, attach_order, "
+                "saved, wants, asked, moving, preferred, ended, grace_s, created_at, updated_at, "
+                "elastic, \"group\", member) VALUES ('s', 'ada', 'batch', '', 'basic', 2, 'local', "
+                "'live', 'resizing', 'goes on', 1, 2, 0, 0, true, false, false, false, '[]', "
+                "false, 5.0, 1.0, 2.0, :elastic, 'g', :member)"
+            ),
+            {"elastic": elastic, "member": json.dumps({**member, "timeout_s": 60})},
+        )
+        for number in range(3):
+            connection.exec_driver_sql(
+                "INSERT INTO leases (node, device, session, virtual_device, epoch) "
+                f"VALUES ('local', 'd{number}', 's', {number}, 1)"
+            )
+        alembic.command.downgrade(config, "0015")
+        kept = connection.exec_driver_sql("SELECT device_state, member FROM sessions").all()
+        assert [(state, json.loads(said)) for state, said in kept] == [("held", member)]
+        alembic.command.upgrade(config, "head")
+    engine.dispose()
+    ledger = await Ledger.open(place)
+    try:
+        [view] = await ledger.active()
+        assert (view.device_state, view.devices, view.resizing) == (
+            DeviceState.HELD,
+            ("d0", "d1"),
+            (),
+        )
+        assert view.member is not None
+        assert view.member.timeout_s is None
+    finally:
+        await ledger.close()
 
 
 @pytest.mark.asyncio

@@ -62,6 +62,15 @@ def wish(path: Path, **metadata: Any) -> None:
     nbformat.write(notebook, path)
 
 
+def test_the_interval_of_checkpoints_on_the_command_line(here: Path, capsys: Captured) -> None:
+    assert "checkpoint_every_s" not in dry_run(capsys, "train.ipynb")
+    wish(here / "train.ipynb", checkpoint_every_s=600)
+    assert dry_run(capsys, "train.ipynb")["checkpoint_every_s"] == 600
+    for said in (30.0, 0.0):
+        found = dry_run(capsys, "train.ipynb", "--checkpoint-every-s", str(said))
+        assert found["checkpoint_every_s"] == said
+
+
 def test_the_spec_of_a_job_file(here: Path, capsys: Captured) -> None:
     found = dry_run(capsys, "job.yml")
     run = found.pop("run")

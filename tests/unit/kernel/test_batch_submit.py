@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.error import UsageError
+from singularity_kernel import submitting
 from singularity_kernel.batch import submit
 from singularity_kernel.batch.options import split_options
 from singularity_kernel.batch.submission import Asked, described, passed_on
@@ -118,6 +120,7 @@ def test_a_run_is_described_with_absolute_paths(
         (["n.ipynb", "--teir", "basic"], 64, "did you mean --tier?"),
         (["n.ipynb", "--tier", "gold"], 64, "unknown tier 'gold'"),
         (["n.ipynb", "--run-timeout", "0"], 64, "run_timeout"),
+        (["n.ipynb", "--checkpoint-every-s", "-1"], 64, "checkpoint_every_s"),
         (["none.yml"], 66, "the job file none.yml cannot be read"),
         (["n.ipynb"], 69, "SINGULARITY_API_URL and JUPYTERHUB_API_TOKEN are not set"),
     ],
@@ -194,3 +197,15 @@ def test_ctrl_c_says_what_it_left(
         monkeypatch.setattr(submit, where, interrupted)
     assert main([str(tmp_path / "n.ipynb"), "--wait"]) == 130
     assert capsys.readouterr().err.endswith(f"jupyter singularity submit: {sentence}\n")
+
+
+def test_limits_said_in_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_notebook(tmp_path / "n.ipynb", "print(1)")
+    line = "n.ipynb --run-timeout 60 --max-retries 2 --checkpoint-every-s 30"
+    request, _, made = submitting._request(line, None)
+    assert made is None
+    assert request["checkpoint_every_s"] == 30
+    assert (request["run"]["timeout_s"], request["run"]["max_retries"]) == (60, 2)
+    with pytest.raises(UsageError, match=r"--max-retries.*; nothing was started"):
+        submitting._request("n.ipynb --max-retries some", None)
