@@ -27,7 +27,7 @@ from typing import Any
 
 from singularity_proxy.errors import ImageFailed, OpenFilesChanged
 
-from . import outside
+from . import connections, outside
 from .namespace import NamespaceCapsule
 from .sockets import TcpSocket, busy_ports, tcp_sockets
 
@@ -69,7 +69,9 @@ class Record:
     def lost(self) -> list[str]:
         """What no restore brings back, one sentence each, for the loss report."""
         return [
-            f"the network connection to {one.remote} was closed" for one in self.tcp if one.remote
+            f"the network connection to {one.remote} was closed"
+            for one in self.tcp
+            if one.remote and not one.kept
         ]
 
 
@@ -148,7 +150,7 @@ def describe(capsule: NamespaceCapsule, *, session_folder: str, ring_folder: str
     return Record(
         sorted(capsule.stopped_by_user),
         sorted(found.values(), key=lambda one: one.path),
-        tcp_sockets(m.identity.pid for m in members),
+        tcp_sockets((m.identity.pid for m in members), connections.kept_by(capsule)),
     )
 
 

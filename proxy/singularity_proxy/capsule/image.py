@@ -36,7 +36,7 @@ from dataclasses import dataclass
 
 from singularity_proxy.errors import ImageFailed, NoSpace, Unavailable, Unsupported
 
-from . import criu
+from . import connections, criu
 from .namespace import AFTER_RESTORE_PID, MAIN_PID, NamespaceCapsule
 from .process import ProcessIdentity
 from .sockets import outside_peers
@@ -46,7 +46,7 @@ LIMIT_S = 120.0
 """CRIU is killed after this long; a GB of memory takes about two seconds."""
 
 _LOGS = ("dump.log", "restore.log")
-_BOTH = ("--tcp-close", "--file-locks", "--link-remap", "--manage-cgroups=ignore", "-v2")
+_BOTH = ("--file-locks", "--link-remap", "--manage-cgroups=ignore", "-v2")
 _DUMP = ("--leave-running", "--skip-in-flight", "--ghost-limit", "16G")
 """Connections that nobody accepted yet are closed like the others; open files that were deleted are
 stored in the image up to this size."""
@@ -87,14 +87,18 @@ def dump(
         if capsule.main() is None:
             raise Unavailable("the session's processes have ended, so there is nothing to save")
         _refuse_half_connections(capsule)
+        kept = connections.kept_by(capsule)
         began = time.monotonic()
-        arguments = ["dump", "-t", str(MAIN_PID), *_DUMP, "-o", _LOGS[0]]
+        tcp = connections.DUMP_KEEP if kept else connections.CLOSE
+        arguments = ["dump", "-t", str(MAIN_PID), *_DUMP, *tcp, "-o", _LOGS[0]]
         try:
             status, output = _run(capsule, words, arguments, folder, limit_s)
         except subprocess.TimeoutExpired:
             raise _hung(capsule, limit_s) from None
         if status != 0 or not os.path.exists(os.path.join(folder, "inventory.img")):
             raise _failure("dump", folder, output)
+        if kept:
+            connections.close_others(folder, kept)
         if not capsule.frozen:  # it was killed in another way, or a process came in
             capsule.freeze()
         seconds = time.monotonic() - began
@@ -126,7 +130,8 @@ def restore(
     if capsule.members():
         raise Unavailable("a process image is restored in an empty capsule only")
     began = time.monotonic()
-    arguments = ["restore", "-d", "-o", _LOGS[1]]
+    tcp = connections.KEEP if connections.are_in(folder) else connections.CLOSE
+    arguments = ["restore", "-d", *tcp, "-o", _LOGS[1]]
     try:
         status, output = _run(
             capsule, words, arguments, folder, limit_s, last_pid=AFTER_RESTORE_PID

@@ -1,7 +1,7 @@
 """Which process of a capsule has an io_uring: memory shared with the kernel that CRIU cannot save.
 
-libuv makes one, and with it every server of torch.distributed's TCPStore, so `torchrun` has one.
-Read from /proc.
+libuv makes one, and with it a server of torch.distributed's TCPStore that is on libuv. Read from
+/proc.
 """
 
 from __future__ import annotations

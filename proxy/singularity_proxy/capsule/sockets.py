@@ -1,9 +1,9 @@
 """Which sockets the processes of a capsule have open, and who is at the other end.
 
-What becomes of them: a unix connection whose both ends are inside travels in the process image; one
-to a process outside makes a dump impossible (`outside_peers`); a TCP connection is closed by the
-dump and its program sees a reset; a listening TCP port is taken again at the restore. Read from
-/proc and, for the peers of unix sockets, from sock_diag(7).
+What becomes of them: a connection whose both ends are inside travels in the process image (of TCP
+connections: `inner_connections`); a unix connection to a process outside makes a dump impossible
+(`outside_peers`); any other TCP connection is closed by a restore; a listening TCP port is taken
+again. Read from /proc and, for the peers of unix sockets, from sock_diag(7).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +24,9 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _UNIX_DIAG_NAME, _UNIX_DIAG_PEER = 0, 2
 _SHOW_NAME_AND_PEER = 0x1 | 0x4
 _TCP_ESTABLISHED, _TCP_LISTEN = 1, 10
+
+SETTLE_S = 0.5
+"""What is sent on one machine arrives in microseconds, and is confirmed within 40 ms."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class TcpSocket:
     local: str
     remote: str
     port: int
+    kept: bool = False
+    """Whether it is an end of a connection that travels in the image."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,25 +91,74 @@ def _waits(known: dict[int, tuple[str, int]], inside: dict[int, int], peer: int)
     return bool(name) and any(known.get(i, ("", 0)) == (name, 0) for i in inside)
 
 
-def tcp_sockets(pids: Iterable[int]) -> list[TcpSocket]:
-    """The connected and the listening TCP sockets of the processes, which share a network."""
-    pids = list(pids)
-    inside = socket_inodes(pids)
+def tcp_sockets(pids: Iterable[int], kept: Collection[int] = ()) -> list[TcpSocket]:
+    """The connected and the listening TCP sockets of the processes, which share a network. `kept`:
+    inodes of `inner_connections`."""
     found = []
+    for row in _tcp_rows(list(pids)):
+        if row.state in (_TCP_ESTABLISHED, _TCP_LISTEN):
+            local, port = _address(row.local)
+            remote, _ = ("", 0) if row.state == _TCP_LISTEN else _address(row.remote)
+            found.append(TcpSocket(local, remote, port, row.inode in kept))
+    return sorted(set(found), key=lambda s: (s.local, s.remote))
+
+
+def inner_connections(pids: Iterable[int], settle_s: float = SETTLE_S) -> frozenset[int]:
+    """Inodes of the TCP sockets of a frozen tree that are connected with one another.
+
+    Both ends are descriptors of its processes, and all that one has sent has reached the other's
+    buffer: what the other has no room for could only be sent to somebody who is there. The network
+    gets `settle_s` seconds to bring it there.
+    """
+    pids = list(pids)
+    deadline = time.monotonic() + settle_s
+    while True:
+        ends = {
+            (_address(row.local)[0], _address(row.remote)[0]): row
+            for row in _tcp_rows(pids)
+            if row.state == _TCP_ESTABLISHED
+        }
+        pairs = [(row, ends.get((remote, local))) for (local, remote), row in ends.items()]
+        on_its_way = False
+        kept = set()
+        for one, other in pairs:
+            if other is not None:
+                if one.unsent or other.unsent:
+                    on_its_way = True
+                else:
+                    kept.add(one.inode)
+        if not on_its_way or time.monotonic() > deadline:
+            return frozenset(kept)
+        time.sleep(0.005)
+
+
+@dataclass(frozen=True)
+class _TcpRow:
+    """A line of /proc/net/tcp; the addresses as they are written there."""
+
+    inode: int
+    local: str
+    remote: str
+    state: int
+    unsent: int
+    """Bytes that the other end has not got yet."""
+
+
+def _tcp_rows(pids: list[int]) -> Iterator[_TcpRow]:
+    """Of the sockets that the processes have open."""
+    inside = socket_inodes(pids)
     for name in ("tcp", "tcp6") if inside else ():
         for pid in pids:
             try:
                 with open(f"/proc/{pid}/net/{name}", encoding="ascii") as file:
-                    rows = [line.split() for line in file][1:]
+                    lines = [line.split() for line in file][1:]
             except OSError:
                 continue
-            for row in rows:
-                if int(row[9]) in inside and int(row[3], 16) in (_TCP_ESTABLISHED, _TCP_LISTEN):
-                    local, port = _address(row[1])
-                    remote, _ = ("", 0) if int(row[3], 16) == _TCP_LISTEN else _address(row[2])
-                    found.append(TcpSocket(local, remote, port))
+            for words in lines:
+                if int(words[9]) in inside:
+                    unsent = int(words[4].partition(":")[0], 16)
+                    yield _TcpRow(int(words[9]), words[1], words[2], int(words[3], 16), unsent)
             break
-    return sorted(set(found), key=lambda s: (s.local, s.remote))
 
 
 def busy_ports(listening: Iterable[TcpSocket]) -> list[str]:

@@ -132,7 +132,7 @@ async def test_a_missing_library_and_a_busy_port_are_named(tmp_path: Path) -> No
 import ctypes, socket, time
 ctypes.CDLL({str(library)!r})
 server = socket.socket(); server.bind(("127.0.0.1", 0)); server.listen()
-client = socket.create_connection(server.getsockname())
+client = socket.create_connection(server.getsockname())  # which nobody has accepted
 print(server.getsockname()[1], flush=True)
 time.sleep(600)
 """

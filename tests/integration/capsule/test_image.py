@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import criu, image
+from singularity_proxy.capsule import connections, criu, files, image
 from singularity_proxy.capsule.namespace import MAIN_PID, NamespaceCapsule
 from singularity_proxy.capsule.tree import state_of
 from singularity_proxy.errors import ImageFailed, Unavailable
@@ -235,6 +236,130 @@ async def test_a_connection_to_outside_is_named_and_the_tree_goes_on(tmp_path: P
             connection.close()
         await dumped(capsule, tmp_path / "image")
         assert capsule.frozen
+
+
+TALK = """
+import os, socket, sys, time
+near, far = sys.argv[1], int(sys.argv[2])
+server = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+if os.fork() == 0:
+    one, _ = server.accept()
+    while data := one.recv(100):
+        one.sendall(data)
+    os._exit(0)
+client = socket.create_connection((near, server.getsockname()[1]))
+outside = socket.create_connection(("127.0.0.1", far))
+outside.setblocking(False)
+for n in range(10**6):
+    client.sendall(b"%d" % n)
+    time.sleep(0.003)  # half of them are on their way when it is stopped
+    answer = int(client.recv(100))
+    try:
+        said = outside.recv(1)
+        said = "outside ended" if not said else said
+    except BlockingIOError:
+        said = "outside is there"
+    print(answer, said, flush=True)
+"""
+
+
+def own_addresses() -> list[str]:
+    """The loopback addresses, and those of a network device where there is one."""
+    found = ["127.0.0.1", "::1"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one, contextlib.suppress(OSError):
+        one.connect(("192.0.2.1", 9))  # nothing is sent; 192.0.2.0/24 is for documentation
+        found.append(one.getsockname()[0])
+    return found
+
+
+@pytest.mark.parametrize("address", own_addresses())
+async def test_a_tcp_connection_inside_is_kept_and_one_to_outside_is_closed(
+    address: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = server.getsockname()
+        async with Places() as place:
+            capsule = await place.start(sys.executable, "-c", TALK, address, str(far[1]))
+            if not connections.can_keep(capsule):
+                pytest.skip("this user may not take TCP connections along")
+            outside, _ = await asyncio.to_thread(server.accept)
+            with outside:
+                for generation in range(3):
+                    count = len(place.log().splitlines())
+                    await place.until(lambda: len(place.log().splitlines()) > count + 20)  # noqa: B023
+                    await asyncio.to_thread(capsule.freeze)
+                    folder = tmp_path / str(generation)
+                    await dumped(capsule, folder)
+                    assert len(list(folder.glob("tcp-stream-*.img"))) == 2
+                    before = place.log().splitlines()
+                    await capsule.end(0)
+                    capsule = await restored(place, folder)
+                    capsule.thaw()
+                    await place.until(lambda: len(place.log().splitlines()) > len(before) + 20)  # noqa: B023
+            said = place.log().splitlines()
+            assert [int(line.split()[0]) for line in said] == list(range(len(said)))
+            ends = [line.partition(" ")[2] for line in said]
+            assert ends[0] == "outside is there"
+            assert ends[-1] == "outside ended"
+            assert ends == sorted(ends, reverse=True)
+
+
+async def test_a_dump_lets_connections_of_a_running_tree_be(tmp_path: Path) -> None:
+    """Inside and to the outside, for a checkpoint after which it goes on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        async with Places() as place:
+            far = str(server.getsockname()[1])
+            capsule = await place.start(sys.executable, "-c", TALK, "127.0.0.1", far)
+            outside, _ = await asyncio.to_thread(server.accept)
+            with outside:
+                for generation in range(3):
+                    count = len(place.log().splitlines())
+                    await dumped(capsule, tmp_path / str(generation))
+                    await place.until(lambda: len(place.log().splitlines()) > count + 20)  # noqa: B023
+                outside.sendall(b"x")
+                await place.logged("b'x'")
+            await place.logged("outside ended")
+            said = place.log().splitlines()
+            assert [int(line.split()[0]) for line in said] == list(range(len(said)))
+
+
+FULL = """
+import os, socket, time
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+one, _ = server.accept()
+client.setblocking(False)
+try:
+    while True:
+        client.send(bytes(1 << 16))
+except BlockingIOError:
+    print("full", flush=True)
+try:
+    while data := one.recv(1 << 20):
+        time.sleep(0.01)
+    print("ended", flush=True)
+except OSError as error:
+    print(error, flush=True)
+time.sleep(600)
+"""
+
+
+async def test_a_connection_whose_data_has_no_room_at_the_other_end_is_closed(
+    tmp_path: Path,
+) -> None:
+    """It could only be sent to somebody who is there; the record says that it is closed."""
+    async with Places() as place:
+        capsule = await place.python(FULL)
+        await place.logged("full")
+        await asyncio.to_thread(capsule.freeze)
+        folders = {"session_folder": str(place.folder), "ring_folder": str(place.shm)}
+        record = await asyncio.to_thread(files.describe, capsule, **folders)
+        assert len(record.lost()) == 2
+        await dumped(capsule, tmp_path / "c")
+        await capsule.end(0)
+        capsule = await restored(place, tmp_path / "c")
+        capsule.thaw()
+        await place.logged("ended")
 
 
 async def test_a_dump_that_criu_refuses_leaves_the_tree_as_it_was(tmp_path: Path) -> None:
