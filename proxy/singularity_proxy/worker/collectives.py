@@ -14,6 +14,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
+from . import stores
 from .native import native
 from .refused import refused
 
@@ -46,6 +47,7 @@ def _completed(torch_c: ModuleType, init: Callable[[], bool]) -> Callable[[], bo
         done = init()
         if done:
             complete(torch_c._distributed_c10d)
+            stores.apply(torch_c._distributed_c10d)
         return done
 
     return _c10d_init

@@ -52,8 +52,9 @@ from .suspends import go_on, remove_copies
 log = logging.getLogger("singularity.agent")
 
 LIKED = {"USE_LIBUV": "0"}
-"""What a session's processes find in their environment unless it says otherwise: torch's store for
-ranks to meet at (`env://`) without libuv, whose io_uring no process image can be taken of."""
+"""What a session's processes find in their environment unless it says otherwise: torch's stores for
+ranks to meet at without libuv, whose io_uring no process image can be taken of
+(`singularity_proxy.worker.stores`)."""
 
 KEEP_TOMBSTONES = 256
 """Ended sessions kept until the service has asked how they ended."""

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
+from singularity_proxy.capsule import connections
 from singularity_proxy.capsule.io_rings import with_io_ring
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.checkpoint.feed import Feed
@@ -187,12 +188,20 @@ class Suspender:
             return str(found["reason"]).rstrip(".")
         inside = {member.identity.pid: member.pid for member in live.capsule.members()}
         held = await asyncio.to_thread(with_io_ring, inside)
-        if held is None:
-            return ""
-        return (
-            f"its process {inside[held]} uses io_uring (torchrun and stores of torch.distributed "
-            "do), which CRIU cannot save"
-        )
+        if held is not None:
+            return (
+                f"its process {inside[held]} uses io_uring (torch's stores do with USE_LIBUV=1), "
+                "which CRIU cannot save"
+            )
+        if not connections.can_keep(live.capsule):
+            rank = await asyncio.to_thread(connections.needing_them, inside)
+            if rank is not None:
+                return (
+                    f"its process {inside[rank]} is a rank of torchrun, which ends when its "
+                    "connections are closed, and this node's agent has no right to take them along "
+                    "(CAP_NET_ADMIN)"
+                )
+        return ""
 
     # -- steps ------------------------------------------------------------------------------------
 
