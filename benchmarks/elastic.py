@@ -14,9 +14,12 @@ from singularity_proxy.standalone import Standalone
 
 from .cores import cpu_seconds
 from .figures import Figure
-from .jobs import RANKS, Job, numbers
+from .jobs import ALL_REDUCE, RANKS, Job, numbers
 
-DESCRIPTION = "elastic sessions: bitwise equality, time slicing, memory, barrier, resize, identity"
+DESCRIPTION = (
+    "elastic sessions: bitwise equality, time slicing, memory, barrier, resize, identity, "
+    "fast collectives"
+)
 BOUNDS = {
     "slice4_overhead": 1.03,
     "slice4_optimizer_heavy_ratio": 1.0,
@@ -51,6 +54,8 @@ def sizes(quick: bool) -> dict[str, Any]:
         "squash_steps": 8 if quick else 30,
         "records": 20_000,
         "triggers": 30 if quick else 1000,
+        "reduce_mb": 16,
+        "reduce_rounds": 7 if quick else 30,
     }
 
 
@@ -246,10 +251,43 @@ def barrier(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figur
     }
 
 
+# ---- the order of additions
+
+
+def reductions(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figure]:
+    """An `all_reduce` of four ranks on two devices where each device adds up its own ranks first,
+    against one in the order of the ranks: in turns in one job, and of each pair the ratio. And what
+    the device proxies put into shared memory for one."""
+    megabytes, rounds = size["reduce_mb"], size["reduce_rounds"]
+    arguments = (str(megabytes), "--rounds", str(rounds))
+    say(f"all_reduce of {megabytes} MB on 2 devices")
+    with session(2) as one:
+        result = Job(one, *arguments, file=ALL_REDUCE).result()
+    slowest = {
+        order: [max(of_ranks) for of_ranks in zip(*(rank[order] for rank in result), strict=True)]
+        for order in result[0]
+    }
+    ratios = [f / b for f, b in zip(slowest["fast"], slowest["bitwise"], strict=True)]
+    found = {
+        "fast_allreduce_ratio": Figure(ratios),
+        "fast_allreduce_s": Figure(slowest["fast"]),
+        "bitwise_allreduce_s": Figure(slowest["bitwise"]),
+    }
+    for order in ("fast", "bitwise"):
+        with session(2) as one:
+            once = ("--warm", "0", "--rounds", "1", "--orders", order, "--stay")
+            job = Job(one, str(megabytes), *once, file=ALL_REDUCE)
+            job.wait_until_done()
+            published = sum(proxy["published_bytes"] for proxy in one.stats())
+            job.result()
+        found[f"{order}_allreduce_published_mb"] = Figure([published / 2**20])
+    return found
+
+
 async def measure(quick: bool, say: Callable[[str], None]) -> dict[str, Figure]:
     """All figures; called by `benchmarks.__main__`."""
     size = sizes(quick)
     found: dict[str, Figure] = {}
-    for part in (bitwise, slices, squashing, barrier, identity):
+    for part in (bitwise, slices, squashing, barrier, identity, reductions):
         found |= part(size, say)
     return found

@@ -17,6 +17,7 @@ from singularity_proxy.elastic.ranks import RankFailed, run_ranks, script
 from singularity_proxy.standalone import Standalone
 
 DDP = Path(__file__).with_name("ddp.py")
+ALL_REDUCE = Path(__file__).with_name("allreduce.py")
 RANKS = 4
 
 

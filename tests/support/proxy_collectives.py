@@ -26,6 +26,7 @@ class Group:
     name: str = "default"
     id: bytes = bytes(range(16))
     timeout_ms: int = 60_000
+    fast: bool = False
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Rank:
     def join(self, group: Group, number: int = 1, rank: int | None = None) -> None:
         rank = self.rank if rank is None else rank
         body = group.id + struct.pack("<IIQI", rank, group.size, group.timeout_ms, len(group.name))
-        self.client.record(JOIN_GROUP, body + group.name.encode(), base=number)
+        self.client.record(JOIN_GROUP, body + group.name.encode(), base=number, op=int(group.fast))
         self.client.publish()
 
     def leave(self, number: int = 1) -> None:

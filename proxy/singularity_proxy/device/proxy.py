@@ -127,6 +127,7 @@ class DeviceProxy:
             _limit_cuda(binding)
             self._facts = _facts_of_cuda(binding)
         native.check_squashing_every(check_squashing_every)
+        native.name_device(device)
         self.binding = binding
         return {"pid": os.getpid()}
 
@@ -324,8 +325,9 @@ class DeviceProxy:
 
     def stats(self) -> dict[str, Any]:
         """-> {memory_current, memory_peak, memory_capacity, held (for the driver), turn_switches
-        (how often the device passed to another rank), squashing (what ranks share: {state,
-        why_off, ...}), rings: {id: {...}}}; never waits."""
+        (how often the device passed to another rank), published_bytes (of collectives, for ranks
+        elsewhere), squashing (what ranks share: {state, why_off, ...}), rings: {id: {...}}}; never
+        waits."""
         device = self.binding.torch_device if self.binding else "cpu"
         current, peak, _ = native.memory(device)
         return {
@@ -337,6 +339,7 @@ class DeviceProxy:
             "memory_capacity": self.binding.capacity_bytes if self.binding else 0,
             "held": self._held,
             "turn_switches": native.turn_switches(),
+            "published_bytes": native.published_bytes(),
             "squashing": native.squashing(),
             "rings": {ring_id: ring.stats() for ring_id, ring in list(self._rings.items())},
         }

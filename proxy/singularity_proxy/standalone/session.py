@@ -47,7 +47,9 @@ class Standalone:
     `driver_library` is the CUDA driver whose process checkpoint `park` may use ("": never),
     `proxy_env` what proxies get in their environment besides this process's, `spares` how many
     proxies are kept warm. `keep_rings`: those of workers whose processes have ended, too, as they
-    may come back from a process image. Methods may be called from any thread.
+    may come back from a process image. `collectives`: "bitwise" or "fast", the order in which
+    reductions of its ranks add (None: as this process's environment says). Methods may be called
+    from any thread.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Standalone:
         physical: int | None = None,
         spares: int = 1,
         keep_rings: bool = False,
+        collectives: str | None = None,
     ) -> None:
         self.device_type = device_type
         self.devices = devices
@@ -72,6 +75,7 @@ class Standalone:
         self.epoch = 0
         self.proxy_env = proxy_env or {}
         self.keep_rings = keep_rings
+        self.collectives = collectives
         if driver_library is None:
             driver_library = driver.LIBRARY if device_type == "cuda" else ""
         self._parks = Parks(driver_library)
@@ -112,8 +116,10 @@ class Standalone:
 
     def env(self) -> dict[str, str]:
         """This process's environment with what makes a child a worker of the session."""
+        order = {} if self.collectives is None else {"SINGULARITY_COLLECTIVES": self.collectives}
         return {
             **os.environ,
+            **order,
             "SINGULARITY_SESSION": self.session,
             "SINGULARITY_SOCKET": str(self.folder / "agent.sock"),
             "SINGULARITY_DOORBELL": str(self.folder / "doorbell"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,18 @@ class Ranks(list[Rank]):
     """Ranks that are served by proxies, and which one each is served by."""
 
     proxies: list[Proxy]
+    places: list[int]
+    fast = False
+
+    @property
+    def summed(self) -> list[list[int]]:
+        """The ranks whose contributions are added first, in the order in which their sums are."""
+        if not self.fast or len(set(self.places)) == 1:
+            return [[r] for r in range(len(self))]
+        return [
+            [r for r, p in enumerate(self.places) if p == place]
+            for place in dict.fromkeys(self.places)
+        ]
 
     def stats(self, rank: int) -> dict[str, Any]:
         (found,) = [
@@ -54,18 +67,27 @@ class Ranks(list[Rank]):
 def serve(shm: Path, proxies: Proxies, places: list[int], **options: Any) -> Ranks:
     """A rank per place; ranks with the same place share a proxy."""
     ranks = Ranks(make_ranks(shm, len(places)))
+    ranks.places = places
     ranks.proxies = [proxies.bound(device=f"cpu:{i}") for i in range(max(places) + 1)]
     for rank, place in zip(ranks, places, strict=True):
         ranks.proxies[place].attach(rank.client, **options)
     return ranks
 
 
-@pytest.fixture(params=[[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 2, 3]], ids=["p1", "p2", "p4"])
+PLACES = {"p1": [0, 0, 0, 0], "p2": [0, 0, 1, 1], "p4": [0, 1, 2, 3]}
+UNEVEN = {"p2-crossed": [0, 1, 0, 1], "p2-uneven": [0, 1, 1, 1]}
+BITWISE = [pytest.param((at, False), id=name) for name, at in PLACES.items()]
+FAST = [pytest.param((at, True), id=f"{name}-fast") for name, at in {**PLACES, **UNEVEN}.items()]
+
+
+@pytest.fixture(params=BITWISE + FAST)
 def ranks(request: pytest.FixtureRequest, shm: Path, proxies: Proxies) -> Iterator[Ranks]:
     """Four joined ranks on one, two and four proxies."""
-    made = serve(shm, proxies, request.param)
+    places, fast = request.param
+    made = serve(shm, proxies, places)
+    made.fast = fast
     for rank in made:
-        rank.join(Group(SIZE))
+        rank.join(Group(SIZE, fast=fast))
     yield made
     for rank in made:
         rank.client.close()
@@ -95,13 +117,42 @@ def test_all_reduce(ranks: Ranks) -> None:
     assert [r.value(t) for r, t in zip(ranks, outs, strict=True)] == [[10.0, 20.0]] * SIZE
 
 
+def single(value: float) -> float:
+    """As float32 has it."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def fold(values: Iterable[float]) -> float:
+    return functools.reduce(lambda a, b: single(a + b), values)
+
+
 def test_the_sum_is_a_left_fold_in_rank_order(ranks: Ranks) -> None:
+    """Whatever order they come in. With `fast` each device folds its own ranks' before."""
     values = [1e8, 1.0, -1e8, 1.0]
-    outs = [r.floats([values[r.rank]]) for r in ranks]
-    for r in reversed(ranks):  # in whatever order they come
-        r.collective(ALL_REDUCE, [outs[r.rank]], [outs[r.rank]])
-    fold = struct.unpack("<f", struct.pack("<f", 1e8 + 1.0))[0] - 1e8 + 1.0
-    assert [r.value(t) for r, t in zip(ranks, outs, strict=True)] == [[fold]] * SIZE
+    expected = fold(fold(values[r] for r in some) for some in ranks.summed)
+    for order in (list(ranks), list(reversed(ranks)), [ranks[i] for i in (2, 0, 3, 1)]):
+        outs = {r.rank: r.floats([values[r.rank]]) for r in order}
+        pieces = {r.rank: [r.floats([values[r.rank]]) for _ in ranks] for r in order}
+        parts = {r.rank: r.empty(1) for r in order}
+        for r in order:
+            r.collective(ALL_REDUCE, [outs[r.rank]], [outs[r.rank]])
+            r.collective(REDUCE_SCATTER, pieces[r.rank], [parts[r.rank]])
+        assert [r.value(outs[r.rank]) for r in ranks] == [[expected]] * SIZE
+        assert [r.value(parts[r.rank]) for r in ranks] == [[expected]] * SIZE
+
+
+def test_only_sums_of_devices_go_between_proxies(ranks: Ranks) -> None:
+    before = sum(p.call("stats")["published_bytes"] for p in ranks.proxies)
+    outs = []
+    for r in ranks:
+        tensor = r.floats([1.0] * 1000)
+        r.collective(ALL_REDUCE, [tensor], [tensor])
+        outs.append(tensor)
+    assert [r.value(t) for r, t in zip(ranks, outs, strict=True)] == [[4.0] * 1000] * SIZE
+    after = sum(p.call("stats")["published_bytes"] for p in ranks.proxies)
+    devices = len(set(ranks.places))
+    published = devices if ranks.fast else SIZE
+    assert after - before == (4000 * published if devices > 1 else 0)
 
 
 def test_each_rank_has_a_result_of_its_own(ranks: Ranks) -> None:
@@ -292,6 +343,29 @@ def test_leaving_the_last_rank_removes_the_files(ranks: Ranks, shm: Path) -> Non
     for r in ranks:
         r.client.sync()
     assert not list(shm.glob("group-*"))
+
+
+def test_ranks_of_one_group_want_the_same_order(shm: Path, proxies: Proxies) -> None:
+    ranks = serve(shm, proxies, [0, 0, 1, 1])
+    for r in ranks:
+        r.join(Group(SIZE, fast=r.rank >= 2))
+    for r in ranks:
+        tensor = r.floats([1.0])
+        r.collective(ALL_REDUCE, [tensor], [tensor])
+    for r in ranks:
+        r.client.sync()
+        assert "rank 0 wants collectives to be bitwise and rank 2 wants them fast" in r.failure()
+        r.client.close()
+
+
+def test_an_order_that_does_not_exist_is_refused(shm: Path, proxies: Proxies) -> None:
+    (rank,) = serve(shm, proxies, [0])
+    body = bytes(16) + struct.pack("<IIQI", 0, 1, 1000, 0)
+    rank.client.record(16, body, base=1, op=2)
+    rank.client.publish()
+    rank.client.sync()
+    assert "unknown order of reductions" in rank.client.failure
+    rank.client.close()
 
 
 def test_timeout(shm: Path, proxies: Proxies) -> None:

@@ -70,9 +70,14 @@ class Session:
     """Ranks on proxies that are replaced when they were killed."""
 
     def __init__(
-        self, shm: Path, bound: Callable[..., Proxy], places: list[int], journal: int
+        self,
+        shm: Path,
+        bound: Callable[..., Proxy],
+        places: list[int],
+        journal: int,
+        fast: bool = False,
     ) -> None:
-        self._bound, self._places, self._journal = bound, places, journal
+        self._bound, self._places, self._journal, self._fast = bound, places, journal, fast
         self.ranks = make_ranks(shm, len(places))
         self.epoch = 0
         self.served: dict[int, Proxy] = {}
@@ -93,10 +98,20 @@ class Session:
         self.kills += 1
         self.serve(place)
 
+    def move(self, places: list[int]) -> None:
+        """Kill all proxies; others serve the ranks elsewhere, without asking where these are."""
+        for proxy in self.served.values():
+            proxy.kill()
+            self.kills += 1
+        self.served.clear()
+        self._places = places
+        for place in dict.fromkeys(places):
+            self.serve(place)
+
     def run(self, steps: int, disturb: Callable[[], None] | None = None) -> list[list[bytes]]:
         results: list[list[bytes]] = [[] for _ in self.ranks]
         for rank in self.ranks:
-            rank.join(Group(SIZE))
+            rank.join(Group(SIZE, fast=self._fast))
         rng = random.Random(1)
 
         def pause() -> None:
@@ -161,9 +176,71 @@ def test_proxies_that_are_killed_change_no_bit(
     assert session.kills >= 3
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("journal", [1 << 16, 8 << 20], ids=["short", "long"])
+@pytest.mark.parametrize("places", [[0, 0, 1, 1], [0, 1, 1, 0]], ids=["p2", "p2-crossed"])
+def test_fast_sums_are_the_same_after_a_kill(
+    places: list[int], journal: int, shm: Path, proxies: Proxies
+) -> None:
+    """They depend on what shares a device, and on nothing else."""
+    steps = 1000 if matrix.is_full() else 200
+    folder = shm / "undisturbed"
+    folder.mkdir()
+    same = Session(folder, proxies.bound, places, 0, fast=True).run(steps)
+    session = Session(shm, proxies.bound, places, journal, fast=True)
+    rng = random.Random(f"{places} {journal}")
+
+    def disturb() -> None:
+        time.sleep(rng.random() * 0.15)
+        session.kill(rng.choice(sorted(session.served)))
+
+    assert session.run(steps, disturb) == same
+    assert session.kills >= 3
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("places", [[0, 0, 0, 0], [0, 1, 2, 3]], ids=["p1", "p4"])
+def test_fast_is_bitwise_where_devices_have_all_ranks_or_one(
+    places: list[int], shm: Path, proxies: Proxies, expected: dict[int, Any]
+) -> None:
+    same = undisturbed(expected, 20, shm, proxies)
+    session = Session(shm, proxies.bound, places, 1 << 20, fast=True)
+    rng = random.Random(3)
+
+    def disturb() -> None:
+        time.sleep(rng.random() * 0.3)
+        session.kill(rng.choice(sorted(session.served)))
+
+    assert session.run(20, disturb) == same
+    assert session.kills >= 1
+
+
+@pytest.mark.timeout(600)
+def test_ranks_that_come_back_elsewhere_agree_about_fast_sums(
+    shm: Path, proxies: Proxies, expected: dict[int, Any]
+) -> None:
+    """Some have a result already and others compute it again, from sums of other devices."""
+    steps = 600 if matrix.is_full() else 150
+    layouts = [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 2, 3], [0, 1, 1, 1]]
+    session = Session(shm, proxies.bound, layouts[0], 8 << 20, fast=True)
+    rng = random.Random(4)
+
+    def disturb() -> None:
+        time.sleep(rng.random() * 0.3)
+        session.move(rng.choice(layouts))
+
+    found = session.run(steps, disturb)
+    assert session.kills >= 3
+    assert len({seen[-1] for seen in found}) == 1  # the weights, on all ranks
+    mine = struct.unpack(f"<{COUNT}f", found[0][-1])
+    theirs = struct.unpack(f"<{COUNT}f", undisturbed(expected, steps, shm, proxies)[0][-1])
+    assert mine == pytest.approx(theirs, rel=1e-4)
+
+
 @pytest.mark.timeout(sanitizer.BUILD_SECONDS + 300)
+@pytest.mark.parametrize("fast", [False, True], ids=["bitwise", "fast"])
 def test_no_memory_is_touched_that_should_not_be(
-    short_dir: Path, shm: Path, proxies: Proxies, expected: dict[int, Any]
+    fast: bool, short_dir: Path, shm: Path, proxies: Proxies, expected: dict[int, Any]
 ) -> None:
     """The same with AddressSanitizer: one wrong access ends a proxy in the middle of its work."""
     started: list[Program] = []
@@ -174,8 +251,13 @@ def test_no_memory_is_touched_that_should_not_be(
         proxy.bind(**params)
         return proxy
 
-    same = undisturbed(expected, 20, shm, proxies)
-    session = Session(shm, bound, PLACES["p2"], 1 << 16)
+    if fast:
+        folder = shm / "fast"
+        folder.mkdir()
+        same = Session(folder, proxies.bound, PLACES["p2"], 0, fast=True).run(20)
+    else:
+        same = undisturbed(expected, 20, shm, proxies)
+    session = Session(shm, bound, PLACES["p2"], 1 << 16, fast)
     rng = random.Random(2)
 
     def disturb() -> None:

@@ -14,6 +14,7 @@ from support.proxy_device import Proxies, Proxy, T, make_ring
 
 SLOTS_AT, SLOT = 64, 32
 GROUP = Group(2, timeout_ms=3000)
+FAST = Group(2, timeout_ms=3000, fast=True)
 
 
 class Apart:
@@ -51,10 +52,10 @@ def apart(shm: Path, proxies: Proxies) -> Iterator[Apart]:
         rank.client.close()
 
 
-@pytest.fixture
-def joined(apart: Apart) -> Apart:
+@pytest.fixture(params=[GROUP, FAST], ids=["bitwise", "fast"])
+def joined(apart: Apart, request: pytest.FixtureRequest) -> Apart:
     for rank in apart.ranks:
-        rank.join(GROUP)
+        rank.join(request.param)
         rank.client.sync()
     return apart
 
@@ -135,7 +136,41 @@ def test_a_slot_that_points_elsewhere(joined: Apart, offset: int, size: int) -> 
     joined.alive()
 
 
-def test_a_full_file_system_is_an_error_on_all_ranks(tiny: Path, proxies: Proxies) -> None:
+def test_a_sum_that_names_ranks_that_cannot_be_in_it(shm: Path, proxies: Proxies) -> None:
+    """Three ranks on two proxies; the first two's sum says that the second one is another."""
+    ranks = make_ranks(shm, 3)
+    at = [proxies.bound(device=f"cpu:{i}") for i in range(2)]
+    for rank, proxy in zip(ranks, (at[0], at[0], at[1]), strict=True):
+        proxy.attach(rank.client)
+        rank.join(Group(3, timeout_ms=3000, fast=True))
+        rank.client.sync()
+    tensors = [rank.floats([1.0]) for rank in ranks]
+    for rank, tensor in zip(ranks[:2], tensors[:2], strict=True):
+        rank.collective(ALL_REDUCE, [tensor], [tensor])
+        rank.client.wait("self.done_seq == self.seq")
+    with (shm / f"group-{GROUP.id.hex()}-0").open("r+b") as file:
+        file.seek(SLOTS_AT + 1 * SLOT)
+        seq, offset, size = struct.unpack("<QQQ", file.read(24))
+        assert seq == 1
+        file.seek(offset)
+        head = file.read(size)
+        call = 3 * 4 + 2 * 8 + 8 + 8 + 2 * 4 + 2 * 8  # of all_reduce, without a failure
+        assert struct.unpack_from("<III", head, call) == (1, 1, 1)  # parts, others, the other
+        file.seek(offset + call + 8)
+        file.write(struct.pack("<I", 7))
+    ranks[2].collective(ALL_REDUCE, [tensors[2]], [tensors[2]])
+    ranks[2].client.sync()
+    assert "has rank 7 where it cannot be" in any_failure(ranks[2])
+    for proxy in at:
+        assert proxy.call("stats")["rings"]
+    for rank in ranks:
+        rank.client.close()
+
+
+@pytest.mark.parametrize("group", [GROUP, FAST], ids=["bitwise", "fast"])
+def test_a_full_file_system_is_an_error_on_all_ranks(
+    group: Group, tiny: Path, proxies: Proxies
+) -> None:
     ranks = [
         Rank(make_ring(tiny / f"r{i}.ring", request_bytes=16 << 10, reply_bytes=4096), i)
         for i in range(2)
@@ -143,7 +178,7 @@ def test_a_full_file_system_is_an_error_on_all_ranks(tiny: Path, proxies: Proxie
     made = Apart(ranks, [proxies.bound(device=f"cpu:{i}") for i in range(2)], tiny)
     made.attach()
     for rank in ranks:
-        rank.join(GROUP)
+        rank.join(group)
         rank.client.op("ones", [1 << 20], w.FLOAT, None, w.Device(), None, base=9)
         rank.collective(ALL_REDUCE, [T(9, (1 << 20,))], [T(9, (1 << 20,))])
     for rank in ranks:

@@ -84,6 +84,8 @@ void bind_device(py::module_& m) {
 
   m.def("install_capacity", &install_capacity, py::arg("bytes"));
   m.def("set_graph_maker", [](py::object make) { set_graph_maker(make.ptr()); }, py::arg("make"));
+  m.def("name_device", &name_device, py::arg("device"), "Which physical device this process serves; once, before a ring is.");
+  m.def("published_bytes", &published_bytes, "Of what ranks brought to collectives and other proxies read.");
   m.def("turn_switches", [] { return Slicer::one().switches(); }, "How often the device passed to another rank.");
   m.def("memory", [](const std::string& device) {
     const Memory memory = memory_of(c10::Device(device));

@@ -25,8 +25,9 @@ std::string seconds(uint64_t ns) {
   return text.substr(0, text.find('.') + 2) + " s";
 }
 
-Signature signature_of(const CollectiveCall& call) {
+Signature signature_of(const CollectiveCall& call, FoldOrder order) {
   Signature s;
+  s.order = order;
   s.what = call.what;
   s.reduction = call.reduction;
   s.factor = call.factor;
@@ -70,6 +71,8 @@ void Collectives::join(const RecordHeader& record, const char* body) {
                   record.base >= 1 && record.base <= UINT32_MAX,
               "a process group of ", mine.size, " ranks with rank ", mine.rank, " cannot be");
   mine.name.assign(in.bytes(name_bytes), name_bytes);
+  TORCH_CHECK(record.op <= static_cast<uint32_t>(FoldOrder::fast), "a process group with an unknown order of reductions, ", record.op);
+  mine.order = static_cast<FoldOrder>(record.op);
   const auto number = static_cast<uint32_t>(record.base);
   if (const auto known = state_.groups.find(number); known != state_.groups.end()) {
     TORCH_CHECK(known->second.id == mine.id && known->second.rank == mine.rank, "process group ", number, " exists already");
@@ -121,7 +124,7 @@ void Collectives::collective(const RecordHeader& record, const char* body, bool 
   GroupState& mine = group(record.base);
   const CollectiveCall call = executor_.collective(record, body, true);
   Contribution contribution;
-  contribution.signature = signature_of(call);
+  contribution.signature = signature_of(call, mine.order);
   check(contribution.signature, mine.rank, mine.size);
   contribution.parts = call.inputs;
   contribution.borrowed = true;
@@ -137,7 +140,7 @@ void Collectives::failed(const RecordHeader& record, const char* body, const std
   GroupState& mine = group(record.base);
   const CollectiveCall call = executor_.collective(record, body, false);
   Contribution contribution;
-  contribution.signature = signature_of(call);
+  contribution.signature = signature_of(call, mine.order);
   contribution.failure = why;
   try {
     contribute(record, mine, call, contribution, /*replaying=*/true);  // never to be tried again

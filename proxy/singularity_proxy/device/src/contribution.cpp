@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "reader.h"
+#include "wire/exchange.h"
 
 namespace singularity {
 namespace {
@@ -32,10 +33,12 @@ const char* name_of(Reduction reduction) {
 
 constexpr bool reduces(Collective what) { return is_reduced(what) || what == Collective::reduce_scatter; }
 
-void put_head(const Contribution& c, Buffer& head) {
-  const Signature& s = c.signature;
-  head.put<uint32_t>(static_cast<uint32_t>(c.failure.size()));
+constexpr const char* name_of(FoldOrder order) { return order == FoldOrder::fast ? "fast" : "bitwise"; }
+
+void put_call(Buffer& head, const Signature& s, const std::string& failure) {
+  head.put<uint32_t>(static_cast<uint32_t>(failure.size()));
   head.put<uint32_t>(static_cast<uint32_t>(s.dtype));
+  head.put<uint32_t>(static_cast<uint32_t>(s.order));
   head.put<int64_t>(static_cast<int64_t>(s.what));
   head.put<int64_t>(static_cast<int64_t>(s.reduction));
   head.put<double>(s.factor);
@@ -44,7 +47,34 @@ void put_head(const Contribution& c, Buffer& head) {
   head.put<uint32_t>(static_cast<uint32_t>(s.out.size()));
   for (const int64_t n : s.in) head.put(n);
   for (const int64_t n : s.out) head.put(n);
-  head.put_bytes(c.failure.data(), c.failure.size());
+  head.put_bytes(failure.data(), failure.size());
+}
+
+void put_head(const Contribution& c, Buffer& head) {
+  put_call(head, c.signature, c.failure);
+  head.put<uint32_t>(static_cast<uint32_t>(c.parts.size()));
+  head.put<uint32_t>(static_cast<uint32_t>(c.with.size()));
+  for (const Caller& other : c.with) {
+    head.put<uint32_t>(other.rank);
+    put_call(head, other.signature, other.failure);
+  }
+}
+
+void get_call(Reader& in, Signature& s, std::string& failure) {
+  const auto failure_bytes = in.get<uint32_t>(), dtype = in.get<uint32_t>(), order = in.get<uint32_t>();
+  TORCH_CHECK(dtype <= static_cast<uint32_t>(c10::ScalarType::Undefined), "unknown dtype ", dtype);
+  TORCH_CHECK(order <= static_cast<uint32_t>(FoldOrder::fast), "unknown order of reductions ", order);
+  s.dtype = static_cast<c10::ScalarType>(dtype);
+  s.order = static_cast<FoldOrder>(order);
+  s.what = static_cast<Collective>(in.get<int64_t>());
+  s.reduction = static_cast<Reduction>(in.get<int64_t>());
+  s.factor = in.get<double>();
+  s.root = in.get<int64_t>();
+  const auto inputs = in.get<uint32_t>(), outputs = in.get<uint32_t>();
+  TORCH_CHECK(inputs <= kMaxParts && outputs <= kMaxParts, "a contribution of ", inputs, " and ", outputs, " tensors");
+  for (uint32_t i = 0; i < inputs; i++) s.in.push_back(in.get<int64_t>());
+  for (uint32_t i = 0; i < outputs; i++) s.out.push_back(in.get<int64_t>());
+  failure.assign(in.bytes(failure_bytes), failure_bytes);
 }
 
 std::string sizes_text(const std::vector<int64_t>& sizes) {
@@ -136,6 +166,9 @@ std::string disagreement(const std::vector<const Signature*>& of_ranks) {
   const auto n = static_cast<uint32_t>(of_ranks.size());
   for (uint32_t r = 1; r < n; r++) {
     const Signature& s = *of_ranks[r];
+    if (s.order != first.order)
+      return "rank 0 wants collectives to be " + std::string(name_of(first.order)) + " and rank " + std::to_string(r) +
+             " wants them " + name_of(s.order) + "; all ranks of a group must be started with the same SINGULARITY_COLLECTIVES";
     if (s.what != first.what || (reduces(s.what) && s.reduction != first.reduction) || s.root != first.root ||
         s.dtype != first.dtype)
       return differs(first, 0, s, r);
@@ -144,6 +177,11 @@ std::string disagreement(const std::vector<const Signature*>& of_ranks) {
     for (uint32_t b = 0; b < n; b++)
       if (!fits(*of_ranks[a], a, *of_ranks[b], b)) return differs(*of_ranks[a], a, *of_ranks[b], b);
   return "";
+}
+
+bool can_be_added(const Signature& one, const Signature& other) {
+  return one.what == other.what && one.order == other.order && one.reduction == other.reduction && one.dtype == other.dtype &&
+         one.in == other.in;
 }
 
 std::string disagreement(const Signature& sent, uint32_t from, const Signature& wanted, uint32_t to) {
@@ -158,35 +196,40 @@ uint64_t packed_bytes(const Contribution& c) {
   return bytes;
 }
 
-void pack(const Contribution& c, char* to) {
+std::vector<at::Tensor> pack_head(const Contribution& c, char* to) {
   Buffer head;
   put_head(c, head);
   std::memcpy(to, head.data(), head.size());
   uint64_t position = aligned(head.size());
+  std::vector<at::Tensor> places;
   for (const at::Tensor& part : c.parts) {
-    if (part.nbytes()) at::from_blob(to + position, part.sizes(), at::TensorOptions().dtype(part.dtype())).copy_(part);
+    places.push_back(at::from_blob(to + position, part.sizes(), at::TensorOptions().dtype(part.dtype())));
     position = aligned(position + part.nbytes());
   }
+  return places;
+}
+
+void pack(const Contribution& c, char* to) {
+  const std::vector<at::Tensor> places = pack_head(c, to);
+  for (size_t i = 0; i < places.size(); i++)
+    if (c.parts[i].nbytes()) places[i].copy_(c.parts[i]);
 }
 
 Contribution unpack(const char* from, uint64_t bytes, const std::function<void(void*)>& keep) {
   Reader in(from, from + bytes);
   Contribution c;
-  Signature& s = c.signature;
-  const auto failure_bytes = in.get<uint32_t>(), dtype = in.get<uint32_t>();
-  TORCH_CHECK(dtype <= static_cast<uint32_t>(c10::ScalarType::Undefined), "unknown dtype ", dtype);
-  s.dtype = static_cast<c10::ScalarType>(dtype);
-  s.what = static_cast<Collective>(in.get<int64_t>());
-  s.reduction = static_cast<Reduction>(in.get<int64_t>());
-  s.factor = in.get<double>();
-  s.root = in.get<int64_t>();
-  const auto inputs = in.get<uint32_t>(), outputs = in.get<uint32_t>();
-  TORCH_CHECK(inputs <= kMaxParts && outputs <= kMaxParts, "a contribution of ", inputs, " and ", outputs, " tensors");
-  for (uint32_t i = 0; i < inputs; i++) s.in.push_back(in.get<int64_t>());
-  for (uint32_t i = 0; i < outputs; i++) s.out.push_back(in.get<int64_t>());
-  c.failure.assign(in.bytes(failure_bytes), failure_bytes);
+  const Signature& s = c.signature;
+  get_call(in, c.signature, c.failure);
+  const auto parts = in.get<uint32_t>(), others = in.get<uint32_t>();
+  TORCH_CHECK(others < kMaxRanks, "a sum of ", others, " ranks");
+  for (uint32_t i = 0; i < others; i++) {
+    Caller& other = c.with.emplace_back();
+    other.rank = in.get<uint32_t>();
+    get_call(in, other.signature, other.failure);
+  }
+  TORCH_CHECK(parts == 0 || parts == s.in.size(), "a contribution of ", parts, " tensors instead of ", s.in.size());
   c.borrowed = true;
-  if (!c.failure.empty()) return c;
+  if (parts == 0) return c;
   for (const int64_t n : s.in) {
     const uint64_t skip = aligned(static_cast<uint64_t>(in.at() - from)) - static_cast<uint64_t>(in.at() - from);
     in.bytes(std::min<uint64_t>(skip, in.left()));

@@ -1,5 +1,6 @@
 #include "exchange.h"
 
+#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 
 #include "errors.h"
 #include "fold.h"
+#include "identity.h"
 #include "state.h"
 #include "swap.h"
 
@@ -23,7 +25,37 @@ uint64_t token() {
   return mine;
 }
 
+std::atomic<uint64_t> device_here{0};
+std::atomic<uint64_t> published{0};
+
+// Names the device that this process serves, in the groups' files.
+uint64_t device() {
+  const uint64_t named = device_here.load(std::memory_order_relaxed);
+  return named ? named : token();
+}
+
+void count_published(const Contribution& contribution) {
+  for (const at::Tensor& part : contribution.parts) published.fetch_add(part.nbytes(), std::memory_order_relaxed);
+}
+
+void make_own(Contribution& contribution) {
+  for (at::Tensor& part : contribution.parts) part = part.clone();
+  contribution.lent = contribution.borrowed = false;
+}
+
+c10::Device device_of(const Contribution& contribution) {
+  return contribution.parts.empty() ? c10::Device(c10::kCPU) : contribution.parts[0].device();
+}
+
 }  // namespace
+
+void name_device(const std::string& name) {
+  Mixer mixer;
+  mixer.add_bytes(name.data(), name.size());
+  device_here.store(mixer.identity().low | 1);
+}
+
+uint64_t published_bytes() { return published.load(std::memory_order_relaxed); }
 
 std::shared_ptr<Exchange> Exchange::of(const std::string& folder, const GroupInfo& info) {
   static auto& mutex = *new std::mutex();
@@ -57,6 +89,7 @@ void Exchange::arrive(uint32_t rank, uint64_t contributed, uint64_t consumed) {
   words.contributed.store(std::max(words.contributed.load(), contributed));
   words.consumed.store(std::max(words.consumed.load(), consumed));
   words.home.store(token());
+  words.device.store(device());
   words.state.store(static_cast<uint32_t>(RankState::joined), std::memory_order_release);
   file_.ring();
 }
@@ -64,6 +97,8 @@ void Exchange::arrive(uint32_t rank, uint64_t contributed, uint64_t consumed) {
 void Exchange::depart(uint32_t rank, RankState how) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!here_.erase(rank)) return;
+  if (how == RankState::away)  // its journal brings it again, wherever that is
+    for (auto& [seq, one] : rounds_) one.waiting.erase(rank);
   RankWords& words = file_.rank(rank);
   words.home.store(0);
   words.state.store(static_cast<uint32_t>(how), std::memory_order_release);
@@ -108,6 +143,7 @@ bool Exchange::publish(uint32_t rank, uint64_t seq, const Contribution& contribu
   if (!place) return false;
   pack(contribution, place);
   arena.close();
+  count_published(contribution);
   return true;
 }
 
@@ -142,18 +178,129 @@ bool Exchange::contribute(uint32_t rank, uint64_t seq, Contribution contribution
   RankWords& words = file_.rank(rank);
   const uint64_t consumed = consumed_by_all();
   if (seq > consumed) {
-    const bool here = all_here();
     if (seq - consumed > kSlots && !replaying) return false;
     Round& one = round(seq);
-    const bool repeated = arena_of(rank, false) && arena_of(rank, false)->has(seq);
-    if (!here && !repeated && !publish(rank, seq, contribution) && !replaying) return false;
-    if (!arena_of(rank, false) || !arena_of(rank, false)->has(seq)) one.unpublished.insert(rank);
-    const c10::Device device = contribution.parts.empty() ? c10::Device(c10::kCPU) : contribution.parts[0].device();
-    if (!one.of[rank]) one.of[rank] = std::move(contribution);
-    if (here || one.unpublished.empty()) fold_what_is_there(one, seq, device);
-    keep(one, rank);
+    if (is_summed(contribution.signature)) {
+      if (replaying)  // it may be in a file, alone or in a sum
+        for (uint32_t r = 0; r <= rank; r++) fetch(one, r, seq);
+      if (!one.of[rank]) bring(one, rank, seq, std::move(contribution));
+    } else {
+      const bool here = all_here();
+      const bool repeated = arena_of(rank, false) && arena_of(rank, false)->has(seq);
+      if (!here && !repeated && !publish(rank, seq, contribution) && !replaying) return false;
+      if (!arena_of(rank, false) || !arena_of(rank, false)->has(seq)) one.unpublished.insert(rank);
+      const c10::Device device = device_of(contribution);
+      if (!one.of[rank]) one.of[rank] = std::move(contribution);
+      if (here || one.unpublished.empty()) fold_what_is_there(one, seq, device);
+      keep(one, rank);
+    }
   }
   if (words.contributed.load(std::memory_order_relaxed) < seq) words.contributed.store(seq, std::memory_order_release);
+  file_.ring();
+  return true;
+}
+
+// FoldOrder::fast.
+void Exchange::bring(Round& one, uint32_t rank, uint64_t seq, Contribution contribution) {
+  if (!all_here()) arena_of(rank, true);  // what this may throw is this rank's failure, not its neighbours'
+  one.waiting[rank] = std::move(contribution);
+  try {
+    add_up(one, seq);
+    if (const auto mine = one.waiting.find(rank); mine != one.waiting.end()) {
+      if (mine->second.lent) make_own(mine->second);
+      if (mine->second.given)
+        for (const at::Tensor& part : mine->second.parts) Swap::one().shelve(part.storage());
+    }
+  } catch (...) {
+    one.waiting.erase(rank);
+    if (one.unpublished.erase(rank)) one.of[rank].reset();
+    throw;
+  }
+  if (one.of[rank]) keep(one, rank);
+}
+
+// What waits is added up if that can be done now. Which ranks come together follows from where ranks are, not
+// from who is first.
+void Exchange::add_up(Round& one, uint64_t seq) {
+  if (one.waiting.empty()) return;
+  const bool here = all_here();
+  std::atomic<uint64_t>& by_ranks = file_.by_ranks();
+  if (here && by_ranks.load(std::memory_order_relaxed) < seq) by_ranks.store(seq);  // before anybody sees a result
+  if (seq <= by_ranks.load()) {
+    const c10::Device on = device_of(one.waiting.begin()->second);
+    for (auto& [rank, contribution] : one.waiting) {
+      one.of[rank] = std::move(contribution);
+      one.unpublished.insert(rank);
+    }
+    one.waiting.clear();
+    publish_late();
+    if (here || one.unpublished.empty()) fold_what_is_there(one, seq, on);
+    return;
+  }
+  for (uint32_t r = 0; r < info_.size; r++) {
+    if (one.waiting.count(r) || one.of[r] || file_.gone(r)) continue;
+    if (file_.state(r) != RankState::joined || file_.rank(r).device.load() == device()) return;
+  }
+  const c10::Device on = device_of(one.waiting.begin()->second);
+  if (publish_sum(one, seq)) fold_what_is_there(one, seq, on);
+}
+
+// False: there is no slot.
+bool Exchange::publish_sum(Round& one, uint64_t seq) {
+  const uint32_t first = one.waiting.begin()->first;
+  Contribution sum;
+  std::vector<double> factors;
+  bool possible = true;
+  for (const auto& [rank, contribution] : one.waiting) {
+    if (rank == first) {
+      sum.signature = contribution.signature;
+      sum.failure = contribution.failure;
+    } else {
+      sum.with.push_back({rank, contribution.signature, contribution.failure});
+    }
+    factors.push_back(contribution.signature.factor);
+    possible &= contribution.failure.empty() && can_be_added(sum.signature, contribution.signature);
+  }
+  if (possible) sum.parts = one.waiting.begin()->second.parts;  // for their sizes
+  Arena& arena = *arena_of(first, true);
+  arena.free_consumed(consumed_by_all());
+  std::vector<at::Tensor> made;
+  try {
+    char* place = arena.open(seq, kMaxRanks, packed_bytes(sum));
+    if (!place) return false;
+    for (const auto& [rank, contribution] : one.waiting)
+      if (contribution.given)
+        for (const at::Tensor& part : contribution.parts) Swap::one().unshelve(part.storage());
+    std::vector<at::Tensor> places = pack_head(sum, place);
+    for (size_t i = 0; i < places.size(); i++) {
+      std::vector<at::Tensor> parts;
+      for (const auto& [rank, contribution] : one.waiting) parts.push_back(contribution.parts.at(i));
+      at::Tensor total = parts[0].device().is_cpu() ? places[i] : at::empty_like(parts[0]);
+      const bool alone = sum.with.empty();  // then it is a contribution like any
+      fold_into(total, parts, alone ? Reduction::sum : sum.signature.reduction, factors);
+      if (!total.is_same(places[i])) places[i].copy_(total);
+      made.push_back(std::move(total));
+    }
+    for (const auto& [rank, contribution] : one.waiting)
+      if (contribution.given && possible)
+        for (const at::Tensor& part : contribution.parts) Swap::discard(part.storage());
+  } catch (...) {  // no room in the file system, or these cannot be added: none of them takes part
+    sum.failure = singularity::describe(std::current_exception()).text;
+    for (Caller& other : sum.with) other.failure = sum.failure;
+    sum.parts.clear();
+    made.clear();
+    char* place = arena.open(seq, kMaxRanks, packed_bytes(sum));
+    if (!place) return false;
+    pack(sum, place);
+  }
+  arena.close();
+  count_published(sum);
+  one.waiting.clear();
+  fetch(one, first, seq);
+  if (!made.empty() && !made[0].device().is_cpu()) {  // it is still on the device
+    one.of[first]->parts = std::move(made);
+    one.of[first]->borrowed = false;
+  }
   file_.ring();
   return true;
 }
@@ -166,16 +313,16 @@ void Exchange::keep(Round& one, uint32_t rank) {
   if (!mine.lent) return;
   if (!mine.parts.empty() && !one.unpublished.count(rank)) return one.of[rank].reset();  // it is in the arena
   try {
-    for (at::Tensor& part : mine.parts) part = part.clone();
+    make_own(mine);
   } catch (...) {
     one.of[rank].reset();
     one.unpublished.erase(rank);
     throw;
   }
-  mine.lent = mine.borrowed = false;
 }
 
-// Whether the contribution of `rank` can be looked at.
+// Whether the contribution of `rank` can be looked at. One that is in a sum is found with the first rank of that, so
+// lower ranks are asked for before.
 bool Exchange::fetch(Round& one, uint32_t rank, uint64_t seq) {
   if (one.of[rank]) return true;
   Arena* arena = arena_of(rank, false);
@@ -183,7 +330,19 @@ bool Exchange::fetch(Round& one, uint32_t rank, uint64_t seq) {
   const char* from = arena ? arena->find(seq, bytes) : nullptr;
   if (!from) return false;
   const std::shared_ptr<void> keep = arena->keep();
-  one.of[rank] = unpack(from, bytes, [keep](void*) {});
+  Contribution found = unpack(from, bytes, [keep](void*) {});
+  for (uint32_t before = rank; const Caller& other : found.with) {
+    TORCH_CHECK(other.rank > before && other.rank < info_.size && !one.of[other.rank], "a sum of rank ", rank,
+                " and others has rank ", other.rank, " where it cannot be");
+    before = other.rank;
+  }
+  for (const Caller& other : found.with) {
+    Contribution& inside = one.of[other.rank].emplace();
+    inside.signature = other.signature;
+    inside.failure = other.failure;
+    inside.in_sum = true;
+  }
+  one.of[rank] = std::move(found);
   return true;
 }
 
@@ -198,14 +357,19 @@ void Exchange::fold_what_is_there(Round& one, uint64_t seq, c10::Device device) 
       const Signature& s = next.signature;
       if (!is_reduced(s.what) || !next.failure.empty()) break;
       if (one.folded_ranks && !disagreement({&one.of[0]->signature, &s}).empty()) break;
+      if (next.in_sum) {
+        one.folded_ranks++;
+        continue;
+      }
+      if (next.parts.empty()) break;  // of one that has a failure, or another call, in it
       if (next.given) Swap::one().unshelve(next.parts[0].storage());
+      const Reduction how = next.with.empty() ? s.reduction : of_sums(s.reduction);
       const at::Tensor part = next.parts[0].to(device);
       const bool own = !next.borrowed || !part.is_same(next.parts[0]);
       if (one.folded_ranks == 0) {
-        one.folded.push_back(next.given ? fold_first(Swap::take(part), s.reduction, s.factor, true)
-                                        : fold_first(part, s.reduction, s.factor, own));
+        one.folded.push_back(next.given ? fold_first(Swap::take(part), how, s.factor, true) : fold_first(part, how, s.factor, own));
       } else {
-        fold_next(one.folded[0], part, s.reduction, s.factor);
+        fold_next(one.folded[0], part, how, s.factor);
         if (next.given) Swap::discard(part.storage());
       }
       next.parts.clear();
@@ -236,16 +400,20 @@ Verdict Exchange::look(uint32_t rank, uint64_t seq) {
   const std::lock_guard<std::mutex> lock(mutex_);
   check_files();
   publish_late();
+  for (auto& [number, waits] : rounds_) add_up(waits, number);
   Verdict verdict;
   Round& one = round(seq);
+  std::vector<uint32_t> late;
   for (uint32_t r = 0; r < info_.size; r++) {
     if (fetch(one, r, seq)) continue;
-    verdict.missing.push_back(r);
+    // One that has contributed waits itself: for its neighbours, to be added up with them.
+    (file_.rank(r).contributed.load() < seq ? verdict.missing : late).push_back(r);
     verdict.away |= file_.state(r) == RankState::away;
     if (file_.gone(r) && verdict.failure.empty())
       verdict.failure = "rank " + std::to_string(r) +
                         (file_.state(r) == RankState::died ? " has ended" : " has left the group") + " without taking part";
   }
+  if (verdict.missing.empty()) verdict.missing = std::move(late);
   if (verdict.missing.empty()) {
     if (!one.compared) compare(one, seq);
     verdict.failure = one.failure;
@@ -269,6 +437,7 @@ std::vector<at::Tensor> Exchange::result(uint32_t rank, uint64_t seq, c10::Devic
       if (mine.out.empty()) break;
       fold_what_is_there(one, seq, device);
       TORCH_CHECK(one.failure.empty(), one.failure);
+      TORCH_CHECK(one.ended, "what ranks brought to a reduction is not whole");
       results.push_back(one.folded.at(0));
       break;
     case Collective::broadcast: results.push_back(part(root, 0)); break;
@@ -283,8 +452,14 @@ std::vector<at::Tensor> Exchange::result(uint32_t rank, uint64_t seq, c10::Devic
       for (size_t r = 0; r < info_.size; r++) results.push_back(part(r, rank));
       break;
     case Collective::reduce_scatter: {
-      at::Tensor sum = fold_first(part(0, rank), mine.reduction, one.of[0]->signature.factor, false);
-      for (size_t r = 1; r < info_.size; r++) fold_next(sum, part(r, rank), mine.reduction, one.of[r]->signature.factor);
+      at::Tensor sum;
+      for (size_t r = 0; r < info_.size; r++) {
+        const Contribution& next = *one.of[r];
+        if (next.in_sum) continue;
+        const Reduction how = next.with.empty() ? mine.reduction : of_sums(mine.reduction);
+        if (!sum.defined()) sum = fold_first(part(r, rank), how, next.signature.factor, false);
+        else fold_next(sum, part(r, rank), how, next.signature.factor);
+      }
       fold_end(sum, mine.reduction, info_.size);
       results.push_back(std::move(sum));
       break;
@@ -320,7 +495,8 @@ void Exchange::forget_consumed() {
   uint64_t here = UINT64_MAX;
   for (const uint32_t r : here_) here = std::min(here, file_.rank(r).consumed.load(std::memory_order_relaxed));
   std::erase_if(rounds_, [&](const auto& entry) {
-    return entry.first <= by_all || (entry.first <= here && entry.second.unpublished.empty());
+    const Round& one = entry.second;
+    return entry.first <= by_all || (entry.first <= here && one.unpublished.empty() && one.waiting.empty());
   });
 }
 
@@ -328,7 +504,7 @@ bool Exchange::durable(uint32_t rank) {
   const std::lock_guard<std::mutex> lock(mutex_);
   forget_consumed();
   for (const auto& [seq, one] : rounds_)
-    if (one.unpublished.count(rank)) return false;
+    if (one.unpublished.count(rank) || one.waiting.count(rank)) return false;
   return true;
 }
 

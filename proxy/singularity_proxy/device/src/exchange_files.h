@@ -54,6 +54,7 @@ class GroupFile {
   RankState state(uint32_t r) const { return static_cast<RankState>(rank(r).state.load(std::memory_order_acquire)); }
   bool gone(uint32_t r) const { return state(r) == RankState::left || state(r) == RankState::died; }
   std::atomic<uint32_t>& bell() const { return reinterpret_cast<GroupHeader*>(file_.base())->bell; }
+  std::atomic<uint64_t>& by_ranks() const { return reinterpret_cast<GroupHeader*>(file_.base())->by_ranks; }
   void ring() const;
   bool damaged() const { return file_.damaged(); }
   void remove() const;  // with all arenas

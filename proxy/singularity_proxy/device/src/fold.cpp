@@ -25,6 +25,18 @@ void fold_next(at::Tensor& sum, const at::Tensor& next, Reduction reduction, dou
   TORCH_CHECK(false, "unknown reduction ", static_cast<int64_t>(reduction));
 }
 
+void fold_into(at::Tensor& sum, const std::vector<at::Tensor>& parts, Reduction reduction, const std::vector<double>& factors) {
+  size_t done = 1;
+  if (parts.size() > 1 && (reduction == Reduction::sum || reduction == Reduction::avg)) {
+    at::add_out(sum, parts[0], parts[1]);  // one pass over memory instead of two
+    done = 2;
+  } else {
+    sum.copy_(parts.at(0));
+    if (reduction == Reduction::premul_sum) sum.mul_(factors.at(0));
+  }
+  for (; done < parts.size(); done++) fold_next(sum, parts[done], reduction, factors.at(done));
+}
+
 void fold_end(at::Tensor& sum, Reduction reduction, uint32_t ranks) {
   if (reduction != Reduction::avg) return;
   if (at::isIntegralType(sum.scalar_type(), /*includeBool=*/true))

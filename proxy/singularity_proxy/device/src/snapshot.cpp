@@ -142,6 +142,7 @@ void write_table(const State& state, const std::vector<Entry>& entries, Buffer& 
       }
     }
   }
+  for (const auto& [number, group] : state.groups) out.put<uint32_t>(static_cast<uint32_t>(group.order));
 }
 
 void read_table(State& state, Reader& in) {
@@ -186,6 +187,8 @@ void read_table(State& state, Reader& in) {
         (*messages)[peer] = in.get<uint64_t>();
       }
   }
+  if (!in.left()) return;  // of a version that knew one order of reductions
+  for (auto& [number, group] : state.groups) group.order = static_cast<FoldOrder>(in.get<uint32_t>());
 }
 
 }  // namespace

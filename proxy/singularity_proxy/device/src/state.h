@@ -22,6 +22,7 @@
 #include "stage.h"
 #include "swap.h"
 #include "turn.h"
+#include "wire/fold_order.h"
 #include "wire/records.h"
 
 namespace singularity {
@@ -78,6 +79,7 @@ struct GroupState {
   GroupId id{};
   uint32_t rank = 0, size = 0;
   uint64_t timeout_ms = 0;
+  FoldOrder order = FoldOrder::bitwise;
   std::string name;
   uint64_t contributed = 0, consumed = 0;         // all collectives up to these numbers
   std::map<uint32_t, uint64_t> sent, received;    // by the other rank: all messages up to these numbers

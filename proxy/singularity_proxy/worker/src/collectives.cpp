@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <random>
 
 #include "device.h"
@@ -25,6 +26,15 @@ GroupId drawn_id() {
   GroupId id;
   for (uint8_t& byte : id) byte = static_cast<uint8_t>(entropy());
   return id;
+}
+
+// Of groups that are made from now on.
+FoldOrder wanted_order() {
+  const char* word = std::getenv("SINGULARITY_COLLECTIVES");
+  const std::string wanted = word ? word : "";
+  if (wanted.empty() || wanted == "bitwise") return FoldOrder::bitwise;
+  TORCH_CHECK_VALUE(wanted == "fast", "SINGULARITY_COLLECTIVES is '", wanted, "', but it can be bitwise or fast");
+  return FoldOrder::fast;
 }
 
 void check_root(int64_t root, int size, const char* what) {
@@ -80,6 +90,7 @@ ProxiedGroup::ProxiedGroup(c10::intrusive_ptr<c10d::Store> store, int rank, int 
     : Backend(rank, size),
       store_(std::move(store)),
       options_(std::move(options)),
+      order_(wanted_order()),
       incarnation_(store_->add(kPrefix + "rank-" + std::to_string(rank), 1)) {
   TORCH_CHECK_VALUE(rank >= 0 && rank < size, "a process group of ", size, " ranks has no rank ", rank);
   init();
@@ -128,7 +139,7 @@ Membership& ProxiedGroup::on(int device) {
     GroupId id = *id_;
     id.back() ^= static_cast<uint8_t>(communicator);
     const std::string& name = getGroupDesc().empty() || getGroupDesc() == "undefined" ? options_->group_name : getGroupDesc();
-    found = std::make_shared<Membership>(device, id, rank_, size_, options_->timeout, name);
+    found = std::make_shared<Membership>(device, id, rank_, size_, order_, options_->timeout, name);
     if (first_device_ < 0) first_device_ = device;
   }
   return *found;

@@ -100,6 +100,7 @@ class ProxiedGroup final : public c10d::Backend {
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const c10::intrusive_ptr<GroupOptions> options_;
+  const FoldOrder order_;
   const int64_t incarnation_;  // of this group, for stores that a group of the same name used before
   mutable std::mutex mutex_;   // of what follows; nobody waits for a device under it
   std::map<int, std::shared_ptr<Membership>> memberships_;

@@ -27,12 +27,13 @@ struct WithoutGil {
 
 }  // namespace
 
-Membership::Membership(int device, const GroupId& id, int rank, int size, Milliseconds timeout, std::string name)
-    : channel_(channel(device)), id_(id), rank_(rank), size_(size), name_(std::move(name)), timeout_(timeout) {}
+Membership::Membership(int device, const GroupId& id, int rank, int size, FoldOrder order, Milliseconds timeout, std::string name)
+    : channel_(channel(device)), id_(id), rank_(rank), size_(size), order_(order), name_(std::move(name)), timeout_(timeout) {}
 
 void Membership::tell(Channel& c) {
   RecordHeader* record = c.begin(Kind::join_group, 0, kJoinBytes + name_.size());
   record->base = number_ ? number_ : c.next_group;
+  record->op = static_cast<uint32_t>(order_);
   char* p = reinterpret_cast<char*>(record + 1);
   const uint32_t numbers[] = {static_cast<uint32_t>(rank_), static_cast<uint32_t>(size_)};
   const auto timeout = static_cast<uint64_t>(timeout_.count());

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "channel.h"
+#include "wire/fold_order.h"
 
 namespace singularity {
 
@@ -28,7 +29,7 @@ struct Fold {
 class Membership {
  public:
   using Milliseconds = std::chrono::milliseconds;
-  Membership(int device, const GroupId& id, int rank, int size, Milliseconds timeout, std::string name);
+  Membership(int device, const GroupId& id, int rank, int size, FoldOrder order, Milliseconds timeout, std::string name);
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
   ~Membership() { leave(); }
@@ -53,6 +54,7 @@ class Membership {
   Channel& channel_;
   const GroupId id_;
   const int rank_, size_;
+  const FoldOrder order_;
   const std::string name_;
   // under the channel's lock
   Milliseconds timeout_;
