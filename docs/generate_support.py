@@ -88,7 +88,8 @@ def support_page() -> str:
             "Between the ranks of a session (`torchrun`, `%%singularity run`), each with a virtual "
             "device of its own, under the backend names `nccl`, none, `cpu:gloo,cuda:nccl` and "
             "`gloo` (host tensors then go through gloo). Results are folded in the order of the "
-            "ranks, bit by bit the same on any number of physical devices.\n",
+            "ranks, bit by bit the same on any number of physical devices; with "
+            "`SINGULARITY_COLLECTIVES=fast` each device folds its own ranks' first.\n",
             table(("what", "supported", "remarks"), DISTRIBUTED),
             "## Samples that differ\n",
             table(("operator", "dtypes", "samples", "reason", "example (native / proxied)"), rows)
