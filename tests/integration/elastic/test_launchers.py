@@ -1,19 +1,17 @@
 """The ways a notebook starts several ranks, in a real kernel behind an agent: torchrun, a cell as
-ranks, and fork. Two virtual devices on one physical device, and on two. The stop button."""
+ranks, fork, and spawn from a script and from the notebook itself. Two virtual devices on one
+physical device, and on two. The stop button."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager
 
 import pytest
-from jupyter_client.asynchronous import AsyncKernelClient
-from support.agent import AgentBox
-from support.agent_kernels import NO_HISTORY, client_of, run, start_kernel
+from support.agent_kernels import run
+from support.agent_notebooks import Notebook, notebook
 from support.batch_runs import processes_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio]
@@ -47,27 +45,9 @@ if __name__ == "__main__":
 """
 
 
-@asynccontextmanager
-async def notebook(*devices: str) -> AsyncIterator[tuple[AgentBox, str, AsyncKernelClient]]:
-    """A kernel with two virtual devices, on one or two physical ones."""
-    async with AgentBox("--NodeAgent.proxy_threads=1", warm=1) as box:
-        (Path(box.work) / "train.py").write_text(TRAIN)
-        session, info = await start_kernel(
-            box, NO_HISTORY, "--ext", "singularity_kernel", virtual_devices=2
-        )
-        client = await client_of(info)
-        giving = asyncio.create_task(_give(box, session, devices))
-        try:
-            yield box, session, client
-        finally:
-            giving.cancel()
-            client.stop_channels()
-            await box.end(session)
-
-
-async def _give(box: AgentBox, session: str, devices: tuple[str, ...]) -> None:
-    await box.event("device.need", session)
-    await box.attach(session, 1, *devices)
+def launching(*devices: str) -> AbstractAsyncContextManager[Notebook]:
+    """A notebook with the scripts beside it."""
+    return notebook({"train.py": TRAIN, "spawning.py": SPAWNING}, *devices)
 
 
 def weights(said: str) -> set[str]:
@@ -79,12 +59,14 @@ def weights(said: str) -> set[str]:
 
 @pytest.mark.parametrize("devices", [("cpu:0", "cpu:0"), ("cpu:0", "cpu:1")])
 async def test_all_ways_compute_the_same(devices: tuple[str, ...]) -> None:
-    async with notebook(*devices) as (_, _, client):
+    async with launching(*devices) as (_, _, client):
         torchrun = f"!{sys.executable} -m torch.distributed.run --nproc-per-node 2"
         found = [
             weights(await run(client, f"{torchrun} train.py")),
             weights(await run(client, f"%%singularity run --ranks 2\n{TRAIN}")),
             weights(await run(client, FORK)),
+            weights(await run(client, f"!{sys.executable} spawning.py")),
+            weights(await run(client, SPAWN)),
         ]
         assert len(set.union(*found)) == 1, found
         # The notebook itself goes on with a device.
@@ -101,6 +83,27 @@ os.environ["MASTER_PORT"] = "29611"
 import torch.multiprocessing as mp
 assert not torch.cuda.is_initialized()
 mp.start_processes(train, args=(2,), nprocs=2, start_method="fork")
+"""
+
+
+SPAWN = """
+import os
+os.environ["MASTER_PORT"] = "29612"
+import time
+import torch.multiprocessing as mp
+from train import train
+mp.spawn(train, args=(2,), nprocs=2)
+time.sleep(1)  # what processes say that the kernel has started comes a moment later
+"""
+"""In a cell: a new process finds the function in its module."""
+
+SPAWNING = f"""
+import os
+os.environ["MASTER_PORT"] = "29613"
+{TRAIN.split("if __name__", maxsplit=1)[0]}
+import torch.multiprocessing as mp
+if __name__ == "__main__":
+    mp.spawn(train, args=(2,), nprocs=2)
 """
 
 
@@ -130,7 +133,7 @@ while True:
 )
 async def test_the_stop_button_ends_all_ranks_and_the_kernel_goes_on(code: str) -> None:
     """In steps, and while one rank waits for the other in a collective."""
-    async with notebook("cpu:0", "cpu:1") as (box, session, client):
+    async with launching("cpu:0", "cpu:1") as (box, session, client):
         await run(client, "x = 5")
         cell = client.execute(f"%%singularity run --ranks 2\n{code}")
         said = ""
