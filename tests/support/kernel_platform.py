@@ -8,13 +8,14 @@ import os
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from singularity_scheduler.service.app import SchedulerApp
+from support.agent import SUPPORT, ScriptFleet
 from support.kernel_relay import free_ports, wait_until
 from traitlets.config import Config
 
@@ -40,10 +41,15 @@ class Hub:
 
 
 class Platform:
-    """The service on a thread of its own; the agent is a process."""
+    """The service on a thread of its own; the agent is a process, as `script` runs it, if given."""
 
-    def __init__(self, folder: Path, devices: int) -> None:
+    def __init__(
+        self, folder: Path, devices: int, agent_args: Sequence[str] = (), script: str = ""
+    ) -> None:
         self._config = Config()
+        self._config.LocalFleet.agent_args = list(agent_args)
+        self._script = script
+        self._controller: Any = None
         self._config.SchedulerApp.state_dir = str(folder / "state")
         self._config.LocalFleet.runtime_dir = str(folder / "rt")
         self._config.LocalFleet.cpu_devices = devices
@@ -93,6 +99,12 @@ class Platform:
             self._thread.join()
             self._thread = None
 
+    def decide(self, event: Any) -> None:
+        """Have the service's policy take this event in."""
+        assert self._loop is not None
+        work = self._controller.submit(event)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
     def _run(self, ready: threading.Event) -> None:
         try:
             asyncio.run(self._serve(ready))
@@ -107,9 +119,11 @@ class Platform:
             "JUPYTERHUB_SERVICE_PREFIX": PREFIX,
         }
         app = SchedulerApp(config=self._config)
+        if self._script:
+            app.fleet_class = _running(self._script)
         with mock.patch.dict(os.environ, address):
             running = app.running(hub_auth=Hub())
-            controller = await running.__aenter__()
+            controller = self._controller = await running.__aenter__()
         try:
             ready.set()
             await self._stop.wait()
@@ -119,10 +133,20 @@ class Platform:
             await running.__aexit__(None, None, None)
 
 
+def _running(script: str) -> type[ScriptFleet]:
+    """Agents as this file of the folder runs them."""
+
+    class Scripted(ScriptFleet):
+        def __init__(self, **traits: Any) -> None:
+            super().__init__(SUPPORT / script, **traits)
+
+    return Scripted
+
+
 @contextmanager
-def platform(folder: Path, devices: int = 2) -> Iterator[Platform]:
+def platform(folder: Path, devices: int = 2, **options: Any) -> Iterator[Platform]:
     """A running platform; all of it is ended afterwards."""
-    found = Platform(folder, devices)
+    found = Platform(folder, devices, **options)
     try:
         found.start()
         yield found
