@@ -131,6 +131,8 @@ class AgentBox:
         self._seq += 1
         paths = [str(SUPPORT.parent), *os.environ.get("PYTHONPATH", "").split(":")]
         env = {**os.environ, "PYTHONPATH": ":".join(filter(None, paths)), "HOME": str(self.work)}
+        # A kernel that finds it does not show what processes that its code starts print.
+        env.pop("PYTEST_CURRENT_TEST", None)
         self.started = await self.call(
             "session.start",
             session=session,
