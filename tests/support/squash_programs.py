@@ -218,6 +218,18 @@ def issue(ranks: Sequence[Rank], steps: Sequence[Step]) -> list[Issue]:
     return issues
 
 
+def begin_checked_window(native: Any, issues: Sequence[Issue], check_every: int) -> int:
+    """Reductions until the ranks are in a window that is not squashed. How many that took."""
+    for count in range(50):
+        for one in issues:
+            one.rank.client.sync()
+        if native.squashing()["windows"] % check_every == 0:
+            return count
+        for one in issues:
+            one.take(("reduce", 1, AVG))
+    raise AssertionError(f"the ranks do not come together: {native.squashing()}")
+
+
 def run(
     *,
     seed: int,
@@ -226,11 +238,18 @@ def run(
     squash: bool,
     check_every: int = 3,
     broken: str = "",
+    broken_late: str = "",
+    late_after: int = 0,
     capacity: int = 0,
     size: int = SIZE,
     train: bool = False,
 ) -> dict[str, Any]:
-    """A program on rings of this process. -> {states, squashing, failures, stats, memory}"""
+    """A program on rings of this process. -> {states, squashing, failures, stats, memory}
+
+    `broken`: the operator whose identity is wrong from the beginning. `broken_late`: after the
+    program, in a window that is checked, and `before` is what was known until then; without
+    squashing that is after `late_after` more reductions.
+    """
     from singularity_proxy import build
 
     global SIZE
@@ -253,11 +272,26 @@ def run(
             server.start()
             servers.append(server)
         issues = issue(made, training(steps) if train else program(seed, steps))
+        before: dict[str, Any] = {}
+        if broken_late:
+            if squash:
+                late_after = begin_checked_window(native, issues, check_every)
+            else:
+                for _ in range(late_after):
+                    for one in issues:
+                        one.take(("reduce", 1, AVG))
+            before = native.squashing()
+            native.break_identity_of(broken_late)
+            for step in (("skew", 0, 0, 0), ("reduce", 0, AVG), ("step", [1, 2], 0, 0.1)):
+                for one in issues:
+                    one.take(step)
         states = [one.state() for one in issues]
         result = {
             "states": states,
             "failures": [rank.client.failure for rank in made if rank.client.error_seq],
             "squashing": native.squashing(),
+            "before": before,
+            "late_after": late_after,
             "memory": native.memory("cpu"),
             "stats": [server.stats() for server in servers],
         }

@@ -98,6 +98,24 @@ def test_a_wrong_identity_is_found_and_changes_nothing(tmp_path: Path) -> None:
     assert broken["states"] == alone["states"]
 
 
+@pytest.mark.timeout(300)
+def test_an_identity_that_goes_wrong_later_is_found_by_the_next_check(tmp_path: Path) -> None:
+    """When storages are shared and calls spared already."""
+    base: dict[str, Any] = {"seed": 5, "steps": 150, "ranks": 3, "check_every": 3}
+    base["broken_late"] = "aten::mul.Scalar"
+    (broken,) = execute(tmp_path, {**base, "squash": True})
+    after = broken["late_after"]
+    (alone,) = execute(tmp_path, {**base, "squash": False, "late_after": after})
+    assert broken["before"]["state"] == "proven"
+    assert broken["before"]["why_off"] == ""
+    assert broken["before"]["skipped"] > 0
+    assert broken["squashing"]["state"] == "off"
+    why = broken["squashing"]["why_off"]
+    assert "(384 bytes, last written by aten::mul) should be equal and are not" in why
+    assert broken["failures"] == alone["failures"] == []
+    assert broken["states"] == alone["states"]
+
+
 MIB = 1 << 20
 TRAINING = {"seed": 0, "steps": 8, "ranks": 4, "train": True, "size": MIB // 4, "check_every": 3}
 
