@@ -238,7 +238,14 @@ class Proxy:
             if rank.groups() and not (rank.stopped or rank.blocked):
                 held = False
         devices = {key: {r: int(r) for r in at} for key, at in groups.items()}
-        return {"groups": groups, "open": sorted(open_), "held": held, "devices": devices}
+        sizes = {key: len(self.world.contributed[key]) for key in groups}
+        return {
+            "groups": groups,
+            "open": sorted(open_),
+            "held": held,
+            "devices": devices,
+            "sizes": sizes,
+        }
 
     async def barrier_ask(self) -> dict[str, Any]:
         await asyncio.sleep(0.0002)

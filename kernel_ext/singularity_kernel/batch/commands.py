@@ -25,7 +25,7 @@ def run_command(command: str, ranks: int, stop: Stop, environ: Mapping[str, str]
         raise stop.fate("nothing was run")
     started = [_start(command, {**environ, **more}) for more in environments(ranks, environ)]
     with stop.waking(lambda: _end(started)):
-        failed = _first_failure(started)
+        failed = _first_failure(started, _names(ranks, environ))
     if stop.signum is not None:
         raise stop.fate("what it wrote is kept")
     if failed is not None:
@@ -37,6 +37,14 @@ def environments(ranks: int, environ: Mapping[str, str]) -> list[dict[str, str]]
     return [{}] if ranks == 0 else ranks_module.environments(ranks, environ)
 
 
+def _names(ranks: int, environ: Mapping[str, str]) -> list[str]:
+    """What each of the processes is called, for people."""
+    if ranks * ranks_module.part_of(environ)[1] <= 1:
+        return ["the command"]
+    first = ranks_module.first_rank(ranks, environ)
+    return [f"rank {rank} of the command" for rank in range(first, first + ranks)]
+
+
 def _start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(["bash", "-c", command], env=environ, start_new_session=True)
@@ -44,19 +52,21 @@ def _start(command: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
         raise BadRun(f"the command could not be started ({error}); nothing was run") from None
 
 
-def _first_failure(started: Sequence[subprocess.Popen[bytes]]) -> CommandFailed | None:
+def _first_failure(
+    started: Sequence[subprocess.Popen[bytes]], names: Sequence[str]
+) -> CommandFailed | None:
     """Wait for all; the failure of the one that failed first."""
     failed = None
-    left = {child.pid: rank for rank, child in enumerate(started)}
+    left = {child.pid: place for place, child in enumerate(started)}
     while left:
         pid, status = os.wait()
-        rank = left.pop(pid, None)  # None: an orphan, when this is the capsule's first process
-        if rank is None:
+        place = left.pop(pid, None)  # None: an orphan, when this is the capsule's first process
+        if place is None:
             continue
         code = os.waitstatus_to_exitcode(status)
-        started[rank].returncode = code
+        started[place].returncode = code
         if code and failed is None:
-            who = f"rank {rank} of the command" if len(started) > 1 else "the command"
+            who = names[place]
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             failed = CommandFailed(f"{who} ended with {how}", code if code > 0 else 128 - code)
             _end(started)

@@ -38,6 +38,7 @@ SESSION_VARIABLES = frozenset(
         "SINGULARITY_DOORBELL",
         "SINGULARITY_DEVICES",
         "SINGULARITY_DEVICE_TYPE",
+        "SINGULARITY_GANG",
     }
 )
 """What the agent sets for a session's processes; never taken from anywhere else."""

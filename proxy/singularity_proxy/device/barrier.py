@@ -15,6 +15,7 @@ def answer(rings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     groups: dict[str, dict[str, int]] = {}
     devices: dict[str, dict[str, int]] = {}
     names: dict[str, str] = {}
+    sizes: dict[str, int] = {}
     open_: set[str] = set()
     held = True
     for ring in rings:
@@ -25,7 +26,7 @@ def answer(rings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         held = held and bool(ring["stands"] or (ring["activity"] == "blocked" and ring["pending"]))
         for group in own:
             key, rank = group["id"], group["rank"]
-            names[key] = group["name"]
+            names[key], sizes[key] = group["name"], group["size"]
             groups.setdefault(key, {})[str(rank)] = group["contributed"]
             devices.setdefault(key, {})[str(rank)] = ring["virtual_device"]
             if group["consumed"] < group["contributed"]:
@@ -41,6 +42,7 @@ def answer(rings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "groups": groups,
         "open": sorted(open_),
         "names": names,
+        "sizes": sizes,
         "devices": devices,
         "held": held,
     }

@@ -127,7 +127,9 @@ class DeviceProxy:
             _limit_cuda(binding)
             self._facts = _facts_of_cuda(binding)
         native.check_squashing_every(check_squashing_every)
-        native.name_device(device)
+        # Ranks of another session meet these when both are parts of a gang: cpu:0 of its node is
+        # another device.
+        native.name_device(f"{session}/{device}")
         self.binding = binding
         return {"pid": os.getpid()}
 

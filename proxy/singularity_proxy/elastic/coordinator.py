@@ -8,6 +8,10 @@ it uses the last result, where a training step has no activations); one that has
 it has, or until it waits for another rank. What is short then raises a target: the next round. The
 numbers only grow, and a rank that stands does not make them grow, so rounds come to an end.
 
+In a part of a gang some ranks are on other nodes. Nobody here can stop them, and they may stand for
+a barrier of their own, or be parked: what they owe is waited for only as long as something moves.
+A rank that still waits for it is moved with its journal, which makes its contributions again.
+
 No I/O of its own: proxies are objects with three calls, time is the running loop's.
 """
 
@@ -30,6 +34,9 @@ POLL_S = 0.001
 
 ROUND_S = 0.02
 """A proxy whose ranks do not all stand answers after this, so that others' news reach it."""
+
+ELSEWHERE_S = 0.5
+"""When nothing moved for so long, ranks on other nodes are not waited for."""
 
 NUDGE_S = 1.0
 """When nothing moved for so long, ranks that stand go on to one more collective: somebody may wait
@@ -68,14 +75,17 @@ class View:
     names: dict[str, str] = field(default_factory=dict)
     members: dict[str, dict[int, int]] = field(default_factory=dict)
     """Key -> rank -> its virtual device."""
+    elsewhere: dict[str, int] = field(default_factory=dict)
+    """Key -> how many of its ranks are on other nodes; empty unless this is a part of a gang."""
     stand: bool = True
     """Every rank that has a group is stopped."""
 
     @classmethod
-    def read(cls, answers: Iterable[Mapping[str, Any]]) -> View:
+    def read(cls, answers: Iterable[Mapping[str, Any]], *, part: bool = False) -> View:
         """From answers {"groups": {key: {rank: contributed}}, "open": [key], "names": {key: name},
-        "devices": {key: {rank: virtual device}}, "held": bool}."""
-        view = cls()
+        "sizes": {key: ranks}, "devices": {key: {rank: virtual device}}, "held": bool}. `part`: of
+        a part of a gang; else a rank that no answer has is one that comes or goes."""
+        view, sizes = cls(), dict[str, int]()
         for answer in answers:
             for key, ranks in answer["groups"].items():
                 mine = view.contributed.setdefault(key, {})
@@ -85,12 +95,15 @@ class View:
                 at.update({int(rank): int(v) for rank, v in ranks.items()})
             view.open.update(answer.get("open", ()))
             view.names.update(answer.get("names", {}))
+            sizes.update(answer.get("sizes", {}))
             view.stand = view.stand and bool(answer.get("held", False))
         for key, ranks in view.contributed.items():
             group, _, pair = key.partition(":")
             for end in pair.split(">") if pair else ():  # who has not counted a message yet
                 if int(end) in view.contributed.get(group, {}):
                     ranks.setdefault(int(end), 0)
+            if part:
+                view.elsewhere[key] = (2 if pair else sizes[key]) - len(ranks)
         return view
 
     def targets(self) -> dict[str, int]:
@@ -101,6 +114,11 @@ class View:
     def level(self) -> bool:
         """All ranks of each group contributed to the same collectives, and all have the results."""
         return not self.open and all(len(set(r.values())) < 2 for r in self.contributed.values())
+
+    @property
+    def waits_elsewhere(self) -> bool:
+        """A rank waits for a result that one on another node may owe."""
+        return any(self.elsewhere.get(key) for key in self.open)
 
     def advanced_since(self, before: View) -> dict[str, int]:
         """Key -> how many more collectives a rank contributed to, at most."""
@@ -115,7 +133,11 @@ class View:
     def groups(self) -> list[Group]:
         """For `placement`."""
         return [
-            Group(self.names.get(key, ""), tuple(v for _, v in sorted(at.items())))
+            Group(
+                self.names.get(key, ""),
+                tuple(v for _, v in sorted(at.items())),
+                self.elsewhere.get(key, 0),
+            )
             for key, at in self.members.items()
         ]
 
@@ -149,11 +171,14 @@ class Cut:
 
 class Barrier:
     """One barrier of one session. `reach` it, do what it is for, `release`; or use it as a context
-    manager around `reach`, which releases in any case."""
+    manager around `reach`, which releases in any case. `part`: the session is a part of a gang."""
 
-    def __init__(self, proxies: Iterable[Stoppable], *, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self, proxies: Iterable[Stoppable], *, grace_s: float = GRACE_S, part: bool = False
+    ) -> None:
         self._proxies = list(proxies)
         self._grace_s = grace_s
+        self._part = part
         self._targets: dict[str, int] = {}
 
     async def __aenter__(self) -> Barrier:
@@ -170,12 +195,17 @@ class Barrier:
         began = clock()
         view = View()
         try:
-            view = asked = View.read(await self._all("barrier_ask"))
+            view = asked = View.read(await self._all("barrier_ask"), part=self._part)
             seen = self._targets = view.targets()
             rounds, moved, nudged = 1, began, False
+            still = began
             while (left := began + deadline_s - clock()) > 0:
-                view = View.read(await self._all("barrier_hold", min(left, ROUND_S), self._grace_s))
-                if view.level and view.stand:
+                answers = await self._all("barrier_hold", min(left, ROUND_S), self._grace_s)
+                before, view = view, View.read(answers, part=self._part)
+                if (view.contributed, view.open) != (before.contributed, before.open):
+                    still = clock()
+                alone = view.waits_elsewhere and clock() - still > ELSEWHERE_S
+                if view.stand and (view.level or alone):
                     self._targets = view.targets()
                     far = view.advanced_since(asked)
                     return Cut(self._targets, view.groups(), rounds, clock() - began, far)

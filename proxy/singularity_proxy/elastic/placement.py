@@ -28,6 +28,8 @@ class Group:
     """Its description in `torch.distributed` (`new_group(group_desc=...)`, a mesh's dimension)."""
     members: tuple[int, ...]
     """The virtual devices of its ranks."""
+    elsewhere: int = 0
+    """So many more ranks it has, on other nodes (in a part of a gang)."""
 
 
 def replicas(virtual: int, groups: Iterable[Group] = ()) -> list[list[int]]:
@@ -38,9 +40,10 @@ def replicas(virtual: int, groups: Iterable[Group] = ()) -> list[list[int]]:
     group called after data parallelism (`REPLICAS`) may share; a description that says nothing is
     taken for a group of shards.
     """
-    known = [g for g in groups if len(set(g.members)) > 1]
+    known = [g for g in groups if len(set(g.members)) + g.elsewhere > 1]
     ranks = {v for g in known for v in g.members}
-    smaller = [g for g in known if set(g.members) != ranks]
+    most = max((g.elsewhere for g in known), default=0)
+    smaller = [g for g in known if set(g.members) != ranks or g.elsewhere < most]
     if not smaller:
         return [list(range(virtual))]
     first = list(range(virtual))  # of each virtual device: the lowest one that it may share with

@@ -1,4 +1,8 @@
-"""Starts one program as several ranks, as `torchrun` does, and stays with them to their end."""
+"""Starts one program as several ranks, as `torchrun` does, and stays with them to their end.
+
+In a part of a gang, a session that runs the program together with sessions on other nodes, these
+are some of its ranks only: the node agent says so in `PART`, and in nothing else.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,10 @@ LOOK_S = 0.05
 PIECE_S = 0.25
 """A line without an end, such as a progress bar, is passed on within this as far as it goes."""
 
+PART = "SINGULARITY_GANG"
+"""Variable of a session that is a part of a gang: "number/parts". What its ranks start themselves
+is no part of it, so they do not have it."""
+
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
 
@@ -39,18 +47,35 @@ class RankFailed(Exception):
         """As `subprocess`: minus the number of the signal that ended it."""
 
 
+def part_of(environ: Mapping[str, str]) -> tuple[int, int]:
+    """(number, parts) of the gang whose part `environ` says that this session is; (0, 1): none."""
+    number, _, parts = environ.get(PART, "").partition("/")
+    return (int(number), int(parts)) if parts else (0, 1)
+
+
 def environments(ranks: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """What each rank gets more than `environ`, as `torchrun` names it. An address and port for the
-    ranks to meet at that `environ` has is kept."""
+    """What each of the `ranks` of this node gets more than `environ`, as `torchrun` names it. An
+    address and port for the ranks to meet at that `environ` has is kept."""
+    number, parts = part_of(environ)
     same = {
-        "WORLD_SIZE": str(ranks),
+        "WORLD_SIZE": str(parts * ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "NODE_RANK": "0",
+        "GROUP_RANK": str(number),
+        "GROUP_WORLD_SIZE": str(parts),
+        "NODE_RANK": str(number),
         "MASTER_ADDR": environ.get("MASTER_ADDR", "127.0.0.1"),
         "MASTER_PORT": environ.get("MASTER_PORT") or str(_free_port()),
+        **({PART: ""} if parts > 1 else {}),
     }
-    return [{**same, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    first = first_rank(ranks, environ)
+    return [
+        {**same, "RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(ranks)
+    ]
+
+
+def first_rank(ranks: int, environ: Mapping[str, str]) -> int:
+    """The lowest number of the `ranks` that run here: 0, but in a part of a gang."""
+    return part_of(environ)[0] * ranks
 
 
 def run_ranks(
@@ -62,6 +87,7 @@ def run_ranks(
     pieces: bool = False,
 ) -> None:
     """Run `command` as `ranks` processes to their end; called by whoever waits for them anyway.
+    Ranks are told by their number among all of the program, also those on other nodes.
 
     `write(rank, line)` gets what they print, line by line (None: they print where this process
     does). With `pieces` it gets what there is of a line that has no end for `PIECE_S`, and what it
@@ -73,19 +99,20 @@ def run_ranks(
     """
     started: list[subprocess.Popen[bytes]] = []
     lines = _Lines(write, pieces) if write is not None else None
+    first = first_rank(ranks, environ)
     failed: RankFailed | None = None
     try:
         for more in environments(ranks, environ):
             started.append(_start(command, {**environ, **more}, lines is not None))
             if lines is not None:
-                lines.follow(len(started) - 1, started[-1])
+                lines.follow(first + len(started) - 1, started[-1])
         while failed is None and any(_code(child) is None for child in started):
             _look(lines)
-            failed = _first_failure(started)
+            failed = _first_failure(started, first)
     except BaseException:
         _end(started, lines, (signal.SIGINT, signal.SIGTERM, signal.SIGKILL))
         raise
-    failed = failed or _first_failure(started)
+    failed = failed or _first_failure(started, first)
     _end(started, lines, (signal.SIGTERM, signal.SIGKILL))
     if lines is not None:
         lines.rest()
@@ -145,8 +172,8 @@ def _living(started: Sequence[subprocess.Popen[bytes]]) -> set[int]:
     return found
 
 
-def _first_failure(started: Sequence[subprocess.Popen[bytes]]) -> RankFailed | None:
-    for rank, child in enumerate(started):
+def _first_failure(started: Sequence[subprocess.Popen[bytes]], first: int) -> RankFailed | None:
+    for rank, child in enumerate(started, first):
         if code := _code(child):
             return RankFailed(rank, code)
     return None

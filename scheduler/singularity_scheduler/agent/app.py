@@ -187,8 +187,9 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
     tunnel_ip = Unicode(
         "127.0.0.1",
         config=True,
-        help="""Address of this node at which its relays listen for kernels that run on other nodes;
-        the connection is encrypted, and only the session's own capsule is let in.""",
+        help="""Address of this node at which its relays listen for kernels that run on other nodes,
+        and the bridges of gangs for each other. The connections are encrypted; only the session's
+        own capsule, or another part of the same gang, is let in.""",
     )
     uid_range = Unicode(
         "1900000000-1900009999",

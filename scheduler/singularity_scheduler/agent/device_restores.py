@@ -65,6 +65,7 @@ class DeviceRestorer:
         proxy to be read, and what the store raises; the session goes on as it was then."""
         record, node = live.record, self._node
         record.check_live()
+        record.check_storable()
         record.check_epoch(epoch)
         stage = node.settings.session_shm(record.session) + files.STAGE
         try:

@@ -16,6 +16,20 @@ KINDS = ("interactive", "batch")
 PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 
 
+MAX_PARTS = 1024
+
+
+@dataclass(frozen=True)
+class Gang:
+    """That a session is part `number` of the `parts` that run one program together, each on a node
+    of its own. `key` lets their bridges in at each other."""
+
+    id: str
+    number: int
+    parts: int
+    key: str = field(repr=False)
+
+
 @dataclass(frozen=True)
 class LaunchRequest:
     """A checked start command. `env` is the whole environment a capsule asks for; `connection` is
@@ -38,6 +52,7 @@ class LaunchRequest:
     killed."""
     restartable: bool = False
     """It may be started elsewhere when this node is lost, though it has no checkpoint."""
+    gang: Gang | None = None
 
     @classmethod
     def parse(cls, params: Mapping[str, Any]) -> LaunchRequest:
@@ -71,6 +86,7 @@ class LaunchRequest:
             owner_pid=owner_pid,
             epoch=number(params, "epoch") if params.get("epoch") is not None else 0,
             restartable=launch.get("restartable") is True,
+            gang=_gang(launch, mode),
         )
 
     def listening_at(self, ip: str) -> LaunchRequest:
@@ -128,6 +144,26 @@ def _env(launch: Mapping[str, Any]) -> dict[str, str]:
     if bad:
         raise BadRequest(f"'{bad[0]}' cannot be a variable of the environment")
     return dict(env)
+
+
+def _gang(launch: Mapping[str, Any], mode: str) -> Gang | None:
+    gang = launch.get("gang")
+    if gang is None:
+        return None
+    if not isinstance(gang, Mapping):
+        raise BadRequest("'gang' must say which part of which gang the session is")
+    if mode != "capsule" or launch.get("connection") is not None:
+        raise BadRequest("only a run without a kernel connection can be a part of a gang")
+    id, key = text(gang, "id"), text(gang, "key")
+    at, parts = number(gang, "number"), number(gang, "parts")
+    if not re.fullmatch(r"[0-9a-f]{1,64}", id) or not re.fullmatch(r"[0-9a-f]{64}", key):
+        raise BadRequest("id and key of a gang are hexadecimal, the key has 64 digits")
+    if not 2 <= parts <= MAX_PARTS or at >= parts:
+        raise BadRequest(
+            f"a gang has between 2 and {MAX_PARTS} parts, numbered from 0, so there is no part "
+            f"{at} of {parts}"
+        )
+    return Gang(id, at, parts, key)
 
 
 def _connection(launch: Mapping[str, Any]) -> dict[str, Any] | None:

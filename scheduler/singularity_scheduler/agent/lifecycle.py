@@ -32,6 +32,7 @@ from singularity_proxy.errors import BadRequest, Conflict, SingularityError, Una
 
 from singularity_scheduler import logs
 
+from .bridges import BridgeKeeper, variables
 from .devices import DeviceKeeper
 from .folders import open_session_folders
 from .launch import LaunchRequest
@@ -46,7 +47,7 @@ from .rings import RingSet, ring_number
 from .session_api import SessionApi
 from .session_logs import CAPSULE_LOG, SessionLogs
 from .session_socket import SessionSocket
-from .sessions import Life, Phase, SessionRecord
+from .sessions import GangPart, Life, Phase, SessionRecord
 from .suspends import go_on, remove_copies
 
 log = logging.getLogger("singularity.agent")
@@ -69,6 +70,7 @@ class Lifecycle:
         self._api = SessionApi(node, devices)
         self._resumer = Resumer(node)
         self.relays = RelayKeeper(node)
+        self.bridges = BridgeKeeper(node)
         self.owners = Owners(node, self.relays, self._end_soon)
         self.logs = SessionLogs(node)
 
@@ -98,6 +100,7 @@ class Lifecycle:
             owner=owner,
             epoch=request.epoch,
             restartable=request.restartable,
+            part=part_of(request),
         )
         live = self._make(record)
         self._admit(live)
@@ -128,6 +131,8 @@ class Lifecycle:
         assert record.process is not None
         log.info("session of %s started as process %d", record.user, record.process.pid)
         node.emit(record.session, "process.live", pid=record.process.pid)
+        if record.part is not None:
+            node.emit(record.session, "session.bridge", bridge=record.part.address)
         watch = live.capsule.watch if live.capsule else live.joined
         if watch is not None and not watch.alive:  # it ended before anybody could listen
             self._process_exited(live)
@@ -136,6 +141,7 @@ class Lifecycle:
             "connection": request.connection,
             "env": self._variables(live) if request.mode == "joined" else {},
             "identity": identity.sentence,
+            **({"bridge": record.part.address} if record.part else {}),
         }
 
     async def resume(self, request: ResumeRequest) -> dict[str, Any]:
@@ -247,6 +253,7 @@ class Lifecycle:
             "SINGULARITY_DEVICES": str(live.record.virtual_devices),
             "SINGULARITY_DEVICE_TYPE": self._node.device_type,
             "CUDA_VISIBLE_DEVICES": "",
+            **variables(live.record),
         }
 
     async def _start_capsule(self, live: LiveSession, request: LaunchRequest) -> None:
@@ -261,6 +268,7 @@ class Lifecycle:
             write_private(kernel_file, kernel_connection(request.connection, folder), owner)
             argv = [word.replace("{connection_file}", kernel_file) for word in argv]
             argv = shim_command(node.settings, folder, argv)
+        await self.bridges.begin(live)  # first: it has the port at which ranks meet
         # A mapped uid has no entry in the password file; who asks for a name looks here first.
         name = {"USER": record.user, "LOGNAME": record.user}
         spec = CapsuleSpec(
@@ -359,6 +367,7 @@ class Lifecycle:
         await live.socket.close()
         if not isinstance(live.capsule, NamespaceCapsule):  # from which nothing escapes
             await end_marked(f"SINGULARITY_SOCKET={live.socket.path}".encode())
+        await self.bridges.end(live)
         if record.elsewhere:
             await self.relays.wait_for(live)
         if live.relay:
@@ -489,6 +498,7 @@ class Lifecycle:
             )
             self._node.lease.adopt(live)
         self.relays.adopt(live)
+        self.bridges.adopt(live)
         if record.life is Life.LIVE:
             self.owners.watch(live)
 
@@ -496,5 +506,13 @@ class Lifecycle:
         """Keep the session's log files bounded; called every few seconds."""
         self.logs.trim(live)
         self.relays.trim(live.record.session)
+        if live.bridge is not None:
+            self.bridges.trim(live.record.session)
         for proxy in (*live.proxies.values(), *live.off_device.values()):
             trim_log(proxy.log_path, self._node.settings.log_bytes)
+
+
+def part_of(request: LaunchRequest) -> GangPart | None:
+    """For the record of a session that is about to be started."""
+    gang = request.gang
+    return None if gang is None else GangPart(gang.id, gang.number, gang.parts, gang.key)

@@ -38,6 +38,8 @@ class LiveSession:
         """The first process of a joined session."""
         self.relay: Relay | None = None
         """None: it has none, or it is on another node."""
+        self.bridge: Capsule | None = None
+        """To the other parts of its gang; None: it is no part of one."""
         self.told_away = True
         """Whether the relay may believe that the session is away."""
         self.positions: dict[str, dict[str, Any] | None] = {}

@@ -54,7 +54,7 @@ class Settings:
     park_by: str = park_policy.AUTO
     held_output_bytes: int = 32 << 20
     tunnel_ip: str = "127.0.0.1"
-    """Where relays listen for the kernels' side."""
+    """Where relays listen for the kernels' side, and bridges for those of other nodes."""
     client_ip: str = ""
     """Where they listen for Jupyter's clients; "": where those ask for."""
     python: str = sys.executable
@@ -72,6 +72,11 @@ class Settings:
     def relay_dir(self, session: str) -> str:
         """State of the session's relay, which stays when the session leaves this node."""
         return os.path.join(self.runtime_dir, "r", session)
+
+    def bridge_dir(self, session: str) -> str:
+        """Of the bridge of a session that is a part of a gang: the session's user's, as a relay's,
+        and not in the session's own folder."""
+        return os.path.join(self.runtime_dir, "b", session)
 
     def checkpoint_dir(self, session: str) -> str:
         return os.path.join(self.state_dir, "checkpoints", session)

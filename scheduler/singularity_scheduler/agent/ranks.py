@@ -56,7 +56,8 @@ async def together(live: LiveSession, barrier_s: float) -> AsyncIterator[Cut | N
     if live.barrier is not None or not await grouped(live):
         yield None  # whoever holds it lets go of it
         return
-    async with Barrier(Ranks(proxy) for proxy in live.proxies.values()) as barrier:
+    proxies = [Ranks(proxy) for proxy in live.proxies.values()]
+    async with Barrier(proxies, part=live.record.part is not None) as barrier:
         try:
             cut = await barrier.reach(barrier_s)
         except NotFound:

@@ -80,6 +80,7 @@ class CommandServer:
             "session.resume": self.resume,
             "session.connection": self.connection,
             "session.own": self.own,
+            "session.peers": self.peers,
             "checkpoints.list": self.list_checkpoints,
             "checkpoints.delete": self.delete_checkpoint,
             "renew": self.renew,
@@ -341,6 +342,13 @@ class CommandServer:
     async def own(self, _: Peer, params: dict[str, Any]) -> Any:
         session, owner_pid = text(params, "session"), number(params, "owner_pid")
         await self._lifecycle.owners.own(session, owner_pid)
+        return {}
+
+    async def peers(self, _: Peer, params: dict[str, Any]) -> Any:
+        live, peers = self._node.session(text(params, "session")), params.get("peers")
+        if not isinstance(peers, dict) or not all(isinstance(at, str) for at in peers.values()):
+            raise BadRequest("'peers' must map the numbers of parts to their bridges' addresses")
+        await self._lifecycle.bridges.set_peers(live, peers)
         return {}
 
     async def list_checkpoints(self, _: Peer, params: dict[str, Any]) -> Any:

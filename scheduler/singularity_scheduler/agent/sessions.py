@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from singularity_proxy.capsule.process import ProcessIdentity
-from singularity_proxy.errors import Conflict, StaleEpoch
+from singularity_proxy.errors import Conflict, StaleEpoch, Unsupported
 
 
 class Phase(enum.Enum):
@@ -127,6 +127,41 @@ class RingRecord:
 
 
 @dataclass
+class GangPart:
+    """Which part of which gang a session is, and the bridge to the others; see `bridges`."""
+
+    gang: str
+    number: int
+    """0 to `parts` - 1: what torch calls the rank of the node."""
+    parts: int
+    key: str = field(repr=False)
+    """What lets bridges of the gang in at each other, in hexadecimal digits."""
+    process: ProcessIdentity | None = None
+    port: int = 0
+    """Where the bridge listens for the other parts; 0: it was not started yet."""
+    master_port: int = 0
+    """Where ranks of this part find the rendezvous."""
+    address: str = ""
+    """HOST:PORT of the bridge, as other nodes reach it."""
+    peers: dict[str, str] = field(default_factory=dict)
+    """Addresses of the other parts' bridges, by number, as far as they are known."""
+
+    @property
+    def why_it_stays(self) -> str:
+        return (
+            f"it is part {self.number} of a gang on {self.parts} nodes, which cannot be stored or "
+            "moved yet: park it, or let it end"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "process": self.process and self.process.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> GangPart:
+        return cls(**{**data, "process": ProcessIdentity.from_json(data["process"])})
+
+
+@dataclass
 class SessionRecord:
     """Everything about a session that must survive the agent."""
 
@@ -170,6 +205,8 @@ class SessionRecord:
     """Whether Jupyter is connected to it, through a relay."""
     tunnel: str = ""
     """HOST:PORT of that relay, as the session's processes see it."""
+    part: GangPart | None = None
+    """None: it is no part of a gang."""
     cwd: str = "/"
     kept: list[str] | None = field(default_factory=list)
     """Folders that its capsule shares with the machine at their path; None: /tmp as a whole."""
@@ -219,6 +256,15 @@ class SessionRecord:
                 session=self.session,
             )
 
+    def check_storable(self) -> None:
+        """Refuse to store or move a part of a gang: the others would wait for what is in no
+        image."""
+        if self.part is not None:
+            raise Unsupported(
+                f"session {self.session} goes on as it is: {self.part.why_it_stays}",
+                session=self.session,
+            )
+
     @property
     def alive(self) -> bool:
         return self.life in (Life.STARTING, Life.LIVE)
@@ -254,6 +300,7 @@ class SessionRecord:
             data[name] = data[name] and data[name].to_json()
         data["proxies"] = {k: v.to_json() for k, v in self.proxies.items()}
         data["rings"] = {k: v.to_json() for k, v in self.rings.items()}
+        data["part"] = self.part and self.part.to_json()
         return data
 
     @classmethod
@@ -264,6 +311,7 @@ class SessionRecord:
             data[name] = ProcessIdentity.from_json(data[name])
         data["proxies"] = {k: ProxyRecord.from_json(v) for k, v in data["proxies"].items()}
         data["rings"] = {k: RingRecord.from_json(v) for k, v in data["rings"].items()}
+        data["part"] = GangPart.from_json(data["part"]) if data.get("part") else None
         return cls(**data)
 
     def report(self, waiting: bool) -> dict[str, Any]:
@@ -287,4 +335,5 @@ class SessionRecord:
             "recorded": self.recorded,
             "reason": self.reason,
             "incarnation": self.incarnation,
+            **({"bridge": self.part.address} if self.part else {}),
         }

@@ -89,6 +89,7 @@ class Suspender:
         `Unsupported` for a level that cannot be had, what `dump` and the store raise."""
         record = live.record
         record.check_live()
+        record.check_storable()
         why = await self.why_no_image(live)
         if level == "process" and why:
             raise Unsupported(f"no process image of session {record.session} was taken: {why}")
@@ -127,6 +128,7 @@ class Suspender:
         the answer of `session.suspend`. On any error the session goes on here."""
         record = live.record
         record.check_live()
+        record.check_storable()
         if why := await self.why_no_image(live):
             raise Unsupported(
                 f"session {record.session} cannot be suspended: {why}; it goes on here"

@@ -86,6 +86,9 @@ class AgentSession(_AgentSessionBase, total=False):
     incarnation: int
     recorded: dict[str, Any]
     """What it recorded, name -> last value."""
+    bridge: str
+    """Of a part of a gang: HOST:PORT at which the other parts reach it; `session.peers` tells them.
+    """
 
 
 class Hello(TypedDict):
@@ -121,7 +124,8 @@ session.wanted (a request reached the relay of a session that is away), session.
 Jupyter server is gone), session.suspended and session.restored (the command's answer says it too),
 checkpoint.progress {bytes_done, bytes_total, bytes_sent, rate, eta_s}, steps {count} (optimizer
 steps or barriers since the session was started), recorded {values} (name -> value, those that are
-new); of the node itself (session "") node.devices,
+new), session.bridge {bridge} (of a part of a gang; also after its bridge was replaced, maybe at
+the same address); of the node itself (session "") node.devices,
 data {"devices": list of AgentDeviceHealth}. Called on the
 event loop; must not block."""
 

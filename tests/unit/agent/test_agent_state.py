@@ -19,9 +19,10 @@ from singularity_proxy.errors import (
     NoSpace,
     SingularityError,
     StaleEpoch,
+    Unsupported,
 )
 from singularity_scheduler.agent.identity import Identities, parse_uid_range
-from singularity_scheduler.agent.launch import LaunchRequest
+from singularity_scheduler.agent.launch import PORTS, Gang, LaunchRequest
 from singularity_scheduler.agent.leases import LeaseTable
 from singularity_scheduler.agent.ledger import KEEP_ANSWERS, Ledger
 from singularity_scheduler.agent.probe import probe_devices, torch_version
@@ -29,6 +30,7 @@ from singularity_scheduler.agent.relays import kernel_connection, write_private
 from singularity_scheduler.agent.rings import WITHDRAW_S, RingSet, check_torch, ring_number
 from singularity_scheduler.agent.sessions import (
     PHASE_MOVES,
+    GangPart,
     Life,
     Phase,
     ProxyRecord,
@@ -105,6 +107,7 @@ def test_a_session_survives_its_document() -> None:
         rings={"r1": RingRecord("r1", "/x/r1.ring", 1, process, 44)},
         rings_made=3,
         busy=True,
+        part=GangPart("ab", 1, 2, "c" * 64, process, 7000, 7001, "h:7000", {"0": "g:1"}),
     )
     assert SessionRecord.from_json(full.to_json()) == full
     assert full.rings["r1"].prefix == "/x/r1"
@@ -139,6 +142,24 @@ def test_what_a_session_reports_and_refuses() -> None:
     assert session.report(True)["saved"] is False
     with pytest.raises(Conflict, match="its process ended"):
         session.check_live()
+
+
+def test_a_part_of_a_gang_is_not_stored_and_says_where_its_bridge_is() -> None:
+    part = GangPart("ab", 0, 2, "c" * 64, address="10.0.0.1:7000")
+    session = record(life=Life.LIVE, part=part)
+    assert session.report(False)["bridge"] == "10.0.0.1:7000"
+    with pytest.raises(
+        Unsupported,
+        match="it is part 0 of a gang on 2 nodes, which cannot be stored or moved yet: park it, "
+        "or let it end",
+    ):
+        session.check_storable()
+    assert "c" * 64 not in repr(session)
+    alone = record(life=Life.LIVE)
+    alone.check_storable()
+    assert "bridge" not in alone.report(False)
+    old = {name: value for name, value in alone.to_json().items() if name != "part"}
+    assert SessionRecord.from_json(old) == alone
 
 
 def test_leases_run_out_once_and_never_come_back() -> None:
@@ -279,6 +300,17 @@ def start(**changes: Any) -> dict[str, Any]:
     }
 
 
+CONNECTION = {"transport": "tcp", "ip": "127.0.0.1"} | dict.fromkeys(PORTS, 4001)
+GANG = {"id": "ab12", "number": 1, "parts": 2, "key": "c" * 64}
+
+
+def test_a_start_as_a_part_of_a_gang() -> None:
+    gang = LaunchRequest.parse(start(launch={"gang": GANG})).gang
+    assert gang == Gang("ab12", 1, 2, "c" * 64)
+    assert "c" * 64 not in repr(gang)
+    assert LaunchRequest.parse(start()).gang is None
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -302,6 +334,14 @@ def start(**changes: Any) -> dict[str, Any]:
         ({"launch": {"mode": "joined", "owner_pid": None}}, "needs owner_pid"),
         ({"launch": {"connection": {"transport": "ipc"}}}, "transport 'tcp'"),
         ({"launch": {"connection": {"transport": "tcp", "shell_port": 0}}}, "shell_port is 0"),
+        ({"launch": {"gang": "ab"}}, "'gang' must say"),
+        ({"launch": {"gang": {**GANG, "id": "../x"}}}, "id and key of a gang are hexadecimal"),
+        ({"launch": {"gang": {**GANG, "key": "c" * 63}}}, "the key has 64 digits"),
+        ({"launch": {"gang": {**GANG, "parts": 1}}}, "between 2 and 1024 parts"),
+        ({"launch": {"gang": {**GANG, "number": 2}}}, "there is no part 2 of 2"),
+        ({"launch": {"gang": {**GANG, "number": True}}}, "'number' is missing"),
+        ({"launch": {"gang": GANG, "mode": "joined"}}, "without a kernel connection"),
+        ({"launch": {"gang": GANG, "connection": CONNECTION}}, "without a kernel connection"),
     ],
 )
 def test_bad_starts_are_named(change: dict[str, Any], sentence: str) -> None:

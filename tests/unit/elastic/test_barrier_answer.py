@@ -64,3 +64,17 @@ def test_messages_count_for_their_pair() -> None:
 def test_how_far_ranks_went_on() -> None:
     before = view([ring(0, contributed=5)], [ring(1, contributed=6)])
     assert view([ring(0)], [ring(1)]).advanced_since(before) == {"ab": 2}
+
+
+def test_a_part_knows_which_groups_have_ranks_elsewhere() -> None:
+    from singularity_proxy.device.barrier import answer
+
+    waits = ring(1, contributed=8, asked={0: 2, 2: 4}, received={0: 2, 2: 3}, sent={2: 1})
+    answers = [answer([ring(0, contributed=8, consumed=8, sent={1: 2}), waits])]
+    seen = View.read(answers, part=True)
+    assert seen.elsewhere == {"ab": 1, "ab:0>1": 0, "ab:2>1": 1, "ab:1>2": 1}
+    assert seen.waits_elsewhere
+    assert seen.groups() == [Group("default_pg", (4, 5), elsewhere=1)]
+    alone = View.read(answers)
+    assert not alone.waits_elsewhere
+    assert alone.groups() == [Group("default_pg", (4, 5))]

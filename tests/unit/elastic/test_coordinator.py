@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from singularity_proxy.elastic.coordinator import Barrier, Cut, look
+from singularity_proxy.elastic.coordinator import ELSEWHERE_S, Barrier, Cut, look
 from singularity_proxy.elastic.placement import Group
 from singularity_proxy.errors import BarrierFailed, Unavailable
 from support.elastic_ranks import (
@@ -346,3 +346,59 @@ def test_a_thousand_triggers() -> None:
             task.cancel()
 
     run(go())
+
+
+def test_a_part_does_not_wait_for_ranks_of_other_nodes_that_stand() -> None:
+    """Ranks 2 and 3 stand, on another node, behind a collective that the others wait in."""
+
+    async def main() -> None:
+        programs = [steps(rank, 50) for rank in FOUR]
+        world, ranks, proxies = make(programs, [[0], [1], [2, 3]])
+        tasks = [asyncio.create_task(rank.run()) for rank in ranks]
+        await asyncio.sleep(0.2)
+        elsewhere = proxies[2]
+        elsewhere.targets, elsewhere.grace_s = {"dp": 1}, 0.0  # they stand from now on
+        world.notify()
+        await asyncio.sleep(1.0)
+        with pytest.raises(BarrierFailed, match="a result in group 'dp' is not there yet"):
+            await Barrier(proxies[:2]).reach(5)
+        async with Barrier(proxies[:2], part=True) as barrier:
+            cut = await barrier.reach(5)
+            assert cut.seconds < 2 * ELSEWHERE_S
+            assert all(rank.stopped or rank.blocked for rank in ranks)
+            assert cut.groups == [Group("", (0, 1), elsewhere=2)]
+        await elsewhere.barrier_release()
+        await finish(ranks, tasks)
+
+    run(main())
+
+
+def test_a_part_whose_ranks_elsewhere_go_on_comes_to_a_common_place() -> None:
+    async def main() -> None:
+        world, ranks, proxies = make([steps(rank, 50) for rank in FOUR], [[0], [1], [2, 3]])
+        tasks = [asyncio.create_task(rank.run()) for rank in ranks]
+        await asyncio.sleep(0.21)
+        async with Barrier(proxies[:2], part=True) as barrier:
+            cut = await barrier.reach(5)
+            here = {world.contributed["dp"][rank] for rank in (0, 1)}
+            assert here == {cut.contributed["dp"]}
+            assert all(rank.stopped for rank in ranks[:2])
+            assert cut.seconds < ELSEWHERE_S
+        await finish(ranks, tasks)
+
+    run(main())
+
+
+def test_two_parts_that_stop_at_the_same_time_do_not_wait_for_each_other() -> None:
+    async def main() -> None:
+        for after in (0.15, 0.17, 0.2, 0.23):
+            _, ranks, proxies = make([steps(rank, 50) for rank in FOUR], [[0], [1], [2], [3]])
+            tasks = [asyncio.create_task(rank.run()) for rank in ranks]
+            await asyncio.sleep(after)
+            one, other = Barrier(proxies[:2], part=True), Barrier(proxies[2:], part=True)
+            await asyncio.gather(one.reach(5), other.reach(5))
+            assert all(rank.stopped or rank.blocked for rank in ranks)
+            await asyncio.gather(one.release(), other.release())
+            await finish(ranks, tasks)
+
+    run(main())

@@ -78,3 +78,14 @@ def test_words_that_say_replicas(name: str) -> None:
 def test_numbers_that_cannot_be(physical: list[str]) -> None:
     with pytest.raises(BadRequest, match="1 to 2 different physical ones"):
         place(2, physical)
+
+
+def test_groups_with_ranks_on_other_nodes() -> None:
+    """Of a gang on two nodes, as the first one sees it: virtual devices 0 and 1."""
+    world = Group("default_pg", (0, 1), elsewhere=2)
+    assert replicas(2, [world]) == [[0, 1]]
+    across = [Group("mesh_pp", (0,), elsewhere=1), Group("mesh_pp", (1,), elsewhere=1)]
+    assert replicas(2, [world, *across]) == [[0], [1]]
+    here = Group("mesh_dp", (0, 1))
+    assert replicas(2, [world, *across, here]) == [[0, 1]]
+    assert replicas(2, [world, Group("mesh_tp", (0, 1))]) == [[0], [1]]

@@ -42,6 +42,35 @@ def test_environment_is_torchruns() -> None:
     assert environments(1, {"MASTER_PORT": "7", "MASTER_ADDR": "h"})[0]["MASTER_PORT"] == "7"
 
 
+def test_environment_of_a_part_of_a_gang() -> None:
+    """Number 1 of 3, with 2 ranks on each node."""
+    environ = {"SINGULARITY_GANG": "1/3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7"}
+    one, two = environments(2, environ)
+    assert [x["RANK"] for x in (one, two)] == ["2", "3"]
+    assert [x["LOCAL_RANK"] for x in (one, two)] == ["0", "1"]
+    assert (one["WORLD_SIZE"], one["LOCAL_WORLD_SIZE"]) == ("6", "2")
+    assert one["NODE_RANK"] == one["GROUP_RANK"] == "1"
+    assert one["GROUP_WORLD_SIZE"] == "3"
+    assert one["MASTER_PORT"] == "7"
+    # Nothing else counts, and what a rank starts itself is a program of its own.
+    left_over = {"NODE_RANK": "1", "NNODES": "3", "GROUP_RANK": "1", "RANK": "3", "WORLD_SIZE": "6"}
+    for inside in ({**environ, **two}, left_over):
+        nested = environments(2, inside)
+        assert [x["RANK"] for x in nested] == ["0", "1"]
+        assert {x["WORLD_SIZE"] for x in nested} == {"2"}
+        assert {x["NODE_RANK"] for x in nested} == {"0"}
+
+
+def test_ranks_of_a_part_are_told_by_their_number_in_the_gang() -> None:
+    environ = {**os.environ, "SINGULARITY_GANG": "2/3", "MASTER_PORT": "7"}
+    lines: list[tuple[int, str]] = []
+    code = "import os, sys; print(os.environ['RANK']); sys.exit(int(os.environ['LOCAL_RANK']))"
+    with pytest.raises(RankFailed, match="rank 5 ended with exit code 1"):
+        run_ranks(program(code), 2, environ, lambda rank, line: lines.append((rank, line)))
+    assert set(lines) <= {(4, "4\n"), (5, "5\n")}
+    assert (5, "5\n") in lines
+
+
 def test_lines_come_whole_and_with_their_rank() -> None:
     code = """
         import os, sys, time

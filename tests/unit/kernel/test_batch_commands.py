@@ -36,6 +36,15 @@ def test_ranks_know_each_other(tmp_path: Path) -> None:
     assert environments(0, {}) == [{}]
 
 
+def test_a_part_of_a_gang_runs_its_own_ranks(tmp_path: Path) -> None:
+    environ = {**ENVIRON, "SINGULARITY_GANG": "1/2", "MASTER_ADDR": "h", "MASTER_PORT": "7"}
+    with pytest.raises(CommandFailed, match="rank 1 of the command ended with exit code 3"):
+        run_command(f"echo $RANK $WORLD_SIZE > {tmp_path}/out; exit 3", 1, Stop(), environ)
+    assert (tmp_path / "out").read_text() == "1 2\n"
+    with pytest.raises(CommandFailed, match=r"^the command ended"):
+        run_command("exit 3", 0, Stop(), environ)
+
+
 @pytest.mark.parametrize(
     ("command", "code", "sentence"),
     [
