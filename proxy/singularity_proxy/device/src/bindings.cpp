@@ -4,6 +4,7 @@
 #include "crew.h"
 #include "graphs.h"
 #include "memory.h"
+#include "mirror.h"
 #include "native/bindings.h"
 #include "ring_server.h"
 #include "stage.h"
@@ -145,6 +146,18 @@ void bind_device(py::module_& m) {
     }
   };
   using Held = std::unique_ptr<RingServer, WithoutGil>;
+  py::class_<Mirror>(m, "Mirror", "One end of a bridge between the exchange files of two folders; see device/src/mirror.h.")
+      .def(py::init<std::string, uint32_t>(), py::arg("folder"), py::arg("part"))
+      .def("bell", &Mirror::bell)
+      .def("rung", &Mirror::rung)
+      .def("changes", [](Mirror& mirror, uint32_t peer, uint64_t most) { return py::bytes(mirror.changes(peer, most)); },
+           py::arg("peer"), py::arg("most"))
+      .def("forget", &Mirror::forget, py::arg("peer"))
+      .def("apply", [](Mirror& mirror, uint32_t peer, const py::bytes& told) { mirror.apply(peer, std::string_view(told)); },
+           py::arg("peer"), py::arg("told"))
+      .def("away", &Mirror::away, py::arg("peer"))
+      .def("ended", &Mirror::ended, py::arg("peer"));
+
   py::class_<RingServer, Held>(m, "RingServer")
       .def(py::init([](std::string path, std::string prefix, std::string device, uint64_t journal_bytes, uint64_t epoch,
                        uint64_t capacity, int threads, uint64_t journal_records, uint64_t give_up_seq, uint64_t deaths) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "files.h"
@@ -85,6 +86,12 @@ class Arena {
   const char* find(uint64_t seq, uint64_t& bytes);
   const char* find_letter(uint64_t seq, uint32_t to, uint64_t& bytes);
   bool has(uint64_t seq) { return slot(seq).seq.load(std::memory_order_acquire) == seq; }
+  // What is in a place now: the number of a collective, or of a letter and its receiver; 0: nothing.
+  uint64_t collective_in(uint64_t place) { return slot(place).seq.load(std::memory_order_acquire); }
+  std::pair<uint64_t, uint32_t> letter_in(uint32_t place) {
+    const uint64_t seq = letters()[place].seq.load(std::memory_order_acquire);
+    return {seq, letters()[place].to};
+  }
   bool has_letter(uint64_t seq, uint32_t to) { return letter(seq, to) != nullptr; }
   std::shared_ptr<void> keep() const { return file_.keep(); }
   MailWords& mail(uint32_t to) { return *(reinterpret_cast<MailWords*>(file_.base() + kMailAt) + to); }

@@ -110,9 +110,10 @@ GroupId ProxiedGroup::read_id() {
   return id;
 }
 
-// Two ranks on one virtual device would wait for each other in one queue.
+// Two ranks on one virtual device would wait for each other in one queue. On another node the session is another.
 void ProxiedGroup::refuse_shared_device(int device, size_t communicator) {
-  const std::string key = c10::str(kPrefix, incarnation_, "/", communicator, "/cuda:", device);
+  const char* session = std::getenv("SINGULARITY_SESSION");
+  const std::string key = c10::str(kPrefix, incarnation_, "/", communicator, "/", session ? session : "", "/cuda:", device);
   const int64_t other = store_->add(key, rank_ + 1) - (rank_ + 1);
   TORCH_CHECK_WITH(DistBackendError, other == 0, "Duplicate GPU detected: rank ", rank_, " and ",
                    other <= size_ ? "rank " + std::to_string(other - 1) : "other ranks", " both use cuda:", device,

@@ -1,0 +1,87 @@
+"""What goes over the connection between two bridges: frames of a header and a body."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import struct
+from dataclasses import dataclass
+
+from singularity_proxy.errors import BadRequest
+
+VERSION = 1
+"""A bridge that speaks another one is refused with a sentence."""
+
+HEADER = struct.Struct("!BxxxIQ")
+"""kind, stream, bytes of the body; network byte order."""
+
+
+PIECE_BYTES = 1 << 20
+"""A long body is read in such pieces: as long as they come the other side is there."""
+
+
+class Kind(enum.IntEnum):
+    """What a frame is. Those of a stream name it: a number, given by the part that opens it."""
+
+    HELLO = 1
+    """First, both ways: JSON object with version, part, parts."""
+    FILES = 2
+    """What `Mirror.changes` said, for `Mirror.apply`."""
+    OPEN = 3
+    """A rank wants to connect to the place where ranks meet."""
+    DATA = 4
+    """Bytes of a stream."""
+    CLOSE = 5
+    """The stream has ended for both."""
+    PING = 6
+    """Nothing to say; the connection lives."""
+    OVER = 7
+    """The part is over: all of its ranks have ended."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who is at the other end."""
+
+    part: int
+    parts: int
+
+    def encode(self) -> bytes:
+        return json.dumps({"version": VERSION, "part": self.part, "parts": self.parts}).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> Hello:
+        """Raises BadRequest with a sentence when it is not one that this side understands."""
+        try:
+            said = json.loads(body)
+            version, part, parts = (int(said[k]) for k in ("version", "part", "parts"))
+        except (ValueError, TypeError, KeyError):
+            raise BadRequest("what connected to the bridge does not speak its protocol") from None
+        if version != VERSION:
+            raise BadRequest(
+                f"the bridge of part {part} speaks version {version} of the protocol, this one "
+                f"{VERSION}: use the same jupyter-singularity on all nodes"
+            )
+        return cls(part, parts)
+
+
+def head(kind: Kind, body: bytes = b"", stream: int = 0) -> bytes:
+    """What goes before the body."""
+    return HEADER.pack(kind, stream, len(body))
+
+
+async def read(reader: asyncio.StreamReader, silence_s: float) -> tuple[Kind, int, bytes]:
+    """The next frame: kind, stream, body. Raises TimeoutError when nothing comes for `silence_s`
+    seconds, IncompleteReadError at the end, BadRequest for a kind that there is not."""
+    async with asyncio.timeout(silence_s):
+        kind, stream, left = HEADER.unpack(await reader.readexactly(HEADER.size))
+    pieces = []
+    while left:
+        async with asyncio.timeout(silence_s):
+            pieces.append(await reader.readexactly(min(left, PIECE_BYTES)))
+        left -= len(pieces[-1])
+    try:
+        return Kind(kind), stream, b"".join(pieces)
+    except ValueError:
+        raise BadRequest(f"a bridge sent a frame of kind {kind}, which is unknown") from None
