@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
 #include <unistd.h>
@@ -99,8 +100,12 @@ Mirror::Group::~Group() {
 
 Mirror::Mirror(std::string folder, uint32_t part)
     : folder_(std::move(folder)), part_(part), bell_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-      files_(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC)) {
-  if (bell_.get() < 0 || files_.get() < 0) throw FileError(errno, "cannot watch", folder_);
+      files_(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC)), either_(::epoll_create1(EPOLL_CLOEXEC)) {
+  for (const Descriptor* one : {&bell_, &files_}) {
+    epoll_event readable{};
+    readable.events = EPOLLIN;
+    if (::epoll_ctl(either_.get(), EPOLL_CTL_ADD, one->get(), &readable)) throw FileError(errno, "cannot watch", folder_);
+  }
   if (::inotify_add_watch(files_.get(), folder_.c_str(), IN_CREATE | IN_ONLYDIR) < 0) throw FileError(errno, "cannot watch", folder_);
   find_groups();
 }

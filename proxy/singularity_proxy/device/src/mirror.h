@@ -40,7 +40,7 @@ class Mirror {
   ~Mirror();
 
   // A descriptor that is readable when there may be changes; `rung` makes it wait again, and looks for new groups.
-  int bell() const { return bell_.get(); }
+  int bell() const { return either_.get(); }
   void rung();
 
   // What the peer was not told yet, about `most` bytes and one entry at least; empty: it knows everything.
@@ -90,7 +90,7 @@ class Mirror {
 
   const std::string folder_;
   const uint32_t part_;
-  Descriptor bell_, files_;
+  Descriptor bell_, files_, either_;
   std::set<uint32_t> peers_;  // that are told now
   std::map<GroupId, std::unique_ptr<Group>> groups_;
 };

@@ -1,0 +1,121 @@
+"""Sessions that run one program together, each with its bridge, as node agents would start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from singularity_proxy.elastic.bridge.__main__ import KEY
+from singularity_proxy.standalone import Standalone
+
+
+class Part(Standalone):
+    """One of them. `settle` of the gang tells it where the others are."""
+
+    def __init__(self, number: int, parts: int, key: str, **options: object) -> None:
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.number, self.parts, self.key = number, parts, key
+        self.ports: dict[str, int] = {}
+        self.bridge: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Part:
+        super().__enter__()
+        self.start_bridge()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.end_bridge()
+        super().__exit__(*exc)
+
+    def start_bridge(self) -> None:
+        """Also in the place of one that was killed."""
+        port_file = self.folder / "bridge.json"
+        port_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "singularity_proxy.elastic.bridge"]
+        command += ["--folder", str(self.shm), "--listen", "127.0.0.1"]
+        command += ["--number", str(self.number), "--parts", str(self.parts)]
+        command += ["--port-file", str(port_file), "--peers", str(self.folder / "peers.json")]
+        for name, port in self.ports.items():
+            command += ["--" + name.replace("_", "-"), str(port)]
+        with (self.folder / "bridge.log").open("ab") as log:
+            self.bridge = subprocess.Popen(command, env={**os.environ, KEY: self.key}, stderr=log)
+        until = time.monotonic() + 60
+        while not port_file.exists():
+            assert self.bridge.poll() is None, self.said()
+            assert time.monotonic() < until, self.said()
+            time.sleep(0.02)
+        self.ports = json.loads(port_file.read_text())
+
+    def end_bridge(self, number: int = signal.SIGTERM) -> int:
+        """Its exit code."""
+        assert self.bridge is not None
+        self.bridge.send_signal(number)
+        return self.bridge.wait(20)
+
+    def said(self) -> str:
+        """What its bridges said."""
+        return (self.folder / "bridge.log").read_text()
+
+    def meet(self, where: dict[str, str]) -> None:
+        beside = self.folder / "peers.tmp"
+        beside.write_text(json.dumps(where))
+        beside.replace(self.folder / "peers.json")
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.ports['port']}"
+
+    def env(self) -> dict[str, str]:
+        return {
+            **super().env(),
+            "SINGULARITY_GANG": f"{self.number}/{self.parts}",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.ports["master_port"]),
+        }
+
+
+class Gang:
+    """`with Gang(2, devices=2) as parts:` two sessions with two virtual devices each."""
+
+    def __init__(self, parts: int, **options: object) -> None:
+        key = secrets.token_hex(32)
+        self.parts = [Part(number, parts, key, **options) for number in range(parts)]
+
+    def __enter__(self) -> list[Part]:
+        for part in self.parts:
+            part.__enter__()
+        self.settle()
+        return self.parts
+
+    def settle(self) -> None:
+        """Everybody learns where everybody is."""
+        where = {str(part.number): part.address for part in self.parts}
+        for part in self.parts:
+            part.meet(where)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        for part in reversed(self.parts):
+            if error is not None:
+                print(f"bridge {part.number}: {part.said()}", file=sys.stderr)
+            part.__exit__(kind, error, where)
+
+
+def script(text: str) -> Path:
+    """A file with a program, in a folder of its own; whoever asks removes it."""
+    folder = Path(tempfile.mkdtemp(prefix="singularity-gang-"))
+    file = folder / "program.py"
+    file.write_text(text)
+    return file
