@@ -1,0 +1,168 @@
+"""One program on two nodes: its parts are parked, resized and killed, and compute the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.agent import AgentBox, until
+from support.agent_gang import (
+    BOTH,
+    ONE,
+    OURS,
+    PARTS,
+    RANKS,
+    START_S,
+    ours,
+    result,
+    torchrun,
+    training,
+    two_nodes,
+)
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio]
+
+STEPS = 120
+HANGS_S = 10.0
+
+Numbers = list[tuple[list[str], str]]
+
+
+@pytest.fixture
+def out() -> Iterator[Path]:
+    """A folder that the capsules of all nodes see, and their ranks can write to."""
+    with tempfile.TemporaryDirectory(prefix="gang-", dir="/var/tmp") as folder:
+        out = Path(folder)
+        out.chmod(0o777)
+        yield out
+
+
+@pytest.fixture(scope="module")
+def on_one_node() -> Numbers:
+    """The same ranks in one session."""
+
+    async def run() -> Numbers:
+        all_ranks = PARTS * RANKS
+        devices = [f"cpu:{rank}" for rank in range(all_ranks)]
+        box = AgentBox("--NodeAgent.proxy_threads=1", cpu_devices=all_ranks, warm=all_ranks)
+        async with box:
+            words = training(box.work / "out", STEPS)
+            session = await box.start(ours(words), virtual_devices=all_ranks)
+            needs = ("device.need", session)
+            await until(lambda: needs in [(t, s) for s, t, _ in box.events], timeout=START_S)
+            await box.attach(session, 1, *devices)
+            gone = ("process.exited", session)
+            await until(lambda: gone in [(t, s) for s, t, _ in box.events], timeout=START_S)
+            assert "exit code 0" in (await box.event(*gone))["reason"]
+            return result(box.work / "out")
+
+    return asyncio.run(run())
+
+
+async def test_parked_resized_and_without_a_bridge_the_bits_stay(
+    out: Path, on_one_node: Numbers
+) -> None:
+    async with two_nodes() as gang:
+        await gang.start(ours(training(out, STEPS)))
+        await gang.attach()
+        await gang.goes_on()
+        first, second = gang.boxes
+        part0, part1 = gang.sessions
+
+        # One part is parked: the other waits for it and can be parked meanwhile.
+        assert (await second.park(part1, 1))["bytes"] > 0
+        await asyncio.sleep(0.3)
+        stood = gang.step(0)
+        await asyncio.sleep(0.5)
+        assert gang.step(0) == stood
+        await first.park(part0, 1)
+        await first.attach(part0, 2, *BOTH)
+        await second.attach(part1, 2, *BOTH)
+        await gang.goes_on()
+
+        # Both at the same time: neither can wait for the other.
+        began = time.monotonic()
+        await asyncio.gather(first.park(part0, 2), second.park(part1, 2))
+        assert time.monotonic() - began < HANGS_S
+        await asyncio.gather(first.attach(part0, 3, *BOTH), second.attach(part1, 3, *BOTH))
+        await gang.goes_on()
+
+        done = await first.resize(part0, 4, *ONE)
+        assert done["moved"] == [1]
+        await gang.goes_on()
+        await first.resize(part0, 5, *BOTH)
+        await gang.goes_on()
+
+        for number in range(PARTS):
+            os.kill(gang.bridge(number), signal.SIGKILL)
+            await gang.goes_on()
+
+        for reason in await gang.ended():
+            assert "exit code 0" in reason, gang.log()
+        assert result(out) == on_one_node
+        await until(lambda: gang.left() == [], lambda: str(gang.left()))
+
+
+FAULTS = """
+import os, sys, time, torch, torch.distributed as dist
+rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local)
+dist.init_process_group("nccl")
+x = torch.ones(1000, device="cuda")
+dist.all_reduce(x)
+print("step 0", rank, x[0].item(), flush=True)
+if rank == 3:
+    time.sleep(300)  # until it is killed
+try:
+    dist.all_reduce(x)
+    print("got", x[0].item(), flush=True)
+except RuntimeError as error:
+    print("error of", rank, type(error).__name__, error, flush=True)
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("end", ["rank", "session"])
+async def test_ranks_are_told_when_those_of_another_node_end(end: str, out: Path) -> None:
+    async with two_nodes() as gang:
+        await gang.start([sys.executable, "-c", OURS, "-c", FAULTS])
+        await gang.attach()
+        for rank in range(PARTS * RANKS):
+            wanted = f"step 0 {rank} {float(PARTS * RANKS)}"
+            await until(lambda wanted=wanted: wanted in gang.log(), gang.log, START_S)  # type: ignore[misc]
+        await asyncio.sleep(0.5)
+        first, second = gang.boxes
+        began = time.monotonic()
+        if end == "rank":
+            os.kill(gang.rank(3), signal.SIGKILL)
+        else:
+            await second.end(gang.sessions[1])
+        for rank in (0, 1):
+            wanted = f"error of {rank} DistBackendError"
+            await until(
+                lambda wanted=wanted: wanted in first.log(gang.sessions[0]),  # type: ignore[misc]
+                gang.log,
+                timeout=HANGS_S,
+            )
+        assert time.monotonic() - began < HANGS_S
+        assert "all_reduce" in first.log(gang.sessions[0])
+        await first.end(gang.sessions[0])
+        await gang.ended()
+        await until(lambda: gang.left() == [], lambda: str(gang.left()))
+
+
+async def test_torchrun_on_two_nodes(out: Path, on_one_node: Numbers) -> None:
+    """With the variables that a part's command finds."""
+    async with two_nodes() as gang:
+        await gang.start(torchrun(training(out, STEPS)))
+        await gang.attach()
+        for reason in await gang.ended():
+            assert "exit code 0" in reason, gang.log()
+        assert result(out) == on_one_node
