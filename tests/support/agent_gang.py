@@ -99,12 +99,7 @@ class Gang:
 
     def bridge(self, number: int) -> int:
         """Pid of the bridge of a part."""
-        folder = str(self.boxes[number].runtime / "b" / self.sessions[number])
-        [pid] = [
-            int(entry.name)
-            for entry in Path("/proc").iterdir()
-            if entry.name.isdigit() and alive(int(entry.name)) and folder in _words(entry)
-        ]
+        [pid] = bridges(self.boxes[number], self.sessions[number])
         return pid
 
     def rank(self, rank: int) -> int:
@@ -139,11 +134,7 @@ class Gang:
             found += [f"device proxy {pid}" for pid in box.proxies_of(session)]
             folders = (box.shm / session, box.runtime / "s" / session, box.runtime / "b" / session)
             found += [str(folder) for folder in folders if folder.exists()]
-            found += [
-                f"bridge {entry.name}"
-                for entry in Path("/proc").iterdir()
-                if entry.name.isdigit() and str(folders[-1]) in _words(entry)
-            ]
+            found += [f"bridge {pid}" for pid in bridges(box, session)]
         return found
 
 
@@ -158,6 +149,13 @@ async def two_nodes() -> AsyncIterator[Gang]:
             for _ in range(PARTS)
         ]
         yield Gang(boxes)
+
+
+def bridges(box: AgentBox, session: str) -> list[int]:
+    """Pids of the bridges of a session."""
+    folder = f"{box.runtime}/b/{session}/"
+    found = [int(entry.name) for entry in Path("/proc").iterdir() if folder in _words(entry)]
+    return [pid for pid in found if alive(pid)]
 
 
 def training(out: Path, steps: int) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from support.agent import AgentBox, until
 from support.agent_gang import (
     BOTH,
     ONE,
-    OURS,
     PARTS,
     RANKS,
     START_S,
@@ -29,7 +27,7 @@ from support.agent_gang import (
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio]
 
-STEPS = 120
+STEPS = 100
 HANGS_S = 10.0
 
 Numbers = list[tuple[list[str], str]]
@@ -131,8 +129,11 @@ except RuntimeError as error:
 
 @pytest.mark.parametrize("end", ["rank", "session"])
 async def test_ranks_are_told_when_those_of_another_node_end(end: str, out: Path) -> None:
+    """Started by our launcher, or by torchrun with the variables that a part's command finds."""
+    program = out / "faults.py"
+    program.write_text(FAULTS)
     async with two_nodes() as gang:
-        await gang.start([sys.executable, "-c", OURS, "-c", FAULTS])
+        await gang.start((ours if end == "rank" else torchrun)([str(program)]))
         await gang.attach()
         for rank in range(PARTS * RANKS):
             wanted = f"step 0 {rank} {float(PARTS * RANKS)}"
@@ -156,13 +157,3 @@ async def test_ranks_are_told_when_those_of_another_node_end(end: str, out: Path
         await first.end(gang.sessions[0])
         await gang.ended()
         await until(lambda: gang.left() == [], lambda: str(gang.left()))
-
-
-async def test_torchrun_on_two_nodes(out: Path, on_one_node: Numbers) -> None:
-    """With the variables that a part's command finds."""
-    async with two_nodes() as gang:
-        await gang.start(torchrun(training(out, STEPS)))
-        await gang.attach()
-        for reason in await gang.ended():
-            assert "exit code 0" in reason, gang.log()
-        assert result(out) == on_one_node
