@@ -27,7 +27,7 @@ from support.agent_gang import (
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio]
 
-STEPS = 100
+STEPS = 150
 HANGS_S = 10.0
 
 Numbers = list[tuple[list[str], str]]
