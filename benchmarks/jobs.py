@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from singularity_proxy.elastic.ranks import RankFailed, run_ranks, script
+from singularity_proxy.elastic.ranks import RankFailed, first_rank, run_ranks, script
 from singularity_proxy.standalone import Standalone
 
 DDP = Path(__file__).with_name("ddp.py")
@@ -24,7 +24,8 @@ RANKS = 4
 class Job:
     """`ddp.py` with `arguments` as `ranks` processes of `session` (None: natively, with gloo).
 
-    Runs in a thread of its own; `wait_for_step`, then disturb the session, then `result`.
+    Runs in a thread of its own; `wait_for_step`, then disturb the session, then `result`. In a
+    session that is a part of a gang these are the ranks of that part.
     """
 
     def __init__(
@@ -34,7 +35,6 @@ class Job:
         self.lines: list[tuple[int, str]] = []
         self.failure: RankFailed | None = None
         self.ranks = ranks
-        self._steps = [-1] * ranks
         self._done = 0
         self._news = threading.Condition()
         model, *rest = arguments
@@ -42,6 +42,8 @@ class Job:
         command = script(str(file), model, device, "--out", str(self.folder), *rest)
         env = dict(os.environ) if session is None else session.env()
         env["OMP_NUM_THREADS"] = "1"
+        first = first_rank(ranks, env)
+        self._steps = dict.fromkeys(range(first, first + ranks), -1)
         self._thread = threading.Thread(target=self._run, args=(command, env), daemon=True)
         self._thread.start()
 
@@ -70,7 +72,7 @@ class Job:
     @property
     def step(self) -> int:
         """The newest step that a rank has finished; -1 before the first."""
-        return max(self._steps)
+        return max(self._steps.values())
 
     def wait_for_step(self, step: int, seconds: float = 120) -> None:
         """Until a rank has finished it; raises when the job ends before."""
@@ -127,7 +129,7 @@ class Job:
         """Until all ranks have ended, however."""
         self._thread.join(seconds)
         if self.running:
-            raise RuntimeError(f"the job hangs at steps {self._steps}: {self.printed()}")
+            raise RuntimeError(f"the job hangs at steps {list(self._steps.values())}: {self.printed()}")
 
     def result(self, seconds: float = 600) -> list[dict[str, Any]]:
         """Of each rank: losses, weights, seconds. Raises when one failed."""
@@ -137,7 +139,7 @@ class Job:
             if self.failure is not None:
                 raise RuntimeError(f"{self.failure}: {self.printed()}")
             return [
-                json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(self.ranks)
+                json.loads((self.folder / f"{rank}.json").read_text()) for rank in self._steps
             ]
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)

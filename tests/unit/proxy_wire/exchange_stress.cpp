@@ -4,9 +4,12 @@
 //   * processes, one per rank, that contribute, check what the others brought, consume it, and are killed
 //     at any instant; the next one goes on from the words in the files
 //   * threads that do the same with mappings of their own, and take turns to count, without a lock
+//   * threads in two folders with a bridge between them that loses its connection, and is replaced
 //
-// Prints "ok <kills> <checked> <turns>" or what was wrong.
+// Prints "ok <kills> <checked> <turns> <bridges>" or what was wrong.
+#include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +22,7 @@
 #include <vector>
 
 #include "device/src/exchange_files.h"
+#include "device/src/mirror.h"
 #include "device/src/slicer.h"
 #include "wire/ring.h"
 
@@ -134,6 +138,43 @@ int processes(const std::string& folder, uint64_t seed) {
   return kills;
 }
 
+// Rank 0 in one folder, the others in another one. -> how often a bridge was replaced
+int bridged(const std::string& folder, uint64_t seed, std::atomic<uint64_t>& checked) {
+  const std::string folders[] = {folder + "/part0", folder + "/part1"};
+  for (const std::string& one : folders) mkdir(one.c_str(), 0700);
+  std::unique_ptr<Mirror> ends[2];
+  std::atomic<uint32_t> running{kRanks};
+  std::vector<std::thread> threads;
+  for (uint32_t r = 0; r < kRanks; r++)
+    threads.emplace_back([&, r] {
+      checked += work(folders[r > 0], 3, r, kThreadCollectives, seed + r);
+      running--;
+    });
+  std::mt19937_64 random(seed);
+  int bridges = 0;
+  while (running) {
+    if (random() % 40 == 0 || !ends[0]) {  // both are killed
+      bridges++;
+      for (uint32_t p = 0; p < 2; p++) ends[p] = std::make_unique<Mirror>(folders[p], p);
+      for (uint32_t p = 0; p < 2; p++) ends[p]->forget(1 - p);
+    } else if (random() % 20 == 0) {  // the connection is lost, with what was on its way
+      for (uint32_t p = 0; p < 2; p++) {
+        ends[p]->changes(1 - p, 1 + random() % kLargest);
+        ends[p]->away(1 - p);
+      }
+      for (uint32_t p = 0; p < 2; p++) ends[p]->forget(1 - p);
+    }
+    for (uint32_t p = 0; p < 2; p++) {
+      pollfd bell{ends[p]->bell(), POLLIN, 0};
+      poll(&bell, 1, 2);
+      ends[p]->rung();
+      for (std::string told; !(told = ends[p]->changes(1 - p, 1 + random() % kLargest)).empty();) ends[1 - p]->apply(p, told);
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  return bridges;
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -160,6 +201,8 @@ int main(int, char** arguments) {
   for (std::thread& thread : threads) thread.join();
   if (checked != kRanks * kRanks * kThreadCollectives) fail("not all was checked", checked);
   GroupFile(folder, id_of(1), kRanks).remove();
-  std::printf("ok %d %llu %llu\n", kills, static_cast<unsigned long long>(checked.load()), static_cast<unsigned long long>(turns));
+  const int bridges = bridged(folder, seed, checked);
+  std::printf("ok %d %llu %llu %d\n", kills, static_cast<unsigned long long>(checked.load()), static_cast<unsigned long long>(turns),
+              bridges);
   return 0;
 }

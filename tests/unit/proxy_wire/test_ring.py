@@ -19,7 +19,8 @@ PROGRAMS = {
     "ring_stress": [],
     "server_stress": [PACKAGE / "device/src" / f"{n}.cpp" for n in ("guard", "journal", "files")],
     "exchange_stress": [
-        PACKAGE / "device/src" / f"{n}.cpp" for n in ("guard", "files", "exchange_files", "slicer")
+        PACKAGE / "device/src" / f"{n}.cpp"
+        for n in ("guard", "files", "exchange_files", "mirror", "slicer")
     ],
     "squash_order": [PACKAGE / "device/src/identity.cpp"],
 }
@@ -112,12 +113,14 @@ def test_all_threads_of_worker_and_proxy_at_once(
 
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 @pytest.mark.parametrize("seed", matrix.some_of(range(12), 2))
-def test_ranks_that_exchange_through_files_and_are_killed(
+def test_ranks_that_exchange_through_files_and_bridges_and_are_killed(
     compiled: dict[tuple[str, str], Path], tmp_path: Path, sanitizer: str, seed: int
 ) -> None:
-    word, kills, checked, turns = run(compiled["exchange_stress", sanitizer], tmp_path, seed)
-    assert (word, checked, turns) == ("ok", str(3 * 3 * 120), str(3 * 2000))
+    answer = run(compiled["exchange_stress", sanitizer], tmp_path, seed)
+    word, kills, checked, turns, bridges = answer
+    assert (word, checked, turns) == ("ok", str(2 * 3 * 3 * 120), str(3 * 2000))
     assert int(kills) > 3
+    assert int(bridges) > 1
 
 
 def test_long_copies_at_every_place_in_a_line(compiled: dict[tuple[str, str], Path]) -> None:

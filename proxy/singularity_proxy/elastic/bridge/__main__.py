@@ -2,13 +2,14 @@
 
 The key is in the environment variable SINGULARITY_BRIDGE_KEY, where no other user can read it.
 SIGTERM says that the part is over; a bridge that is killed instead is replaced, and the others wait
-for it.
+for it. One whose folder has gone ends as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -23,6 +24,8 @@ from .bridge import Bridge, Settings
 from .identity import read_key
 
 KEY = "SINGULARITY_BRIDGE_KEY"
+FOLDER_SECONDS = 5.0
+"""How often it is seen that the folder has gone."""
 
 
 def main() -> int:
@@ -65,7 +68,16 @@ async def _run(settings: Settings, port_file: Path) -> None:
     mirror = build.load().Mirror(str(settings.folder), settings.part)
     async with Bridge(settings, mirror) as bridge:
         _write(port_file, {"port": bridge.port, "master_port": bridge.master_port})
-        await over.wait()
+        await _until(over, settings.folder)
+
+
+async def _until(over: asyncio.Event, folder: Path) -> None:
+    """Until it is asked to end, or nothing is left of the session."""
+    while await asyncio.to_thread(folder.is_dir):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FOLDER_SECONDS):
+                await over.wait()
+                return
 
 
 def _write(path: Path, ports: dict[str, int]) -> None:
