@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from singularity_proxy.standalone import Standalone
 
 from .cores import cpu_seconds
 from .figures import Figure
+from .gangs import Gang
 from .jobs import ALL_REDUCE, RANKS, Job, numbers
 
 DESCRIPTION = (
     "elastic sessions: bitwise equality, time slicing, memory, barrier, resize, identity, "
-    "fast collectives"
+    "fast collectives, bridges between nodes"
 )
 BOUNDS = {
     "slice4_overhead": 1.03,
@@ -32,7 +34,7 @@ BOUNDS = {
     "resize_s": 2.0,
     "identity_ns": 150.0,
 }
-FLOORS = {"ddp_bitwise_p4_p2_p1": 1.0}
+FLOORS = {"ddp_bitwise_p4_p2_p1": 1.0, "bridge_ddp_bitwise": 1.0}
 WARM = 3
 """Steps before times count: buckets are rebuilt, metadata is learned."""
 HANG_S = 10.0
@@ -56,6 +58,7 @@ def sizes(quick: bool) -> dict[str, Any]:
         "triggers": 30 if quick else 1000,
         "reduce_mb": 16,
         "reduce_rounds": 7 if quick else 30,
+        "bridge_pairs": 1 if quick else 3,
     }
 
 
@@ -284,10 +287,47 @@ def reductions(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Fi
     return found
 
 
+# ---- several nodes
+
+
+def bridges(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figure]:
+    """The same `all_reduce` of four ranks on two devices of one session, and of two sessions with a
+    bridge between them, one after the other; both on this machine, so the network costs nothing.
+    And whether DDP computes the same bits."""
+    megabytes, rounds = size["reduce_mb"], size["reduce_rounds"]
+    arguments = (str(megabytes), "--rounds", str(rounds), "--orders", "bitwise")
+    ratios, seconds = [], []
+    for number in range(size["bridge_pairs"]):
+        say(f"all_reduce of {megabytes} MB over a bridge, round {number + 1}")
+        with session(2) as one:
+            alone = Job(one, *arguments, file=ALL_REDUCE).result()
+        with Gang(2, devices=2, physical=1) as parts:
+            jobs = [Job(part, *arguments, ranks=2, file=ALL_REDUCE) for part in parts]
+            apart = [rank for job in jobs for rank in job.result()]
+        here, there = (
+            statistics.median(map(max, zip(*(rank["bitwise"] for rank in ranks), strict=True)))
+            for ranks in (alone, apart)
+        )
+        ratios.append(there / here)
+        seconds.append(there)
+    say("DDP over a bridge")
+    model = ("gpt_small", "--steps", "10", "--dropout", "0.1", "--batch", "2")
+    with session(4) as one:
+        expected = numbers(Job(one, *model).result())
+    with Gang(2, devices=2) as parts:
+        jobs = [Job(part, *model, ranks=2) for part in parts]
+        same = [n for job in jobs for n in numbers(job.result())] == expected
+    return {
+        "bridge_ddp_bitwise": Figure([float(same)], quote=min),
+        "bridge_allreduce_ratio": Figure(ratios),
+        "bridge_allreduce_s": Figure(seconds),
+    }
+
+
 async def measure(quick: bool, say: Callable[[str], None]) -> dict[str, Figure]:
     """All figures; called by `benchmarks.__main__`."""
     size = sizes(quick)
     found: dict[str, Figure] = {}
-    for part in (bitwise, slices, squashing, barrier, identity, reductions):
+    for part in (bitwise, slices, squashing, barrier, identity, reductions, bridges):
         found |= part(size, say)
     return found

@@ -129,7 +129,8 @@ class Job:
         """Until all ranks have ended, however."""
         self._thread.join(seconds)
         if self.running:
-            raise RuntimeError(f"the job hangs at steps {list(self._steps.values())}: {self.printed()}")
+            steps = list(self._steps.values())
+            raise RuntimeError(f"the job hangs at steps {steps}: {self.printed()}")
 
     def result(self, seconds: float = 600) -> list[dict[str, Any]]:
         """Of each rank: losses, weights, seconds. Raises when one failed."""
@@ -138,9 +139,7 @@ class Job:
             self.wait(seconds)
             if self.failure is not None:
                 raise RuntimeError(f"{self.failure}: {self.printed()}")
-            return [
-                json.loads((self.folder / f"{rank}.json").read_text()) for rank in self._steps
-            ]
+            return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in self._steps]
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy.standalone import Standalone
-from support.gangs import Gang
 
+from benchmarks.gangs import Gang
 from benchmarks.jobs import Job, numbers
 
 GPT = ("gpt_small", "--steps", "10", "--dropout", "0.1", "--batch", "2")

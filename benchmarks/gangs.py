@@ -8,9 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from types import TracebackType
 
 from singularity_proxy.elastic.bridge.__main__ import KEY
@@ -111,11 +109,3 @@ class Gang:
             if error is not None:
                 print(f"bridge {part.number}: {part.said()}", file=sys.stderr)
             part.__exit__(kind, error, where)
-
-
-def script(text: str) -> Path:
-    """A file with a program, in a folder of its own; whoever asks removes it."""
-    folder = Path(tempfile.mkdtemp(prefix="singularity-gang-"))
-    file = folder / "program.py"
-    file.write_text(text)
-    return file
