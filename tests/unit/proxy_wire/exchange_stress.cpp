@@ -153,7 +153,7 @@ int bridged(const std::string& folder, uint64_t seed, std::atomic<uint64_t>& che
   std::mt19937_64 random(seed);
   int bridges = 0;
   while (running) {
-    if (random() % 40 == 0 || !ends[0]) {  // both are killed
+    if (random() % 25 == 0 || !ends[0]) {  // both are killed
       bridges++;
       for (uint32_t p = 0; p < 2; p++) ends[p] = std::make_unique<Mirror>(folders[p], p);
       for (uint32_t p = 0; p < 2; p++) ends[p]->forget(1 - p);
@@ -166,9 +166,9 @@ int bridged(const std::string& folder, uint64_t seed, std::atomic<uint64_t>& che
     }
     for (uint32_t p = 0; p < 2; p++) {
       pollfd bell{ends[p]->bell(), POLLIN, 0};
-      poll(&bell, 1, 2);
+      poll(&bell, 1, 1);
       ends[p]->rung();
-      for (std::string told; !(told = ends[p]->changes(1 - p, 1 + random() % kLargest)).empty();) ends[1 - p]->apply(p, told);
+      ends[1 - p]->apply(p, ends[p]->changes(1 - p, 1 + random() % kLargest));
     }
   }
   for (std::thread& thread : threads) thread.join();
