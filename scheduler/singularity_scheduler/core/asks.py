@@ -30,6 +30,17 @@ class GroupCreated:
 
 
 @dataclass(frozen=True)
+class GangCreated:
+    """A validated request for a run on several nodes: its parts by their new ids and numbers; all
+    of them or none."""
+
+    gang: str
+    user: str
+    parts: tuple[tuple[str, SessionSpec], ...]
+    server: str | None = None
+
+
+@dataclass(frozen=True)
 class GroupEndAsked:
     """All members of a group that have not ended are to end."""
 
@@ -166,6 +177,7 @@ class ReturnAsked(OfDevice):
 Ask = (
     SessionCreated
     | GroupCreated
+    | GangCreated
     | GroupEndAsked
     | ParkAsked
     | PreemptAsked

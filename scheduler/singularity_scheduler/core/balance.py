@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
-from . import groups, quotas, reasons, routes, routing
+from . import gangs, groups, quotas, reasons, routes, routing
 from .administration import NodeDuty
 from .draft import Draft
 from .model import SessionView
@@ -26,7 +26,12 @@ def proceed(draft: Draft, node_id: str) -> None:
     for run in islice(draft.pending(node_id), LOOKED_AT):
         if run.held_back:
             return  # they are the last ones
-        if quotas.run_barred(draft, run) or can_start(draft, run, node_id):
+        if quotas.run_barred(draft, run):
+            continue
+        if run.part is not None:
+            _move_gang(draft, gangs.parts(draft, run.part))
+            continue
+        if can_start(draft, run, node_id):
             continue
         if run.member is not None and groups.full(draft, run.member):
             continue
@@ -47,6 +52,23 @@ def _elsewhere(draft: Draft, run: SessionView) -> str | None:
             if node_id != run.node and can_start(draft, run, node_id):
                 return node_id
     return None
+
+
+def _move_gang(draft: Draft, views: list[SessionView]) -> None:
+    """Let the parts of a gang wait where all of them could start at once, in their cluster: those
+    that could start where they are stay."""
+    if any(not view.pending or view.held_back for view in views):
+        return
+    going = [view for view in views if not can_start(draft, view, view.node)]
+    cluster = draft.state.geography.clusters.get(views[0].cluster)
+    if cluster is None or not gangs.whole(draft, views[0]):
+        return
+    there = {view.node for view in views}
+    free = islice(cluster.with_free(views[0].needs), LOOKED_AT + len(there))
+    new = [node for node in free if node not in there and can_start(draft, views[0], node)]
+    if len(new) >= len(going):
+        for view, node in zip(going, new, strict=False):
+            draft.note(replace(view, node=node), reasons.can_start_at(node, ""), RULE)
 
 
 def _has_room(summary: routing.Summary, run: SessionView) -> bool:

@@ -67,6 +67,8 @@ class Node:
     """Sessions that run on fewer devices than they may have."""
     kept: set[str] = field(default_factory=set)
     """Sessions that somebody keeps alive, or did until a moment ago."""
+    parts: set[str] = field(default_factory=set)
+    """Parts of gangs that have not ended."""
     duty: NodeMark = field(default_factory=lambda: NodeMark(""))
     """What it is used for."""
 
@@ -251,6 +253,8 @@ class ClusterState:
             node.retry.add(view.id)
         if view.keep_until is not None:
             node.kept.add(view.id)
+        if view.part is not None and not view.final:
+            node.parts.add(view.id)
         if view.returning:
             insort(self.returning, view.queue_key)
         if view.bound_for is not None:
@@ -280,6 +284,7 @@ class ClusterState:
         node.retry.discard(old.id)
         node.smaller.discard(old.id)
         node.kept.discard(old.id)
+        node.parts.discard(old.id)
         if old.bound_for is not None:
             _discard(self.coming, old.bound_for, old.id)
         if old.source:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict
 
-from . import endings, moves, placement, queue, reasons
+from . import endings, gangs, moves, placement, queue, reasons
 from .administration import DutyAsked, DutyEvent, NodeDuty, NodeMark, NoticeGiven, next_duty
 from .draft import Draft
 from .model import SessionView
@@ -65,6 +65,8 @@ def _refuse_homeless(draft: Draft, node_id: str) -> None:
     others = [other for other in sorted(draft.state.nodes) if other != node_id]
     homeless: list[tuple[SessionView, str]] = []
     for view in left_on(draft, node_id):
+        if view.part is not None:
+            continue  # it stays there and is parked
         whys = [placement.barred(draft, view, other) for other in others]
         if all(whys):
             homeless.append((view, placement.several(whys) or "there is no other"))
@@ -195,6 +197,8 @@ def _is_told(view: SessionView) -> bool:
 
 def _cannot_leave(draft: Draft, view: SessionView) -> str:
     """Why it cannot be put into the store now; "": it can."""
+    if why := gangs.stays(view):
+        return why
     if trouble := draft.node(view.node).abilities.trouble:
         return trouble
     failed = view.leave_failed

@@ -12,7 +12,7 @@ from typing import Any
 
 from singularity_scheduler.client.words import duration, size
 
-from . import groups, keeping, placement, precedence, quotas, reasons, turns
+from . import gangs, groups, keeping, placement, precedence, quotas, reasons, turns
 from .administration import NodeDuty
 from .cluster import ClusterState
 from .decision import Decision
@@ -156,6 +156,7 @@ def _waiting(
     seconds = waited_s(state, view, now)
     waits = f", waiting for {duration(seconds)}" if seconds >= 1 else ""
     parts = [f"{place} for {view.tier.value}{waits}"]
+    parts += _of_gang(state, view, facts)
     if drained:
         parts.append(f"drained: {', '.join(drained)}")
     stuck = not node.connected or node.duty.leaving or len(node.usable) < view.needs
@@ -183,6 +184,7 @@ def _queued(state: ClusterState, view: SessionView, now: float) -> tuple[list[st
         "devices_of_node": len(node.usable),
     }
     parts = [f"it needs {reasons.needed(view)} and is at {place}"]
+    parts += _of_gang(state, view, facts)
     stuck = not node.connected or node.duty.duty is not NodeDuty.OPEN
     if stuck or view.needs > len(node.usable):
         return parts, facts
@@ -197,6 +199,19 @@ def _queued(state: ClusterState, view: SessionView, now: float) -> tuple[list[st
     if running:
         parts.append(f"it starts when there is room after: {_named(running)}")
     return parts, facts
+
+
+def _of_gang(state: ClusterState, view: SessionView, facts: dict[str, Any]) -> list[str]:
+    """What the other parts of its gang are doing: it goes on together with them."""
+    if view.part is None:
+        return []
+    draft = Draft(state, state.latest)
+    facts["gang"] = {
+        str(other.part.number): {"session": other.id, "node": other.node, "state": other.word}
+        for other in gangs.others(draft, view)
+        if other.part is not None
+    }
+    return ["all parts of its gang go on together", *gangs.waits_for(draft, view)]
 
 
 def _returning(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import groups, quotas
+from . import gangs, groups, queue, quotas
 from .administration import NodeDuty
 from .cluster import ClusterState, Node
 from .draft import Draft
@@ -49,6 +49,9 @@ def check(state: ClusterState) -> None:
         }
         smaller = {v.id for v in state.sessions.values() if v.node == node.id and v.smaller}
         _hold(node.smaller == smaller, f"smaller ones of {node.id}: not {smaller}")
+        parts = {v.id for v in state.sessions.values() if v.node == node.id and v.part}
+        parts = {sid for sid in parts if not state.sessions[sid].final}
+        _hold(node.parts == parts, f"parts on {node.id}: {node.parts} is not {parts}")
         kept = {v.id for v in state.sessions.values() if v.node == node.id and v.keep_until}
         _hold(node.kept == kept, f"kept sessions of {node.id}: {node.kept} is not {kept}")
         _hold(node.retry == retry, f"retries of {node.id}: {node.retry} is not {retry}")
@@ -58,6 +61,7 @@ def check(state: ClusterState) -> None:
         counted = (state.held_of.get(name, 0), state.admitted_milli_of.get(name, 0))
         _hold(counted == (held, admitted), f"{name} uses {(held, admitted)}, not {counted}")
     _check_groups(state)
+    _check_gangs(state)
     forks: dict[str, set[str]] = {}
     coming: dict[str, set[str]] = {}
     for view in state.sessions.values():
@@ -85,6 +89,32 @@ def _check_groups(state: ClusterState) -> None:
         ready = [view for view in views if view.pending and not view.held_back]
         lined_up = not ready or any(not view.behind for view in ready)
         _hold(lined_up, f"no member of group {name} has a place in the queue")
+
+
+def _check_gangs(state: ClusterState) -> None:
+    """Parts are on different nodes; they start, have devices and make attempts together."""
+    draft = Draft(state, 0.0)
+    for part in {v.part.gang: v.part for v in state.sessions.values() if v.part}.values():
+        views = gangs.parts(draft, part)
+        who = f"gang {part.gang}"
+        nodes = [view.node for view in views]
+        _hold(len(set(nodes)) == len(nodes), f"{who} has two parts on one node: {nodes}")
+        _hold(len({v.attempt for v in views}) < 2, f"the parts of {who} make different attempts")
+        if any(view.pending for view in views):
+            alone = [v.id for v in views if not (v.pending or v.retrying)]
+            _hold(not alone, f"{alone} of {who} are started, and others are not")
+        if any(view.device_state not in gangs.HAS for view in views):
+            kept = [
+                view.id
+                for view in views
+                if view.device_state is DeviceState.HELD
+                and view.process_state is ProcessState.LIVE
+                and view.leaving is None
+                and view.park_failed_at is None
+            ]
+            _hold(not kept, f"{kept} of {who} hold devices, and others have none")
+        waiting = {v.queue_order for v in views if v.device_state is DeviceState.WAITING}
+        _hold(len(waiting) < 2, f"the parts of {who} wait at different places")
 
 
 def _check_geography(state: ClusterState) -> None:
@@ -125,6 +155,8 @@ def _check_runs(state: ClusterState, node: Node) -> None:
             if not state.sessions[sid].held_back
             and not quotas.run_barred(draft, state.sessions[sid])
         ]
+        if any(state.sessions[sid].part for sid in ready):  # those behind a gang wait with it
+            ready = [sid for sid in ready if queue.may_start(draft, state.sessions[sid])]
         _hold(not ready, f"{ready} are queued although no run was started on {node.id}")
 
 

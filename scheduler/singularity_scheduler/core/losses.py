@@ -67,7 +67,7 @@ def _begin_elsewhere(draft: Draft, view: SessionView, event: ev.NodeLost) -> boo
     and its own node stops it by itself, which takes namespaces. While it has run for longer than
     its node is silent, that one may come back and cost less."""
     trouble = draft.node(view.node).abilities.image_trouble
-    if trouble or _whole(draft, view) or not retries.left(view):
+    if trouble or _whole(draft, view) or not retries.may(draft, view):
         return False
     began = view.created_at if view.started_at is None else view.started_at
     if not event.hopeless and draft.now - event.silent_s - began > event.silent_s:

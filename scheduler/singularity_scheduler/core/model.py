@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from singularity_proxy.capsule.machine import Machine
 
-from .requested import BEHIND, BatchRun, Kind, Member, Priority, ScalePolicy, Tier
+from .requested import BEHIND, BatchRun, Kind, Member, Part, Priority, ScalePolicy, Tier
 from .states import FINAL, LEASED, DeviceState, ProcessState, word
 from .stored import CheckpointRef, LossReport
 
@@ -198,6 +198,8 @@ class SessionView:
     """When its process ran for the first time; its time limit counts from there."""
     member: Member | None = None
     """Its part in a group; None: it was submitted alone."""
+    part: Part | None = None
+    """Its part in a gang; None: it runs on its own."""
     recorded: str = "{}"
     """JSON object: what it recorded, name -> last value; see `recorded`."""
     virtual_cluster: str = ""

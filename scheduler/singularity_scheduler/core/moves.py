@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unavailable, Unsupported
 
-from . import checkpoints, device_restores, endings, placement, queue, reasons, retries, routes
+from . import checkpoints, device_restores, endings, gangs, placement, queue, reasons, retries, routes
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
@@ -431,6 +431,7 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
     if draft.get(event.session):
         raise Conflict(f"session {event.session} exists already", session=event.session)
     source = draft.get(event.source.id) or event.source
+    gangs.refuse(source)
     reference = checkpoints.usable(source, event.checkpoint, draft.now)
     if not any(not n.abilities.trouble for n in draft.state.nodes.values()):
         raise Unsupported(

@@ -97,7 +97,7 @@ def _missing(draft: Draft, view: SessionView) -> None:
             ev.Start(view.id, view.node, view.reason, "recover", view.epoch, view.seq)
         )
         return
-    if view.process_state is ProcessState.LIVE and retries.left(view):
+    if view.process_state is ProcessState.LIVE and retries.may(draft, view):
         retries.from_beginning(draft, view, reasons.unknown(view), "agent.restarted")
         return
     if not view.final:

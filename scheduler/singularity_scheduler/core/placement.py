@@ -19,7 +19,7 @@ from singularity_proxy.errors import (
     Unavailable,
 )
 
-from . import queue, quotas, reasons, routes, turns
+from . import gangs, queue, quotas, reasons, routes, turns
 from .actions import Resume
 from .administration import NodeDuty
 from .cluster import ClusterState, Load, Node
@@ -46,11 +46,50 @@ def place(draft: Draft, session: str, spec: SessionSpec) -> str:
     return choose_node(state, spec.needs, among=among, where=" or ".join(spec.locations))
 
 
+def place_parts(draft: Draft, spec: SessionSpec) -> list[str]:
+    """A node for each part of a new gang: different ones of one cluster, because the parts talk to
+    one another all the time; the least loaded ones."""
+    state, needs = draft.state, spec.needs
+    state.geography.check(spec.locations)
+    where = " or ".join(spec.locations)
+    clusters = routes.allowed(state, spec.locations)
+    choose_node(state, needs, among=routes.nodes_of(state, clusters), where=where)
+    able: list[list[Node]] = []
+    for cluster in clusters:
+        nodes = [state.nodes[name] for name in routes.nodes_of(state, [cluster])]
+        able.append([n for n in nodes if n.connected and len(n.devices) >= needs])
+    each = f"{spec.nodes} nodes with {reasons.count(needs)} each"
+    most = max(map(len, able))
+    if most < spec.nodes:
+        raise BadRequest(
+            f"{each} asked, but {where or 'this cluster'} has {most} such: ask for fewer nodes, or "
+            "for fewer devices",
+            nodes=spec.nodes,
+            largest=most,
+        )
+    found = []
+    for nodes in able:
+        open_ = [n for n in nodes if draft.duty(n.id).duty is NodeDuty.OPEN]
+        if len(open_) >= spec.nodes:
+            found.append(sorted(open_, key=lambda n: _load(n, needs))[: spec.nodes])
+    if not found:
+        raise Unavailable(
+            f"{each} asked, and too few such nodes take new sessions now: try again when more are "
+            "open again"
+        )
+    best = min(found, key=lambda chosen: _load(chosen[-1], needs))
+    return sorted(node.id for node in best)
+
+
 def choose_elsewhere(draft: Draft, view: SessionView) -> str | None:
     """Another node for a run that was not started yet: of its own cluster if one can take it, else
-    of another one that its locations allow; None: no node can."""
+    of another one that its locations allow; None: no node can. A part of a gang stays in its
+    cluster, and goes where no other part is."""
+    there = {view.node, *gangs.nodes(draft, view)}
     for cluster in routes.order(draft.state, view):
-        nodes = [n for n in routes.nodes_of(draft.state, [cluster]) if n != view.node]
+        if view.part is not None and cluster != (view.cluster or draft.state.geography.home):
+            continue
+        nodes = [n for n in routes.nodes_of(draft.state, [cluster]) if n not in there]
         with contextlib.suppress(SingularityError):
             return choose_node(draft.state, view.needs, draft, among=nodes)
     return None

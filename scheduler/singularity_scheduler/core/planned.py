@@ -9,7 +9,7 @@ from enum import Enum
 
 from singularity_scheduler.client.words import duration
 
-from . import turns
+from . import gangs, turns
 from .administration import NodeMark
 from .cluster import ClusterState
 from .estimate import parked_at
@@ -44,7 +44,7 @@ def planned(state: ClusterState, view: SessionView) -> Planned | None:
         return None
     node = state.nodes.get(view.node)
     if node is not None and node.duty.leaving:
-        return _of_drain(view, node.duty, node.abilities.trouble)
+        return _of_drain(view, node.duty, gangs.stays(view) or node.abilities.trouble)
     if view.device_state is not DeviceState.HELD:
         return None
     at = parked_at(state, view)

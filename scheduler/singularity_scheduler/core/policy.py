@@ -21,6 +21,9 @@ from . import (
     device_restores,
     drains,
     endings,
+    gang_steps,
+    gang_turns,
+    gangs,
     groups,
     health,
     keeping,
@@ -66,15 +69,19 @@ def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
     moves.settle(draft)
     endings.stop_groups(draft)
     endings.stop_reached_groups(draft)
-    groups.settle(draft)
     here = {event.node} if isinstance(event, ev.NodeJoined | ev.NodeLost | ev.Tick) else set()
+    gang_steps.settle(draft, here)
+    groups.settle(draft)
     _follow_orders(draft, here)
     if here or draft.changed or draft.marks or draft.duties:
         placement.bring_back(draft)
-    for node in here | draft.touched() | draft.queued_nodes():
-        if not draft.idle(node):
-            queue.admit(draft, node)
+    nodes = [n for n in here | draft.touched() | draft.queued_nodes() if not draft.idle(n)]
+    together = gang_turns.serve(draft, nodes)
+    for node in nodes:
+        queue.admit(draft, node)
+        if node not in together:
             turns.serve(draft, node)
+    gang_steps.settle(draft)
     if isinstance(event, ev.Tick):
         relocation.proceed(draft, event.node)
         defragmentation.proceed(draft, event.node)
@@ -104,11 +111,27 @@ def _group_created(draft: Draft, event: ev.GroupCreated) -> None:
         _create(draft, session, event.user, spec, event.server)
 
 
-def _create(draft: Draft, session: str, user: str, spec: SessionSpec, server: str | None) -> None:
+def _gang_created(draft: Draft, event: ev.GangCreated) -> None:
+    nodes = placement.place_parts(draft, event.parts[0][1])
+    order = draft.next_order()
+    for (session, spec), node in zip(event.parts, nodes, strict=True):
+        _create(draft, session, event.user, spec, event.server, node, order)
+
+
+def _create(
+    draft: Draft,
+    session: str,
+    user: str,
+    spec: SessionSpec,
+    server: str | None,
+    node: str = "",
+    order: int | None = None,
+) -> None:
+    """`node` and `order`: where it is and what its place in the queue is, if that is known."""
     if draft.get(session):
         raise Conflict(f"session {session} exists already", session=session)
     tiers.refuse(draft, user, spec.tier)
-    quotas.admit(draft, spec.virtual_cluster, spec.needs)
+    quotas.admit(draft, spec.virtual_cluster, spec.needs * spec.nodes)
     view = SessionView(
         id=session,
         user=user,
@@ -117,12 +140,13 @@ def _create(draft: Draft, session: str, user: str, spec: SessionSpec, server: st
         tier=spec.tier,
         virtual_devices=spec.devices,
         scale=spec.scale,
-        node=placement.place(draft, session, spec),
+        node=node or placement.place(draft, session, spec),
         created_at=draft.now,
         updated_at=draft.now,
         server=server,
         run=spec.run,
         member=spec.member,
+        part=spec.part,
         kernel_id=spec.kernel_id,
         every_s=spec.every_s,
         every_steps=spec.every_steps,
@@ -135,8 +159,9 @@ def _create(draft: Draft, session: str, user: str, spec: SessionSpec, server: st
         queue.start(draft, view, "start")
     else:  # whether it starts at once is decided with the other runs, see `queue.admit`
         if spec.member is None:  # members of a group line up in `groups.settle`
-            view = replace(view, queue_order=draft.next_order())
-        draft.note(view, reasons.queued(spec.member), "submit")
+            view = replace(view, queue_order=draft.next_order() if order is None else order)
+        said = gangs.queued(spec.part) if spec.part else reasons.queued(spec.member)
+        draft.note(view, said, "submit")
 
 
 def _asked(draft: Draft, session: str) -> SessionView:
@@ -192,12 +217,13 @@ def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
             session=view.id,
             state=view.word,
         )
-    view = replace(view, held_by=event.by, moving=False, asked=False, preferred=())
-    reason = reasons.held_back(view)
-    if view.device_state is DeviceState.HELD and view.process_state is ProcessState.LIVE:
-        queue.park(draft, view, reason, "user.preempt")
-    else:
-        draft.note(view, reason, "user.preempt")
+    for view in gangs.together(draft, view):
+        view = replace(view, held_by=event.by, moving=False, asked=False, preferred=())
+        reason = reasons.held_back(view)
+        if view.device_state is DeviceState.HELD and view.process_state is ProcessState.LIVE:
+            queue.park(draft, view, reason, "user.preempt")
+        else:
+            draft.note(view, reason, "user.preempt")
 
 
 def _keep_asked(draft: Draft, event: ev.KeepAsked) -> None:
@@ -209,7 +235,8 @@ def _keep_asked(draft: Draft, event: ev.KeepAsked) -> None:
 
 
 def _tier_asked(draft: Draft, event: ev.TierAsked) -> None:
-    tiers.asked(draft, _asked(draft, event.session), event)
+    for view in gangs.together(draft, _asked(draft, event.session)):
+        tiers.asked(draft, view, event)
 
 
 def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
@@ -220,15 +247,20 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
     moves.refuse_in_flight(view)
     if event.checkpoint is not None:
         _refuse_unstarted(view)
+        gangs.refuse(view)
         restore = ev.RestoreAsked(view.id, event.by, event.checkpoint)
         moves.restore_asked(draft, view, restore)
         return
     if event.node is not None and placement.named(draft.state, event.node).id != view.node:
+        gangs.refuse(view)
         raise Conflict(
             f"{view.label} is on node {view.node} and is not suspended: migrate moves it",
             session=view.id,
             state=view.word,
         )
+    for other in gangs.others(draft, view):  # what one of them waits for, all do
+        if other.held_back:
+            draft.note(replace(other, held_by=None), reasons.resumed_part(event.by), "user.resume")
     held_back, view = view.held_back, replace(view, held_by=None)
     if view.process_state in (ProcessState.QUEUED, ProcessState.STARTING):
         if not held_back:
@@ -255,6 +287,7 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
 def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
     view = _asked(draft, event.session)
     _refuse_unstarted(view)
+    gangs.refuse(view)
     if event.node is not None or event.cluster is not None:
         if (event.node is not None) + (event.cluster is not None) + bool(event.devices) > 1:
             raise BadRequest(
@@ -293,18 +326,21 @@ def _resize_asked(draft: Draft, event: ev.ResizeAsked) -> None:
 def _checkpoint_asked(draft: Draft, event: ev.CheckpointAsked) -> None:
     view = _asked(draft, event.session)
     _refuse_unstarted(view)
+    gangs.refuse(view)
     checkpoints.asked(draft, view, event)
 
 
 def _suspend_asked(draft: Draft, event: ev.SuspendAsked) -> None:
     view = _asked(draft, event.session)
     _refuse_unstarted(view)
+    gangs.refuse(view)
     moves.suspend_asked(draft, view, event)
 
 
 def _restore_asked(draft: Draft, event: ev.RestoreAsked) -> None:
     view = _asked(draft, event.session)
     _refuse_unstarted(view)
+    gangs.refuse(view)
     moves.restore_asked(draft, view, event)
 
 
@@ -314,8 +350,8 @@ def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
         raise NotFound(f"there is no session {event.session}", session=event.session)
     if view.final:
         endings.command_end(draft, view, view.reason, "user.end")
-        return
-    endings.end_all(draft, [view], event.by, event.reason, event.grace_s)
+    found = gangs.others(draft, view) if view.final else gangs.together(draft, view)
+    endings.end_all(draft, found, event.by, event.reason, event.grace_s)
 
 
 def _group_end_asked(draft: Draft, event: ev.GroupEndAsked) -> None:
@@ -527,6 +563,7 @@ def _current(view: SessionView | None, epoch: int, state: DeviceState) -> TypeGu
 _HANDLERS: dict[type, Handler] = {
     ev.SessionCreated: _created,
     ev.GroupCreated: _group_created,
+    ev.GangCreated: _gang_created,
     ev.GroupEndAsked: _group_end_asked,
     ev.ParkAsked: _park_asked,
     ev.PreemptAsked: _preempt_asked,

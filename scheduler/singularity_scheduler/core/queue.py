@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import groups, keeping, quotas, reasons
+from . import gangs, groups, keeping, quotas, reasons
 from .actions import Attach, Park, Resize, Start
 from .administration import NodeDuty
 from .draft import Draft
@@ -21,7 +21,9 @@ def admit(draft: Draft, node_id: str) -> None:
     asks for: what lower tiers use it takes by preemption. So no more runs are started than can have
     devices, and nobody overtakes. Runs that somebody holds back count for nothing here, and neither
     do notebooks with a person in front: they hold devices only while they use them. A group of
-    which enough are started lets others pass.
+    which enough are started lets others pass. The parts of a gang start together, when each of them
+    is the next one on its node and has room; all stand at the same place, so one gang is the next
+    one everywhere. One that cannot start, whoever ends, lets others pass.
     """
     if not draft.node(node_id).connected or draft.duty(node_id).duty is not NodeDuty.OPEN:
         return
@@ -36,13 +38,51 @@ def admit(draft: Draft, node_id: str) -> None:
         if (member := run.member) and (member.group in full or groups.full(draft, member)):
             full.add(member.group)
             continue
-        if why := quotas.run_barred(draft, run):
-            wait_for_quota(draft, run, why)
+        views = gangs.together(draft, run)
+        if run.part is not None and not gangs.may_start(draft, views):
             continue
-        used = sum(n for rank, n in draft.admitted_milli(node_id).items() if rank >= run.tier.rank)
-        if used + run.wanted_milli > 1000 * devices:
+        if why := quotas.run_barred(draft, run):
+            for view in views:
+                wait_for_quota(draft, view, why)
+            continue
+        if not all(_has_room(draft, view) for view in views):
             return
-        start(draft, run, "queue.admit")
+        if not all(_is_next(draft, view) for view in views if view.id != run.id):
+            return
+        for view in views:
+            start(draft, view, "queue.admit")
+
+
+def may_start(draft: Draft, run: SessionView) -> bool:
+    """Whether `admit` would start this queued run, which no quota keeps from it, now."""
+    views = gangs.together(draft, run)
+    if run.part is not None and not gangs.may_start(draft, views):
+        return False
+    return all(_has_room(draft, view) and _is_next(draft, view) for view in views)
+
+
+def _has_room(draft: Draft, run: SessionView) -> bool:
+    """Whether the started runs of its node leave it the devices it asks for."""
+    admitted = draft.admitted_milli(run.node)
+    used = sum(n for rank, n in admitted.items() if rank >= run.tier.rank)
+    return used + run.wanted_milli <= 1000 * len(draft.usable(run.node))
+
+
+def _is_next(draft: Draft, run: SessionView) -> bool:
+    """Whether all queued runs before it on its node let others pass."""
+    devices = len(draft.usable(run.node))
+    for other in draft.pending(run.node):
+        if other.id == run.id:
+            return True
+        full = other.member is not None and groups.full(draft, other.member)
+        if other.held_back or not (
+            full
+            or other.needs > devices
+            or quotas.run_barred(draft, other)
+            or (other.part and not gangs.may_start(draft, gangs.parts(draft, other.part)))
+        ):
+            return False
+    return False
 
 
 def wait_for_quota(draft: Draft, view: SessionView, why: str) -> None:

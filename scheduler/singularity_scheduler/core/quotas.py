@@ -96,17 +96,19 @@ def _short(cluster: VirtualCluster | None) -> dict[str, object] | None:
 # -- who may have what ----------------------------------------------------------------------
 
 
-def barred(draft: Draft, view: SessionView) -> str:
-    """Why its quota keeps it from devices now; "": nothing does."""
+def barred(draft: Draft, view: SessionView, parts: int = 1) -> str:
+    """Why its quota keeps it, or so many `parts` of a gang that are like it, from devices now; "":
+    nothing does."""
     used = draft.held_of(view.virtual_cluster)
     own = view.holding  # of one that has devices and would get others for them
-    return _barred(draft, view, used - own + view.needs, used, "uses")
+    return _barred(draft, view, used - own + parts * view.needs, used, "uses")
 
 
 def run_barred(draft: Draft, run: SessionView) -> str:
-    """The same of a run that is not started: those that are count with all that they ask for."""
+    """The same of a run that is not started, of a gang of all its parts: those that are count with
+    all that they ask for."""
     used = draft.admitted_milli_of(run.virtual_cluster)
-    wanted = (used + run.wanted_milli) / 1000
+    wanted = (used + run.wanted_milli * (run.part.parts if run.part else 1)) / 1000
     return _barred(draft, run, wanted, used / 1000, "runs with")
 
 

@@ -187,6 +187,10 @@ def resumed_unstarted(by: str) -> str:
     return f"resumed by {by}: it starts when the runs before it leave it room"
 
 
+def resumed_part(by: str) -> str:
+    return f"resumed by {by}, with the other parts of its gang"
+
+
 def moving(by: str, devices: tuple[str, ...]) -> str:
     return f"moving to {listed(devices)} for {by}: nothing is lost; running code just waits"
 

@@ -65,7 +65,7 @@ def is_patient(draft: Draft, view: SessionView) -> bool:
 def may_leave(draft: Draft, view: SessionView) -> bool:
     failed = view.leave_failed
     rests = failed is not None and draft.now - failed[0] < LEAVE_RETRY_S
-    there = view.process_state is ProcessState.LIVE and view.leaving is None
+    there = view.process_state is ProcessState.LIVE and view.leaving is None and view.part is None
     # One that was told which devices to take, or that somebody moves just now, is let be.
     return there and not (rests or view.preferred or view.moving)
 

@@ -5,7 +5,7 @@ Requests are read by `spec`; what became of a session is in `model`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -117,6 +117,30 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A session's part in a gang: the sessions that run one program together, one on each of
+    several nodes; see `gangs`."""
+
+    gang: str
+    """The id that they share."""
+    number: int
+    """From 0: the rank of its node."""
+    sessions: tuple[str, ...]
+    """All of them by their numbers."""
+    secret: str = field(default="", repr=False)
+    """Of this gang alone; what its bridges prove themselves with is made of it. Never shown."""
+
+    @property
+    def parts(self) -> int:
+        """How many the gang has."""
+        return len(self.sessions)
+
+    @property
+    def place(self) -> str:
+        return f"part {self.number} of a gang on {self.parts} nodes"
+
+
+@dataclass(frozen=True)
 class ScalePolicy:
     """On how many physical devices an elastic session may run its virtual ones; see `scaling`."""
 
@@ -142,6 +166,7 @@ class SessionSpec:
     kind: Kind
     tier: Tier
     devices: int
+    """Virtual devices; of one on several nodes: on each of them."""
     name: str = ""
     run: BatchRun | None = None
     kernel_id: str = ""
@@ -157,6 +182,10 @@ class SessionSpec:
     member: Member | None = None
     scale: ScalePolicy | None = None
     """None: it runs on as many physical devices as it has virtual ones."""
+    nodes: int = 1
+    """More than one: it is a gang with a part on each of so many nodes."""
+    part: Part | None = None
+    """Which part of a gang it is; None: it runs on its own."""
 
     @property
     def needs(self) -> int:

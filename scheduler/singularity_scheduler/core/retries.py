@@ -15,7 +15,7 @@ from typing import Any
 
 from singularity_scheduler.client.words import duration
 
-from . import endings, moves, queue, reasons
+from . import endings, gangs, moves, queue, reasons
 from .draft import Draft
 from .model import SessionView
 from .states import DeviceState, ProcessEvent, ProcessState
@@ -49,10 +49,16 @@ def was_killed(view: SessionView, code: int | None) -> bool:
     return signum > 0 and signum not in ASKED
 
 
+def may(draft: Draft, view: SessionView) -> bool:
+    """Whether it may make another attempt; a part of a gang, all of which begin again with it: only
+    while none of them has ended."""
+    return left(view) > 0 and gangs.whole(draft, view)
+
+
 def exited(draft: Draft, view: SessionView, code: int | None, sentence: str) -> bool:
     """The process of a live session ended: begin the next attempt if it was killed and may be tried
     again. False: it may not, and whoever asks ends it."""
-    if not left(view) or not was_killed(view, code) or view.stopped_by is not None:
+    if not may(draft, view) or not was_killed(view, code) or view.stopped_by is not None:
         return False
     _leave(draft, view, reasons.exited(code, sentence), "retry")
     return True
@@ -64,6 +70,18 @@ def begun(view: SessionView, now: float) -> dict[str, Any]:
         "origin": view.origin or view.node,
         "started_at": now if view.started_at is None else view.started_at,
     }
+
+
+def along(draft: Draft, view: SessionView, attempt: int, how: str) -> None:
+    """Another part of its gang begins again, and so does this one, as that attempt."""
+    if view.pending:
+        view = replace(view, attempt=attempt)
+        draft.note(view, sentence_of(view, how, draft.now), "retry")
+    elif view.process_state is ProcessState.STARTING:  # it is removed as soon as it runs
+        view = replace(endings.stay(view), attempt=attempt, retrying=True, rollback=True)
+        moves.leave(draft, view, sentence_of(view, how, draft.now), "retry")
+    else:
+        _leave(draft, replace(view, attempt=attempt - 1), how, "retry")
 
 
 def _leave(draft: Draft, view: SessionView, how: str, rule: str) -> None:
@@ -166,6 +184,8 @@ def not_resumed(draft: Draft, view: SessionView, sentence: str, damaged: bool) -
 
 def over(view: SessionView, how: str) -> str:
     """The reason of a run that ended `how` and is not tried again, one sentence."""
+    if view.part is not None and left(view):
+        return f"{how}; it is not tried again, because another part of its gang has ended"
     tried = view.run is not None and view.run.max_retries > 0 and not left(view)
     if not tried or view.run is None:
         return how

@@ -21,6 +21,8 @@ RULES: dict[str, str] = {
     "preempt.guarantee": "a session would get less than its tier promises in this window",
     "shrink": "an elastic session goes on with fewer devices, because somebody needs some of them",
     "grow": "an elastic session gets more devices, because some are free",
+    "gang.together": "the parts of a gang wait for devices, and have them, only together",
+    "gang.end": "a part of a gang ended, and so do the others",
     "quota.waits": "a virtual cluster has used its quota and may not borrow",
     "quota.set": "an administrator set the quota of a virtual cluster",
     "idle.reclaim": "devices that were idle for long are freed although nobody waits for them",

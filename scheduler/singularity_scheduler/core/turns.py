@@ -10,6 +10,7 @@ given out when they are.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
@@ -53,9 +54,20 @@ UNKNOWN = -1e18
 class Turn:
     """One node as the engine sees it."""
 
-    def __init__(self, draft: Draft, node_id: str, visitor: SessionView | None = None) -> None:
-        """`visitor`: one more that would wait there."""
+    def __init__(
+        self,
+        draft: Draft,
+        node_id: str,
+        visitor: SessionView | None = None,
+        without: Collection[str] = (),
+        kept: Collection[str] = (),
+    ) -> None:
+        """`visitor`: one more that would wait there. `without`: those who wait and are not looked
+        at; `kept`: those for whom devices are only kept."""
         self.draft = draft
+        self.kept = kept
+        self.found: dict[str, tuple[str, ...]] = {}
+        """Who waits and finds free devices -> which."""
         self.allocation = Allocation(_of_one_node(draft.state.parameters), node_id)
         occupants = draft.usable(node_id)
         self.free = [d for d, view in occupants.items() if view is None]
@@ -74,7 +86,9 @@ class Turn:
             assert view is not None
             self._holds(view, count)
         self.waiting = [
-            view for view in islice(draft.waiting(node_id), LOOKED_AT) if not view.held_back
+            view
+            for view in islice(draft.waiting(node_id), LOOKED_AT)
+            if not (view.held_back or view.id in without)
         ]
         for view in self.waiting:
             self._waits(view)
@@ -248,47 +262,71 @@ def _known(at: float | None) -> float:
 # -- a turn ---------------------------------------------------------------------------------
 
 
-def serve(draft: Draft, node_id: str) -> None:
-    """Give out the devices of one node; called at the end of each decision that touches it."""
-    if not draft.node(node_id).connected or draft.duty(node_id).leaving:
+def serve(
+    draft: Draft, node_id: str, without: Collection[str] = (), kept: Collection[str] = ()
+) -> None:
+    """Give out the devices of one node; called at the end of each decision that touches it.
+    `without` and `kept` (see `Turn`) are parts of gangs, see `gang_turns`."""
+    turn = _decided(draft, node_id, without, kept)
+    if turn is None:
         return
-    smaller = draft.smaller(node_id)
-    if not smaller and next(draft.waiting(node_id), None) is None:
-        return
-    turn = Turn(draft, node_id)
-    if not turn.pool.capacity:
-        return
-    turn.enter()
-    if turn.waiting:
-        serving.serve(turn.allocation, draft.now)
-    if smaller:
-        turn.allocation.touched = dict.fromkeys(turn.pool.nodes)
-        elastic.grow(turn.allocation, draft.now)
     _carry_out(turn)
     for view in turn.waiting:
         if turn.claims[view.id].stage is Stage.WAITING and (why := quotas.barred(draft, view)):
             queue.wait_for_quota(draft, view, why)
 
 
-def _carry_out(turn: Turn) -> None:
+def planned(draft: Draft, node_id: str, without: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Who would be given free devices of this node now, and which. Changes nothing."""
+    turn = _decided(draft, node_id, without)
+    if turn is None:
+        return {}
+    _carry_out(turn, only_look=True)
+    return turn.found
+
+
+def _decided(
+    draft: Draft, node_id: str, without: Collection[str], kept: Collection[str] = ()
+) -> Turn | None:
+    """The turn with what the engine decided; None: there is nothing to decide."""
+    if not draft.node(node_id).connected or draft.duty(node_id).leaving:
+        return None
+    smaller = draft.smaller(node_id)
+    if not smaller and next(draft.waiting(node_id), None) is None:
+        return None
+    turn = Turn(draft, node_id, None, without, kept)
+    if not turn.pool.capacity:
+        return None
+    turn.enter()
+    if turn.waiting:
+        serving.serve(turn.allocation, draft.now)
+    if smaller:
+        turn.allocation.touched = dict.fromkeys(turn.pool.nodes)
+        elastic.grow(turn.allocation, draft.now)
+    return turn
+
+
+def _carry_out(turn: Turn, only_look: bool = False) -> None:
     gathering: set[str] = set()
     for action in turn.allocation.actions:
         if isinstance(action, do.Grant):
-            _grant(turn, str(action.claim.id), action.claim.count)
+            _grant(turn, str(action.claim.id), action.claim.count, only_look)
         elif isinstance(action, do.Preempt) and action.cause is not None:
             sid, waiter = str(action.claim.id), str(action.cause.id)
             if waiter not in gathering:  # what is free already is kept for it
                 gathering.add(waiter)
                 _keep(turn, waiter, action.cause.given)
+            if only_look:
+                continue
             victim, cause = turn.draft.get(sid), turn.draft.get(waiter)
             assert victim is not None
             assert cause is not None
             preempt(turn.draft, victim, cause, action.rule)
         elif isinstance(action, do.Resize):
-            _resize(turn, action, gathering)
+            _resize(turn, action, gathering, only_look)
 
 
-def _resize(turn: Turn, action: do.Resize, gathering: set[str]) -> None:
+def _resize(turn: Turn, action: do.Resize, gathering: set[str], only_look: bool) -> None:
     draft, count = turn.draft, action.claim.count
     view = draft.get(str(action.claim.id))
     assert view is not None
@@ -296,7 +334,7 @@ def _resize(turn: Turn, action: do.Resize, gathering: set[str]) -> None:
     if action.cause is None:
         # A drained device that it still holds is none of the turn's: it may need no other one.
         more = turn.others(max(0, count - len(has)))
-        if more and set(more) <= set(turn.free):
+        if more and set(more) <= set(turn.free) and not only_look:
             reason = reasons.grown(view, count)
             scaling.begin(draft, view, (*has, *more), reason, action.rule)
         turn.remove(more)
@@ -306,16 +344,20 @@ def _resize(turn: Turn, action: do.Resize, gathering: set[str]) -> None:
     if waiter.id not in gathering:
         gathering.add(waiter.id)
         _keep(turn, waiter.id, action.cause.given)
+    if only_look:
+        return
     reason = reasons.shrunk(view, count, waiter)
     scaling.begin(draft, view, kept(view.devices, count), reason, action.rule)
 
 
-def _grant(turn: Turn, sid: str, count: int) -> None:
+def _grant(turn: Turn, sid: str, count: int, only_look: bool) -> None:
     view = turn.draft.get(sid)
     assert view is not None
     taken = turn.reserve(view, count)
     if set(taken) <= set(turn.free):
-        queue.grant(turn.draft, view, tuple(taken))
+        turn.found[sid] = tuple(taken)
+        if not only_look and sid not in turn.kept:
+            queue.grant(turn.draft, view, tuple(taken))
     turn.remove(taken)
 
 

@@ -1,0 +1,151 @@
+"""Gangs: the sessions that run one program together, one on each of several nodes. Pure.
+
+Each of them is a *part*: a run with devices, processes and a node of its own, which its scheduler
+may park like any other. But a part is of use only while the others go on too. So they start, get
+devices, are paused, begin again and end together (`gang_steps`, `gang_turns`). Here is what is to
+be known of a gang, and what is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from singularity_proxy.errors import Unsupported
+
+from .administration import NodeDuty
+from .model import SessionView
+from .requested import Part
+from .states import DeviceState, ProcessState
+
+if TYPE_CHECKING:
+    from .draft import Draft
+
+HAS = (DeviceState.ATTACHING, DeviceState.HELD, DeviceState.RESIZING)
+"""Device states of a part that has devices and is to keep them."""
+
+
+def parts(draft: Draft, part: Part) -> list[SessionView]:
+    """Those of a gang that have not ended, by their numbers."""
+    views = (draft.get(session) for session in part.sessions)
+    return [view for view in views if view is not None and not view.final]
+
+
+def together(draft: Draft, view: SessionView) -> list[SessionView]:
+    """Whom it concerns what is asked of this session: all parts of its gang that have not ended;
+    itself alone if it is no part."""
+    return parts(draft, view.part) if view.part is not None else [view]
+
+
+def others(draft: Draft, view: SessionView) -> list[SessionView]:
+    """The other parts of its gang that have not ended; [] if it is no part."""
+    return [other for other in together(draft, view) if other.id != view.id]
+
+
+def whole(draft: Draft, view: SessionView) -> bool:
+    """Whether no part of its gang has ended; always, if it is no part."""
+    return view.part is None or len(parts(draft, view.part)) == view.part.parts
+
+
+def nodes(draft: Draft, view: SessionView) -> set[str]:
+    """Where the other parts of its gang are: it goes to none of these nodes."""
+    return {other.node for other in others(draft, view)}
+
+
+# -- what cannot be done --------------------------------------------------------------------
+
+
+def stays(view: SessionView) -> str:
+    """Why it cannot be put into the store or go elsewhere; "": it is no part."""
+    if view.part is None:
+        return ""
+    return f"it is {view.part.place}, which cannot be stored or moved yet"
+
+
+def refuse(view: SessionView) -> None:
+    """`Unsupported` when the session is a part, for what would store or move it."""
+    if why := stays(view):
+        raise Unsupported(
+            f"{view.label} goes on as it is: {why}: park it, or let it end", session=view.id
+        )
+
+
+# -- who may start, who may have devices ----------------------------------------------------
+
+
+def may_start(draft: Draft, views: list[SessionView]) -> bool:
+    """Whether these parts, which are all of their gang, could be started as soon as there is room:
+    otherwise nobody waits for them."""
+    first = views[0].part if views else None
+    if first is None or len(views) < first.parts:
+        return False
+    return all(
+        view.pending
+        and not view.held_back
+        and draft.node(view.node).connected
+        and draft.duty(view.node).duty is NodeDuty.OPEN
+        and view.needs <= len(draft.usable(view.node))
+        for view in views
+    )
+
+
+def may_have_devices(draft: Draft, views: list[SessionView]) -> bool:
+    """Whether all of these parts, which are all of their gang that have not ended, can be given
+    what they wait for: otherwise nothing is kept for any of them."""
+    return all(view.device_state in HAS or _is_ready(draft, view) for view in views)
+
+
+def _is_ready(draft: Draft, view: SessionView) -> bool:
+    waits = view.process_state is ProcessState.LIVE and view.device_state is DeviceState.WAITING
+    if not waits or view.held_back or view.leaving is not None:
+        return False
+    if not draft.node(view.node).connected or draft.duty(view.node).leaving:
+        return False
+    return view.needs <= len(draft.usable(view.node))
+
+
+def may_gather(draft: Draft, views: list[SessionView]) -> bool:
+    """Whether devices are worth keeping for these parts, which wait: nowhere those that are missing
+    are held by sessions of a higher tier, of which nobody knows when they go."""
+    for view in views:
+        holders = draft.usable(view.node).values()
+        higher = sum(h is not None and h.tier.rank > view.tier.rank for h in holders)
+        if len(holders) - higher < view.needs:
+            return False
+    return True
+
+
+# -- for people -----------------------------------------------------------------------------
+
+
+def queued(part: Part) -> str:
+    """The reason of a part that was accepted."""
+    return (
+        f"{part.place}: it starts together with the others, when the runs before them leave all of "
+        "them room"
+    )
+
+
+def paused(view: SessionView) -> str:
+    """The reason of a part that is parked because this one has lost its devices."""
+    assert view.part is not None
+    return f"part {view.part.number} of its gang was paused: {view.reason}"
+
+
+def ended(view: SessionView) -> str:
+    """The reason of a part that is ended because this one has."""
+    assert view.part is not None
+    who, code = f"part {view.part.number} of its gang", view.exit_code
+    if view.process_state is ProcessState.FAILED and code is not None and code > 0:
+        return f"{who} ended with exit code {code}"
+    if view.reason.startswith("cancelled by "):
+        return f"{who} was {view.reason}"
+    return f"{who} ended: {view.reason}"
+
+
+def waits_for(draft: Draft, view: SessionView) -> list[str]:
+    """Of a part that waits: what the others are doing, one clause each; [] if it is no part."""
+    return [
+        f"part {other.part.number} of its gang on node {other.node} is {other.word}"
+        for other in others(draft, view)
+        if other.part is not None
+    ]
