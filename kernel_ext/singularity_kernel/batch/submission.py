@@ -83,11 +83,13 @@ class Submission:
             "name": spec.name,
             "tier": spec.tier.value,
             "priority": spec.priority.value,
-            "devices": spec.devices,
+            "devices": spec.devices * spec.nodes,
             "device_share": spec.share_milli / 1000,
             "virtual_cluster": spec.virtual_cluster or None,
             "locations": list(spec.locations),
         }
+        if spec.nodes > 1:
+            found["nodes"] = spec.nodes
         if spec.scale is not None:
             found["scale_policy"] = policy_document(spec.scale)
         found |= {

@@ -408,6 +408,11 @@ class SubmitApp(ServiceApp):
         session = await client.get_session(self.session)
         if self.json:
             self.show(session, str)
+        for other in (session.get("part") or {}).get("sessions", ()):
+            if session["process_state"] != "completed":
+                break
+            await client.wait(other, "ended", away_s=AWAY_S)  # all have succeeded, or it failed
+            session = await client.get_session(other)
         good = session["process_state"] == "completed"
         where = (session.get("run") or {}).get("output")  # None: a command's
         sentence = f"session {self.session} {session['state']}: {session['reason']}"
@@ -440,6 +445,9 @@ def _accepted(session: Mapping[str, Any], waits: bool) -> str:
     lines = [f"session {session['id']} is {session['state']}"]
     if output_path:
         lines[0] += f"; its output will be {output_path}"
+    if part := session.get("part"):
+        others = ", ".join(part["sessions"][1:])
+        lines.append(f"it is part 0 of a run on {part['parts']} nodes; the others are {others}")
     if not waits:
         lines.append(f"follow it with: jupyter singularity logs -f {session['id']}")
     return "\n".join(lines)

@@ -95,6 +95,7 @@ class ServiceClient(Reading, Groups):
         scale_policy: Mapping[str, Any] | None = None,
         checkpoint_every_s: float | None = None,
         checkpoint_every_steps: int | None = None,
+        nodes: int | None = None,
     ) -> Json:
         """Submit the run of a notebook; returns its session as soon as it is durable. It starts
         when it is its turn and needs neither the caller nor its server any more.
@@ -102,7 +103,8 @@ class ServiceClient(Reading, Groups):
         `run` is ``{"notebook", "output", "parameters", "kernel", "folder", "python",
         "variables", "timeout_s", "max_retries", "metadata"}``, all but the first optional; or with
         "command", "ranked" and "folder" in place of the first four. A repeated call with the same
-        `key` answers with the same session.
+        `key` answers with the same session. `nodes`: a command is started on so many nodes, with
+        its part of the `devices` on each; what is returned is the first part (see its "part").
         """
         body: Json = {"kind": "batch", "name": name, "run": run}
         wishes = {
@@ -114,6 +116,7 @@ class ServiceClient(Reading, Groups):
             "scale_policy": scale_policy,
             "checkpoint_every_s": checkpoint_every_s,
             "checkpoint_every_steps": checkpoint_every_steps,
+            "nodes": nodes,
         }
         body |= {key: value for key, value in wishes.items() if value is not None}
         if tier is not None:

@@ -283,7 +283,7 @@ def due(
     """
     every_s = every_s if view.every_s is None else view.every_s
     every_steps = every_steps if view.every_steps is None else view.every_steps
-    if view.process_state is not ProcessState.LIVE or view.leaving is not None:
+    if view.process_state is not ProcessState.LIVE or view.leaving is not None or view.part:
         return None
     if view.device_state in CHANGING:
         return None

@@ -88,8 +88,8 @@ def exited(draft: Draft, event: ev.ProcessExited) -> None:
     if view.in_flight:  # its own agent ends it there, or it ended by itself: the answer tells
         draft.put(replace(view, exit=(event.exit_code, event.sentence)))
         return
-    if view.retrying and view.leaving is not None:  # what is left of it is about to be removed
-        return
+    if view.pending or (view.retrying and view.leaving is not None):
+        return  # of the attempt before, of which nothing is left, or is about to be
     if view.process_state is ProcessState.SUSPENDED:
         return
     code = event.exit_code

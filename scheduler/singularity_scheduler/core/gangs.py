@@ -8,6 +8,7 @@ be known of a gang, and what is refused.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from singularity_proxy.errors import Unsupported
@@ -46,9 +47,19 @@ def whole(draft: Draft, view: SessionView) -> bool:
     return view.part is None or len(parts(draft, view.part)) == view.part.parts
 
 
-def nodes(draft: Draft, view: SessionView) -> set[str]:
+def elsewhere(draft: Draft, view: SessionView) -> set[str]:
     """Where the other parts of its gang are: it goes to none of these nodes."""
     return {other.node for other in others(draft, view)}
+
+
+def queued_with(draft: Draft, nodes: Collection[str]) -> set[str]:
+    """Where other parts of the gangs wait to be started that do so on these nodes: what changes
+    here may let them start, or let others pass them, there."""
+    known = [draft.state.nodes[node] for node in nodes if node in draft.state.nodes]
+    ids = [*draft.changed, *(sid for node in known for sid in node.parts)]
+    views = (draft.get(sid) for sid in ids)
+    here = [v for v in views if v is not None and v.part and v.pending and v.node in nodes]
+    return {node for view in here for node in elsewhere(draft, view)}
 
 
 # -- what cannot be done --------------------------------------------------------------------

@@ -48,6 +48,11 @@ def parse_group(
             members=len(members),
         )
     base = parse_spec(session, largest=largest)
+    if base.nodes > 1:
+        raise BadRequest(
+            f"a member of a group is on one node: leave nodes out, or submit the {base.nodes} "
+            "nodes' runs one by one"
+        )
     first = Member(
         group,
         1,

@@ -85,7 +85,7 @@ def choose_elsewhere(draft: Draft, view: SessionView) -> str | None:
     """Another node for a run that was not started yet: of its own cluster if one can take it, else
     of another one that its locations allow; None: no node can. A part of a gang stays in its
     cluster, and goes where no other part is."""
-    there = {view.node, *gangs.nodes(draft, view)}
+    there = {view.node, *gangs.elsewhere(draft, view)}
     for cluster in routes.order(draft.state, view):
         if view.part is not None and cluster != (view.cluster or draft.state.geography.home):
             continue

@@ -75,18 +75,26 @@ def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
     _follow_orders(draft, here)
     if here or draft.changed or draft.marks or draft.duties:
         placement.bring_back(draft)
-    nodes = [n for n in here | draft.touched() | draft.queued_nodes() if not draft.idle(n)]
-    together = gang_turns.serve(draft, nodes)
-    for node in nodes:
-        queue.admit(draft, node)
-        if node not in together:
-            turns.serve(draft, node)
+    _serve(draft, here | draft.touched() | draft.queued_nodes())
     gang_steps.settle(draft)
     if isinstance(event, ev.Tick):
         relocation.proceed(draft, event.node)
         defragmentation.proceed(draft, event.node)
     shares.settle(draft)
     return draft.decision()
+
+
+def _serve(draft: Draft, nodes: set[str]) -> None:
+    """Start the runs that have room on these nodes, and give out their devices."""
+    waiting = [node for node in nodes if not draft.idle(node)]
+    together = gang_turns.serve(draft, waiting)
+    todo = {*waiting, *gangs.queued_with(draft, nodes)}
+    while todo:
+        started = (queue.admit(draft, node) for node in sorted(todo))
+        todo = {node for views in started for node in views}
+    for node in waiting:
+        if node not in together:
+            turns.serve(draft, node)
 
 
 def _follow_orders(draft: Draft, here: set[str]) -> None:

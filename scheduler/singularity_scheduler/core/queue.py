@@ -14,8 +14,9 @@ from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 
-def admit(draft: Draft, node_id: str) -> None:
-    """Start the queued runs of one node that have room; called like `serve`.
+def admit(draft: Draft, node_id: str) -> set[str]:
+    """Start the queued runs of one node that have room; called like `serve`. Returns the nodes on
+    which parts of gangs were started: those behind them there are next.
 
     A run starts when the started runs of its own tier and of higher ones leave it the devices it
     asks for: what lower tiers use it takes by preemption. So no more runs are started than can have
@@ -25,14 +26,15 @@ def admit(draft: Draft, node_id: str) -> None:
     is the next one on its node and has room; all stand at the same place, so one gang is the next
     one everywhere. One that cannot start, whoever ends, lets others pass.
     """
+    started: set[str] = set()
     if not draft.node(node_id).connected or draft.duty(node_id).duty is not NodeDuty.OPEN:
-        return
+        return started
     devices = len(draft.usable(node_id))
     full: set[str] = set()
     """Groups of which no more are started now."""
     for run in draft.pending(node_id):
         if run.held_back:
-            return  # they are the last ones
+            break  # they are the last ones
         if run.needs > devices:
             continue  # the node lost devices (or they are drained): the others need not wait
         if (member := run.member) and (member.group in full or groups.full(draft, member)):
@@ -46,11 +48,14 @@ def admit(draft: Draft, node_id: str) -> None:
                 wait_for_quota(draft, view, why)
             continue
         if not all(_has_room(draft, view) for view in views):
-            return
+            break
         if not all(_is_next(draft, view) for view in views if view.id != run.id):
-            return
+            break
         for view in views:
             start(draft, view, "queue.admit")
+            if view.part is not None:
+                started.add(view.node)
+    return started
 
 
 def may_start(draft: Draft, run: SessionView) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
+from .gang_spec import of_one_node, parse_nodes
 from .geography import require_name
 from .refusals import parse_number, shown
 from .requested import MAX_NAME, Kind, Priority, SessionSpec, Tier
@@ -51,11 +52,17 @@ def parse_spec(
     largest: int | None = None,
 ) -> SessionSpec:
     """The spec in a request ``{kind, tier?, devices?, name?}``. Called by the service for each
-    new session; unknown keys are the caller's business."""
+    new session; unknown keys are the caller's business. ``devices`` are those of all ``nodes``, and
+    those of the spec are of one node."""
     run = None if request.get("run") is None else parse_run(request["run"])
     kind = parse_kind(request.get("kind", (Kind.BATCH if run else Kind.INTERACTIVE).value))
     if run and kind is not Kind.BATCH:
         raise BadRequest("a run of a notebook is a batch session: kind must be batch", kind=kind)
+    nodes = parse_nodes(request, run)
+    if nodes > 1:
+        asked = request.get("devices")
+        asked = default_devices if asked is None else asked
+        request = {**request, "devices": of_one_node(asked, nodes)}
     devices, scale = parse_size(request, default_devices, largest)
     return SessionSpec(
         kind=kind,
@@ -73,6 +80,7 @@ def parse_spec(
         priority=parse_priority(request.get("priority")),
         locations=parse_locations(request.get("locations")),
         share_milli=parse_share(request),
+        nodes=nodes,
     )
 
 

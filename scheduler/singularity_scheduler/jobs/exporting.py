@@ -39,10 +39,11 @@ def job_file(session: Mapping[str, Any], passed_on: Callable[[str], bool]) -> st
         "compute": session["virtual_cluster"],
         "queue_settings": {"job_tier": session["tier"], "priority": session["priority"]},
         "resources": {
-            "instance_count": None if run["ranked"] else session["virtual_devices"],
+            "instance_count": None if run["ranked"] else _devices(session),
             "locations": session["locations"],
             "properties": {
                 "singularity": {
+                    "nodes": part["parts"] if (part := session.get("part")) else None,
                     "device_share": _part(session["device_share"]),
                     "scale_policy": session.get("scale_policy"),
                     "checkpoint_every_s": session.get("checkpoint_every_s"),
@@ -64,7 +65,13 @@ def job_file(session: Mapping[str, Any], passed_on: Callable[[str], bool]) -> st
 def _distribution(session: Mapping[str, Any]) -> Json:
     if not session["run"]["ranked"]:
         return {}
-    return {"type": "pytorch", "process_count_per_instance": session["virtual_devices"]}
+    return {"type": "pytorch", "process_count_per_instance": _devices(session)}
+
+
+def _devices(session: Mapping[str, Any]) -> int:
+    """Of one on several nodes: those of all of them."""
+    part = session.get("part")
+    return int(session["virtual_devices"]) * (part["parts"] if part else 1)
 
 
 def _default_output(run: Mapping[str, Any], session: str) -> str | None:

@@ -271,6 +271,7 @@ class _Resolver:
             "scale_policy": self._said(*SINGULARITY, "scale_policy"),
             "virtual_cluster": cluster,
             "locations": where,
+            "nodes": self._nodes(kind),
         }
         return {name: value for name, value in wishes.items() if value not in (None, "", [])}
 
@@ -298,6 +299,16 @@ class _Resolver:
             ranks = self._said("distribution", "process_count_per_instance") or 1
             return int(ranks) * int(instances or 1)
         return None if instances is None else int(instances)
+
+    def _nodes(self, kind: str) -> int | None:
+        nodes = self._said(*SINGULARITY, "nodes")
+        if nodes is not None and nodes != 1:
+            path = (*SINGULARITY, "nodes")
+            if kind != "command":
+                raise self._bad("a notebook runs on one node: only a command may have more", *path)
+            if self._sweep:
+                raise self._bad("the runs of a sweep are on one node each", *path)
+        return None if nodes is None else int(nodes)
 
     def _metadata(self) -> dict[str, Any]:
         """Everything that the table calls metadata, in its place, and the inputs and outputs."""

@@ -18,7 +18,7 @@ from .errors import nearest, shown
 
 WISHES = (
     *("tier", "priority", "devices", "device_share", "elastic", "scale_policy"),
-    *("virtual_cluster", "locations", "checkpoint_every_s", "checkpoint_every_steps"),
+    *("virtual_cluster", "locations", "checkpoint_every_s", "checkpoint_every_steps", "nodes"),
 )
 """As the service's API calls them."""
 

@@ -21,6 +21,7 @@ from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import BatchRun
 from singularity_scheduler.core.states import DeviceState, ProcessState
 
+from .peers import gang_launch
 from .ports import Fleet
 from .transfers import Transfers
 
@@ -166,6 +167,8 @@ class Commander:
         view = self._look(action.session)
         if view is not None and view.run is not None:
             launch = run_launch(view, view.run, self._batch_python)
+            if (gang := gang_launch(view)) is not None:
+                launch["gang"] = gang
         try:
             if launch is None or view is None:
                 raise Unavailable("the scheduler was restarted before it could be started")

@@ -48,6 +48,7 @@ from .leases import LeaseKeeper
 from .ledger import Command, Ledger, Write
 from .node_reports import NodeReports
 from .ports import Fleet
+from .peers import Peers
 from .progress import ProgressBoard
 from .store import StoreKeeper
 
@@ -236,6 +237,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self.store = StoreKeeper(self)
         self.progress = ProgressBoard(self.state)
         self.device_board = DeviceBoard(self.state, clock)
+        self.peers = Peers(self)
+        self.observers.append(self.peers)
         self.reports = NodeReports(self)
         self.commander.over = self.progress.over
         self.leases = LeaseKeeper(
@@ -304,6 +307,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.peers.close()
         await self.leases.close()
         await self.commander.close()
         await self.fleet.stop()

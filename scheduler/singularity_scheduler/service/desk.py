@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unava
 
 from singularity_scheduler.core import checkpoints
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.gang_spec import parts_of
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.policy import refuse_ended
 from singularity_scheduler.core.requested import Kind, SessionSpec
@@ -64,6 +66,8 @@ class Desk:
             if before := await self._c.keys.before(user, key, fingerprint):
                 return await self._created_before(before, launch)
             session = uuid4().hex[:12]
+            if spec.nodes > 1:
+                return await self._create_gang(user, spec, server, key, fingerprint), None
             if spec.run:
                 self.refuse_too_many(user)
                 spec = replace(spec, run=run_of(spec.run, session))
@@ -82,6 +86,18 @@ class Desk:
             next(task for action, task in done.tasks.items() if isinstance(action, ev.Start))
         )
         return await self._c.find(session), answer
+
+    async def _create_gang(
+        self, user: str, spec: SessionSpec, server: str | None, key: str | None, fingerprint: str
+    ) -> SessionView:
+        """Submit a run on several nodes, all parts of it or nothing; returns the first one."""
+        self.refuse_too_many(user, spec.nodes)
+        gang = uuid4().hex[:12]
+        parts = parts_of(spec, gang, token_hex(32), lambda: uuid4().hex[:12])
+        first = parts[0][0]
+        command = self._c.keys.command(user, key, "create", first, fingerprint)
+        await self._c.submit(ev.GangCreated(gang, user, tuple(parts), server), command)
+        return await self._c.find(first)
 
     def refuse_too_many(self, user: str, more: int = 1) -> None:
         """`Conflict` when a user would have too many queued runs with so many `more`."""

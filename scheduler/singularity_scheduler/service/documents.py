@@ -12,7 +12,7 @@ from singularity_scheduler.core import goals, keeping, planned, scaling, shares,
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceHealth
 from singularity_scheduler.core.model import Change, SessionView
-from singularity_scheduler.core.requested import BatchRun, Member, Tier
+from singularity_scheduler.core.requested import BatchRun, Member, Part, Tier
 from singularity_scheduler.core.size_spec import policy_document
 from singularity_scheduler.core.states import DeviceState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
@@ -93,6 +93,7 @@ def session_document(
         "run": view.run and (run or run_document)(view.run),
         "attempt": view.attempt,
         "group": view.member and member_document(view.member),
+        "part": view.part and part_document(view.part),
         "recorded": json.loads(view.recorded),
         "exit_code": view.exit_code,
         "owner": {} if view.server is None else {"server": view.server},
@@ -224,6 +225,16 @@ def member_document(member: Member) -> Json:
         "members": member.members,
         "values": json.loads(member.values),
         **limits_document(member),
+    }
+
+
+def part_document(part: Part) -> Json:
+    """A session's part in its gang; without its secret."""
+    return {
+        "gang": part.gang,
+        "number": part.number,
+        "parts": part.parts,
+        "sessions": list(part.sessions),
     }
 
 

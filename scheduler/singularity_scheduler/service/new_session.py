@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from singularity_scheduler.core.gang_spec import MAX_NODES
 from singularity_scheduler.core.requested import Kind
 from singularity_scheduler.core.run_spec import MAX_RETRIES, MAX_TIMEOUT_S
 from singularity_scheduler.core.size_spec import MAX_DEVICES
@@ -180,7 +181,14 @@ NEW_SESSION = {
         "tier": nullable(TIER),
         "devices": {
             **nullable({"type": "integer", "minimum": 1, "maximum": MAX_DEVICES}),
-            "description": "Virtual devices, at most what one node has.",
+            "description": "Virtual devices, at most what one node has; with `nodes` those of all "
+            "of them together.",
+        },
+        "nodes": {
+            **nullable({"type": "integer", "minimum": 1, "maximum": MAX_NODES}),
+            "description": "On so many nodes, of one cluster, the command is started: a session on "
+            "each, with its part of the devices. They start, have devices and end together; the "
+            "answer is the first of them. null: 1.",
         },
         "priority": {**nullable(PRIORITY), "description": "null: medium."},
         "virtual_cluster": {

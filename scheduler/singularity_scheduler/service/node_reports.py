@@ -84,6 +84,9 @@ class NodeReports:
         if type_ == "checkpoint.progress":
             self._c.progress.told(session, data)
             return
+        if type_ == "session.bridge":
+            self._c.peers.told(session, str(data.get("bridge") or ""))
+            return
         if type_ == "steps":
             self._c.store.stepped(session, int(data["count"]))
             return
@@ -152,6 +155,9 @@ class NodeReports:
             self._observe(node, hello.get("health"))
             await submit(ev.DevicesLooked(node))
         self._c.leases.joined(node)
+        self._c.peers.joined(
+            {s["session"]: s["bridge"] for s in hello["sessions"] if s.get("bridge")}
+        )
         for session in over:
             self._c.commander.carry_out(
                 ev.End(session, node, "it ended while its node was away", "recover", 0, 0)

@@ -9,7 +9,15 @@ from typing import Any
 
 from singularity_scheduler.core.devices import DeviceMark
 from singularity_scheduler.core.model import Change, SessionView, Share
-from singularity_scheduler.core.requested import BatchRun, Kind, Member, Priority, ScalePolicy, Tier
+from singularity_scheduler.core.requested import (
+    BatchRun,
+    Kind,
+    Member,
+    Part,
+    Priority,
+    ScalePolicy,
+    Tier,
+)
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
 
@@ -102,6 +110,7 @@ def session_to_row(view: SessionView) -> Row:
         "run": _run_text(view.run) if view.run else None,
         "group": view.member.group if view.member else "",
         "member": _member_text(view.member) if view.member else None,
+        "part": json.dumps(vars(view.part)) if view.part else None,
         "loss": json.dumps(vars(view.loss)) if view.loss else None,
         "share": json.dumps(vars(view.share)),
         "elastic": _elastic(view),
@@ -198,7 +207,15 @@ def session_from_row(
         share=Share(**{"at": row["updated_at"], **json.loads(row["share"])}),
         run=BatchRun(**json.loads(row["run"])) if row["run"] else None,
         member=Member(**json.loads(row["member"])) if row["member"] else None,
+        part=_part(row.get("part")),
     )
+
+
+def _part(text: str | None) -> Part | None:
+    if not text:
+        return None
+    told = json.loads(text)
+    return Part(**{**told, "sessions": tuple(told["sessions"])})
 
 
 def _loss(text: str | None) -> LossReport | None:

@@ -191,6 +191,19 @@ SESSION: dict[str, Schema] = {
         **nullable(ref("Member")),
         "description": "Its part in a group of sessions that were submitted together.",
     },
+    "part": {
+        **nullable(
+            record(
+                {
+                    "gang": {**TEXT, "description": "The id that all its parts share."},
+                    "number": {**COUNT, "description": "From 0: the rank of its node."},
+                    "parts": {**COUNT, "description": "How many there are, one on each node."},
+                    "sessions": {**listed(TEXT), "description": "All of them by their numbers."},
+                }
+            )
+        ),
+        "description": "Its part in a run on several nodes (a gang); null: it is on one node.",
+    },
     "recorded": {"type": "object", "description": "Values that it recorded: name -> last value."},
     "exit_code": nullable({"type": "integer"}),
     "owner": record({"server": TEXT}, "server"),

@@ -89,6 +89,7 @@ sessions = Table(
     Column("elastic", Text, nullable=False, server_default=""),
     Column("group", String(32), nullable=False, server_default=""),
     Column("member", Text),
+    Column("part", Text),
     Column("recorded", Text, nullable=False, server_default="{}"),
     Column("keep_until", Float),
     Column("keep_from", Float),
