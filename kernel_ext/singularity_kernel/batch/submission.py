@@ -138,6 +138,9 @@ def of_job(
     call = _call(job)
     if job.kind == "command" and call is None:
         return _command(job, over, given, name, merged(wishes, job.wishes), environ)
+    if job.wishes.get("nodes", 1) > 1:
+        where = ("resources", "properties", "singularity", "nodes")
+        raise job.bad("a notebook runs on one node: only a command may have more", *where)
     try:
         asked = _asked(job, call)
         asked = Asked(

@@ -47,7 +47,7 @@ def session_table(sessions: Sequence[Json], now: datetime, empty: str = "") -> T
         [
             str(session["id"]),
             *([texts.clean(session.get("user"))] if several else []),
-            texts.clean(session.get("name")),
+            named(session),
             str(session.get("kind") or ""),
             str(session.get("tier") or ""),
             state_word(session),
@@ -60,6 +60,21 @@ def session_table(sessions: Sequence[Json], now: datetime, empty: str = "") -> T
     ]
     styles = [STYLES.get(str(session.get("state")), "") for session in sessions]
     return Table(columns, rows, empty, styles)
+
+
+def named(session: Json) -> str:
+    """Its name, and which part of a run on several nodes it is."""
+    name, part = texts.clean(session.get("name")), session.get("part")
+    return f"{name} ({part['number'] + 1} of {part['parts']} nodes)" if part else name
+
+
+def _gang(session: Json) -> str:
+    part = session.get("part")
+    if not part:
+        return ""
+    others = [texts.clean(other) for other in part["sessions"] if other != session["id"]]
+    which = f"part {part['number']} of gang {texts.clean(part['gang'])}"
+    return f"{which} on {part['parts']} nodes, with {', '.join(others)}"
 
 
 def progress_text(session: Json) -> str:
@@ -107,6 +122,7 @@ def session_card(session: Json, now: datetime) -> Card:
         ("Devices", _devices(session)),
         ("Ranks", texts.clean("; ".join(squashing(session.get("figures") or ())))),
         ("Node", texts.clean(session.get("node"))),
+        ("Gang", _gang(session)),
         ("Cluster", place(session)),
         ("May be in", ", ".join(map(texts.clean, session.get("locations") or ()))),
         ("Queue", _queue(session, now)),

@@ -43,8 +43,8 @@ def _end(draft: Draft, part: Part) -> None:
         failed = view.process_state is ProcessState.FAILED
         step = ProcessEvent.FAIL if failed else ProcessEvent.CANCEL
         for other in gangs.parts(draft, part):
-            other = replace(other, grace_s=view.grace_s)
-            endings.finish(draft, other, step, gangs.ended(view), "gang.end")
+            ending = replace(other, grace_s=view.grace_s)
+            endings.finish(draft, ending, step, gangs.ended(view), "gang.end")
 
 
 def _begin_again(draft: Draft, part: Part) -> None:

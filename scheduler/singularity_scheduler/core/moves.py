@@ -12,7 +12,17 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unavailable, Unsupported
 
-from . import checkpoints, device_restores, endings, gangs, placement, queue, reasons, retries, routes
+from . import (
+    checkpoints,
+    device_restores,
+    endings,
+    gangs,
+    placement,
+    queue,
+    reasons,
+    retries,
+    routes,
+)
 from . import events as ev
 from .draft import Draft
 from .model import SessionView

@@ -225,13 +225,13 @@ def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
             session=view.id,
             state=view.word,
         )
-    for view in gangs.together(draft, view):
-        view = replace(view, held_by=event.by, moving=False, asked=False, preferred=())
-        reason = reasons.held_back(view)
-        if view.device_state is DeviceState.HELD and view.process_state is ProcessState.LIVE:
-            queue.park(draft, view, reason, "user.preempt")
+    for one in gangs.together(draft, view):
+        held = replace(one, held_by=event.by, moving=False, asked=False, preferred=())
+        reason = reasons.held_back(held)
+        if held.device_state is DeviceState.HELD and held.process_state is ProcessState.LIVE:
+            queue.park(draft, held, reason, "user.preempt")
         else:
-            draft.note(view, reason, "user.preempt")
+            draft.note(held, reason, "user.preempt")
 
 
 def _keep_asked(draft: Draft, event: ev.KeepAsked) -> None:

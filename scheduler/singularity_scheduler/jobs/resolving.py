@@ -271,7 +271,7 @@ class _Resolver:
             "scale_policy": self._said(*SINGULARITY, "scale_policy"),
             "virtual_cluster": cluster,
             "locations": where,
-            "nodes": self._nodes(kind),
+            "nodes": self._nodes(),
         }
         return {name: value for name, value in wishes.items() if value not in (None, "", [])}
 
@@ -300,14 +300,11 @@ class _Resolver:
             return int(ranks) * int(instances or 1)
         return None if instances is None else int(instances)
 
-    def _nodes(self, kind: str) -> int | None:
+    def _nodes(self) -> int | None:
         nodes = self._said(*SINGULARITY, "nodes")
-        if nodes is not None and nodes != 1:
+        if nodes not in (None, 1) and self._sweep:
             path = (*SINGULARITY, "nodes")
-            if kind != "command":
-                raise self._bad("a notebook runs on one node: only a command may have more", *path)
-            if self._sweep:
-                raise self._bad("the runs of a sweep are on one node each", *path)
+            raise self._bad("the runs of a sweep are on one node each: leave nodes out", *path)
         return None if nodes is None else int(nodes)
 
     def _metadata(self) -> dict[str, Any]:

@@ -71,6 +71,8 @@ class Commander:
         self.transfers = Transfers(fleet, self._call, report, look, self.failures.__setitem__)
         self.over: Callable[[str], None] = lambda session: None
         """Told when a command that reports progress has ended."""
+        self.bridged: Callable[[str, str], None] = lambda session, address: None
+        """Told where the bridge of a part of a gang listens, that was just started."""
 
     # -- told by the controller -------------------------------------------------------------
 
@@ -190,6 +192,8 @@ class Commander:
             raise
         finally:
             self._launches.pop(action.session, None)
+        if bridge := answer.get("bridge"):
+            self.bridged(action.session, str(bridge))
         telling = asyncio.create_task(self._report(ev.Started(action.session)))
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)

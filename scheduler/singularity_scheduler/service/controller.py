@@ -47,8 +47,8 @@ from .leader import GuardedFleet, Leader
 from .leases import LeaseKeeper
 from .ledger import Command, Ledger, Write
 from .node_reports import NodeReports
-from .ports import Fleet
 from .peers import Peers
+from .ports import Fleet
 from .progress import ProgressBoard
 from .store import StoreKeeper
 
@@ -239,6 +239,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self.device_board = DeviceBoard(self.state, clock)
         self.peers = Peers(self)
         self.observers.append(self.peers)
+        self.commander.bridged = self.peers.told
         self.reports = NodeReports(self)
         self.commander.over = self.progress.over
         self.leases = LeaseKeeper(

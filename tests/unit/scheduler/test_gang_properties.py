@@ -172,11 +172,14 @@ class GangMachine(RuleBasedStateMachine):
                 for view in self.world.state.sessions.values()
                 if view.device_state is DeviceState.HELD or view.idle
             ]
-            ending = holders[:1] or [
-                view.id
-                for view in self.world.state.sessions.values()
-                if view.process_state is ProcessState.LIVE and not self.waits(view)
-            ][:1]
+            ending = (
+                holders[:1]
+                or [
+                    view.id
+                    for view in self.world.state.sessions.values()
+                    if view.process_state is ProcessState.LIVE and not self.waits(view)
+                ][:1]
+            )
             if not ending:
                 break
             self.do(ev.ProcessExited(ending[0], 0))

@@ -26,7 +26,10 @@ def two_nodes(first: int = 1, second: int = 1) -> World:
 def test_parts_start_together_on_different_nodes() -> None:
     world = two_nodes(2, 2)
     submit_gang(world, "g", devices=2)
-    assert [(world[s].node, world[s].word) for s in ("g0", "g1")] == [("a", "ready"), ("b", "ready")]
+    assert [(world[s].node, world[s].word) for s in ("g0", "g1")] == [
+        ("a", "ready"),
+        ("b", "ready"),
+    ]
     assert world["g1"].part is not None
     assert world["g1"].part.place == "part 1 of a gang on 2 nodes"
 
@@ -70,7 +73,10 @@ def test_a_gang_waits_where_all_its_parts_can_start() -> None:
     world.join("d", 1)
     world.do(ev.Tick("b"))
     world.answer(ev.Start)
-    assert [(world[s].node, world[s].word) for s in ("g0", "g1")] == [("c", "ready"), ("d", "ready")]
+    assert [(world[s].node, world[s].word) for s in ("g0", "g1")] == [
+        ("c", "ready"),
+        ("d", "ready"),
+    ]
 
 
 @pytest.mark.parametrize(
