@@ -114,6 +114,7 @@ class PaperAgent:
                     "session.signal",
                     "session.end",
                     "session.log",
+                    "session.peers",
                     "device.attach",
                     "device.park",
                     "device.resize",
@@ -301,6 +302,10 @@ class PaperAgent:
         return {}
 
     def _session_signal(self, params: dict[str, Any]) -> Any:
+        self._known(params)
+        return {}
+
+    def _session_peers(self, params: dict[str, Any]) -> Any:
         self._known(params)
         return {}
 

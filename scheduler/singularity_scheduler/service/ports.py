@@ -84,8 +84,6 @@ class AgentSession(_AgentSessionBase, total=False):
     suspended: bool
     """True: the node has nothing of it but its kernel connection (relay)."""
     incarnation: int
-    bridge: str
-    """Of a part of a gang: "host:port" where the bridges of the other parts reach its own."""
     recorded: dict[str, Any]
     """What it recorded, name -> last value."""
     bridge: str
@@ -124,7 +122,6 @@ proxy.recovered, proxy.failed, proxy.gave_up, proxy.silent, proxy.answers, lease
 squashing.off {why} (ranks that share a device were not equal where they should have been),
 session.wanted (a request reached the relay of a session that is away), session.orphaned (its
 Jupyter server is gone), session.suspended and session.restored (the command's answer says it too),
-session.bridge {bridge} (where the bridge of a part of a gang listens),
 checkpoint.progress {bytes_done, bytes_total, bytes_sent, rate, eta_s}, steps {count} (optimizer
 steps or barriers since the session was started), recorded {values} (name -> value, those that are
 new), session.bridge {bridge} (of a part of a gang; also after its bridge was replaced, maybe at

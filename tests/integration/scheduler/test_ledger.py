@@ -30,6 +30,7 @@ from singularity_scheduler.service.ledger import Command, Ledger
 from singularity_scheduler.service.tables import metadata
 from sqlalchemy import create_engine, text
 from support.scheduler_core import World, whole
+from support.scheduler_gangs import gang
 
 
 def url(tmp_path: Path) -> str:
@@ -328,5 +329,42 @@ async def test_old_sessions_are_forgotten_live_ones_never(place: str) -> None:
         assert [sid for _, sid in await ledger.page(None, limit=9)] == ["live"]
         assert await ledger.history("old", 10) == []
         assert await ledger.command("alice", "k") is None
+    finally:
+        await ledger.close()
+
+
+@pytest.mark.asyncio
+async def test_the_version_before_reads_runs_on_several_nodes(place: str) -> None:
+    """Their parts are runs of their own to it."""
+    world = World(1, "a")
+    world.join("b", 1)
+    ledger = await Ledger.open(place)
+    try:
+        await ledger.write(world.do(gang("g")))
+        assert {v.id: v.part for v in await ledger.active()} == {
+            sid: world[sid].part for sid in ("g0", "g1")
+        }
+        assert (await ledger.compare()).sessions == ()
+    finally:
+        await ledger.close()
+    config = alembic.config.Config()
+    folder = Path(database.__file__).with_name("migrations")
+    config.set_main_option("script_location", str(folder))
+    config.set_main_option("path_separator", "os")
+
+    def turn() -> None:
+        engine = create_engine(parse(place))
+        with engine.begin() as connection:
+            config.attributes["connection"] = connection
+            alembic.command.downgrade(config, "0017")
+            kept = connection.exec_driver_sql("SELECT id, process_state FROM sessions ORDER BY id")
+            assert [tuple(row) for row in kept] == [("g0", "starting"), ("g1", "starting")]
+            alembic.command.upgrade(config, "head")
+        engine.dispose()
+
+    await asyncio.to_thread(turn)
+    ledger = await Ledger.open(place)
+    try:
+        assert [view.part for view in await ledger.active()] == [None, None]
     finally:
         await ledger.close()
