@@ -115,9 +115,9 @@ def test_job_files_say_on_how_many_nodes(tmp_path: Path) -> None:
     with pytest.raises(BadJob, match="nodes is not what it must be: at least 1"):
         resolve(parse(JOB.format(nodes=0), str(tmp_path / "job.yml")))
     sweep = JOB.format(nodes=2).replace("train.py", "train.py ${{search_space.lr}}")
+    both = parse(f"{sweep}sweep:\n  search_space: {{lr: [1, 2]}}\n", str(tmp_path / "job.yml"))
     with pytest.raises(BadJob, match="line 8: the runs of a sweep are on one node each"):
-        text = f"{sweep}sweep:\n  search_space: {{lr: [1, 2]}}\n"
-        resolve(parse(text, str(tmp_path / "job.yml")))
+        resolve(both)
 
 
 def gang() -> World:
