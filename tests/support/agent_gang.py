@@ -8,11 +8,15 @@ import json
 import re
 import secrets
 import sys
-from collections.abc import AsyncIterator, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from singularity_proxy.elastic.coordinator import Cut
+from singularity_scheduler.service.gang_barrier import PartAt, standing
 from support.agent import AgentBox, alive, until
+from support.agent_moves import resume
 
 from benchmarks.jobs import DDP, numbers
 
@@ -51,23 +55,72 @@ class Gang:
 
     async def start(self, argv: Sequence[str], **options: Any) -> None:
         """Start all parts, and tell each where the others' bridges are."""
-        gang = {"id": secrets.token_hex(6), "parts": len(self.boxes), "key": secrets.token_hex(32)}
+        self._key()
         self.sessions = await asyncio.gather(
             *(
-                box.start(
-                    list(argv), virtual_devices=RANKS, gang={**gang, "number": number}, **options
-                )
+                box.start(list(argv), virtual_devices=RANKS, gang=self._part(number), **options)
                 for number, box in enumerate(self.boxes)
             )
         )
         self.addresses = [str(box.started["bridge"]) for box in self.boxes]
+        await self._tell_peers()
+
+    def _key(self) -> None:
+        gang = {"id": secrets.token_hex(6), "parts": len(self.boxes), "key": secrets.token_hex(32)}
+        self._gang: dict[str, Any] = gang
+
+    def _part(self, number: int) -> dict[str, Any]:
+        return {**self._gang, "number": number}
+
+    async def _tell_peers(self) -> None:
         peers = {str(number): address for number, address in enumerate(self.addresses)}
         for box, session in zip(self.boxes, self.sessions, strict=True):
             await box.call("session.peers", session=session, peers=peers)
 
-    async def attach(self, *, devices: Sequence[str] = BOTH) -> None:
+    @contextlib.asynccontextmanager
+    async def standing(self, deadline_s: float = 30.0) -> AsyncIterator[Cut]:
+        """All ranks stand at one place, as the service does it."""
+        parts = [
+            PartAt(box.fleet, box.fleet.node, session, self.epoch)
+            for box, session in zip(self.boxes, self.sessions, strict=True)
+        ]
+        async with standing(parts, deadline_s) as cut:
+            yield cut
+
+    async def resume(
+        self, stored: Mapping[int, str], boxes: Sequence[AgentBox], **more: Any
+    ) -> list[dict[str, Any]]:
+        """Bring parts (number -> checkpoint) back at the agents of `boxes`, where all parts are
+        then, and give all the devices they need; the answers."""
+        self.boxes, self.epoch = list(boxes), self.epoch + 1
+        if len(stored) == len(self.boxes):
+            self._key()
+        answers = []
+        for number, checkpoint in stored.items():
+            box, session = self.boxes[number], self.sessions[number]
+            box.forget_events()
+            back = await resume(
+                box,
+                session,
+                self.epoch,
+                checkpoint,
+                virtual_devices=RANKS,
+                gang=self._part(number),
+                **more,
+            )
+            assert (await box.event("session.bridge", session))["bridge"] == back["bridge"]
+            self.addresses[number] = back["bridge"]
+            answers.append(back)
+        await self._tell_peers()
+        await self.attach(numbers=stored)
+        return answers
+
+    async def attach(
+        self, *, devices: Sequence[str] = BOTH, numbers: Iterable[int] = range(PARTS)
+    ) -> None:
         """Give each part its devices as soon as it needs them."""
-        for box, session in zip(self.boxes, self.sessions, strict=True):
+        for number in numbers:
+            box, session = self.boxes[number], self.sessions[number]
             needs = ("device.need", session)
             await until(
                 lambda box=box, needs=needs: needs in [(t, s) for s, t, _ in box.events],  # type: ignore[misc]
@@ -139,15 +192,17 @@ class Gang:
 
 
 @contextlib.asynccontextmanager
-async def two_nodes() -> AsyncIterator[Gang]:
-    """Two agents, and a gang that is not started yet."""
+async def two_nodes(*stores: str, options: Sequence[str] = ()) -> AsyncIterator[Gang]:
+    """Two agents, with stores of their own or those at `stores`, and a gang that is not started
+    yet."""
     async with contextlib.AsyncExitStack() as stack:
-        boxes = [
-            await stack.enter_async_context(
-                AgentBox("--NodeAgent.proxy_threads=1", cpu_devices=RANKS, warm=RANKS)
-            )
-            for _ in range(PARTS)
-        ]
+        boxes = []
+        for number in range(PARTS):
+            words = ["--NodeAgent.proxy_threads=1", *options]
+            if stores:
+                words.append(f"--NodeAgent.checkpoint_store={stores[number]}")
+            box = AgentBox(*words, cpu_devices=RANKS, warm=RANKS)
+            boxes.append(await stack.enter_async_context(box))
         yield Gang(boxes)
 
 
@@ -164,6 +219,32 @@ def training(out: Path, steps: int) -> list[str]:
     out.chmod(0o777)
     words = ["mlp", "cuda", f"--steps={steps}", "--batch=4", "--dropout=0.1", "--bucket-mb=0.02"]
     return [str(DDP), *words, f"--out={out}"]
+
+
+async def on_one_node(steps: int) -> list[tuple[list[str], str]]:
+    """What the ranks of `training` compute in one session that nobody disturbs."""
+    all_ranks = PARTS * RANKS
+    devices = [f"cpu:{rank}" for rank in range(all_ranks)]
+    box = AgentBox("--NodeAgent.proxy_threads=1", cpu_devices=all_ranks, warm=all_ranks)
+    async with box:
+        words = training(box.work / "out", steps)
+        session = await box.start(ours(words), virtual_devices=all_ranks)
+        needs = ("device.need", session)
+        await until(lambda: needs in [(t, s) for s, t, _ in box.events], timeout=START_S)
+        await box.attach(session, 1, *devices)
+        gone = ("process.exited", session)
+        await until(lambda: gone in [(t, s) for s, t, _ in box.events], timeout=START_S)
+        assert "exit code 0" in (await box.event(*gone))["reason"]
+        return result(box.work / "out")
+
+
+@contextlib.contextmanager
+def folder_of_all() -> Iterator[Path]:
+    """A folder that the capsules of all nodes see, and their ranks can write to."""
+    with tempfile.TemporaryDirectory(prefix="gang-", dir="/var/tmp") as folder:
+        out = Path(folder)
+        out.chmod(0o777)
+        yield out
 
 
 def ours(words: Sequence[str]) -> list[str]:

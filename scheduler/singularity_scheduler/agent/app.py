@@ -141,6 +141,14 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
         of them have taken part in the same collectives, before it is parked, resized, moved or
         stored. If they do not come together, all of them go on and nothing is changed.""",
     )
+    joint_barrier_s = Float(
+        30.0,
+        min=0.1,
+        config=True,
+        help="""Seconds after which the ranks of a part of a gang go on by themselves, when they
+        stand for a barrier over all parts and the scheduler does not say anything of it any
+        more.""",
+    )
     check_squashing_every = Integer(
         100,
         min=0,
@@ -414,6 +422,7 @@ class AgentProcess:
             orphan_grace_s=app.orphan_grace_s,
             lease_ttl_s=app.lease_ttl_s,
             barrier_s=app.barrier_s,
+            joint_barrier_s=app.joint_barrier_s,
             check_squashing_every=app.check_squashing_every,
             log_bytes=app.log_bytes,
             keep_logs=app.keep_logs,

@@ -77,11 +77,21 @@ class BridgeKeeper:
         self._replacing: dict[str, asyncio.Task[Any]] = {}
 
     async def begin(self, live: LiveSession) -> None:
-        """Start the bridge of a session that is a part, before its capsule; else nothing. Raises
+        """Start the bridge of a session that is a part, before its capsule; else nothing. The port
+        for the ranks of one that comes back is the one that they know, if it is free. Raises
         `SingularityError` when it does not start; nothing of it is left then."""
-        if live.record.part is not None:
-            await self._start(live, live.record.part)
-            self._node.save(live)
+        part = live.record.part
+        if part is None:
+            return
+        try:
+            await self._start(live, part)
+        except SingularityError as error:
+            if not part.master_port or part.number == 0:  # that of part 0 is its ranks' own
+                raise
+            log.warning("session %s: %s; it is tried at another port", live.record.session, error)
+            part.master_port = 0
+            await self._start(live, part)
+        self._node.save(live)
 
     def adopt(self, live: LiveSession) -> None:
         """The bridge that an agent before this one started."""
@@ -104,15 +114,18 @@ class BridgeKeeper:
         await asyncio.to_thread(self._write_peers, record, part)
 
     async def end(self, live: LiveSession) -> None:
-        """The session has ended: so does its bridge, and tells the other parts. Idempotent."""
-        session = live.record.session
-        if live.record.part is None:
+        """The session has ended here: so does its bridge. It tells the other parts that this one
+        is over, unless that goes on from the store: then they wait for it. Idempotent."""
+        record, part = live.record, live.record.part
+        session = record.session
+        if part is None:
             return
+        over = part.begun and not record.published and not record.elsewhere
         if (job := self._replacing.pop(session, None)) is not None:
             job.cancel()
             await asyncio.wait([job])
         if live.bridge is not None:
-            await live.bridge.end(END_S)
+            await live.bridge.end(END_S if over else 0.0)
         await self._end_strays(session)
         await asyncio.to_thread(shutil.rmtree, self._node.settings.bridge_dir(session), True)
 
@@ -130,7 +143,11 @@ class BridgeKeeper:
         await asyncio.to_thread(self._write_peers, record, part)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(ports)
-        again = ("--port", str(part.port), "--master-port", str(part.master_port))
+        again: list[str] = []
+        if part.port:
+            again += ["--port", str(part.port)]
+        if part.master_port:
+            again += ["--master-port", str(part.master_port)]
         identity = spawn(
             CapsuleSpec(
                 argv=[
@@ -139,7 +156,7 @@ class BridgeKeeper:
                     *("--number", str(part.number), "--parts", str(part.parts)),
                     *("--listen", settings.tunnel_ip),
                     *("--port-file", ports, "--peers", self._peers(session)),
-                    *(again if part.port else ()),
+                    *again,
                 ],
                 env={**helper_environment(os.environ), KEY_VARIABLE: part.key},
                 cwd="/",

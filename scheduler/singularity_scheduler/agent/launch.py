@@ -86,7 +86,7 @@ class LaunchRequest:
             owner_pid=owner_pid,
             epoch=number(params, "epoch") if params.get("epoch") is not None else 0,
             restartable=launch.get("restartable") is True,
-            gang=_gang(launch, mode),
+            gang=_gang_to_start(launch, mode),
         )
 
     def listening_at(self, ip: str) -> LaunchRequest:
@@ -146,14 +146,20 @@ def _env(launch: Mapping[str, Any]) -> dict[str, str]:
     return dict(env)
 
 
-def _gang(launch: Mapping[str, Any], mode: str) -> Gang | None:
-    gang = launch.get("gang")
+def _gang_to_start(launch: Mapping[str, Any], mode: str) -> Gang | None:
+    gang = gang_of(launch)
+    if gang is not None and (mode != "capsule" or launch.get("connection") is not None):
+        raise BadRequest("only a run without a kernel connection can be a part of a gang")
+    return gang
+
+
+def gang_of(params: Mapping[str, Any]) -> Gang | None:
+    """Which part of which gang the session is to be, None: of none; raises `BadRequest`."""
+    gang = params.get("gang")
     if gang is None:
         return None
     if not isinstance(gang, Mapping):
         raise BadRequest("'gang' must say which part of which gang the session is")
-    if mode != "capsule" or launch.get("connection") is not None:
-        raise BadRequest("only a run without a kernel connection can be a part of a gang")
     id, key = text(gang, "id"), text(gang, "key")
     at, parts = number(gang, "number"), number(gang, "parts")
     if not re.fullmatch(r"[0-9a-f]{1,64}", id) or not re.fullmatch(r"[0-9a-f]{64}", key):

@@ -119,6 +119,8 @@ class Lifecycle:
                 await self._start_capsule(live, request)
                 self.owners.watch(live)
             record.life = Life.LIVE
+            if record.part is not None:
+                record.part.begun = True
             node.save(live)
         except BaseException as error:
             record.reason = "it could not be started"
@@ -161,6 +163,7 @@ class Lifecycle:
         try:
             node.save(live)
             open_session_folders(node.settings, record)
+            await self.bridges.begin(live)  # as at its start
             ended = lambda _: self._process_exited(live)  # noqa: E731
             loss = await self._resumer.restore(live, request, summary, told, ended)
             if loss["rolled_back"]:
@@ -169,6 +172,8 @@ class Lifecycle:
             await live.socket.start()
             self.owners.watch_again(live, request.owner_pid, owner)
             record.life = Life.LIVE
+            if record.part is not None:
+                record.part.begun = True
             node.save(live)
             self.relays.taken(record.session)
             node.on_step("resume.recorded")
@@ -188,9 +193,16 @@ class Lifecycle:
         assert record.process is not None
         log.info("session of %s resumed as process %d", record.user, record.process.pid)
         node.emit(record.session, "session.restored", loss=loss)
+        if record.part is not None:
+            node.emit(record.session, "session.bridge", bridge=record.part.address)
         if live.capsule is not None and not live.capsule.watch.alive:
             self._process_exited(live)
-        return {"pid": record.process.pid, "loss": loss, "relay": live.relay is not None}
+        return {
+            "pid": record.process.pid,
+            "loss": loss,
+            "relay": live.relay is not None,
+            **({"bridge": record.part.address} if record.part else {}),
+        }
 
     async def _end_earlier(self, request: LaunchRequest) -> None:
         """No two attempts of a run are here at once. `Conflict` when what is here is no earlier

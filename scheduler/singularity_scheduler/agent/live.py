@@ -13,6 +13,7 @@ from singularity_proxy.capsule.lease_word import LeaseWord
 from singularity_proxy.capsule.process import ProcessWatch
 from singularity_proxy.elastic.coordinator import Barrier
 
+from .joint import Joint
 from .proxies import Proxy
 from .relays import Relay
 from .rings import RingSet
@@ -52,7 +53,7 @@ class LiveSession:
         self.lock = asyncio.Lock()
         """Held by whoever changes the device side; the end of a session kills proxies first, so
         that a holder gives up, and takes it then."""
-        self.barrier: Barrier | None = None
+        self.barrier: Barrier | Joint | None = None
         """Its ranks stand by this one; see `ranks`."""
         self.waiting = False
         """A worker waits for a device and the service was told so."""

@@ -48,6 +48,7 @@ class Settings:
     orphan_grace_s: float
     lease_ttl_s: float
     barrier_s: float
+    joint_barrier_s: float
     check_squashing_every: int
     log_bytes: int
     keep_logs: int

@@ -124,5 +124,11 @@ def describe(
         "positions": positions,
         "connected": record.connected,
         "tunnel": record.tunnel,
+        "part": record.part
+        and {
+            "number": record.part.number,
+            "parts": record.part.parts,
+            "master_port": record.part.master_port,
+        },
         "machine": machine.to_json() if machine else None,
     }

@@ -3,20 +3,27 @@ only be parked, moved or saved where each rank has taken part in the same collec
 
 `singularity_proxy.elastic` finds such a place; here is when it is asked. A session without groups
 costs one question to each of its device proxies.
+
+A part of a gang may stand by a barrier over all parts as well, which the service holds (`joint`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from singularity_proxy.elastic.coordinator import Barrier, Cut
-from singularity_proxy.errors import NotFound, Unavailable, Unsupported
+from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unavailable, Unsupported
 
+from .joint import Joint
 from .live import LiveSession
 from .proxies import Proxy
+from .sessions import SessionRecord
+
+log = logging.getLogger("singularity.agent")
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,30 @@ class Ranks:
 
 
 @contextlib.asynccontextmanager
-async def together(live: LiveSession, barrier_s: float) -> AsyncIterator[Cut | None]:
+async def together(
+    live: LiveSession, barrier_s: float, *, standing: bool = False
+) -> AsyncIterator[Cut | None]:
     """All ranks of the session stand for as long as this lasts; None: it has no process groups, and
     nothing of it stands. The caller holds the session's lock. Raises `BarrierFailed` when they do
     not come together within `barrier_s` seconds, and `Unavailable` when a proxy ends meanwhile;
     then all of them go on. `Unsupported` when its proxies know no barrier, `Conflict` when it
-    ends."""
+    ends. `standing`: they stand for their whole gang already, and go on afterwards; `Conflict` when
+    they do not. Whoever comes in between without it lets go of a gang's barrier."""
+    joint = joint_of(live)
+    if standing:
+        if joint is None:
+            raise not_standing(live.record)
+        joint.use()
+        try:
+            yield None
+        finally:
+            await end_joint(live)
+        return
+    if joint is not None:
+        log.warning(
+            "session %s: its devices change, so its gang stands no more", live.record.session
+        )
+        await end_joint(live)
     if live.barrier is not None or not await grouped(live):
         yield None  # whoever holds it lets go of it
         return
@@ -110,3 +135,28 @@ async def grouped(live: LiveSession) -> bool:
             if any(ring.get("groups") for ring in stats.get("rings", {}).values()):
                 return True
     return False
+
+
+def joint_of(live: LiveSession) -> Joint | None:
+    """The gang's barrier by which the ranks stand, unless a command has taken it over."""
+    barrier = live.barrier
+    return barrier if isinstance(barrier, Joint) and not barrier.used else None
+
+
+def not_standing(record: SessionRecord) -> Conflict:
+    """What a command is told that needs all ranks of a gang to stand."""
+    return Conflict(
+        f"session {record.session} goes on as it is: its ranks do not stand together with those of "
+        "the other parts of its gang (any more), so what is stored would not fit; try again",
+        session=record.session,
+    )
+
+
+async def end_joint(live: LiveSession) -> None:
+    """Let the ranks go on that stand for their gang. The caller holds the session's lock."""
+    if isinstance(live.barrier, Joint):
+        live.barrier.over()
+    live.barrier = None
+    for proxy in list(live.proxies.values()):
+        with contextlib.suppress(SingularityError):  # it holds nobody any more
+            await Ranks(proxy).barrier_release()

@@ -39,11 +39,11 @@ from singularity_proxy.wire.ring import RingFile, RingState
 from singularity_scheduler.client.words import size
 
 from . import parts as files
-from .launch import KINDS, TIERS, number, one_of, text
+from .launch import KINDS, TIERS, Gang, gang_of, number, one_of, text
 from .live import LiveSession
 from .node import Node
 from .session_logs import CAPSULE_LOG
-from .sessions import Phase, RingRecord, SessionRecord
+from .sessions import GangPart, Phase, RingRecord, SessionRecord
 from .stores import teller
 
 STEPS = {
@@ -86,6 +86,7 @@ class ResumeRequest:
     reason: str
     connection: dict[str, Any] | None = field(repr=False)
     owner_pid: int | None = None
+    gang: Gang | None = None
 
     @classmethod
     def parse(cls, params: Mapping[str, Any]) -> ResumeRequest:
@@ -111,6 +112,7 @@ class ResumeRequest:
             reason=str(params.get("reason") or ""),
             connection=None if connection is None else dict(connection),
             owner_pid=owner_pid if isinstance(owner_pid, int) else None,
+            gang=gang_of(params),
         )
 
 
@@ -171,6 +173,7 @@ class Resumer:
                 f"the session had {record['virtual_devices']} virtual devices, not "
                 f"{request.virtual_devices}; {kept}"
             )
+        _refuse_part(request.gang, record.get("part"), kept)
         settings = node.settings
         for name, here in (
             ("folder", settings.session_dir(request.session)),
@@ -238,6 +241,7 @@ class Resumer:
             reason=request.reason,
             connected=told["connected"],
             restartable=True,
+            part=_part(request.gang, told.get("part")),
         )
 
     async def restore(
@@ -449,6 +453,27 @@ def why_not_resumed(live: LiveSession, error: OSError) -> SingularityError:
         "the checkpoint was kept"
     )
     return SingularityError("; ".join([words, *live.reconciled]))
+
+
+def _refuse_part(gang: Gang | None, told: Mapping[str, Any] | None, kept: str) -> None:
+    """Refuse to bring a part back as another one, or without its gang."""
+    wanted = None if gang is None else (gang.number, gang.parts)
+    stored = None if told is None else (told["number"], told["parts"])
+    if wanted != stored:
+        raise BadRequest(f"the checkpoint is of {_named(stored)}, not of {_named(wanted)}; {kept}")
+
+
+def _named(part: tuple[int, int] | None) -> str:
+    return "no part of a gang" if part is None else f"part {part[0]} of a gang on {part[1]} nodes"
+
+
+def _part(gang: Gang | None, told: Mapping[str, Any] | None) -> GangPart | None:
+    """With the port that its ranks know for their rendezvous."""
+    if gang is None or told is None:
+        return None
+    return GangPart(
+        gang.id, gang.number, gang.parts, gang.key, master_port=int(told["master_port"])
+    )
 
 
 def _is_missing(path: str, record: dict[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from singularity_proxy.wire.rpc import Handler, Peer
 
 from singularity_scheduler import logs
 
+from . import gang_barrier
 from .device_restores import DeviceRestorer
 from .devices import DeviceKeeper
 from .launch import LaunchRequest, number, text
@@ -36,6 +37,10 @@ log = logging.getLogger("singularity.agent")
 
 LEADER = ("node", "leader")
 """Which service was obeyed last, in the agent's ledger."""
+
+
+MAX_WAIT_S = 600.0
+"""No call of a barrier holds its session's lock for longer."""
 
 
 class CommandServer:
@@ -76,6 +81,7 @@ class CommandServer:
             "device.checkpoint": self.device_checkpoint,
             "device.put_back": self.put_back,
             "session.checkpoint": self.checkpoint,
+            "session.barrier": self.barrier,
             "session.suspend": self.suspend,
             "session.resume": self.resume,
             "session.connection": self.connection,
@@ -283,12 +289,14 @@ class CommandServer:
 
     async def _checkpoint(self, params: dict[str, Any], method: str, level: str | None) -> Any:
         live = self._node.session(text(params, "session"))
-        name = _name(params)
+        name, standing = _name(params), params.get("standing") is True
         epoch = number(params, "epoch") if params.get("epoch") is not None else None
         return await self._once(
             params,
             method,
-            lambda: self._fenced(live, self._suspender.checkpoint(live, epoch, name, level)),
+            lambda: self._fenced(
+                live, self._suspender.checkpoint(live, epoch, name, level, standing)
+            ),
         )
 
     async def put_back(self, _: Peer, params: dict[str, Any]) -> Any:
@@ -305,14 +313,40 @@ class CommandServer:
         session, name = text(params, "session"), _name(params)
         epoch, reason = number(params, "epoch"), str(params.get("reason") or "")
         seq = None if params.get("seq") is None else number(params, "seq")
+        standing = params.get("standing") is True
 
         async def run() -> Any:
             live = self._node.session(session)  # here: a repeated command finds none
-            done = await self._fenced(live, self._suspender.suspend(live, epoch, seq, name, reason))
+            job = self._suspender.suspend(live, epoch, seq, name, reason, standing)
+            done = await self._fenced(live, job)
             await self._lifecycle.leave(live)
             return done
 
         return await self._once(params, "session.suspend", run)
+
+    async def barrier(self, _: Peer, params: dict[str, Any]) -> Any:
+        """`elastic.coordinator.Stoppable` of one part of a gang: "ask", "hold" or "release"."""
+        live, call = self._node.session(text(params, "session")), text(params, "call")
+        epoch = number(params, "epoch")
+        if call == "ask":
+            return await gang_barrier.ask(self._node, live, epoch)
+        if call == "release":
+            await gang_barrier.release(live)
+            return {}
+        if call != "hold":
+            raise BadRequest(f"'call' is 'ask', 'hold' or 'release', not '{call}'")
+        targets = params.get("targets")
+        if not isinstance(targets, dict):
+            raise BadRequest("'targets' must map groups to numbers of collectives")
+        targets = {key: number(targets, key) for key in targets}
+        return await gang_barrier.hold(
+            self._node,
+            live,
+            epoch,
+            targets,
+            _seconds(params, "deadline_s"),
+            _seconds(params, "grace_s"),
+        )
 
     async def _fenced(self, live: LiveSession, job: Awaitable[Any]) -> Any:
         """`job`, after whose failure a session ends here that may not go on."""
@@ -387,6 +421,13 @@ class CommandServer:
     async def shutdown(self, _: Peer, params: dict[str, Any]) -> Any:
         await self._stop()
         return {}
+
+
+def _seconds(params: dict[str, Any], name: str) -> float:
+    value = params.get(name)
+    if not isinstance(value, int | float) or not 0 <= value <= MAX_WAIT_S:
+        raise BadRequest(f"'{name}' must be a number of seconds, 0 to {MAX_WAIT_S:g}")
+    return float(value)
 
 
 def _name(params: dict[str, Any]) -> str:

@@ -143,6 +143,8 @@ class GangPart:
     """Where ranks of this part find the rendezvous."""
     address: str = ""
     """HOST:PORT of the bridge, as other nodes reach it."""
+    begun: bool = False
+    """Its processes have run here: when they end, the part is over."""
     peers: dict[str, str] = field(default_factory=dict)
     """Addresses of the other parts' bridges, by number, as far as they are known."""
 

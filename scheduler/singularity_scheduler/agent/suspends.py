@@ -40,6 +40,7 @@ from singularity_proxy.errors import (
 
 from . import parts as files
 from .devices import DeviceKeeper
+from .gang_barrier import storing
 from .live import LiveSession
 from .node import Node, Settings
 from .ranks import together
@@ -82,14 +83,33 @@ class Suspender:
     # -- commands ---------------------------------------------------------------------------------
 
     async def checkpoint(
-        self, live: LiveSession, epoch: int | None, name: str, level: str | None
+        self,
+        live: LiveSession,
+        epoch: int | None,
+        name: str,
+        level: str | None,
+        standing: bool = False,
     ) -> dict[str, Any]:
         """Save the session and let it go on. `level` None: the best that is possible here, and the
-        answer's `reason` says why it is not more. Raises `Conflict` when there is nothing to save,
-        `Unsupported` for a level that cannot be had, what `dump` and the store raise."""
+        answer's `reason` says why it is not more. `standing`: of a part of a gang, whose ranks
+        stand with all others; it goes on when it is copied, and is saved as a whole or not at all.
+        Raises `Conflict` when there is nothing to save or they do not stand, `Unsupported` for a
+        level that cannot be had, what `dump` and the store raise."""
+        live.record.check_live()
+        with storing(live, standing):
+            if standing and level is None:
+                level = "process"
+            return await self._checkpoint(live, epoch, name, level, standing)
+
+    async def _checkpoint(
+        self,
+        live: LiveSession,
+        epoch: int | None,
+        name: str,
+        level: str | None,
+        standing: bool,
+    ) -> dict[str, Any]:
         record = live.record
-        record.check_live()
-        record.check_storable()
         why = await self.why_no_image(live)
         if level == "process" and why:
             raise Unsupported(f"no process image of session {record.session} was taken: {why}")
@@ -100,7 +120,7 @@ class Suspender:
         with live.savings.begin() as saving:
             why = why if level == "device" else ""
             work = self._work(live, saving, epoch, name, level, why)
-            async with self._node.stores.turns, self._busy(live, work):
+            async with self._node.stores.turns, self._busy(live, work, standing=standing):
                 try:
                     take = self._taker.copied if level == "process" else self._taker.states
                     parts = await take(live, work)
@@ -122,13 +142,31 @@ class Suspender:
         return dict(made)
 
     async def suspend(
-        self, live: LiveSession, epoch: int, seq: int | None, name: str, reason: str
+        self,
+        live: LiveSession,
+        epoch: int,
+        seq: int | None,
+        name: str,
+        reason: str,
+        standing: bool = False,
     ) -> dict[str, Any]:
         """Save the session and mark it as gone; the caller ends it (`Lifecycle.leave`). Returns
-        the answer of `session.suspend`. On any error the session goes on here."""
+        the answer of `session.suspend`. On any error the session goes on here. `standing`: as of
+        `checkpoint`."""
+        live.record.check_live()
+        with storing(live, standing):
+            return await self._suspend(live, epoch, seq, name, reason, standing)
+
+    async def _suspend(
+        self,
+        live: LiveSession,
+        epoch: int,
+        seq: int | None,
+        name: str,
+        reason: str,
+        standing: bool,
+    ) -> dict[str, Any]:
         record = live.record
-        record.check_live()
-        record.check_storable()
         if why := await self.why_no_image(live):
             raise Unsupported(
                 f"session {record.session} cannot be suspended: {why}; it goes on here"
@@ -136,14 +174,15 @@ class Suspender:
         with live.savings.begin() as saving:
             work = self._work(live, saving, epoch, name, "process", "")
             work.seq = seq
-            await self._send_away(live, work, reason)
+            await self._send_away(live, work, reason, standing)
         await self._tidy(live, work)
         assert record.saving is not None
         return dict(record.saving["published"])
 
-    async def _send_away(self, live: LiveSession, work: Work, reason: str) -> None:
+    async def _send_away(self, live: LiveSession, work: Work, reason: str, standing: bool) -> None:
         record = live.record
-        async with self._node.stores.turns, self._busy(live, work, leaves=True):
+        busy = self._busy(live, work, leaves=True, standing=standing)
+        async with self._node.stores.turns, busy:
             live.savings.give_up(before=work.saving)  # they are older than what is saved now
             await live.savings.settle(before=work.saving)
             try:
@@ -195,8 +234,14 @@ class Suspender:
                 f"its process {inside[held]} uses io_uring (torch's stores do with USE_LIBUV=1), "
                 "which CRIU cannot save"
             )
-        if not connections.can_keep(live.capsule):
+        part = live.record.part
+        if part is not None or not connections.can_keep(live.capsule):
             rank = await asyncio.to_thread(connections.needing_them, inside)
+            if rank is not None and part is not None:
+                return (
+                    f"its process {inside[rank]} is a rank of torchrun, which ends when its "
+                    "connections to the other parts of its gang are closed"
+                )
             if rank is not None:
                 return (
                     f"its process {inside[rank]} is a rank of torchrun, which ends when its "
@@ -218,7 +263,9 @@ class Suspender:
         self._node.on_step(f"suspend.{name}")
 
     @contextlib.asynccontextmanager
-    async def _busy(self, live: LiveSession, work: Work, leaves: bool = False) -> Any:
+    async def _busy(
+        self, live: LiveSession, work: Work, *, leaves: bool = False, standing: bool = False
+    ) -> Any:
         """The session's lock, and whatever happens it goes on afterwards, unless it has left."""
         record, node = live.record, self._node
         async with live.lock:
@@ -234,7 +281,7 @@ class Suspender:
                 self._step("begun")
                 os.makedirs(work.folder, 0o700)
                 # Before its processes stop: they have to get there.
-                async with together(live, node.settings.barrier_s):
+                async with together(live, node.settings.barrier_s, standing=standing):
                     yield
             except BaseException as error:
                 self._judge(live, error)

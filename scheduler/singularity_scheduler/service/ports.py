@@ -125,9 +125,9 @@ Jupyter server is gone), session.suspended and session.restored (the command's a
 checkpoint.progress {bytes_done, bytes_total, bytes_sent, rate, eta_s}, steps {count} (optimizer
 steps or barriers since the session was started), recorded {values} (name -> value, those that are
 new), session.bridge {bridge} (of a part of a gang; also after its bridge was replaced, maybe at
-the same address); of the node itself (session "") node.devices,
-data {"devices": list of AgentDeviceHealth}. Called on the
-event loop; must not block."""
+the same address, and after the part came back from the store); of the node itself (session "")
+node.devices, data {"devices": list of AgentDeviceHealth}. Called on the event loop; must not
+block."""
 
 CommandCallback = Callable[[str, str, str, dict[str, Any], str], Awaitable[Any]]
 """`await callback(node, session, verb, args, by)`: an agent's `session.command`; the answer or the

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.capsule.process import uid_of
-from singularity_proxy.errors import Conflict, SingularityError, Unsupported
+from singularity_proxy.errors import BadRequest, Conflict, SingularityError, Unsupported
 from support.agent import AgentBox, alive, until
 from support.agent_gang import bridges
 
@@ -167,8 +167,20 @@ async def test_what_a_part_cannot_do() -> None:
                 await box.call(method, **of)
         with pytest.raises(Unsupported, match=why):
             await box.call("device.put_back", **of, checkpoint="x")
+        for method in ("session.suspend", "session.checkpoint"):
+            with pytest.raises(Conflict, match="do not stand together with those of the other"):
+                await box.call(method, **of, standing=True)
+        hold = {"call": "hold", "targets": {}, "deadline_s": 0.1, "grace_s": 0.0}
+        for call in ({"call": "ask"}, hold):
+            with pytest.raises(Conflict, match="it has no devices now, and a gang can be stopped"):
+                await box.call("session.barrier", **of, **call)
+        assert await box.call("session.barrier", **of, call="release") == {}
+        with pytest.raises(BadRequest, match="'call' is 'ask', 'hold' or 'release'"):
+            await box.call("session.barrier", **of, call="stop")
         assert len(box.processes(session)) == 1
         alone = await box.python("import time; time.sleep(600)")
         assert "bridge" not in await box.session(alone)
         with pytest.raises(Conflict, match="is no part of a gang"):
             await box.call("session.peers", session=alone, peers={})
+        with pytest.raises(Conflict, match="it is no part of a gang"):
+            await box.call("session.barrier", session=alone, epoch=1, call="ask")

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.agent import AgentBox, until
+from support.agent import until
 from support.agent_gang import (
     BOTH,
     ONE,
     PARTS,
     RANKS,
     START_S,
+    folder_of_all,
+    on_one_node,
     ours,
     result,
     torchrun,
@@ -35,37 +36,17 @@ Numbers = list[tuple[list[str], str]]
 
 @pytest.fixture
 def out() -> Iterator[Path]:
-    """A folder that the capsules of all nodes see, and their ranks can write to."""
-    with tempfile.TemporaryDirectory(prefix="gang-", dir="/var/tmp") as folder:
-        out = Path(folder)
-        out.chmod(0o777)
-        yield out
+    with folder_of_all() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
-def on_one_node() -> Numbers:
-    """The same ranks in one session."""
-
-    async def run() -> Numbers:
-        all_ranks = PARTS * RANKS
-        devices = [f"cpu:{rank}" for rank in range(all_ranks)]
-        box = AgentBox("--NodeAgent.proxy_threads=1", cpu_devices=all_ranks, warm=all_ranks)
-        async with box:
-            words = training(box.work / "out", STEPS)
-            session = await box.start(ours(words), virtual_devices=all_ranks)
-            needs = ("device.need", session)
-            await until(lambda: needs in [(t, s) for s, t, _ in box.events], timeout=START_S)
-            await box.attach(session, 1, *devices)
-            gone = ("process.exited", session)
-            await until(lambda: gone in [(t, s) for s, t, _ in box.events], timeout=START_S)
-            assert "exit code 0" in (await box.event(*gone))["reason"]
-            return result(box.work / "out")
-
-    return asyncio.run(run())
+def undisturbed() -> Numbers:
+    return asyncio.run(on_one_node(STEPS))
 
 
 async def test_parked_resized_and_without_a_bridge_the_bits_stay(
-    out: Path, on_one_node: Numbers
+    out: Path, undisturbed: Numbers
 ) -> None:
     async with two_nodes() as gang:
         await gang.start(ours(training(out, STEPS)))
@@ -104,7 +85,7 @@ async def test_parked_resized_and_without_a_bridge_the_bits_stay(
 
         for reason in await gang.ended():
             assert "exit code 0" in reason, gang.log()
-        assert result(out) == on_one_node
+        assert result(out) == undisturbed
         await until(lambda: gang.left() == [], lambda: str(gang.left()))
 
 
