@@ -2,9 +2,11 @@
 of them does. Pure.
 
 Gangs are taken in the order of the queue. One whose parts all find free devices gets them. Of the
-others those *lead* that share no node with one before them: for a part of theirs devices are kept,
-and others are paused, as for anybody who waits alone. Nothing is kept for those behind; so no two
-gangs wait for what the other one has gathered.
+others those *gather* that have a turn on each of their nodes now, if only higher tiers went before
+them there: enough is free, or just becomes so, or others have to give way. For these devices are
+kept and others are paused, and those of their tier who come meanwhile do not get them: until the
+last one is there, and all parts get theirs. No two gangs gather on the same node, and nothing is
+kept for the parts of the others; so no two wait for what the other one has gathered.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from .states import DeviceState
 LOOKED_AT = 16
 """Most gangs that one decision looks at; those behind get nothing in it."""
 
+Parts = list[SessionView]
+"""Those of a gang that wait."""
+
 
 def serve(draft: Draft, nodes: Collection[str]) -> set[str]:
     """Give out the devices of those of these nodes, and of all that have parts of the same gangs,
@@ -26,29 +31,80 @@ def serve(draft: Draft, nodes: Collection[str]) -> set[str]:
     found = _found(draft, nodes)
     if not found:
         return set()
-    there = {view.node for views in found for view in views if _waits(view)}
+    waiting = [list(filter(_waits, views)) for views in found]
+    there = sorted({view.node for views in waiting for view in views})
+    out = {view.id for views in waiting for view in views}
     able = [views for views in found if _may_have_devices(draft, views)]
-    open_ = [list(filter(_waits, views)) for views in sorted(able, key=_key)[:LOOKED_AT]]
-    out = {view.id for views in found for view in views if _waits(view)}
-    out -= {view.id for views in open_ for view in views}
-    while open_:
-        plans = {node: turns.planned(draft, node, out) for node in sorted(there)}
-        ready = next((g for g in open_ if all(v.id in plans[v.node] for v in g)), None)
-        if ready is not None:
-            for view in ready:
-                queue.grant(draft, draft.get(view.id) or view, plans[view.node][view.id])
-            open_.remove(ready)
+    line = [list(filter(_waits, views)) for views in sorted(able, key=_key)[:LOOKED_AT]]
+    line = _grant_those_who_find(draft, line, there, out)
+    taken: dict[str, list[str]] = {}
+    for views in line:
+        if taken.keys().isdisjoint(view.node for view in views):
+            taken |= _gather(draft, views)
+    for node in there:
+        turns.serve(draft, node, out, taken.get(node, ()))
+    return {*there}
+
+
+def _grant_those_who_find(
+    draft: Draft, line: list[Parts], there: list[str], out: set[str]
+) -> list[Parts]:
+    """Give devices to the gangs all parts of which find free ones when it is their turn; the
+    others. Nobody has to go for a gang that does not get all."""
+    left = list(line)
+    while left:
+        looked_at = {view.id for views in left for view in views}
+        plans = {node: _planned(draft, node, out - looked_at) for node in there}
+        ready = next((g for g in left if all(v.id in plans[v.node] for v in g)), None)
+        if ready is None:
+            last = left.pop()  # without it there may be more for those before it
             continue
-        leading = _leading(draft, open_)
-        last = next((g for g in reversed(open_) if g not in leading), None)
-        if last is None:
-            break
-        out |= {view.id for view in last}
-        open_.remove(last)
-    kept = {view.id for views in open_ for view in views}
-    for node in sorted(there):
-        turns.serve(draft, node, without=out, kept=kept)
-    return there
+        for view in ready:
+            queue.grant(draft, view, plans[view.node][view.id])
+        line = [views for views in line if views is not ready]
+        left = list(line)
+    return line
+
+
+def _planned(draft: Draft, node_id: str, without: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Who would be given free devices of this node now, and which."""
+    turn = turns.decided(draft, node_id, without)
+    if turn is None:
+        return {}
+    turns.carry_out(turn, only_look=True)
+    return turn.found
+
+
+def _gather(draft: Draft, views: Parts) -> dict[str, list[str]]:
+    """Keep devices for these parts, and have others leave theirs, if each part has a turn; node ->
+    what is there already. If all is there they get it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for view in views:
+        turn = turns.decided(draft, view.node, _behind(draft, view))
+        if turn is None:
+            return {}
+        turns.carry_out(turn, only_look=True)
+        if view.id not in turn.kept:
+            return {}
+        found |= turn.found
+    if found.keys() >= {view.id for view in views}:
+        for view in views:
+            queue.grant(draft, view, found[view.id])
+        return {}
+    kept: dict[str, list[str]] = {}
+    for view in views:
+        turn = turns.decided(draft, view.node, _behind(draft, view))
+        assert turn is not None
+        turns.carry_out(turn, keep_for=view.id)
+        kept[view.node] = turn.kept.get(view.id, [])
+    return kept
+
+
+def _behind(draft: Draft, view: SessionView) -> set[str]:
+    """Who waits on its node and does not go before a part that gathers: all but higher tiers."""
+    rank = view.tier.rank
+    behind = {other.id for other in draft.waiting(view.node) if other.tier.rank <= rank}
+    return behind - {view.id}
 
 
 def _found(draft: Draft, nodes: Iterable[str]) -> list[list[SessionView]]:
@@ -90,15 +146,3 @@ def _may_have_devices(draft: Draft, views: list[SessionView]) -> bool:
     for view in waiting if why else ():
         queue.wait_for_quota(draft, view, why)
     return not why
-
-
-def _leading(draft: Draft, waiting: list[list[SessionView]]) -> list[list[SessionView]]:
-    """Those for which devices are kept."""
-    found, taken = [], set[str]()
-    for views in waiting:
-        if not gangs.may_gather(draft, views):
-            continue
-        if taken.isdisjoint(view.node for view in views):
-            found.append(views)
-        taken |= {view.node for view in views}
-    return found

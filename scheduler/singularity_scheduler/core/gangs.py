@@ -114,17 +114,6 @@ def _is_ready(draft: Draft, view: SessionView) -> bool:
     return view.needs <= len(draft.usable(view.node))
 
 
-def may_gather(draft: Draft, views: list[SessionView]) -> bool:
-    """Whether devices are worth keeping for these parts, which wait: nowhere those that are missing
-    are held by sessions of a higher tier, of which nobody knows when they go."""
-    for view in views:
-        holders = draft.usable(view.node).values()
-        higher = sum(h is not None and h.tier.rank > view.tier.rank for h in holders)
-        if len(holders) - higher < view.needs:
-            return False
-    return True
-
-
 # -- for people -----------------------------------------------------------------------------
 
 

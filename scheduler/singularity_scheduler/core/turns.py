@@ -60,16 +60,17 @@ class Turn:
         node_id: str,
         visitor: SessionView | None = None,
         without: Collection[str] = (),
-        kept: Collection[str] = (),
+        taken: Collection[str] = (),
     ) -> None:
         """`visitor`: one more that would wait there. `without`: those who wait and are not looked
-        at; `kept`: those for whom devices are only kept."""
+        at; `taken`: devices that are kept for one of them."""
         self.draft = draft
-        self.kept = kept
         self.found: dict[str, tuple[str, ...]] = {}
         """Who waits and finds free devices -> which."""
+        self.kept: dict[str, list[str]] = {}
+        """Who waits and has a turn, and finds them or not -> what is there for it already."""
         self.allocation = Allocation(_of_one_node(draft.state.parameters), node_id)
-        occupants = draft.usable(node_id)
+        occupants = {d: view for d, view in draft.usable(node_id).items() if d not in taken}
         self.free = [d for d, view in occupants.items() if view is None]
         self.coming = [d for d, view in occupants.items() if view and _leaves(view, d)]
         self.pool = self.allocation.pools[""] = Pool()
@@ -263,30 +264,21 @@ def _known(at: float | None) -> float:
 
 
 def serve(
-    draft: Draft, node_id: str, without: Collection[str] = (), kept: Collection[str] = ()
+    draft: Draft, node_id: str, without: Collection[str] = (), taken: Collection[str] = ()
 ) -> None:
     """Give out the devices of one node; called at the end of each decision that touches it.
-    `without` and `kept` (see `Turn`) are parts of gangs, see `gang_turns`."""
-    turn = _decided(draft, node_id, without, kept)
+    `without` and `taken`: as of `Turn`, for parts of gangs (`gang_turns`)."""
+    turn = decided(draft, node_id, without, taken)
     if turn is None:
         return
-    _carry_out(turn)
+    carry_out(turn)
     for view in turn.waiting:
         if turn.claims[view.id].stage is Stage.WAITING and (why := quotas.barred(draft, view)):
             queue.wait_for_quota(draft, view, why)
 
 
-def planned(draft: Draft, node_id: str, without: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Who would be given free devices of this node now, and which. Changes nothing."""
-    turn = _decided(draft, node_id, without)
-    if turn is None:
-        return {}
-    _carry_out(turn, only_look=True)
-    return turn.found
-
-
-def _decided(
-    draft: Draft, node_id: str, without: Collection[str], kept: Collection[str] = ()
+def decided(
+    draft: Draft, node_id: str, without: Collection[str] = (), taken: Collection[str] = ()
 ) -> Turn | None:
     """The turn with what the engine decided; None: there is nothing to decide."""
     if not draft.node(node_id).connected or draft.duty(node_id).leaving:
@@ -294,7 +286,7 @@ def _decided(
     smaller = draft.smaller(node_id)
     if not smaller and next(draft.waiting(node_id), None) is None:
         return None
-    turn = Turn(draft, node_id, None, without, kept)
+    turn = Turn(draft, node_id, None, without, taken)
     if not turn.pool.capacity:
         return None
     turn.enter()
@@ -306,11 +298,14 @@ def _decided(
     return turn
 
 
-def _carry_out(turn: Turn, only_look: bool = False) -> None:
+def carry_out(turn: Turn, only_look: bool = False, keep_for: str = "") -> None:
+    """Make steps of sessions of what the engine decided. `only_look`: none, only find out who has
+    a turn (`Turn.kept`, `Turn.found`); `keep_for`: this one gets nothing, its devices are kept."""
     gathering: set[str] = set()
     for action in turn.allocation.actions:
         if isinstance(action, do.Grant):
-            _grant(turn, str(action.claim.id), action.claim.count, only_look)
+            sid = str(action.claim.id)
+            _grant(turn, sid, action.claim.count, only_look or sid == keep_for)
         elif isinstance(action, do.Preempt) and action.cause is not None:
             sid, waiter = str(action.claim.id), str(action.cause.id)
             if waiter not in gathering:  # what is free already is kept for it
@@ -354,9 +349,10 @@ def _grant(turn: Turn, sid: str, count: int, only_look: bool) -> None:
     view = turn.draft.get(sid)
     assert view is not None
     taken = turn.reserve(view, count)
+    turn.kept[sid] = taken
     if set(taken) <= set(turn.free):
         turn.found[sid] = tuple(taken)
-        if not only_look and sid not in turn.kept:
+        if not only_look:
             queue.grant(turn.draft, view, tuple(taken))
     turn.remove(taken)
 
@@ -364,7 +360,8 @@ def _grant(turn: Turn, sid: str, count: int, only_look: bool) -> None:
 def _keep(turn: Turn, sid: str, given: dict[int, int]) -> None:
     view = turn.draft.get(sid)
     assert view is not None
-    turn.remove(turn.reserve(view, sum(mask.bit_count() for mask in given.values())))
+    taken = turn.kept[sid] = turn.reserve(view, sum(mask.bit_count() for mask in given.values()))
+    turn.remove(taken)
 
 
 _REASONS = {

@@ -10,7 +10,7 @@ from singularity_scheduler.core.administration import DutyEvent
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.requested import Priority, Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
-from support.scheduler_core import World, facts, outcome
+from support.scheduler_core import AT_ONCE, World, facts, outcome
 from support.scheduler_gangs import computing_gang, gang, has, submit_gang, words
 
 
@@ -175,6 +175,50 @@ def test_a_device_that_is_free_is_kept_for_the_first_gang() -> None:
     assert words(world, "g0", "g1", on["a"]) == ["waiting"] * 3
     world.answer()
     assert words(world, "g0", "g1", on["a"]) == ["running", "running", "waiting"]
+
+
+def test_who_left_for_a_gang_does_not_come_back_before_it_has_all() -> None:
+    """Notebooks go before runs of their tier, but not on devices that are kept for a gang."""
+    fair = AT_ONCE.changed(las_thresholds_device_s=(100.0,))
+    world = World(1, "a", parameters=fair)
+    world.join("b", 1)
+    for sid in ("n1", "n2"):
+        world.holding(sid)
+    submit_gang(world, "g")
+    world.need("g0")
+    world.do(ev.Tick("a"))
+    assert words(world, "n1", "n2", "g0", "g1") == ["running"] * 2 + ["waiting"] * 2
+    world.now += 400.0
+    world.do(ev.Tick("a"))
+    assert words(world, "n1", "n2") == ["parking", "parking"], "they were served more"
+    parks = {a.session: a for a in world.pending if isinstance(a, ev.Park)}
+    world.pending.clear()
+    world.do(outcome(parks["n1"]))
+    world.need("n1")
+    assert words(world, "n1", "g0", "g1") == ["waiting"] * 3
+    world.do(outcome(parks["n2"]))
+    world.need("n2")
+    world.answer()
+    assert words(world, "n1", "n2", "g0", "g1") == ["waiting"] * 2 + ["running"] * 2
+
+
+def test_a_premium_session_gets_what_is_kept_for_a_gang() -> None:
+    world = two_nodes()
+    world.create("nb", Tier.PREMIUM)
+    submit_gang(world, "g")
+    other = {"a": "b", "b": "a"}[world["nb"].node]
+    world.holding("idle", Tier.STANDARD)
+    assert world["idle"].node == other
+    world.idle("idle")
+    world.need("g0")
+    assert world["idle"].word == "parking"
+    world.need("nb")
+    world.answer()
+    assert words(world, "nb", "g0", "g1") == ["running", "waiting", "waiting"]
+    world.need("idle")
+    world.do(ev.Activity("idle", True, world.now))
+    world.answer()
+    assert world["idle"].word == "running", "nothing is kept while a higher tier has the rest"
 
 
 def test_two_gangs_do_not_block_one_another() -> None:
