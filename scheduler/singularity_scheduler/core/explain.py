@@ -166,7 +166,8 @@ def _waiting(
     if holders:
         parts.append(f"in use: {', '.join(holders)}")
     if free:
-        parts.append(f"free but not enough or kept for who is before it: {', '.join(free)}")
+        but = "" if view.part else " but not enough or kept for who is before it"
+        parts.append(f"free{but}: {', '.join(free)}")
     return parts, facts
 
 

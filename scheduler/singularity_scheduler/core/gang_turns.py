@@ -5,13 +5,13 @@ Gangs are taken in the order of the queue. One whose parts all find free devices
 others those *gather* that have a turn on each of their nodes now, if only higher tiers went before
 them there: enough is free, or just becomes so, or others have to give way. For these devices are
 kept and others are paused, and those of their tier who come meanwhile do not get them: until the
-last one is there, and all parts get theirs. No two gangs gather on the same node, and nothing is
-kept for the parts of the others; so no two wait for what the other one has gathered.
+last one is there, and all parts get theirs. One that is behind gathers of what those before it
+leave; so no two wait for what the other one has gathered. Nothing is kept for the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from . import gangs, queue, quotas, turns
 from .draft import Draft
@@ -37,12 +37,12 @@ def serve(draft: Draft, nodes: Collection[str]) -> set[str]:
     able = [views for views in found if _may_have_devices(draft, views)]
     line = [list(filter(_waits, views)) for views in sorted(able, key=_key)[:LOOKED_AT]]
     line = _grant_those_who_find(draft, line, there, out)
-    taken: dict[str, list[str]] = {}
+    taken: dict[str, set[str]] = {node: set() for node in there}
     for views in line:
-        if taken.keys().isdisjoint(view.node for view in views):
-            taken |= _gather(draft, views)
+        for node, devices in _gather(draft, views, taken).items():
+            taken[node].update(devices)
     for node in there:
-        turns.serve(draft, node, out, taken.get(node, ()))
+        turns.serve(draft, node, out, taken[node])
     return {*there}
 
 
@@ -57,7 +57,7 @@ def _grant_those_who_find(
         plans = {node: _planned(draft, node, out - looked_at) for node in there}
         ready = next((g for g in left if all(v.id in plans[v.node] for v in g)), None)
         if ready is None:
-            last = left.pop()  # without it there may be more for those before it
+            left.pop()  # without it there may be more for those before it
             continue
         for view in ready:
             queue.grant(draft, view, plans[view.node][view.id])
@@ -75,12 +75,14 @@ def _planned(draft: Draft, node_id: str, without: Collection[str]) -> dict[str, 
     return turn.found
 
 
-def _gather(draft: Draft, views: Parts) -> dict[str, list[str]]:
-    """Keep devices for these parts, and have others leave theirs, if each part has a turn; node ->
-    what is there already. If all is there they get it."""
+def _gather(
+    draft: Draft, views: Parts, taken: Mapping[str, Collection[str]]
+) -> dict[str, list[str]]:
+    """Keep devices for these parts, and have others leave theirs, if each part has a turn without
+    what is `taken`; node -> what is there already. If all is there they get it."""
     found: dict[str, tuple[str, ...]] = {}
     for view in views:
-        turn = turns.decided(draft, view.node, _behind(draft, view))
+        turn = turns.decided(draft, view.node, _behind(draft, view), taken[view.node])
         if turn is None:
             return {}
         turns.carry_out(turn, only_look=True)
@@ -93,7 +95,7 @@ def _gather(draft: Draft, views: Parts) -> dict[str, list[str]]:
         return {}
     kept: dict[str, list[str]] = {}
     for view in views:
-        turn = turns.decided(draft, view.node, _behind(draft, view))
+        turn = turns.decided(draft, view.node, _behind(draft, view), taken[view.node])
         assert turn is not None
         turns.carry_out(turn, keep_for=view.id)
         kept[view.node] = turn.kept.get(view.id, [])

@@ -221,6 +221,25 @@ def test_a_premium_session_gets_what_is_kept_for_a_gang() -> None:
     assert world["idle"].word == "running", "nothing is kept while a higher tier has the rest"
 
 
+def test_a_gang_gathers_of_what_those_before_it_leave() -> None:
+    world = World(1, "a")
+    for node, devices in (("b", 2), ("c", 1)):
+        world.join(node, devices)
+    submit_gang(world, "g")
+    submit_gang(world, "h")
+    assert [world[s].node for s in ("g0", "g1", "h0", "h1")] == ["a", "b", "b", "c"]
+    for sid in ("n1", "n2", "n3", "n4"):
+        world.holding(sid, Tier.BASIC)
+    world.need("g0")
+    parked = {a.session for a in world.pending if isinstance(a, ev.Park)}
+    assert sorted(world[sid].node for sid in parked) == ["a", "b"], "what g needs, and no more"
+    world.need("h1")
+    parked = {a.session for a in world.pending if isinstance(a, ev.Park)}
+    assert len(parked) == 4
+    world.answer()
+    assert has(world, "g0", "g1", "h0", "h1") == [True] * 4
+
+
 def test_two_gangs_do_not_block_one_another() -> None:
     world = World(1, "a")
     for node in "bc":
