@@ -4,8 +4,10 @@ computes the same bits."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +59,12 @@ async def suspended(gang: Gang, seq: int = 1) -> dict[int, str]:
     return {number: one["checkpoint"]["id"] for number, one in enumerate(done)}
 
 
+def meets(gang: Gang, number: int) -> int:
+    """The port at which the ranks of a part look for the rendezvous."""
+    ports = gang.boxes[number].runtime / "b" / gang.sessions[number] / "ports.json"
+    return int(json.loads(ports.read_text())["master_port"])
+
+
 async def finish(gang: Gang, out: Path, undisturbed: Numbers) -> None:
     for reason in await gang.ended():
         assert "exit code 0" in reason, gang.log()
@@ -82,6 +90,8 @@ async def test_each_part_comes_back_at_the_other_node(
             await suspend(first, part0, 1, seq=11, standing=True)
         await gang.goes_on()
 
+        meeting = [meets(gang, number) for number in range(len(gang.boxes))]
+
         # A device proxy is killed while all stand: another one holds its ranks at the same place.
         async with gang.standing() as cut:
             assert all(not group.elsewhere for group in cut.groups)
@@ -99,8 +109,12 @@ async def test_each_part_comes_back_at_the_other_node(
         await gone(second, part1)
         assert not list((first.runtime / "b").iterdir())
 
-        for back in await gang.resume(stored, [second, first]):
-            assert back["loss"]["rolled_back"] is False
+        # The port at which ranks of one part meet is somebody else's by now.
+        with socket.create_server(("127.0.0.1", meeting[1])):
+            for back in await gang.resume(stored, [second, first]):
+                assert back["loss"]["rolled_back"] is False
+        assert meets(gang, 0) == meeting[0]
+        assert meets(gang, 1) not in (0, meeting[1])
         await gang.goes_on()
 
         # A checkpoint of both at one place, and back to it.
