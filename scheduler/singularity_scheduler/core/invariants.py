@@ -218,8 +218,9 @@ def _check_session(view: SessionView) -> None:
         or (view.device_state is DeviceState.NONE and (view.epoch == 0 or view.attempt > 1)),
         f"{who} has had devices before it was started",
     )
+    stays = view.process_state is not ProcessState.SUSPENDING
     _hold(
-        not view.held_back or not (view.final or view.device_state is DeviceState.HELD),
+        not view.held_back or not (view.final or (view.device_state is DeviceState.HELD and stays)),
         f"{who} is held back by {view.held_by}",
     )
     if view.process_state in (ProcessState.SUSPENDED, ProcessState.RESUMING):

@@ -198,6 +198,8 @@ def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
     )
     if ended is not None:
         endings.exited(draft, ev.ProcessExited(view.id, *ended))
+    elif view.held_back and view.device_state is DeviceState.HELD:  # it was preempted meanwhile
+        queue.park(draft, view, reasons.held_back(view), "user.preempt")
     elif wants and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
         queue.enqueue(draft, view, view.reason, "device.lazy")
 

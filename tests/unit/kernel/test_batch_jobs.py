@@ -16,6 +16,7 @@ from singularity_scheduler.cli.base import ServiceApp
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.group_spec import parse_group
 from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.requested import Part
 from singularity_scheduler.core.run_spec import run_of
 from singularity_scheduler.core.spec import parse_spec
 from singularity_scheduler.service.documents import session_document
@@ -35,6 +36,9 @@ parameters:
 inputs: {lr: 1e-3}
 tags: {team: vision}
 """
+
+
+ON_TWO_NODES = "resources: {instance_count: 4, properties: {singularity: {nodes: 2}}}\n"
 
 
 @pytest.fixture
@@ -165,6 +169,12 @@ def test_wrong_wishes_of_a_notebook(
             + "resources:\n  instance_count: 2\n  properties: {singularity: {device_share: .5}}",
             64,
             "job.yml, line 8: device_share 0.5 is a part of one device",
+        ),
+        (JOB + ON_TWO_NODES, 64, "job.yml, line 8: a notebook runs on one node: only a command"),
+        (
+            f"command: a\n{ON_TWO_NODES}".replace("count: 4", "count: 3"),
+            64,
+            "job.yml, line 2: 3 devices cannot be divided among 2 nodes: ask for 2, 4, 6",
         ),
         (JOB + "environment_variables: {NOT_SET: null}\n", 64, "the variable NOT_SET is to have"),
         ("command: python train.py\n", 69, "SINGULARITY_API_URL and JUPYTERHUB_API_TOKEN are not"),
@@ -377,6 +387,9 @@ class Taking(Double):
             "sessions": [{"id": SID}],
         }
 
+    async def wait(self, session: str, until: str, away_s: float) -> None:
+        assert self.known[session]["ended"] is (until == "ended")
+
     async def submit(self, **asked: Any) -> Json:
         asked.pop("key")
         self.calls.append(("submit", asked))
@@ -397,6 +410,7 @@ def document(request: Json, sid: str = SID) -> Json:
         every_s=spec.every_s,
         every_steps=spec.every_steps,
         run=run_of(spec.run, sid),
+        part=Part("gang", 0, (sid, "other")) if spec.nodes == 2 else None,
     )
     return session_document(ClusterState(), view)
 
@@ -414,6 +428,26 @@ def test_a_job_is_sent_and_its_folders_are_made(
     ((name, asked),) = service.calls
     assert (name, asked["name"], asked["tier"]) == ("submit", "digits", "basic")
     assert asked["run"]["metadata"]["outputs"] == {"model": {"path": f"{here}/made/here"}}
+
+
+@pytest.mark.parametrize("ends", ["completed", "failed"])
+def test_a_run_on_several_nodes_has_ended_when_all_its_parts_have(
+    here: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    (here / "job.yml").write_text(f"command: python a.py\n{ON_TWO_NODES}")
+    asked = dry_run(capsys, "job.yml")
+    assert (asked["devices"], asked["nodes"]) == (4, 2)
+    over = {"ended": True, "process_state": "completed", "state": "completed", "reason": "well"}
+    first = {**document(asked), **over}
+    second = {**document(asked, "other"), **over, "process_state": ends, "reason": "as it was"}
+    service = Taking(first, second)
+    monkeypatch.setattr(ServiceApp, "client", lambda self, timeout=None: service)
+    assert main(["job.yml", "--wait"]) == (0 if ends == "completed" else 1)
+    said = capsys.readouterr()
+    assert "it is part 0 of a run on 2 nodes; the others are other" in said.out
+    assert "as it was" in said.err
+    [(_, sent)] = [call for call in service.calls if call[0] == "submit"]
+    assert (sent["devices"], sent["nodes"]) == (4, 2)
 
 
 @pytest.mark.parametrize(
@@ -450,6 +484,8 @@ limits: {timeout: 60}
         "command: python a.py\ndistribution: {type: pytorch, process_count_per_instance: 4}\n"
         "resources: {properties: {AISuperComputer: {ScalePolicy: "
         "{autoScaleInstanceTypeCountSet: [1, 2], autoScaleIntervalInSec: 60}}}}\nname: ranked\n",
+        f"command: python a.py\n{ON_TWO_NODES}name: far\n",
+        f"command: python a.py\ndistribution: {{type: pytorch}}\n{ON_TWO_NODES}",
     ],
 )
 def test_an_exported_job_asks_for_the_same(

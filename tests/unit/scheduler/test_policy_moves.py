@@ -768,3 +768,20 @@ def test_a_silent_node_that_may_still_run_its_sessions_keeps_them() -> None:
     assert world["a"].process_state is ProcessState.LIVE
     world.do(ev.NodeLost(node, 340.0, True, True))
     assert world["a"].node != node
+
+
+def test_one_that_is_preempted_on_its_way_into_the_store_is_held_back() -> None:
+    for fails in (False, True):
+        world = two_nodes()
+        world.holding("s")
+        world.do(ev.SuspendAsked("s", "ada"))
+        action = take(world, ev.Suspend)
+        world.do(ev.PreemptAsked("s", "ada"))
+        if fails:
+            world.do(ev.SuspendFailed("s", action.epoch, action.seq, "disk full"))
+            assert world["s"].word == "parking"
+        else:
+            world.pending.append(action)
+        world.answer()
+        assert world["s"].held_by == "ada"
+        assert world["s"].word == ("parked" if fails else "suspended")
