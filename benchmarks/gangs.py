@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -12,6 +13,7 @@ import time
 from types import TracebackType
 
 from singularity_proxy.elastic.bridge.__main__ import KEY
+from singularity_proxy.elastic.bridge.rendezvous import FILE, kept
 from singularity_proxy.standalone import Standalone
 
 
@@ -23,13 +25,16 @@ class Part(Standalone):
         self.number, self.parts, self.key = number, parts, key
         self.ports: dict[str, int] = {}
         self.bridge: subprocess.Popen[bytes] | None = None
+        self._kept = contextlib.ExitStack()
 
     def __enter__(self) -> Part:
         super().__enter__()
         self.start_bridge()
+        self._kept.enter_context(kept(self.env()))
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._kept.close()
         self.end_bridge()
         super().__exit__(*exc)
 
@@ -41,6 +46,7 @@ class Part(Standalone):
         command += ["--folder", str(self.shm), "--listen", "127.0.0.1"]
         command += ["--number", str(self.number), "--parts", str(self.parts)]
         command += ["--port-file", str(port_file), "--peers", str(self.folder / "peers.json")]
+        command += ["--rendezvous", str(self.folder / FILE)]
         for name, port in self.ports.items():
             command += ["--" + name.replace("_", "-"), str(port)]
         with (self.folder / "bridge.log").open("ab") as log:

@@ -32,10 +32,20 @@ START_S = 120.0
 
 OURS = """
 import os, sys
+from singularity_proxy.elastic.bridge.rendezvous import kept
 from singularity_proxy.elastic.ranks import run_ranks, script
 say = lambda rank, line: print(f"[{rank}]", line, end="", flush=True)
-run_ranks(script(*sys.argv[1:]), int(os.environ["SINGULARITY_DEVICES"]), os.environ, say)
+with kept(os.environ):
+    run_ranks(script(*sys.argv[1:]), int(os.environ["SINGULARITY_DEVICES"]), os.environ, say)
 """
+
+MEETING = """
+import os, subprocess, sys
+from singularity_proxy.elastic.bridge.rendezvous import kept
+with kept(os.environ):
+    sys.exit(subprocess.call(["bash", "-c", *sys.argv[1:]]))
+"""
+"""Runs a command, as the first process of a batch capsule does."""
 
 TORCHRUN = (
     "exec python -m torch.distributed.run --nnodes $NNODES --node-rank $NODE_RANK "
@@ -253,7 +263,8 @@ def ours(words: Sequence[str]) -> list[str]:
 
 
 def torchrun(words: Sequence[str]) -> list[str]:
-    return ["/bin/bash", "-c", TORCHRUN.replace("python", sys.executable), "torchrun", *words]
+    command = TORCHRUN.replace("python", sys.executable)
+    return [sys.executable, "-c", MEETING, command, "torchrun", *words]
 
 
 def result(out: Path) -> list[tuple[list[str], str]]:

@@ -26,8 +26,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
+
+from singularity_proxy.elastic.bridge import rendezvous
 
 from .collecting import Collector
 from .commands import run_command
@@ -199,7 +201,8 @@ def run(environ: MutableMapping[str, str]) -> int:
             ):
                 begin_attempt(description)
                 if "command" in description:
-                    run_command(description["command"], description["ranks"], stop, environ)
+                    with meeting(environ):
+                        run_command(description["command"], description["ranks"], stop, environ)
                 else:
                     execute(description, stop, Log(collector))
         except CommandFailed as failed:
@@ -213,6 +216,19 @@ def run(environ: MutableMapping[str, str]) -> int:
             say(f"the run ended with an unexpected {type(error).__name__}; the log has all of it")
             return 1
         return 0
+
+
+@contextlib.contextmanager
+def meeting(environ: Mapping[str, str]) -> Iterator[None]:
+    """Where ranks of several nodes meet; of one node that is the ranks' own business."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(rendezvous.kept(environ))
+        except OSError as error:
+            raise BadRun(
+                f"the place where ranks meet cannot be had ({error}); nothing was run"
+            ) from None
+        yield
 
 
 def begin_attempt(description: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from singularity_proxy.capsule.launcher import (
     trim_log,
 )
 from singularity_proxy.capsule.process import ProcessWatch
+from singularity_proxy.elastic.bridge.rendezvous import FILE
 from singularity_proxy.elastic.ranks import PART
 from singularity_proxy.errors import Conflict, SingularityError
 
@@ -156,6 +157,7 @@ class BridgeKeeper:
                     *("--number", str(part.number), "--parts", str(part.parts)),
                     *("--listen", settings.tunnel_ip),
                     *("--port-file", ports, "--peers", self._peers(session)),
+                    *("--rendezvous", os.path.join(settings.session_dir(session), FILE)),
                     *again,
                 ],
                 env={**helper_environment(os.environ), KEY_VARIABLE: part.key},

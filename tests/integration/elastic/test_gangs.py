@@ -89,6 +89,20 @@ async def test_parked_resized_and_without_a_bridge_the_bits_stay(
         await until(lambda: gang.left() == [], lambda: str(gang.left()))
 
 
+async def test_torchrun_loses_nothing_with_a_bridge(out: Path, on_one_node: Numbers) -> None:
+    """Its launchers meet in the store of part 0 all the time, and at the end once more."""
+    async with two_nodes() as gang:
+        await gang.start(torchrun(training(out, STEPS)))
+        await gang.attach()
+        await gang.goes_on()
+        for number in range(PARTS):
+            os.kill(gang.bridge(number), signal.SIGKILL)
+            await gang.goes_on()
+        for reason in await gang.ended(60.0):
+            assert "exit code 0" in reason, gang.log()
+        assert result(out) == on_one_node
+
+
 FAULTS = """
 import os, sys, time, torch, torch.distributed as dist
 rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])

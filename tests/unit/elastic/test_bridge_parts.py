@@ -16,8 +16,8 @@ from singularity_proxy.errors import BadRequest
 KEY, OTHER = bytes(range(32)), bytes(32)
 
 
-def read(data: bytes) -> tuple[Kind, int, bytes]:
-    async def work() -> tuple[Kind, int, bytes]:
+def read(data: bytes) -> tuple[Kind, bytes]:
+    async def work() -> tuple[Kind, bytes]:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
         reader.feed_eof()
@@ -29,14 +29,14 @@ def read(data: bytes) -> tuple[Kind, int, bytes]:
 @pytest.mark.parametrize("size", [0, 1, frames.PIECE_BYTES, 2 * frames.PIECE_BYTES + 7])
 def test_a_frame_comes_as_it_was_sent(size: int) -> None:
     body = bytes(size)
-    assert read(frames.head(Kind.DATA, body, 7) + body) == (Kind.DATA, 7, body)
+    assert read(frames.head(Kind.FILES, body) + body) == (Kind.FILES, body)
 
 
 def test_frames_that_cannot_be_read() -> None:
     with pytest.raises(asyncio.IncompleteReadError):
-        read(frames.head(Kind.DATA, b"four") + b"two")
+        read(frames.head(Kind.FILES, b"four") + b"two")
     with pytest.raises(BadRequest, match="kind 99, which is unknown"):
-        read(frames.HEADER.pack(99, 0, 0))
+        read(frames.HEADER.pack(99, 0))
 
 
 def test_silence_is_noticed() -> None:

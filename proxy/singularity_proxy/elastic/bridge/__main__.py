@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from pathlib import Path
 from singularity_proxy import build
 from singularity_proxy.errors import SingularityError
 
-from .bridge import Bridge, Settings
+from .bridge import Bridge, Settings, write
 from .identity import read_key
 
 KEY = "SINGULARITY_BRIDGE_KEY"
@@ -40,6 +39,7 @@ def main() -> int:
     parser.add_argument(
         "--peers", type=Path, help='JSON file {"0": "host:port"}, read when it changes'
     )
+    parser.add_argument("--rendezvous", type=Path, help="written for the rendezvous of this part")
     parser.add_argument("--port-file", type=Path, required=True, help="written when it listens")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -53,6 +53,7 @@ def main() -> int:
             port=options.port,
             master_port=options.master_port,
             peers=options.peers,
+            rendezvous=options.rendezvous,
         )
         asyncio.run(_run(settings, options.port_file))
     except (SingularityError, OSError) as error:
@@ -67,7 +68,7 @@ async def _run(settings: Settings, port_file: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     mirror = build.load().Mirror(str(settings.folder), settings.part)
     async with Bridge(settings, mirror) as bridge:
-        _write(port_file, {"port": bridge.port, "master_port": bridge.master_port})
+        write(port_file, {"port": bridge.port, "master_port": bridge.master_port})
         await _until(over, settings.folder)
 
 
@@ -78,13 +79,6 @@ async def _until(over: asyncio.Event, folder: Path) -> None:
             async with asyncio.timeout(FOLDER_SECONDS):
                 await over.wait()
                 return
-
-
-def _write(path: Path, ports: dict[str, int]) -> None:
-    """At once or not at all."""
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_text(json.dumps(ports))
-    beside.replace(path)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
+import json
 import logging
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +18,8 @@ from singularity_proxy.errors import BadRequest, SingularityError
 
 from . import frames, peers
 from .frames import Hello, Kind
-from .identity import contexts
-from .streams import LOOPBACK, Streams
+from .identity import KEY_BYTES, contexts, token
+from .rendezvous import LOCAL, LOOPBACK
 
 log = logging.getLogger("singularity.bridge")
 
@@ -24,6 +27,8 @@ PIECE_BYTES = 4 << 20
 """About so much of what ranks brought goes into one frame."""
 GREET_SECONDS = 10.0
 PING_SECONDS = 2.0
+TICK_SECONDS = 1.0
+"""The rendezvous has no clock of its own: it is frozen and moved."""
 SILENCE_SECONDS = 10.0
 """A link over which nothing came for so long is given up; a new one is made."""
 RETRY_SECONDS = 0.3
@@ -51,6 +56,8 @@ class Settings:
     master_port: int = 0
     """Where ranks of this part meet, on the loopback; 0: any that is free."""
     peers: Path | None = None
+    rendezvous: Path | None = None
+    """The file that tells the rendezvous of this part where its bridge is."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.part < self.parts:
@@ -64,11 +71,10 @@ class Link:
         self.peer = peer
         self.writer = writer
         self.changed = asyncio.Event()
-        self.streams = Streams(self.send)
 
-    def send(self, kind: Kind, body: bytes = b"", stream: int = 0) -> None:
+    def send(self, kind: Kind, body: bytes = b"") -> None:
         if not self.writer.is_closing():
-            self.writer.write(frames.head(kind, body, stream))
+            self.writer.write(frames.head(kind, body))
             if body:
                 self.writer.write(body)
 
@@ -84,12 +90,13 @@ class Bridge:
         self._mirror = mirror
         self._listens, self._connects = contexts(settings.key)
         self._links: dict[int, Link] = {}
-        self._linked: dict[int, asyncio.Event] = {}
         self._where: dict[int, peers.Address] = {}
         self._over: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._inside: asyncio.StreamWriter | None = None
+        """To the rendezvous of this part."""
         self.port = 0
-        self.master_port = 0
+        self.master_port = settings.master_port or _free_port()
 
     async def start(self) -> None:
         """Listen, and connect to those parts whose place is known. Raises OSError when a port is
@@ -99,22 +106,20 @@ class Bridge:
             self._accepted, one.host, one.port, ssl=self._listens, reuse_address=True
         )
         self.port = self._server.sockets[0].getsockname()[1]
-        self._meeting: asyncio.Server | None = None
-        if one.part:
-            self._meeting = await asyncio.start_server(self._rank, LOOPBACK, one.master_port)
-            self.master_port = self._meeting.sockets[0].getsockname()[1]
-        else:
-            self.master_port = one.master_port or _free_port()
+        self._local = await asyncio.start_server(self._came_inside, LOOPBACK, 0)
+        if one.rendezvous is not None:
+            port = self._local.sockets[0].getsockname()[1]
+            write(one.rendezvous, {"port": port, "token": token(one.key).hex()})
         asyncio.get_running_loop().add_reader(self._mirror.bell(), self._rung)
         self._spawn(self._watch_peers())
+        self._spawn(self._tick())
         for peer in range(one.part):
             self._spawn(self._keep_connected(peer))
 
     async def stop(self) -> None:
         """The part is over: the others are told, if they can be within `FAREWELL_SECONDS`."""
         self._server.close()
-        if self._meeting:
-            self._meeting.close()
+        self._local.close()
         links = list(self._links.values())
         with contextlib.suppress(TimeoutError, OSError, SingularityError):
             async with asyncio.timeout(FAREWELL_SECONDS):
@@ -193,7 +198,7 @@ class Bridge:
         try:
             greeting = Hello(self._is.part, self._is.parts).encode()
             writer.write(frames.head(Kind.HELLO, greeting) + greeting)
-            kind, _, body = await frames.read(reader, GREET_SECONDS)
+            kind, body = await frames.read(reader, GREET_SECONDS)
             if kind is not Kind.HELLO:
                 raise BadRequest("what connected to the bridge did not greet first")
             hello = Hello.decode(body)
@@ -221,20 +226,17 @@ class Bridge:
     def _open(self, peer: int, writer: asyncio.StreamWriter) -> Link:
         if (before := self._links.get(peer)) is not None:  # its end was not noticed yet
             before.writer.close()
-            before.streams.close()
         link = self._links[peer] = Link(peer, writer)
         self._mirror.forget(peer)
         link.changed.set()
-        self._linked.setdefault(peer, asyncio.Event()).set()
+        self._tell_inside(peer)
         log.info("connected to part %d", peer)
         return link
 
     def _close(self, link: Link) -> None:
-        link.streams.close()
         if self._links.get(link.peer) is not link:
             return
         del self._links[link.peer]
-        self._linked[link.peer].clear()
         if link.peer in self._over:
             return
         self._mirror.away(link.peer)
@@ -272,7 +274,7 @@ class Bridge:
     async def _listen(self, link: Link, reader: asyncio.StreamReader) -> None:
         while True:
             try:
-                kind, stream, body = await frames.read(reader, SILENCE_SECONDS)
+                kind, body = await frames.read(reader, SILENCE_SECONDS)
             except TimeoutError:
                 log.warning("nothing came from part %d for %g s", link.peer, SILENCE_SECONDS)
                 return
@@ -283,12 +285,8 @@ class Bridge:
                     log.warning("what part %d brought cannot be kept (%s)", link.peer, error)
                     await asyncio.sleep(AGAIN_SECONDS)
                     return
-            elif kind is Kind.OPEN and self._is.part == 0:
-                link.streams.opened(stream, self.master_port)
-            elif kind is Kind.DATA:
-                link.streams.came(stream, body)
-            elif kind is Kind.CLOSE:
-                link.streams.came(stream, b"")
+            elif kind is Kind.MEET:
+                self._tell_inside(link.peer, body)
             elif kind is Kind.OVER:
                 self._over.add(link.peer)
                 self._mirror.ended(link.peer)
@@ -301,16 +299,48 @@ class Bridge:
         link.writer.close()
         await link.writer.wait_closed()
 
-    # ---- where ranks meet
+    # ---- the rendezvous of this part
 
-    async def _rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A rank of this part has connected to the place where ranks meet."""
-        await self._linked.setdefault(0, asyncio.Event()).wait()
-        link = self._links.get(0)
-        if link is None:
+    async def _came_inside(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """It has connected, or somebody who should not."""
+        try:
+            async with asyncio.timeout(GREET_SECONDS):
+                said = await reader.readexactly(KEY_BYTES)
+            if not hmac.compare_digest(said, token(self._is.key)):
+                return
+            self._inside = writer
+            while True:
+                part, length = LOCAL.unpack(await reader.readexactly(LOCAL.size))
+                body = await reader.readexactly(min(length, PIECE_BYTES))
+                if (link := self._links.get(part)) is not None:
+                    link.send(Kind.MEET, body)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            if self._inside is writer:
+                self._inside = None
             writer.close()
-            return
-        await link.streams.carry(reader, writer)
+
+    def _tell_inside(self, part: int, body: bytes = b"") -> None:
+        if self._inside is not None and not self._inside.is_closing():
+            self._inside.write(LOCAL.pack(part, len(body)) + body)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._tell_inside(self._is.part)
+
+
+def write(path: Path, what: dict[str, Any]) -> None:
+    """A file for its owner, at once or not at all."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        beside.unlink()
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(what, file)
+    beside.replace(path)
 
 
 def _free_port() -> int:

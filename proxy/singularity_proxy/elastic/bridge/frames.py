@@ -13,8 +13,8 @@ from singularity_proxy.errors import BadRequest
 VERSION = 1
 """A bridge that speaks another one is refused with a sentence."""
 
-HEADER = struct.Struct("!BxxxIQ")
-"""kind, stream, bytes of the body; network byte order."""
+HEADER = struct.Struct("!BxxxxxxxQ")
+"""kind, bytes of the body; network byte order."""
 
 
 PIECE_BYTES = 1 << 20
@@ -22,21 +22,17 @@ PIECE_BYTES = 1 << 20
 
 
 class Kind(enum.IntEnum):
-    """What a frame is. Those of a stream name it: a number, given by the part that opens it."""
+    """What a frame is."""
 
     HELLO = 1
     """First, both ways: JSON object with version, part, parts."""
     FILES = 2
     """What `Mirror.changes` said, for `Mirror.apply`."""
-    OPEN = 3
-    """A rank wants to connect to the place where ranks meet."""
-    DATA = 4
-    """Bytes of a stream."""
-    CLOSE = 5
-    """The stream has ended for both."""
-    PING = 6
+    MEET = 3
+    """From the rendezvous of one part to that of the other, see `lanes`; it may be lost."""
+    PING = 4
     """Nothing to say; the connection lives."""
-    OVER = 7
+    OVER = 5
     """The part is over: all of its ranks have ended."""
 
 
@@ -66,22 +62,22 @@ class Hello:
         return cls(part, parts)
 
 
-def head(kind: Kind, body: bytes = b"", stream: int = 0) -> bytes:
+def head(kind: Kind, body: bytes = b"") -> bytes:
     """What goes before the body."""
-    return HEADER.pack(kind, stream, len(body))
+    return HEADER.pack(kind, len(body))
 
 
-async def read(reader: asyncio.StreamReader, silence_s: float) -> tuple[Kind, int, bytes]:
-    """The next frame: kind, stream, body. Raises TimeoutError when nothing comes for `silence_s`
+async def read(reader: asyncio.StreamReader, silence_s: float) -> tuple[Kind, bytes]:
+    """The next frame: kind and body. Raises TimeoutError when nothing comes for `silence_s`
     seconds, IncompleteReadError at the end, BadRequest for a kind that there is not."""
     async with asyncio.timeout(silence_s):
-        kind, stream, left = HEADER.unpack(await reader.readexactly(HEADER.size))
+        kind, left = HEADER.unpack(await reader.readexactly(HEADER.size))
     pieces = []
     while left:
         async with asyncio.timeout(silence_s):
             pieces.append(await reader.readexactly(min(left, PIECE_BYTES)))
         left -= len(pieces[-1])
     try:
-        return Kind(kind), stream, b"".join(pieces)
+        return Kind(kind), b"".join(pieces)
     except ValueError:
         raise BadRequest(f"a bridge sent a frame of kind {kind}, which is unknown") from None

@@ -40,6 +40,11 @@ def contexts(key: bytes) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return listens, connects
 
 
+def token(key: bytes) -> bytes:
+    """What the rendezvous of the same part shows to its bridge."""
+    return _derived(key, b"rendezvous")
+
+
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
     """`ssl` reads certificates from files only; this one is never on a disk."""
     fd = os.memfd_create("bridge", os.MFD_CLOEXEC)
@@ -54,27 +59,18 @@ def _certificate(key: bytes) -> tuple[bytes, bytes]:
     """(certificate, private key) as PEM, alike wherever they are made."""
     try:
         from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     except ImportError:
-        raise Unsupported(
-            "ranks on several nodes need the Python package cryptography, which is not installed "
-            "here: install it where the node agent runs"
-        ) from None
-
-    def derived(purpose: bytes) -> bytes:
-        info = b"jupyter-singularity bridge 1\0" + purpose
-        return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(key)
-
-    secret = Ed25519PrivateKey.from_private_bytes(derived(b"identity"))
+        raise _missing() from None
+    secret = Ed25519PrivateKey.from_private_bytes(_derived(key, b"identity"))
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "jupyter-singularity gang")])
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(secret.public_key())
-        .serial_number(int.from_bytes(derived(b"serial")[:16], "big") >> 1 | 1)
+        .serial_number(int.from_bytes(_derived(key, b"serial")[:16], "big") >> 1 | 1)
         .not_valid_before(datetime.datetime(2000, 1, 1))
         .not_valid_after(datetime.datetime(9999, 12, 31, 23, 59, 59))  # none, RFC 5280 4.1.2.5
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -87,4 +83,22 @@ def _certificate(key: bytes) -> tuple[bytes, bytes]:
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         ),
+    )
+
+
+def _derived(key: bytes, purpose: bytes) -> bytes:
+    """32 bytes for one purpose (HKDF with SHA-256, RFC 5869)."""
+    try:
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    except ImportError:
+        raise _missing() from None
+    info = b"jupyter-singularity bridge 1\0" + purpose
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(key)
+
+
+def _missing() -> Unsupported:
+    return Unsupported(
+        "ranks on several nodes need the Python package cryptography, which is not installed here: "
+        "install it where the node agent runs"
     )
