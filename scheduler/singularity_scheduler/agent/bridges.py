@@ -79,20 +79,11 @@ class BridgeKeeper:
 
     async def begin(self, live: LiveSession) -> None:
         """Start the bridge of a session that is a part, before its capsule; else nothing. The port
-        for the ranks of one that comes back is the one that they know, if it is free. Raises
+        at which ranks meet is chosen the first time, and is the capsule's own. Raises
         `SingularityError` when it does not start; nothing of it is left then."""
-        part = live.record.part
-        if part is None:
-            return
-        try:
-            await self._start(live, part)
-        except SingularityError as error:
-            if not part.master_port or part.number == 0:  # that of part 0 is its ranks' own
-                raise
-            log.warning("session %s: %s; it is tried at another port", live.record.session, error)
-            part.master_port = 0
-            await self._start(live, part)
-        self._node.save(live)
+        if live.record.part is not None:
+            await self._start(live, live.record.part)
+            self._node.save(live)
 
     def adopt(self, live: LiveSession) -> None:
         """The bridge that an agent before this one started."""

@@ -14,6 +14,7 @@ from typing import Any
 from singularity_proxy.capsule.image import files_of
 from singularity_proxy.capsule.machine import Machine
 from singularity_proxy.checkpoint.files import Part
+from singularity_proxy.elastic.bridge.rendezvous import FILE as RENDEZVOUS
 
 from .node import Settings
 from .sessions import Phase, RingRecord, SessionRecord
@@ -77,7 +78,7 @@ def scratch_roots(record: SessionRecord, folder: str) -> tuple[list[str], list[s
     `folder`: the session's own, as it is called inside."""
     own_tmp = os.path.join(folder, "tmp")
     roots = [folder, "/dev/shm"]
-    skip = [os.path.join(folder, TUNNEL)]
+    skip = [os.path.join(folder, name) for name in (TUNNEL, RENDEZVOUS)]
     if record.kept is not None:  # else /tmp is the machine's, and the folder for it unused
         roots.append("/tmp")
         skip.append(own_tmp)

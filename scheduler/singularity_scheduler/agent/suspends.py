@@ -234,14 +234,8 @@ class Suspender:
                 f"its process {inside[held]} uses io_uring (torch's stores do with USE_LIBUV=1), "
                 "which CRIU cannot save"
             )
-        part = live.record.part
-        if part is not None or not connections.can_keep(live.capsule):
+        if not connections.can_keep(live.capsule):
             rank = await asyncio.to_thread(connections.needing_them, inside)
-            if rank is not None and part is not None:
-                return (
-                    f"its process {inside[rank]} is a rank of torchrun, which ends when its "
-                    "connections to the other parts of its gang are closed"
-                )
             if rank is not None:
                 return (
                     f"its process {inside[rank]} is a rank of torchrun, which ends when its "

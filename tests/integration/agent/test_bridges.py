@@ -75,7 +75,9 @@ async def test_a_part_has_a_bridge_and_knows_its_number() -> None:
             "MASTER_PORT": str(at["master_port"]),
         }
         assert {name: environ.get(name) for name in wanted} == wanted
-        assert listens(f"127.0.0.1:{at['master_port']}")
+        inside = json.loads((box.runtime / "s" / session / "rendezvous.json").read_text())
+        assert listens(f"127.0.0.1:{inside['port']}")
+        assert GANG["key"] not in json.dumps(inside)
         assert GANG["key"] not in box.log(session)
         others = {"0": "127.0.0.1:1", "1": address}
         assert peers(box, session) == {}

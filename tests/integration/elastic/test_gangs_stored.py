@@ -176,15 +176,20 @@ async def test_one_part_stays_and_the_other_one_comes_back(
         await finish(gang, out, undisturbed)
 
 
-async def test_torchrun_in_a_gang_is_refused_with_a_sentence(out: Path, tmp_path: Path) -> None:
-    async with two_nodes() as gang:
+async def test_torchrun_comes_back_with_its_rendezvous(
+    out: Path, undisturbed: Numbers, tmp_path: Path
+) -> None:
+    """Its launchers are connected with the store of part 0 all the time, and meet there at the
+    end."""
+    store = str(tmp_path / "store")
+    async with two_nodes(store, store) as gang:
         await gang.start(torchrun(training(out, STEPS)))
         await gang.attach()
         await gang.goes_on()
         async with gang.standing():
-            why = "is a rank of torchrun, .* other parts of its gang are closed; it goes on here"
-            with pytest.raises(Unsupported, match=why):
-                await suspend(gang.boxes[1], gang.sessions[1], 1, standing=True)
-        await gang.goes_on()
+            stored = await suspended(gang)
         for box, session in zip(gang.boxes, gang.sessions, strict=True):
-            await box.end(session)
+            await gone(box, session)
+        await gang.resume(stored, gang.boxes[::-1])
+        await gang.goes_on()
+        await finish(gang, out, undisturbed)
