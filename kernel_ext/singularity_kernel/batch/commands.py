@@ -14,8 +14,15 @@ from singularity_proxy.elastic import ranks as ranks_module
 from .fates import BadRun, CommandFailed
 from .stop import Stop
 
+SIGNALLED = 128
+"""Exit codes above say that a signal ended a process."""
+
 GRACE_S = 10.0
 """From SIGTERM to SIGKILL, when a command does not end."""
+
+OTHERS_S = 3.0
+"""So long a part of a gang that failed keeps that to itself: maybe because another part was killed,
+whose end begins a new attempt if it is known first."""
 
 
 def run_command(command: str, ranks: int, stop: Stop, environ: Mapping[str, str]) -> None:
@@ -29,7 +36,17 @@ def run_command(command: str, ranks: int, stop: Stop, environ: Mapping[str, str]
     if stop.signum is not None:
         raise stop.fate("what it wrote is kept")
     if failed is not None:
+        _let_others_speak(failed, stop, environ)
         raise failed
+
+
+def _let_others_speak(failed: CommandFailed, stop: Stop, environ: Mapping[str, str]) -> None:
+    """Ranks fail when those of another part were killed. Of the two the killed part is heard
+    first, and this one is ended then."""
+    if ranks_module.part_of(environ)[1] > 1 and failed.code < SIGNALLED:
+        ended = threading.Event()
+        with stop.waking(ended.set):
+            ended.wait(OTHERS_S)
 
 
 def environments(ranks: int, environ: Mapping[str, str]) -> list[dict[str, str]]:

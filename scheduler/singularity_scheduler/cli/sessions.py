@@ -41,7 +41,10 @@ def matching(word: str, sessions: Sequence[Mapping[str, Any]]) -> list[Mapping[s
 
 
 def only(word: str, found: Sequence[Mapping[str, Any]]) -> str:
-    """The id of the one session found; `BadRequest` that names them when they are several."""
+    """The id of the one session found; of the first part when they are those of one gang, as what
+    is asked of one part concerns all. `BadRequest` that names them when they are several."""
+    if (first := _first_part(found)) is not None:
+        return first
     if len(found) > 1:
         names = [f"{s['user']}'s {texts.label(s)}" for s in found[:NAMED]]
         more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
@@ -51,6 +54,14 @@ def only(word: str, found: Sequence[Mapping[str, Any]]) -> str:
             sessions=[s["id"] for s in found],
         )
     return str(found[0]["id"])
+
+
+def _first_part(found: Sequence[Mapping[str, Any]]) -> str | None:
+    """The id of the part with the lowest number if these are parts of one gang, else None."""
+    parts = [s.get("part") for s in found]
+    if not all(parts) or len({part["gang"] for part in parts if part}) != 1:
+        return None
+    return str(min(found, key=lambda s: int(s["part"]["number"]))["id"])
 
 
 async def find(client: ServiceClient, word: str) -> str:

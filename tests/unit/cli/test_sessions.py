@@ -53,6 +53,18 @@ def test_what_may_be_several_is_refused_with_their_ids(word: str) -> None:
     assert "nothing was done" in error.value.message
 
 
+def test_the_parts_of_one_gang_are_one() -> None:
+    """What is asked of one of them concerns all."""
+    gang = {"gang": "ab", "parts": 2, "sessions": []}
+    second = {**session(11, name="ddp"), "part": {**gang, "number": 1}}
+    first = {**session(12, name="ddp"), "part": {**gang, "number": 0}}
+    assert asyncio.run(find(Double(second, first), "ddp")) == first["id"]  # type: ignore[arg-type]
+    third = {**session(13, name="ddp"), "part": {**gang, "gang": "cd", "number": 0}}
+    for other in (third, session(14, name="ddp")):
+        with pytest.raises(BadRequest, match="may be 3 sessions"):
+            asyncio.run(find(Double(second, first, other), "ddp"))  # type: ignore[arg-type]
+
+
 def test_a_sentence_names_a_few_only() -> None:
     many = [session(n, name="x") for n in range(1, 20)]
     with pytest.raises(BadRequest, match="and 14 more"):

@@ -36,13 +36,31 @@ def test_ranks_know_each_other(tmp_path: Path) -> None:
     assert environments(0, {}) == [{}]
 
 
-def test_a_part_of_a_gang_runs_its_own_ranks(tmp_path: Path) -> None:
+def test_a_part_of_a_gang_runs_its_own_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "OTHERS_S", 0.3)
     environ = {**ENVIRON, "SINGULARITY_GANG": "1/2", "MASTER_ADDR": "h", "MASTER_PORT": "7"}
     with pytest.raises(CommandFailed, match="rank 1 of the command ended with exit code 3"):
         run_command(f"echo $RANK $WORLD_SIZE > {tmp_path}/out; exit 3", 1, Stop(), environ)
     assert (tmp_path / "out").read_text() == "1 2\n"
+    began = time.monotonic()
     with pytest.raises(CommandFailed, match=r"^the command ended"):
         run_command("exit 3", 0, Stop(), environ)
+    assert time.monotonic() - began >= 0.3, "a part that was killed is to be heard first"
+
+
+def test_a_part_that_was_killed_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "OTHERS_S", 60.0)
+    environ = {**ENVIRON, "SINGULARITY_GANG": "1/2", "MASTER_ADDR": "h", "MASTER_PORT": "7"}
+    began = time.monotonic()
+    with pytest.raises(CommandFailed, match="signal 9"):
+        run_command("kill -9 $$", 0, Stop(), environ)
+    with Stop().listening() as stop:  # one that keeps its failure to itself can be ended
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(CommandFailed, match="exit code 3"):
+            run_command("exit 3", 0, stop, environ)
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize(
