@@ -124,7 +124,12 @@ class Rendezvous:
         self._send(part)
 
     def _came(self, part: int, frame: bytes) -> None:
-        message = self._lanes.setdefault(part, Lane()).came(frame)
+        lane = self._lanes.setdefault(part, Lane())
+        era = lane.era
+        message = lane.came(frame)
+        if lane.era != era:  # images that did not fit: what was said is lost
+            for stream in [one for one in self._streams if one[0] == part]:
+                self._streams.pop(stream).put_nowait(b"")
         self._send(part)
         if message is None or len(message) < _MESSAGE.size:
             return
