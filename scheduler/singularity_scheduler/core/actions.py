@@ -61,6 +61,9 @@ class PutBack(Action):
 @dataclass(frozen=True)
 class Suspend(Action):
     name: str = ""
+    cut: tuple[str, ...] = ()
+    """Of a part of a gang: the sessions that are stored with it, at a place where the ranks of all
+    of them stand; (): they stand already, or this one goes on."""
 
 
 @dataclass(frozen=True)

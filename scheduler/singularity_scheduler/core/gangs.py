@@ -66,17 +66,18 @@ def queued_with(draft: Draft, nodes: Collection[str]) -> set[str]:
 
 
 def stays(view: SessionView) -> str:
-    """Why it cannot be put into the store or go elsewhere; "": it is no part."""
+    """Why it cannot be put into the store or go elsewhere by itself; "": it is no part."""
     if view.part is None:
         return ""
-    return f"it is {view.part.place}, which cannot be stored or moved yet"
+    return f"it is {view.part.place}, which is stored only as a whole, by suspend"
 
 
 def refuse(view: SessionView) -> None:
-    """`Unsupported` when the session is a part, for what would store or move it."""
+    """`Unsupported` when the session is a part, for what would store or move it alone."""
     if why := stays(view):
         raise Unsupported(
-            f"{view.label} goes on as it is: {why}: park it, or let it end", session=view.id
+            f"{view.label} stays as it is: {why}: suspend it, park it, or let it end",
+            session=view.id,
         )
 
 

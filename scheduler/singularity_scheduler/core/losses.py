@@ -49,7 +49,10 @@ def node_lost(draft: Draft, event: ev.NodeLost) -> None:
 
 
 def _whole(draft: Draft, view: SessionView) -> bool:
-    """Whether there is something it can come back from (a fork under way: its source's)."""
+    """Whether there is something it can come back from (a fork under way: its source's). A part of
+    a gang cannot: the others have gone on since then."""
+    if view.part is not None:
+        return False
     return view.newest_whole is not None or bool(view.source and view.restore_from)
 
 

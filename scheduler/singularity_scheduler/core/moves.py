@@ -85,9 +85,16 @@ def require_images(draft: Draft, view: SessionView) -> None:
         )
 
 
-def leave(draft: Draft, view: SessionView, reason: str, rule: str, name: str = "") -> SessionView:
+def leave(
+    draft: Draft,
+    view: SessionView,
+    reason: str,
+    rule: str,
+    name: str = "",
+    cut: tuple[str, ...] = (),
+) -> SessionView:
     """Command that everything of a live session goes to the store; as soon as its devices stand
-    still."""
+    still. `cut`: as of `Suspend`."""
     if view.device_state in CHANGING or view.process_state is not ProcessState.LIVE:
         return draft.note(replace(view, leaving=name), reason, rule)
     wants = placement.waiting_for_device(view)
@@ -106,14 +113,16 @@ def leave(draft: Draft, view: SessionView, reason: str, rule: str, name: str = "
         preferred=(),
         exit=None,
     )
-    draft.actions.append(leave_action(view, rule, name))
+    draft.actions.append(leave_action(view, rule, name, cut))
     return view
 
 
-def leave_action(view: SessionView, rule: str, name: str = "") -> ev.Suspend | ev.Fence:
+def leave_action(
+    view: SessionView, rule: str, name: str = "", cut: tuple[str, ...] = ()
+) -> ev.Suspend | ev.Fence:
     """The command that a session in `suspending` waits for."""
     head = (view.id, view.node, view.reason, rule, view.epoch, view.seq)
-    return ev.Fence(*head) if _discards(view) else ev.Suspend(*head, name=name)
+    return ev.Fence(*head) if _discards(view) else ev.Suspend(*head, name=name, cut=cut)
 
 
 def _discards(view: SessionView) -> bool:
@@ -271,7 +280,8 @@ def resumed(draft: Draft, event: ev.Resumed) -> None:
     view = draft.get(event.session)
     if view is None or view.process_state is not ProcessState.RESUMING or not _answers(view, event):
         return
-    wants, ended = view.wants, view.exit
+    wants, ended, reason = view.wants, view.exit, view.reason
+    again = view.retrying and view.part is not None
     view = draft.step(
         endings.stay(view),
         ProcessEvent.LIVE,
@@ -282,11 +292,12 @@ def resumed(draft: Draft, event: ev.Resumed) -> None:
         wants=False,
         exit=None,
     )
-    if ended is not None:
+    if again:  # its gang began again meanwhile
+        retries.remove(draft, view, reason)
+    elif ended is not None:
         endings.exited(draft, ev.ProcessExited(view.id, *ended))
     elif wants:  # those who were called back later do not overtake it
-        reason = reasons.waits(view)
-        queue.enqueue(draft, view, reason, "device.lazy", order=view.queue_order)
+        queue.enqueue(draft, view, reasons.waits(view), "device.lazy", order=view.queue_order)
 
 
 def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
@@ -317,7 +328,8 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
         f"could not come back, so it stays suspended and nothing more is lost ({event.sentence})"
         f"{hint}",
         "process.resume_failed",
-        node=view.came_from or view.node,
+        # A part stays where no other one is: another may be on its way to where it was.
+        node=view.node if view.part else view.came_from or view.node,
         exit=None,
     )
 

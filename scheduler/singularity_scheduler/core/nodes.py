@@ -86,7 +86,8 @@ def _suspended(draft: Draft, view: SessionView, fact: AgentFacts | None) -> None
 def _missing(draft: Draft, view: SessionView) -> None:
     """The agent does not know this session: nothing of it is left there. A live one goes on from
     its newest checkpoint, if it has one with its process in it."""
-    if view.process_state is ProcessState.LIVE and view.newest_whole is not None:
+    alone = view.part is None  # what others of a gang did since then cannot be undone
+    if view.process_state is ProcessState.LIVE and view.newest_whole is not None and alone:
         view = losses.lose(draft, view, 0.0)
         draft.note(replace(view, lost=False), reasons.restarted(view, draft.now), "agent.restarted")
         return

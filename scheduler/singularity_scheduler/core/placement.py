@@ -234,22 +234,6 @@ def candidates(draft: Draft, view: SessionView) -> Iterator[str]:
         yield from (name for name in state.nodes if name not in of_node)
 
 
-def bring_back(draft: Draft) -> None:
-    """Start what waits to come back wherever there is room now; called with every decision."""
-    for view in draft.returning():
-        if view.held_back:
-            return  # they are the last ones
-        found = next((n for n in candidates(draft, view) if not no_room(draft, view, n)), None)
-        if found is not None:
-            resume(draft, view, found)
-        elif not view.reason.endswith(_QUEUED):
-            reason = f"{view.reason}; {waits(draft, view)}"
-            draft.note(view, f"{reason}; {_QUEUED}", "queue.return")
-
-
-_QUEUED = "it comes back by itself as soon as there is room"
-
-
 def waits(draft: Draft, view: SessionView) -> str:
     """Why it does not come back yet."""
     nodes = candidates(draft, view)

@@ -23,6 +23,7 @@ from . import (
     drains,
     endings,
     gang_steps,
+    gang_store,
     gang_turns,
     gangs,
     groups,
@@ -38,6 +39,7 @@ from . import (
     reasons,
     recorded,
     relocation,
+    returns,
     scaling,
     settings,
     shares,
@@ -74,7 +76,7 @@ def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
     groups.settle(draft)
     _follow_orders(draft, here)
     if here or draft.changed or draft.marks or draft.duties:
-        placement.bring_back(draft)
+        returns.bring_back(draft)
     _serve(draft, here | draft.touched() | draft.queued_nodes())
     gang_steps.settle(draft)
     if isinstance(event, ev.Tick):
@@ -187,6 +189,8 @@ def _tier_asked(draft: Draft, event: ev.TierAsked) -> None:
 
 def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
     view = _asked(draft, event.session)
+    if view.part is not None and gang_store.resume_asked(draft, view, event):
+        return
     if view.process_state is ProcessState.SUSPENDED:
         moves.resume_asked(draft, view, event)
         return
@@ -279,8 +283,8 @@ def _checkpoint_asked(draft: Draft, event: ev.CheckpointAsked) -> None:
 def _suspend_asked(draft: Draft, event: ev.SuspendAsked) -> None:
     view = _asked(draft, event.session)
     _refuse_unstarted(view)
-    gangs.refuse(view)
-    moves.suspend_asked(draft, view, event)
+    ask = moves.suspend_asked if view.part is None else gang_store.suspend_asked
+    ask(draft, view, event)
 
 
 def _restore_asked(draft: Draft, event: ev.RestoreAsked) -> None:
@@ -501,6 +505,16 @@ def _joined(draft: Draft, event: ev.NodeJoined) -> None:
     drains.joined(draft, event)
 
 
+def _suspended(draft: Draft, event: ev.Suspended) -> None:
+    moves.suspended(draft, event)
+    gang_store.answered(draft, event.session)
+
+
+def _suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
+    moves.suspend_failed(draft, event)
+    gang_store.answered(draft, event.session)
+
+
 def _current(view: SessionView | None, epoch: int, state: DeviceState) -> TypeGuard[SessionView]:
     """Whether an answer of the agent is the one the session waits for."""
     return view is not None and view.epoch == epoch and view.device_state is state
@@ -561,8 +575,8 @@ _HANDLERS: dict[type, Handler] = {
     ev.ContentsBack: device_restores.done,
     ev.CheckpointsFound: checkpoints.found,
     ev.CheckpointGone: checkpoints.gone,
-    ev.Suspended: moves.suspended,
-    ev.SuspendFailed: moves.suspend_failed,
+    ev.Suspended: _suspended,
+    ev.SuspendFailed: _suspend_failed,
     ev.Fenced: moves.fenced,
     ev.Resumed: moves.resumed,
     ev.ResumeFailed: moves.resume_failed,

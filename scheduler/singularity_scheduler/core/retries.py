@@ -80,8 +80,30 @@ def along(draft: Draft, view: SessionView, attempt: int, how: str) -> None:
     elif view.process_state is ProcessState.STARTING:  # it is removed as soon as it runs
         view = replace(endings.stay(view), attempt=attempt, retrying=True, rollback=True)
         moves.leave(draft, view, sentence_of(view, how, draft.now), "retry")
+    elif view.process_state is ProcessState.SUSPENDED:
+        from_beginning(draft, replace(view, attempt=attempt - 1), how, "retry")
+    elif view.process_state is ProcessState.RESUMING:  # the same, or when it did not come back
+        view = replace(view, attempt=attempt, retrying=True)
+        draft.note(view, sentence_of(view, how, draft.now), "retry")
+    elif view.process_state is ProcessState.SUSPENDING:
+        _discard(draft, replace(view, attempt=attempt), how)
     else:
         _leave(draft, replace(view, attempt=attempt - 1), how, "retry")
+
+
+def _discard(draft: Draft, view: SessionView, how: str) -> None:
+    """Have it removed instead of stored."""
+    if view.retrying:  # it is being removed already
+        draft.put(view)
+        return
+    view = replace(endings.stay(view), retrying=True, rollback=True, seq=view.seq + 1, exit=None)
+    view = draft.note(view, sentence_of(view, how, draft.now), "retry")
+    draft.actions.append(moves.leave_action(view, "retry"))
+
+
+def remove(draft: Draft, view: SessionView, reason: str) -> None:
+    """It came back while its gang began again: have what is there removed."""
+    moves.leave(draft, replace(view, retrying=True, rollback=True), reason, "retry")
 
 
 def _leave(draft: Draft, view: SessionView, how: str, rule: str) -> None:
@@ -103,7 +125,9 @@ def _leave(draft: Draft, view: SessionView, how: str, rule: str) -> None:
 def _to_go_on_from(view: SessionView, now: float) -> CheckpointRef | None:
     """The newest checkpoint that an attempt can go on from; None: from the beginning. One may have
     been made while the run was dying: a run that ended as soon as it was back from it takes the
-    next older one."""
+    next older one. Gangs begin from their beginning: the others have gone on since then."""
+    if view.part is not None:
+        return None
     known = [c for c in view.checkpoints if c.whole]
     back = view.loss
     if back is not None and now - back.at < SICK_S:
@@ -117,6 +141,8 @@ def sentence_of(view: SessionView, why: str, now: float) -> str:
     assert view.run is not None
     reference = next((c for c in view.checkpoints if c.id == view.restore_from), None)
     what = f"attempt {view.attempt} of {view.run.attempts}"
+    if view.part is not None:
+        return f"{what} starts from its beginning, because {why}"
     if reference is None:
         having = "having no checkpoint to go on from"
         return f"{what} starts from its beginning, {having}, because {why}"
@@ -162,6 +188,11 @@ def not_resumed(draft: Draft, view: SessionView, sentence: str, damaged: bool) -
     False: it was no retry. A damaged checkpoint costs no attempt: the next older one counts."""
     if not view.retrying:
         return False
+    if view.part is not None:  # all of its gang began again meanwhile
+        reason = view.reason
+        view = draft.quiet_step(view, ProcessEvent.RESUME_FAILED, exit=None)
+        begin_again(draft, view, reason, "retry")
+        return True
     how = f"it could not come back from its checkpoint ({sentence})"
     if not damaged and not left(view):
         reason = over(view, how)

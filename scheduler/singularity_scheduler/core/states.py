@@ -107,7 +107,10 @@ PROCESS_TRANSITIONS: dict[tuple[ProcessState, ProcessEvent], ProcessState] = {
     # The node came back with it before anybody else had started it.
     (_P.SUSPENDED, _PE.FOUND): _P.LIVE,
     # A run that was killed, and of which nothing is left, starts from its beginning.
-    **{(state, _PE.RETRY): _P.QUEUED for state in (_P.LIVE, _P.SUSPENDING, _P.SUSPENDED)},
+    **{
+        (state, _PE.RETRY): _P.QUEUED
+        for state in (_P.LIVE, _P.SUSPENDING, _P.SUSPENDED, _P.RESUMING)
+    },
     **{
         (state, _PE.COMPLETE): _P.COMPLETED
         for state in (_P.STARTING, _P.LIVE, _P.SUSPENDING, _P.RESUMING)

@@ -20,7 +20,7 @@ from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import BatchRun, Kind, Part, SessionSpec, Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from support.scheduler_core import World, outcome
-from support.scheduler_gangs import gang
+from support.scheduler_gangs import computing_gang, gang
 
 REFUSALS = (BadRequest, Conflict, NotFound, Unavailable, Unsupported)
 
@@ -117,6 +117,11 @@ class GangMachine(RuleBasedStateMachine):
             event = ev.AttachFailed(action.session, action.epoch, "broken")
         elif fails and isinstance(action, ev.Park):
             event = ev.ParkFailed(action.session, action.epoch, "disk full")
+        elif fails and isinstance(action, ev.Suspend):
+            event = ev.SuspendFailed(action.session, action.epoch, action.seq, "disk full")
+        elif fails and isinstance(action, ev.Resume):
+            head = (action.session, action.epoch, action.seq)
+            event = ev.ResumeFailed(*head, "no such port", False)
         elif fails and isinstance(action, ev.Start):
             event = ev.StartFailed(action.session, "no such folder")
         self.do(event)
@@ -237,10 +242,39 @@ class GangMachine(RuleBasedStateMachine):
         return free
 
 
+class StoredMachine(GangMachine):
+    """Begins with a gang that computes, and one that is in the store already."""
+
+    def build(self, sizes: list[int]) -> None:
+        """Instead of the nodes of the others."""
+
+    @initialize(stored=st.booleans(), retries=st.integers(0, 2), spare=st.booleans())
+    def begin(self, stored: bool, retries: int, spare: bool) -> None:
+        self.nodes = ["n0", "n1", "n2"][: 2 + spare]
+        self.world = World(2, "n0")
+        for node in self.nodes[1:]:
+            self.world.join(node, 2)
+        self.number = 1
+        computing_gang(self.world, "g001-", max_retries=retries)
+        if stored:
+            self.do(ev.SuspendAsked("g001-0", "ada"))
+
+    @precondition(lambda self: bool(self.parts()))
+    @rule(data=st.data(), suspend=st.booleans())
+    def store(self, data: st.DataObject, suspend: bool) -> None:
+        sid = data.draw(st.sampled_from(self.parts()), label="part")
+        self.asked(ev.SuspendAsked(sid, "ada") if suspend else ev.ResumeAsked(sid, "ada"))
+
+    def parts(self) -> list[str]:
+        return sorted(sid for sid, view in self.world.state.sessions.items() if view.part)
+
+
 GangMachine.TestCase.settings = settings(
     max_examples=60,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+StoredMachine.TestCase.settings = GangMachine.TestCase.settings
 test_gangs = pytest.mark.filterwarnings("ignore")(GangMachine.TestCase)
+test_gangs_in_the_store = pytest.mark.filterwarnings("ignore")(StoredMachine.TestCase)

@@ -352,7 +352,6 @@ def test_a_part_that_could_not_be_parked_gets_the_others_back_or_is_parked_later
 @pytest.mark.parametrize(
     "event",
     [
-        ev.SuspendAsked("g0", "ada"),
         ev.MigrateAsked("g0", "ada"),
         ev.MigrateAsked("g0", "ada", node="c"),
         ev.CheckpointAsked("g0", "ada"),
@@ -368,8 +367,8 @@ def test_what_would_store_or_move_a_part_is_refused(event: ev.Event) -> None:
     with pytest.raises(Unsupported) as refused:
         world.do(event)
     assert str(refused.value) == (
-        "alice/g0 goes on as it is: it is part 0 of a gang on 2 nodes, which cannot be stored or "
-        "moved yet: park it, or let it end"
+        "alice/g0 stays as it is: it is part 0 of a gang on 2 nodes, which is stored only as a "
+        "whole, by suspend: suspend it, park it, or let it end"
     )
     assert words(world, "g0", "g1") == ["running", "running"]
 

@@ -1,0 +1,115 @@
+"""Gangs go into the store and come back. Pure.
+
+A gang is stored where the ranks of all its parts stand together: the parts leave in one decision,
+and the service stops them at one place before it has them stored (`Suspend.cut`). At such a place
+nothing is on its way between them, so it does not matter in which order they come back, or that
+one never left. But one that has gone on is not brought back from there without the others: gangs
+begin again from their beginning (`retries`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from singularity_proxy.errors import Conflict, Unsupported
+
+from . import checkpoints, gangs, moves, reasons
+from . import events as ev
+from .draft import Draft
+from .model import SessionView
+from .states import DeviceState, ProcessState
+
+
+def suspend_asked(draft: Draft, view: SessionView, event: ev.SuspendAsked) -> None:
+    """All parts go into the store, whichever was named; or stay there, if they are to come back."""
+    views = gangs.together(draft, view)
+    if all(one.process_state is ProcessState.SUSPENDED for one in views):
+        for one in [v for v in views if v.returning] or [view]:
+            moves.suspend_asked(draft, one, event)
+        return
+    moves.refuse_in_flight(view)
+    _require_standing(draft, view, views)
+    for one in views:
+        moves.require_images(draft, one)
+    by = f"{event.by}: {event.why}" if event.why else event.by
+    cut = tuple(one.id for one in views)
+    for one in views:
+        reason = reasons.suspending(by)
+        moves.leave(draft, one, reason, "user.suspend", event.name, cut=cut)
+
+
+def _require_standing(draft: Draft, view: SessionView, views: list[SessionView]) -> None:
+    """`Conflict` unless the ranks of all parts can be stopped together."""
+    assert view.part is not None
+    why = ""
+    if len(views) < view.part.parts:
+        why = "another part of it has ended"
+    for one in views:
+        there = one.process_state is ProcessState.LIVE and one.leaving is None
+        if not why and not (there and one.device_state is DeviceState.HELD):
+            assert one.part is not None
+            why = f"part {one.part.number} on node {one.node} is {one.word}"
+    if why:
+        raise Conflict(
+            f"{view.label} was not suspended, and nothing was changed: its gang is stored only "
+            f"while all of its parts have their devices, and {why}",
+            session=view.id,
+        )
+
+
+def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> bool:
+    """All parts that are in the store come back. False: none is there to be called."""
+    stored = [v for v in gangs.together(draft, view) if v.process_state is ProcessState.SUSPENDED]
+    if not stored:
+        return False
+    if event.checkpoint is not None or event.node is not None or event.cluster is not None:
+        raise Unsupported(
+            f"{view.label} stays as it is: it is {_place(view)}, which comes back as it was stored "
+            "last and where all parts have room: resume it without a checkpoint, node or cluster",
+            session=view.id,
+        )
+    for one in stored:
+        moves.resume_asked(draft, one, replace(event, session=one.id))
+    _line_up(draft, [one.id for one in stored])
+    for other in gangs.together(draft, view):
+        if other.held_back:
+            draft.note(replace(other, held_by=None), reasons.resumed_part(event.by), "user.resume")
+    return True
+
+
+def _place(view: SessionView) -> str:
+    assert view.part is not None
+    return view.part.place
+
+
+def answered(draft: Draft, session: str) -> None:
+    """What became of storing this part is known: when it is of all, and some could not be stored,
+    the others come back to them."""
+    view = draft.get(session)
+    if view is None or view.part is None:
+        return
+    if view.process_state is ProcessState.SUSPENDED and view.checkpoints:
+        # Older ones are of places that the others have left behind.
+        older = {c.id for c in checkpoints.visible(view)[:-1]}
+        if older:
+            draft.put(checkpoints.drop(draft, view, older))
+    views = gangs.together(draft, view)
+    if any(one.process_state is ProcessState.SUSPENDING for one in views):
+        return
+    stays = next((one for one in views if one.process_state is ProcessState.LIVE), None)
+    stored = [v for v in views if v.process_state is ProcessState.SUSPENDED and not v.called]
+    if stays is None or stays.part is None:
+        return
+    for one in stored:
+        reason = f"comes back, because part {stays.part.number} of its gang {stays.reason}"
+        moves.call(draft, one, reason, "gang.together")
+    _line_up(draft, [one.id for one in stored])
+
+
+def _line_up(draft: Draft, sessions: list[str]) -> None:
+    """One place in the queue for all that come back."""
+    views = [view for view in map(draft.get, sessions) if view is not None]
+    order = min((view.queue_order for view in views), default=0)
+    for view in views:
+        if view.queue_order != order:
+            draft.put(replace(view, queue_order=order))
