@@ -151,8 +151,8 @@ class GangPart:
     @property
     def why_it_stays(self) -> str:
         return (
-            f"it is part {self.number} of a gang on {self.parts} nodes, which cannot be stored or "
-            "moved yet: park it, or let it end"
+            f"it is part {self.number} of a gang on {self.parts} nodes, which is stored only as a "
+            "whole: suspend the run, park it, or let it end"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -117,6 +117,7 @@ class Commander:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.transfers.cuts.close()
 
     def _done(self, key: Key, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(key, None)

@@ -239,7 +239,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self.device_board = DeviceBoard(self.state, clock)
         self.peers = Peers(self)
         self.observers.append(self.peers)
-        self.commander.bridged = self.peers.told
+        self.commander.bridged = self.commander.transfers.bridged = self.peers.told
         self.reports = NodeReports(self)
         self.commander.over = self.progress.over
         self.leases = LeaseKeeper(

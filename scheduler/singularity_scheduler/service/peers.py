@@ -18,6 +18,7 @@ from singularity_proxy.errors import SingularityError
 
 from singularity_scheduler.core.decision import Decision
 from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.states import ProcessState
 
 if TYPE_CHECKING:
     from .controller import Controller
@@ -41,6 +42,10 @@ def gang_launch(view: SessionView) -> Json | None:
     return {"id": part.gang, "number": part.number, "parts": part.parts, "key": key}
 
 
+def _has_none(view: SessionView) -> bool:
+    return view.final or view.pending or view.process_state is ProcessState.SUSPENDED
+
+
 class Peers:
     """One per controller; observes its decisions."""
 
@@ -54,7 +59,7 @@ class Peers:
     def told(self, session: str, address: str) -> None:
         """A node says where the bridge of a part listens; "": nowhere."""
         view = self._c.state.sessions.get(session)
-        if view is None or view.part is None or view.final or view.pending:
+        if view is None or view.part is None or _has_none(view):
             return
         known = (view.attempt, address)
         if not address or self._bridges.get(session) == known:
@@ -70,11 +75,11 @@ class Peers:
             self._tell(session)
 
     def __call__(self, decision: Decision) -> None:
-        """Whoever has ended, or begins again, has no bridge any more."""
+        """Whoever has ended, is in the store, or begins again has no bridge any more."""
         for view in decision.sessions:
             if view.part is None or view.id not in self._bridges:
                 continue
-            if view.final or view.pending:
+            if _has_none(view):
                 del self._bridges[view.id]
 
     async def close(self) -> None:

@@ -25,6 +25,8 @@ from singularity_scheduler.core.states import ProcessState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
 
 from .documents import parse_iso
+from .gang_cuts import GangCuts
+from .peers import gang_launch
 from .ports import Fleet
 
 log = logging.getLogger("singularity.service")
@@ -72,20 +74,27 @@ class Transfers:
         self._report = report
         self._look = look
         self._failed = failed
+        self.cuts = GangCuts(fleet)
         self.terms: Callable[[str], Json | None] = lambda node: None
         """What a node is told of its lease: what comes back there must have an end at once."""
+        self.bridged: Callable[[str, str], None] = lambda session, address: None
+        """Told where the bridge of a part of a gang listens, that has come back."""
 
     async def suspend(self, action: ev.Suspend) -> None:
+        view = self._look(action.session)
+        part = view is not None and view.part is not None
         try:
-            answer = await self._send(
-                action,
-                "session.suspend",
-                lambda: self._awaits(action, ProcessState.SUSPENDING),
-                epoch=action.epoch,
-                seq=action.seq,
-                name=action.name,
-                reason=action.reason,
-            )
+            async with self.cuts.standing(action):
+                answer = await self._send(
+                    action,
+                    "session.suspend",
+                    lambda: self._awaits(action, ProcessState.SUSPENDING),
+                    epoch=action.epoch,
+                    seq=action.seq,
+                    name=action.name,
+                    reason=action.reason,
+                    **({"standing": True} if part else {}),
+                )
             reference = reference_of(answer["checkpoint"])
             ms = float((answer.get("ms") or {}).get("total") or 0.0)
         except SingularityError as error:
@@ -122,6 +131,7 @@ class Transfers:
         if view is None:
             return
         forked = action.source != action.session  # it gets a connection of its own
+        gang = gang_launch(view)
         try:
             answer = await self._send(
                 action,
@@ -141,6 +151,7 @@ class Transfers:
                 terms=self.terms(action.node),
                 connection=None if forked else await self.connection(view, action),
                 reason=action.reason,
+                **({"gang": gang} if gang else {}),
             )
             loss = loss_of(answer["loss"], action.checkpoint)
         except SingularityError as error:
@@ -152,6 +163,8 @@ class Transfers:
                     )
                 )
             return
+        if bridge := answer.get("bridge"):
+            self.bridged(action.session, str(bridge))
         relay = answer.get("relay") is True
         await self._report(ev.Resumed(action.session, action.epoch, action.seq, loss, relay))
 

@@ -160,7 +160,7 @@ async def test_it_ends_with_its_session_however_that_ends() -> None:
 
 
 async def test_what_a_part_cannot_do() -> None:
-    why = "it is part 1 of a gang on 2 nodes, which cannot be stored or moved yet"
+    why = "it is part 1 of a gang on 2 nodes, which is stored only as a whole"
     async with AgentBox() as box:
         session, _ = await part(box)
         of = {"session": session, "epoch": 1}

@@ -84,7 +84,7 @@ async def test_each_part_comes_back_at_the_other_node(
         part0, part1 = gang.sessions
 
         # A part alone is refused, and goes on.
-        with pytest.raises(Unsupported, match="it is part 0 of a gang on 2 nodes, which cannot be"):
+        with pytest.raises(Unsupported, match="it is part 0 of a gang on 2 nodes, which is stored"):
             await suspend(first, part0, 1, seq=10)
         with pytest.raises(Conflict, match="do not stand together with those of the other parts"):
             await suspend(first, part0, 1, seq=11, standing=True)

@@ -96,6 +96,39 @@ async def test_it_is_parked_and_killed_and_computes_the_same(tmp_path: Path) -> 
             assert expected() in await nodes.printed(sid)
 
 
+async def test_it_is_suspended_and_comes_back_on_other_nodes_and_computes_the_same(
+    tmp_path: Path,
+) -> None:
+    names = ("node-1", "node-2", "node-3")
+    async with two_nodes(tmp_path, names) as nodes:
+        sessions = await submit(nodes)
+        first, second = sessions
+        for sid in sessions:
+            await nodes.until_printed(sid, "step 3\n")
+        before = {(await nodes.session(sid))["node"] for sid in sessions}
+        [spare] = {*names} - before
+        closed = (await nodes.session(second))["node"]
+
+        await nodes.client.suspend(second, "lunch")
+        for sid in sessions:
+            await nodes.until(sid, lambda found: found["state"] == "suspended", 60)
+        for sid in sessions:
+            assert not [path for node in names for path in nodes.left(sid, node)]
+        await nodes.service.client("admin").drain_node(closed)
+
+        await nodes.client.resume(first)
+        for sid in sessions:
+            await nodes.until(sid, lambda found: found["state"] == "running", 60)
+        after = {(await nodes.session(sid))["node"] for sid in sessions}
+        assert after == {*names} - {closed}
+        assert spare in after
+        (nodes.home / "hurry").touch()
+        assert await ended(nodes, sessions) == ["completed", "completed"]
+        for sid in sessions:
+            assert expected() in await nodes.printed(sid)
+            assert (await nodes.session(sid))["attempt"] == 1
+
+
 async def test_a_rank_that_fails_ends_all(tmp_path: Path) -> None:
     async with two_nodes(tmp_path) as nodes:
         fails = 'test "$NODE_RANK" = 0 || { sleep 1; exit 3; }; sleep 60'

@@ -67,8 +67,8 @@ async def test_a_run_on_two_nodes(tmp_path: Path) -> None:
                 agent.need(sid)
         for sid in (first, second):
             await p.state(sid, "running")
-        with pytest.raises(Unsupported, match="which cannot be stored or moved yet"):
-            await client.suspend(second)
+        with pytest.raises(Unsupported, match="which is stored only as a whole, by suspend"):
+            await client.checkpoint(second)
         await client.park(second)
         for sid in (first, second):
             await p.state(sid, "parked")

@@ -150,8 +150,8 @@ def test_a_part_of_a_gang_is_not_stored_and_says_where_its_bridge_is() -> None:
     assert session.report(False)["bridge"] == "10.0.0.1:7000"
     with pytest.raises(
         Unsupported,
-        match="it is part 0 of a gang on 2 nodes, which cannot be stored or moved yet: park it, "
-        "or let it end",
+        match="it is part 0 of a gang on 2 nodes, which is stored only as a whole: suspend the "
+        "run, park it, or let it end",
     ):
         session.check_storable()
     assert "c" * 64 not in repr(session)

@@ -1,0 +1,112 @@
+"""The parts of a gang that are stored together: each is, as soon as the ranks of all stand.
+
+Part of `transfers`. Each part's command comes here by itself. The first opens the cut, the last
+one that comes has all ranks stopped (`gang_barrier`), and they go on, where something of them is
+left, when every command has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from singularity_proxy.errors import BarrierFailed
+
+from singularity_scheduler.core import events as ev
+
+from .gang_barrier import PartAt, standing
+from .ports import Fleet
+
+GATHER_S = 10.0
+"""The commands of one decision come at once; one that does not come so soon never will."""
+
+REACH_S = 20.0
+"""Seconds that the ranks may take to come to one place; as an agent's `barrier_s`."""
+
+Key = tuple[str, ...]
+
+
+class _Cut:
+    """One of them, from its first command to the end of its last one."""
+
+    def __init__(self, sessions: Key) -> None:
+        self.missing = set(sessions)
+        """Whose commands have not come yet."""
+        self.busy = set(sessions)
+        """Whose commands have not ended yet."""
+        self.parts: list[ev.Suspend] = []
+        self.came = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.stand: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class GangCuts:
+    """One per commander."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._open: dict[Key, _Cut] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def standing(self, action: ev.Suspend) -> AsyncIterator[None]:
+        """The ranks of all sessions of `action.cut` stand when this begins, and until this has
+        ended for each of them. () : nothing is done. Raises as `gang_barrier.standing`, the same
+        for all of them."""
+        if not action.cut:
+            yield
+            return
+        cut = self._open.get(action.cut)
+        if cut is None or action.session not in cut.missing:
+            cut = self._open[action.cut] = _Cut(action.cut)
+            task = asyncio.ensure_future(self._hold(action.cut, cut))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        cut.missing.discard(action.session)
+        cut.parts.append(action)
+        if not cut.missing:
+            cut.came.set()
+        try:
+            await asyncio.shield(cut.stand)
+            yield
+        finally:
+            cut.busy.discard(action.session)
+            if not cut.busy:
+                cut.ended.set()
+
+    async def close(self) -> None:
+        """Let go of what stands; the agents would do so by themselves."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hold(self, key: Key, cut: _Cut) -> None:
+        try:
+            await self._all_here(cut)
+            if self._open.get(key) is cut:
+                del self._open[key]
+            parts = [PartAt(self._fleet, a.node, a.session, a.epoch) for a in cut.parts]
+            async with standing(parts, REACH_S):
+                cut.stand.set_result(None)
+                await cut.ended.wait()
+        except Exception as error:
+            if cut.stand.done():
+                raise
+            cut.stand.set_exception(error)
+        finally:
+            if self._open.get(key) is cut:
+                del self._open[key]
+            cut.stand.cancel()
+
+    async def _all_here(self, cut: _Cut) -> None:
+        try:
+            async with asyncio.timeout(GATHER_S):
+                await cut.came.wait()
+        except TimeoutError:
+            left = ", ".join(sorted(cut.missing))
+            raise BarrierFailed(
+                f"the parts of the gang were not stopped, because {left} did not come along; "
+                "nothing was changed and all of them go on: try again"
+            ) from None
