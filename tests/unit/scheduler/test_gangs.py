@@ -385,7 +385,7 @@ def test_a_drain_pauses_a_gang_until_the_node_is_open_again() -> None:
     computing_gang(world, "g")
     world.join("c", 1)
     world.do(adm.DutyAsked("root", "a", DutyEvent.DRAIN, "repair"))
-    assert "it is part 0 of a gang on 2 nodes, which cannot be stored" in world["g0"].reason
+    assert "it is part 0 of a gang on 2 nodes, which is stored only as" in world["g0"].reason
     world.answer()
     assert has(world, "g0", "g1") == [False, False]
     world.need("g0")
