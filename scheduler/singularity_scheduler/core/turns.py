@@ -352,7 +352,7 @@ def _grant(turn: Turn, sid: str, count: int, only_look: bool) -> None:
     turn.kept[sid] = taken
     if set(taken) <= set(turn.free):
         turn.found[sid] = tuple(taken)
-        if not only_look:
+        if not only_look and view.part is None:  # parts get theirs together, see `gang_turns`
             queue.grant(turn.draft, view, tuple(taken))
     turn.remove(taken)
 
