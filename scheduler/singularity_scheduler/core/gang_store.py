@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unsupported
 
-from . import checkpoints, gangs, moves, reasons
+from . import checkpoints, gangs, moves, placement, reasons
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
@@ -38,7 +38,55 @@ def suspend_asked(draft: Draft, view: SessionView, event: ev.SuspendAsked) -> No
         moves.leave(draft, one, reason, "user.suspend", event.name, cut=cut)
 
 
-def _require_standing(draft: Draft, view: SessionView, views: list[SessionView]) -> None:
+def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> None:
+    """This part goes to another node: all go through the store, and the others come back where they
+    were."""
+    assert view.part is not None
+    moves.refuse_away(view)
+    placement.named(draft.state, node_id)
+    views = gangs.together(draft, view)
+    _require_standing(draft, view, views, "moved")
+    for one in views:
+        moves.require_images(draft, one)
+    moves.require_node(draft, view, node_id)
+    if why := _why_not_to(draft, view, views, node_id):
+        raise Conflict(
+            f"{view.label} was not moved, and nothing was changed: {why}",
+            session=view.id,
+            node=node_id,
+        )
+    cut = tuple(one.id for one in views)
+    others = f"part {view.part.number} of its gang is {reasons.moving_node(by, node_id)}"
+    for one in views:
+        mine = one.id == view.id
+        going = replace(
+            one,
+            held_by=None,
+            called=True,
+            moving=True,
+            target=node_id if mine else one.node,
+            restore_from="",
+        )
+        reason = reasons.moving_node(by, node_id) if mine else others
+        moves.leave(draft, going, reason, "user.migrate", cut=cut)
+
+
+def _why_not_to(draft: Draft, view: SessionView, views: list[SessionView], node_id: str) -> str:
+    """Why this part cannot go on at that node; "": it can."""
+    for one in views:
+        if one.node == node_id and one.part is not None:
+            if one.id == view.id:
+                return "it is there already"
+            return f"part {one.part.number} of its gang is there, and parts have different nodes"
+    if draft.state.geography.of_node.get(node_id, view.cluster) != view.cluster:
+        return "it is in another cluster, and the parts of a gang are in one"
+    wants = placement.waiting_for_device(view)
+    return placement.no_room(draft, replace(view, wants=wants), node_id)
+
+
+def _require_standing(
+    draft: Draft, view: SessionView, views: list[SessionView], what: str = "suspended"
+) -> None:
     """`Conflict` unless the ranks of all parts can be stopped together."""
     assert view.part is not None
     why = ""
@@ -51,7 +99,7 @@ def _require_standing(draft: Draft, view: SessionView, views: list[SessionView])
             why = f"part {one.part.number} on node {one.node} is {one.word}"
     if why:
         raise Conflict(
-            f"{view.label} was not suspended, and nothing was changed: its gang is stored only "
+            f"{view.label} was not {what}, and nothing was changed: its gang is stored only "
             f"while all of its parts have their devices, and {why}",
             session=view.id,
         )

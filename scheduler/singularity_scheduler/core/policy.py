@@ -237,6 +237,9 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
 def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
     view = _asked(draft, event.session)
     _refuse_unstarted(view)
+    if view.part is not None and event.node is not None and not (event.cluster or event.devices):
+        gang_store.migrate_asked(draft, view, event.node, event.by)
+        return
     gangs.refuse(view)
     if event.node is not None or event.cluster is not None:
         if (event.node is not None) + (event.cluster is not None) + bool(event.devices) > 1:

@@ -122,6 +122,52 @@ def test_commands_that_are_repeated_stop_nobody_again() -> None:
     assert (again.session, again.cut) == ("g0", ())
 
 
+# -- to another node ------------------------------------------------------------------------
+
+
+def test_a_part_goes_to_another_node_and_the_others_come_back_where_they_were() -> None:
+    world = two_nodes()
+    computing_gang(world, "g")
+    world.join("c", 1)
+    decision = world.do(ev.MigrateAsked("g1", "ada", node="c"))
+    actions = [a for a in decision.actions if isinstance(a, ev.Suspend)]
+    assert [(a.session, a.cut) for a in actions] == [("g0", BOTH), ("g1", BOTH)]
+    assert world["g1"].reason.startswith("moving to node c for ada")
+    assert world["g0"].reason.startswith("part 1 of its gang is moving to node c for ada")
+    world.answer()
+    assert sorted((sid, world[sid].node) for sid in BOTH) == [("g0", "a"), ("g1", "c")]
+    assert words(world, *BOTH) == ["running", "running"]
+    assert [world[sid].attempt for sid in BOTH] == [1, 1]
+    assert all(not world[sid].target for sid in BOTH)
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        ("b", "it is there already"),
+        ("a", "part 0 of its gang is there, and parts have different nodes"),
+        ("c", "the runs of node c leave it no room"),
+    ],
+)
+def test_where_a_part_cannot_go(node: str, why: str) -> None:
+    world = two_nodes()
+    computing_gang(world, "g")
+    world.join("c", 1)
+    world.submit("other")
+    with pytest.raises(Conflict) as refused:
+        world.do(ev.MigrateAsked("g1", "ada", node=node))
+    assert str(refused.value) == f"alice/g1 was not moved, and nothing was changed: {why}"
+    assert words(world, *BOTH) == ["running", "running"]
+
+
+def test_a_part_without_devices_goes_nowhere() -> None:
+    world = two_nodes()
+    submit_gang(world, "g")
+    world.join("c", 1)
+    with pytest.raises(Conflict, match=r"was not moved.*while all of its parts have their devices"):
+        world.do(ev.MigrateAsked("g1", "ada", node="c"))
+
+
 # -- out of it ------------------------------------------------------------------------------
 
 

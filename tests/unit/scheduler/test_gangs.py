@@ -353,7 +353,8 @@ def test_a_part_that_could_not_be_parked_gets_the_others_back_or_is_parked_later
     "event",
     [
         ev.MigrateAsked("g0", "ada"),
-        ev.MigrateAsked("g0", "ada", node="c"),
+        ev.MigrateAsked("g0", "ada", cluster="local"),
+        ev.MigrateAsked("g0", "ada", ("cpu:1",)),
         ev.CheckpointAsked("g0", "ada"),
         ev.RestoreAsked("g0", "ada", "x"),
         ev.ResumeAsked("g0", "ada", checkpoint="x"),
