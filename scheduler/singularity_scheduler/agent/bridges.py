@@ -3,9 +3,9 @@
 A bridge carries what the ranks of a part bring to collectives to the other parts, and connections
 to the port at which all ranks meet (`singularity_proxy.elastic.bridge`). It is started before the
 capsule, runs as the session's user and outlives parks. One that was killed is replaced at the same
-ports, so that the other parts and the ranks find it again; one that is told to end tells the others
-that this part is over, so that happens with the session alone. What is known of it stands in the
-session's record.
+port, or at another one where somebody else has that by now, so that the other parts find it again;
+one that is told to end tells the others that this part is over, so that happens with the session
+alone. What is known of it stands in the session's record.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ MODULE = "singularity_proxy.elastic.bridge"
 KEY_VARIABLE = "SINGULARITY_BRIDGE_KEY"
 
 READY_LIMIT_S = 30.0
-END_S = 2.0
-"""So long a bridge may take to tell the other parts that this one is over."""
+END_S = 30.0
+"""So long a bridge may take to give the other parts what this one brought last, and to tell them
+that it is over; it ends by itself when they do not take it."""
 
 RETRY_S = 0.5
 RETRY_MAX_S = 30.0
@@ -196,6 +197,7 @@ class BridgeKeeper:
                 await self._start(live, part)
             except (SingularityError, OSError) as error:
                 log.warning("session %s: %s", record.session, error)
+                part.port = 0  # somebody may have it by now; the other parts are told of a new one
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_MAX_S)
             else:

@@ -108,7 +108,7 @@ def test_where_the_others_are(tmp_path: Path) -> None:
     assert peers.read(file, 2) == {0: ("127.0.0.1", 5), 1: ("::1", 6)}
     with pytest.raises(BadRequest, match="names a part that there is not among 1"):
         peers.read(file, 1)
-    for wrong in ("", "[]", '{"a": "h:1"}', '{"0": "nowhere"}', '{"0": 5}'):
+    for wrong in ("", "[]", '{"a": "h:1"}', '{"0": "nowhere"}', '{"0": 5}', '{"0": "h:65536"}'):
         file.write_text(wrong)
         with pytest.raises(BadRequest, match="does not say where the parts are"):
             peers.read(file, 2)

@@ -35,7 +35,8 @@ RETRY_SECONDS = 0.3
 PEERS_SECONDS = 0.3
 """How often the file with the addresses of the others is looked at."""
 FAREWELL_SECONDS = 2.0
-"""So long at most a part that is over tells the others."""
+"""A part that is over gives up another one that took nothing for so long."""
+FAREWELL_LOOK_SECONDS = 0.05
 AGAIN_SECONDS = 0.5
 """After the files could not be read or written (no room): a new try."""
 
@@ -71,6 +72,8 @@ class Link:
         self.peer = peer
         self.writer = writer
         self.changed = asyncio.Event()
+        self.over = False
+        """This part says its last."""
 
     def send(self, kind: Kind, body: bytes = b"") -> None:
         if not self.writer.is_closing():
@@ -92,6 +95,11 @@ class Bridge:
         self._links: dict[int, Link] = {}
         self._where: dict[int, peers.Address] = {}
         self._over: set[int] = set()
+        """Parts that are."""
+        self._met: set[int] = set()
+        """Parts that there was a connection to."""
+        self._told: set[int] = set()
+        """Parts that know that this one is over."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._inside: asyncio.StreamWriter | None = None
         """To the rendezvous of this part."""
@@ -117,13 +125,15 @@ class Bridge:
             self._spawn(self._keep_connected(peer))
 
     async def stop(self) -> None:
-        """The part is over: the others are told, if they can be within `FAREWELL_SECONDS`."""
+        """The part is over: the others get what its ranks brought, and are told. One to which there
+        is no connection just now gets `FAREWELL_SECONDS` to come back."""
+        others = self._met - self._over
+        done = await asyncio.gather(*map(self._farewell, others), return_exceptions=True)
+        for peer, error in zip(others, done, strict=True):
+            if error is not None:
+                log.warning("part %d does not know that this one is over (%r)", peer, error)
         self._server.close()
         self._local.close()
-        links = list(self._links.values())
-        with contextlib.suppress(TimeoutError, OSError, SingularityError):
-            async with asyncio.timeout(FAREWELL_SECONDS):
-                await asyncio.gather(*(self._part_with(link) for link in links))
         asyncio.get_running_loop().remove_reader(self._mirror.bell())
         for task in list(self._tasks):
             task.cancel()
@@ -162,12 +172,12 @@ class Bridge:
     async def _keep_connected(self, peer: int) -> None:
         """To a part with a lower number; those with higher ones connect to this one."""
         said = ""
-        while peer not in self._over:
+        while peer not in self._over | self._told:
             if peer in self._where:
                 try:
                     await self._connect(peer)
                     said = ""
-                except (OSError, TimeoutError, SingularityError) as error:
+                except (OSError, ValueError, SingularityError) as error:
                     sentence = f"part {peer} cannot be reached ({error or type(error).__name__})"
                     if sentence != said:
                         log.warning("%s", sentence)
@@ -207,6 +217,8 @@ class Bridge:
                     f"part {hello.part} of {hello.parts} connected to part {self._is.part} of "
                     f"{self._is.parts}, which did not expect it"
                 )
+            if hello.part in self._over:
+                raise BadRequest(f"part {hello.part} connected again, but said that it is over")
             link = self._open(hello.part, writer)
             talk = [self._spawn(self._tell(link)), self._spawn(self._ping(link))]
             try:
@@ -227,6 +239,7 @@ class Bridge:
         if (before := self._links.get(peer)) is not None:  # its end was not noticed yet
             before.writer.close()
         link = self._links[peer] = Link(peer, writer)
+        self._met.add(peer)
         self._mirror.forget(peer)
         link.changed.set()
         self._tell_inside(peer)
@@ -234,7 +247,7 @@ class Bridge:
         return link
 
     def _close(self, link: Link) -> None:
-        if self._links.get(link.peer) is not link:
+        if not self._is_last(link):
             return
         del self._links[link.peer]
         if link.peer in self._over:
@@ -245,7 +258,10 @@ class Bridge:
     # ---- what is said over a link
 
     def _rung(self) -> None:
-        self._mirror.rung()
+        try:
+            self._mirror.rung()
+        except (OSError, RuntimeError) as error:  # the others hear of what is known
+            log.warning("not all that ranks brought can be looked at (%s)", error)
         for link in self._links.values():
             link.changed.set()
 
@@ -262,9 +278,15 @@ class Bridge:
                 return
 
     async def _tell_all(self, link: Link) -> None:
-        while body := self._mirror.changes(link.peer, PIECE_BYTES):
+        # What is asked for here is not told again, so never for a link that another one replaced.
+        while self._is_last(link) and not link.over:
+            if not (body := self._mirror.changes(link.peer, PIECE_BYTES)):
+                return
             link.send(Kind.FILES, body)
             await link.writer.drain()
+
+    def _is_last(self, link: Link) -> bool:
+        return self._links.get(link.peer) is link
 
     async def _ping(self, link: Link) -> None:
         while True:
@@ -278,6 +300,8 @@ class Bridge:
             except TimeoutError:
                 log.warning("nothing came from part %d for %g s", link.peer, SILENCE_SECONDS)
                 return
+            if not self._is_last(link):
+                return  # over a newer one everything was told again; this is older
             if kind is Kind.FILES:
                 try:
                     self._mirror.apply(link.peer, body)
@@ -290,14 +314,42 @@ class Bridge:
             elif kind is Kind.OVER:
                 self._over.add(link.peer)
                 self._mirror.ended(link.peer)
+                return
+
+    # ---- the end
+
+    async def _farewell(self, peer: int) -> None:
+        """Tell a part that this one is over, unless it is so itself. Raises TimeoutError when it
+        does not take it."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + FAREWELL_SECONDS
+        while peer not in self._over:
+            if clock() > until:
+                raise TimeoutError(f"no connection for {FAREWELL_SECONDS:g} s")
+            if (link := self._links.get(peer)) is not None:
+                try:
+                    return await self._part_with(link)
+                except OSError as error:
+                    log.info("part %d was lost at the end (%s)", peer, error)
+                    link.writer.transport.abort()
+            await asyncio.sleep(FAREWELL_LOOK_SECONDS)
 
     async def _part_with(self, link: Link) -> None:
-        self._mirror.rung()
-        await self._tell_all(link)
+        link.over = True  # so nobody else says anything behind it
+        with contextlib.suppress(OSError, RuntimeError):  # what is known goes out in any case
+            self._mirror.rung()
+        while self._is_last(link) and (body := self._mirror.changes(link.peer, PIECE_BYTES)):
+            link.send(Kind.FILES, body)
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await link.writer.drain()
+        if not self._is_last(link):
+            raise ConnectionResetError("the connection ended")
         link.send(Kind.OVER)
-        await link.writer.drain()
-        link.writer.close()
-        await link.writer.wait_closed()
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            await link.writer.drain()
+            link.writer.close()
+            await link.writer.wait_closed()
+        self._told.add(link.peer)
 
     # ---- the rendezvous of this part
 

@@ -27,4 +27,6 @@ def read(path: Path, parts: int) -> dict[int, Address]:
 
 def _address(text: str) -> Address:
     host, _, port = text.rpartition(":")
+    if not host or not 0 < int(port) < 65536:
+        raise ValueError(text)
     return host.strip("[]"), int(port)
