@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from singularity_proxy import build
+from singularity_proxy.elastic.coordinator import Cut
 from singularity_proxy.errors import BarrierFailed
 from singularity_proxy.standalone import Standalone
 
 from .cores import cpu_seconds
 from .figures import Figure
 from .gangs import Gang
+from .gangs import barrier as joint_barrier
 from .jobs import ALL_REDUCE, RANKS, Job, numbers
 
 DESCRIPTION = (
@@ -31,10 +33,14 @@ BOUNDS = {
     "barrier_steps_p50": 1.0,
     "barrier_steps_max": 2.0,
     "barrier_hangs": 0.0,
+    "bridge_barrier_steps_p50": 1.0,
+    "bridge_barrier_steps_max": 2.0,
+    "bridge_barrier_hangs": 0.0,
     "resize_s": 2.0,
     "identity_ns": 150.0,
 }
 FLOORS = {"ddp_bitwise_p4_p2_p1": 1.0, "bridge_ddp_bitwise": 1.0}
+BARRIER_JOB = ("mlp", "--steps", "100000000", "--bucket-mb", "0.02")
 WARM = 3
 """Steps before times count: buckets are rebuilt, metadata is learned."""
 HANG_S = 10.0
@@ -225,23 +231,34 @@ def identity(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figu
 
 
 def barrier(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figure]:
-    """At random moments of a small DDP job on two devices: how far ranks still go, in steps."""
-    chance = random.Random(size["triggers"])
-    cuts, hangs, seconds = [], 0, []
+    """At random moments of a small DDP job, on two devices of one node and of two: how far ranks
+    still go, in steps."""
     say(f"{size['triggers']} barriers")
     with session(2) as one:
-        job = Job(one, "mlp", "--steps", "100000000", "--bucket-mb", "0.02")
+        found = _barriers([Job(one, *BARRIER_JOB)], one.barrier, size["triggers"])
+    say(f"{size['triggers']} barriers of two nodes")
+    with Gang(2, devices=2, physical=1) as parts:
+        jobs = [Job(part, *BARRIER_JOB, ranks=2) for part in parts]
+        both = _barriers(jobs, lambda limit: joint_barrier(parts, limit), size["triggers"])
+    return found | {f"bridge_{name}": figure for name, figure in both.items()}
+
+
+def _barriers(jobs: list[Job], reach: Callable[[float], Cut], triggers: int) -> dict[str, Figure]:
+    chance = random.Random(triggers)
+    cuts, hangs, seconds = [], 0, []
+    for job in jobs:
         job.wait_for_step(5)
-        first = job.step
-        for _ in range(size["triggers"]):
-            began = time.monotonic()
-            try:
-                cuts.append(one.barrier(HANG_S))
-                seconds.append(time.monotonic() - began)
-            except BarrierFailed:
-                hangs += 1
-            time.sleep(chance.uniform(0.0, 0.05))
-        steps = job.step - first
+    first = jobs[0].step
+    for _ in range(triggers):
+        began = time.monotonic()
+        try:
+            cuts.append(reach(HANG_S))
+            seconds.append(time.monotonic() - began)
+        except BarrierFailed:
+            hangs += 1
+        time.sleep(chance.uniform(0.0, 0.05))
+    steps = jobs[0].step - first
+    for job in jobs:
         job.stop()
     (key,) = cuts[0].contributed
     per_step = (cuts[-1].contributed[key] - cuts[0].contributed[key]) / steps

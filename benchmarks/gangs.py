@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,10 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from singularity_proxy.elastic.bridge.__main__ import KEY
 from singularity_proxy.elastic.bridge.rendezvous import FILE, kept
+from singularity_proxy.elastic.coordinator import Barrier, Cut
 from singularity_proxy.standalone import Standalone
 
 
@@ -84,6 +88,40 @@ class Part(Standalone):
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.ports["master_port"]),
         }
+
+
+class Stops:
+    """A device proxy of a part, for a `Barrier` in another event loop than the part's."""
+
+    def __init__(self, part: Part, proxy: Any) -> None:
+        self._part, self._proxy = part, proxy
+
+    async def barrier_ask(self) -> Mapping[str, Any]:
+        return await self._there(self._proxy.barrier_ask())
+
+    async def barrier_hold(
+        self, targets: Mapping[str, int], deadline_s: float, grace_s: float
+    ) -> Mapping[str, Any]:
+        return await self._there(self._proxy.barrier_hold(targets, deadline_s, grace_s))
+
+    async def barrier_release(self) -> Mapping[str, Any]:
+        return await self._there(self._proxy.barrier_release())
+
+    async def _there(self, work: Coroutine[Any, Any, Mapping[str, Any]]) -> Mapping[str, Any]:
+        loop = self._part._loop
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+def barrier(parts: Sequence[Part], deadline_s: float) -> Cut:
+    """Stop all ranks of all parts at a common place, as the agents of their nodes do it together,
+    and let them go on at once. Raises BarrierFailed."""
+
+    async def stand() -> Cut:
+        proxies = [Stops(part, proxy) for part in parts for proxy in part._living()]
+        async with Barrier(proxies) as one:
+            return await one.reach(deadline_s)
+
+    return asyncio.run(stand())
 
 
 class Gang:
