@@ -156,7 +156,7 @@ class NodeReports:
             await submit(ev.DevicesLooked(node))
         self._c.leases.joined(node)
         self._c.peers.joined(
-            {s["session"]: s["bridge"] for s in hello["sessions"] if s.get("bridge")}
+            node, {s["session"]: s["bridge"] for s in hello["sessions"] if s.get("bridge")}
         )
         for session in over:
             self._c.commander.carry_out(

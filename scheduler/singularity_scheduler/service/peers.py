@@ -68,11 +68,14 @@ class Peers:
         for other in view.part.sessions:
             self._tell(other)
 
-    def joined(self, sessions: Mapping[str, str]) -> None:
-        """A node is back and says so of these sessions. It may be new, so it is told anew."""
+    def joined(self, node: str, sessions: Mapping[str, str]) -> None:
+        """A node is back and says so of these sessions. It may be new, so it is told anew. What it
+        still has of sessions that have begun again elsewhere meanwhile concerns nobody."""
         for session, address in sessions.items():
-            self.told(session, address)
-            self._tell(session)
+            view = self._c.state.sessions.get(session)
+            if view is not None and view.node == node:
+                self.told(session, address)
+                self._tell(session)
 
     def __call__(self, decision: Decision) -> None:
         """Whoever has ended, is in the store, or begins again has no bridge any more."""
