@@ -135,8 +135,8 @@ class Rendezvous:
             return
         what, number = _MESSAGE.unpack_from(message)
         if what == _OPEN and self._part == 0:
-            self._streams[part, number] = asyncio.Queue()
-            self._spawn(self._meet(part, number))
+            came = self._streams[part, number] = asyncio.Queue[bytes]()
+            self._spawn(self._meet(part, number, came))
         elif (part, number) in self._streams:
             data = message[_MESSAGE.size :] if what == _DATA else b""
             self._streams[part, number].put_nowait(data)
@@ -147,16 +147,16 @@ class Rendezvous:
         """A rank of this part wants to meet the others."""
         self._numbers += 1
         number = self._numbers
-        self._streams[0, number] = asyncio.Queue()
+        came = self._streams[0, number] = asyncio.Queue[bytes]()
         self._say(0, _OPEN, number)
-        await self._carry(0, number, reader, writer)
+        await self._carry(0, number, came, reader, writer)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _meet(self, part: int, number: int) -> None:
+    async def _meet(self, part: int, number: int, came: asyncio.Queue[bytes]) -> None:
         """One of another part does."""
         for _ in range(int(MEET_SECONDS / RETRY_SECONDS)):
             with contextlib.suppress(OSError):
@@ -164,22 +164,27 @@ class Rendezvous:
                 break
             await asyncio.sleep(RETRY_SECONDS)
         else:
-            self._end(part, number)
+            self._end(part, number, came)
             return
-        await self._carry(part, number, reader, writer)
+        await self._carry(part, number, came, reader, writer)
 
     async def _carry(
-        self, part: int, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        part: int,
+        number: int,
+        came: asyncio.Queue[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         out = asyncio.create_task(self._out(part, number, reader))
-        into = asyncio.create_task(self._into(self._streams[part, number], writer))
+        into = asyncio.create_task(self._into(came, writer))
         try:
             await asyncio.wait({out, into}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (out, into):
                 task.cancel()
             await asyncio.gather(out, into, return_exceptions=True)
-            self._end(part, number)
+            self._end(part, number, came)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
@@ -195,8 +200,10 @@ class Rendezvous:
                 writer.write(data)
                 await writer.drain()
 
-    def _end(self, part: int, number: int) -> None:
-        if self._streams.pop((part, number), None) is not None:
+    def _end(self, part: int, number: int, came: asyncio.Queue[bytes]) -> None:
+        # Images that did not fit may have two connections of one number, one after the other.
+        if self._streams.get((part, number)) is came:
+            del self._streams[part, number]
             self._say(part, _CLOSE, number)
 
 
