@@ -9,8 +9,9 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from singularity_proxy.elastic.bridge import bridge as module
-from singularity_proxy.elastic.bridge import frames
+from singularity_proxy.elastic.bridge import frames, identity
 from singularity_proxy.elastic.bridge.bridge import Bridge, Link, Settings
 from singularity_proxy.elastic.bridge.frames import Kind
 from support.agent import until
@@ -181,6 +182,38 @@ def test_a_connection_that_was_replaced_neither_takes_nor_brings_anything(tmp_pa
             reader.feed_data(frames.head(Kind.FILES, b"old") + b"old" + frames.head(Kind.OVER))
             await asyncio.wait_for(bridge._listen(old, reader), 5.0)
             assert (folder.heard, folder.over) == ({}, [])
+
+    asyncio.run(go())
+
+
+def test_one_that_fell_silent_is_connected_to_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
+
+    async def go() -> None:
+        writers: list[asyncio.StreamWriter] = []
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+            hello = frames.Hello(0, 2).encode()
+            writer.write(frames.head(Kind.HELLO, hello) + hello)
+            await writer.drain()
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+        listens, _ = identity.contexts(KEY)
+        server = await asyncio.start_server(silent, "127.0.0.1", 0, ssl=listens)
+        gang = Parts(tmp_path, 2)
+        port = server.sockets[0].getsockname()[1]
+        gang.peers.write_text(json.dumps({"0": f"127.0.0.1:{port}"}))
+        bridge = await gang.begin(1)
+        await until(lambda: len(writers) > 2, timeout=10.0)
+        await crash(bridge)
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        for folder in gang.folders:
+            os.close(folder.bell())
 
     asyncio.run(go())
 

@@ -299,6 +299,7 @@ class Bridge:
                 kind, body = await frames.read(reader, SILENCE_SECONDS)
             except TimeoutError:
                 log.warning("nothing came from part %d for %g s", link.peer, SILENCE_SECONDS)
+                link.writer.transport.abort()  # a good end would wait for an answer
                 return
             if not self._is_last(link):
                 return  # over a newer one everything was told again; this is older
