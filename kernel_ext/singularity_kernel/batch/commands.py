@@ -20,7 +20,7 @@ SIGNALLED = 128
 GRACE_S = 10.0
 """From SIGTERM to SIGKILL, when a command does not end."""
 
-OTHERS_S = 3.0
+OTHERS_S = 8.0
 """So long a part of a gang that failed keeps that to itself: maybe because another part was killed,
 whose end begins a new attempt if it is known first."""
 

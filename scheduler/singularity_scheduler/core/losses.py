@@ -37,6 +37,11 @@ def node_lost(draft: Draft, event: ev.NodeLost) -> None:
         view = draft.state.sessions[sid]
         if view.pending:
             _queue_elsewhere(draft, view)
+        elif event.stopped and event.hopeless and view.process_state is ProcessState.STARTING:
+            # Nobody will ever say whether its process ran, and others may wait for it (a gang).
+            view = draft.quiet_step(view, ProcessEvent.LIVE, **retries.begun(view, draft.now))
+            if not _begin_elsewhere(draft, view, event):
+                _fail(draft, view, event.silent_s)
         elif not event.stopped or view.final or view.process_state in _NOT_LOST:
             continue
         elif _whole(draft, view) and any(not placement.barred(draft, view, n.id) for n in others):

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 
-from singularity_proxy.errors import BarrierFailed
+from singularity_proxy.errors import BarrierFailed, SingularityError
 
 from singularity_scheduler.core import events as ev
 
 from .gang_barrier import PartAt, standing
 from .ports import Fleet
+
+log = logging.getLogger("singularity.service")
 
 GATHER_S = 10.0
 """The commands of one decision come at once; one that does not come so soon never will."""
@@ -91,10 +94,16 @@ class GangCuts:
             async with standing(parts, REACH_S):
                 cut.stand.set_result(None)
                 await cut.ended.wait()
-        except Exception as error:
+        except SingularityError as error:
             if cut.stand.done():
                 raise
             cut.stand.set_exception(error)
+        except Exception as error:  # a fault of ours: whoever waits here is told all the same
+            if cut.stand.done():
+                raise
+            log.error("the parts of a gang could not be stopped", exc_info=error)
+            sentence = "the parts of the gang could not be stopped; all of them go on: try again"
+            cut.stand.set_exception(BarrierFailed(sentence))
         finally:
             if self._open.get(key) is cut:
                 del self._open[key]

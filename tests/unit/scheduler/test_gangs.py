@@ -527,3 +527,26 @@ def test_ended_parts_end_once() -> None:
     world.do(ev.EndAsked("g0", "alice"))
     world.answer()
     assert all(world.known[s].process_state is ProcessState.CANCELLED for s in ("g0", "g1"))
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_node_that_is_lost_while_a_part_starts_there_keeps_nobody_waiting(retries: int) -> None:
+    world = two_nodes()
+    world.join("c", 1)
+    world.do(gang("g", max_retries=retries))
+    first = world["g0"].node
+    for action in [a for a in world.pending if a.session == "g1"]:
+        world.pending.remove(action)
+        world.do(outcome(action))
+    world.pending.clear()
+    assert words(world, "g0", "g1") == ["starting", "ready"]
+    world.do(ev.NodeLost(first, 100.0, hopeless=False))
+    assert world["g0"].word == "starting", "its node may come back with it"
+    world.do(ev.NodeLost(first, 1000.0, hopeless=True))
+    world.answer()
+    if retries:
+        assert [world[sid].attempt for sid in ("g0", "g1")] == [2, 2]
+        assert words(world, "g0", "g1") == ["ready", "ready"]
+        assert world["g0"].node != first
+    else:
+        assert words(world, "g0", "g1") == ["failed", "failed"]

@@ -84,7 +84,7 @@ Mirror::Group::Group(const std::string& folder, const GroupId& group_id, uint32_
   watcher = std::thread([this, bell] {
     uint32_t seen = file.bell().load(std::memory_order_acquire);
     signal(bell);
-    while (!over.load(std::memory_order_relaxed)) {
+    while (!over.load()) {
       futex_wait(file.bell(), seen, kWatchMs);
       if (const uint32_t now = file.bell().load(std::memory_order_acquire); now != seen) {
         seen = now;
@@ -95,6 +95,7 @@ Mirror::Group::Group(const std::string& folder, const GroupId& group_id, uint32_
 }
 Mirror::Group::~Group() {
   over.store(true);
+  file.ring();  // it ends at once
   watcher.join();
 }
 
@@ -127,7 +128,7 @@ void Mirror::find_groups() {
       named = named && std::sscanf(entry->d_name + 6 + 2 * i, "%2x", &byte) == 1;
       id[i] = static_cast<uint8_t>(byte);
     }
-    if (!named || groups_.count(id)) continue;
+    if (!named || groups_.count(id) || refused_.count(id)) continue;
     try {
       GroupHeader header;
       const std::string path = folder_ + "/" + entry->d_name;
@@ -137,7 +138,10 @@ void Mirror::find_groups() {
       if (header.size == 0 || header.size > kMaxRanks) throw StateError(path + " is not the file of a process group");
       group(id, header.size);
     } catch (const FileError& error) {
-      if (error.number != ENOENT) throw;  // it was removed just now
+      // Removed just now, or there is no room for it yet: then it is tried again.
+      if (error.number != ENOENT) look_again_ = true;
+    } catch (const StateError&) {
+      refused_.insert(id);  // something else that user code has put there
     }
   }
 }
@@ -173,10 +177,11 @@ void Mirror::rung() {
   uint64_t times;
   [[maybe_unused]] ssize_t got = ::read(bell_.get(), &times, sizeof times);
   alignas(inotify_event) char made[4096];
-  bool found = false;
+  bool found = look_again_;
   while (::read(files_.get(), made, sizeof made) > 0) found = true;
+  std::erase_if(groups_, [this](const auto& one) { return forgotten(*one.second); });  // one of the same name may be new
+  look_again_ = false;
   if (found) find_groups();
-  std::erase_if(groups_, [this](const auto& one) { return forgotten(*one.second); });
 }
 
 // Whether nobody takes part any more, and the peers know.
@@ -318,6 +323,7 @@ void Mirror::apply(uint32_t peer, std::string_view told) {
 void Mirror::take(uint32_t peer, const Entry& entry, const char* body) {
   if (entry.size == 0 || entry.size > kMaxRanks || entry.rank >= entry.size || entry.to >= entry.size)
     throw StateError("part " + std::to_string(peer) + " told of a rank that cannot be");
+  if (entry.what == Entry::What::received && !groups_.count(entry.id)) return;  // nobody here is in it any more
   Group& one = group(entry.id, entry.size);
   RankWords& words = one.file.rank(entry.rank);
   if (entry.what == Entry::What::received) {
@@ -343,9 +349,9 @@ void Mirror::take(uint32_t peer, const Entry& entry, const char* body) {
       raise(words.consumed, now.consumed);
       words.device.store(device_in(peer, now.device), std::memory_order_release);
       words.state.store(now.state, std::memory_order_release);
-      bool anybody = false;
-      for (uint32_t r = 0; r < entry.size; r++) anybody |= one.file.state(r) != RankState::absent && !one.file.gone(r);
-      if (!anybody) one.file.remove();
+      bool over = true;  // who comes late learns that the others are gone
+      for (uint32_t r = 0; r < entry.size; r++) over &= one.file.gone(r);
+      if (over) one.file.remove();
       break;
     }
     case Entry::What::contribution: {
@@ -381,7 +387,10 @@ void Mirror::away(uint32_t peer) {
   leave_all(peer, RankState::away);
 }
 
-void Mirror::ended(uint32_t peer) { leave_all(peer, RankState::died); }
+void Mirror::ended(uint32_t peer) {
+  peers_.erase(peer);
+  leave_all(peer, RankState::died);
+}
 
 void Mirror::leave_all(uint32_t peer, RankState how) {
   for (auto& [id, group] : groups_) {

@@ -92,6 +92,8 @@ class Mirror {
   const uint32_t part_;
   Descriptor bell_, files_, either_;
   std::set<uint32_t> peers_;  // that are told now
+  std::set<GroupId> refused_;  // of files that are none of a group
+  bool look_again_ = false;
   std::map<GroupId, std::unique_ptr<Group>> groups_;
 };
 

@@ -230,7 +230,8 @@ def kept(environ: Mapping[str, str]) -> Iterator[None]:
         try:
             yield
         finally:
-            call(one.stop())
+            with contextlib.suppress(TimeoutError):  # what ran has ended, however long this takes
+                call(one.stop())
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
