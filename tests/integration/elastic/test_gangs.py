@@ -89,7 +89,7 @@ async def test_parked_resized_and_without_a_bridge_the_bits_stay(
         await until(lambda: gang.left() == [], lambda: str(gang.left()))
 
 
-async def test_torchrun_loses_nothing_with_a_bridge(out: Path, on_one_node: Numbers) -> None:
+async def test_torchrun_loses_nothing_with_a_bridge(out: Path, undisturbed: Numbers) -> None:
     """Its launchers meet in the store of part 0 all the time, and at the end once more."""
     async with two_nodes() as gang:
         await gang.start(torchrun(training(out, STEPS)))
@@ -100,7 +100,7 @@ async def test_torchrun_loses_nothing_with_a_bridge(out: Path, on_one_node: Numb
             await gang.goes_on()
         for reason in await gang.ended(60.0):
             assert "exit code 0" in reason, gang.log()
-        assert result(out) == on_one_node
+        assert result(out) == undisturbed
 
 
 FAULTS = """
