@@ -165,9 +165,6 @@ class GangMachine(RuleBasedStateMachine):
             if duty is not NodeDuty.OPEN:
                 opens = DutyEvent.UNCORDON if duty is NodeDuty.CORDONED else DutyEvent.UNDRAIN
                 self.do(adm.DutyAsked("root", node, opens))
-        for sid in sorted(self.world.state.sessions):
-            if sid in self.world.state.sessions and self.world[sid].held_back:
-                self.asked(ev.ResumeAsked(sid, "ada"))
         served: set[str] = set()
         for _ in range(4 * len(self.world.state.sessions) + 4):
             self.settle()
@@ -198,6 +195,9 @@ class GangMachine(RuleBasedStateMachine):
             self.world.answer()
             for sid in sorted(self.world.state.sessions):
                 view = self.world.state.sessions.get(sid)
+                if view and view.held_back:  # refused while it is on its way
+                    self.asked(ev.ResumeAsked(sid, "ada"))
+                    view = self.world.state.sessions.get(sid)
                 if view and view.process_state is ProcessState.LIVE:
                     self.do(ev.Activity(sid, True, self.world.now))
                     self.do(ev.DeviceNeeded(sid))
