@@ -121,7 +121,7 @@ def barrier(parts: Sequence[Part], deadline_s: float) -> Cut:
         async with Barrier(proxies) as one:
             return await one.reach(deadline_s)
 
-    return asyncio.run(stand())
+    return asyncio.run_coroutine_threadsafe(stand(), parts[0]._loop).result()
 
 
 class Gang:
