@@ -20,6 +20,9 @@ from support.agent_moves import resume
 
 from benchmarks.jobs import DDP, numbers
 
+Numbers = list[tuple[list[str], str]]
+"""Losses and a hash of the weights, of each rank."""
+
 PARTS = 2
 RANKS = 2
 """Of each part."""

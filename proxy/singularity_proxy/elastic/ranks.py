@@ -64,7 +64,7 @@ def environments(ranks: int, environ: Mapping[str, str]) -> list[dict[str, str]]
         "GROUP_WORLD_SIZE": str(parts),
         "NODE_RANK": str(number),
         "MASTER_ADDR": environ.get("MASTER_ADDR", "127.0.0.1"),
-        "MASTER_PORT": environ.get("MASTER_PORT") or str(_free_port()),
+        "MASTER_PORT": environ.get("MASTER_PORT") or str(free_port()),
         **({PART: ""} if parts > 1 else {}),
     }
     first = first_rank(ranks, environ)
@@ -206,7 +206,8 @@ def _signal(started: Sequence[subprocess.Popen[bytes]], number: int) -> None:
                 os.killpg(child.pid, number)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

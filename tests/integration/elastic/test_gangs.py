@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from support.agent_gang import (
     PARTS,
     RANKS,
     START_S,
-    folder_of_all,
+    Numbers,
     on_one_node,
     ours,
     result,
@@ -30,14 +29,6 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio]
 
 STEPS = 150
 HANGS_S = 10.0
-
-Numbers = list[tuple[list[str], str]]
-
-
-@pytest.fixture
-def out() -> Iterator[Path]:
-    with folder_of_all() as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")

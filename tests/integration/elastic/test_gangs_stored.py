@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from support.agent import until
 from support.agent_gang import (
     BOTH,
     Gang,
-    folder_of_all,
+    Numbers,
     on_one_node,
     ours,
     result,
@@ -32,14 +31,6 @@ pytestmark = [needs_criu, pytest.mark.timeout(400), pytest.mark.asyncio]
 
 STEPS = 600
 HANGS_S = 10.0
-
-Numbers = list[tuple[list[str], str]]
-
-
-@pytest.fixture
-def out() -> Iterator[Path]:
-    with folder_of_all() as folder:
-        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -264,11 +264,13 @@ def test_a_gang_that_was_stored_once_begins_again_from_its_beginning() -> None:
     world.answer(ev.Suspend)
     world.do(ev.ResumeAsked("g0", "ada"))
     world.answer()
+    resumed = [a for a in world.all_actions if isinstance(a, ev.Resume)]
+    assert len(resumed) == 2
     world.do(ev.ProcessExited("g1", -9))
     assert "starts from its beginning" in world["g0"].reason
     world.answer()
     assert [world[sid].attempt for sid in BOTH] == [2, 2]
-    assert not [a for a in world.all_actions[-6:] if isinstance(a, ev.Resume)]
+    assert [a for a in world.all_actions if isinstance(a, ev.Resume)] == resumed
 
 
 def test_a_lost_node_of_a_gang_that_was_stored_once_begins_all_again() -> None:

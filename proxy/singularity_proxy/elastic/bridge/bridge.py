@@ -8,12 +8,12 @@ import hmac
 import json
 import logging
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from singularity_proxy.elastic.ranks import free_port
 from singularity_proxy.errors import BadRequest, SingularityError
 
 from . import frames, peers
@@ -104,7 +104,7 @@ class Bridge:
         self._inside: asyncio.StreamWriter | None = None
         """To the rendezvous of this part."""
         self.port = 0
-        self.master_port = settings.master_port or _free_port()
+        self.master_port = settings.master_port or free_port()
 
     async def start(self) -> None:
         """Listen, and connect to those parts whose place is known. Raises OSError when a port is
@@ -394,8 +394,3 @@ def write(path: Path, what: dict[str, Any]) -> None:
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(what, file)
     beside.replace(path)
-
-
-def _free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        return int(server.getsockname()[1])
