@@ -58,6 +58,11 @@ def _nbformat() -> Any:
 
 
 def not_a_notebook(path: str) -> NoNotebook:
+    if path.endswith((".yml", ".yaml")):
+        return NoNotebook(
+            f"{path} is not a notebook; nothing was started: job files are submitted in a terminal "
+            "of the notebook server (jupyter singularity submit)"
+        )
     return NoNotebook(
         f"{path} is not a notebook; nothing was started: give a file that Jupyter saved (.ipynb)"
     )

@@ -94,6 +94,10 @@ def test_what_is_no_notebook(tmp_path: Path) -> None:
             read_notebook(str(bad))
         assert refused.value.exit_code == 66
         assert "is not a notebook" in refused.value.message
+    job = tmp_path / "job.yml"
+    job.write_text("command: python train.py")
+    with pytest.raises(NoNotebook, match="job files are submitted in a terminal"):
+        read_notebook(str(job))
 
 
 def test_where_an_output_cannot_go(tmp_path: Path) -> None:
