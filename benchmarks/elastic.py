@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import time
@@ -14,7 +15,7 @@ from singularity_proxy.elastic.coordinator import Cut
 from singularity_proxy.errors import BarrierFailed
 from singularity_proxy.standalone import Standalone
 
-from .cores import cpu_seconds
+from .cores import cores, cpu_seconds, pin_proxies
 from .figures import Figure
 from .gangs import Gang
 from .gangs import barrier as joint_barrier
@@ -107,7 +108,7 @@ def bitwise(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figur
 def slices(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figure]:
     """A step of four ranks on one device against its parts measured alone, and for a model whose
     optimizer is most of the work against four steps of one rank. One after the other, as the
-    machine may be slower a minute later; the fastest steps count, which others disturb least. The
+    machine may be slower a minute later. The device is one core, and the ranks have the others. The
     processor time of the device proxy says the same of a machine that others use."""
     steps = ("--steps", str(size["slice_steps"]))
     sliced, heavy, copies, unlimited, limited = (Figure() for _ in range(5))
@@ -145,9 +146,10 @@ class Run:
     """What a job on one device took."""
 
     step_s: float
-    """Its fastest step."""
+    """Of a step from step `WARM` on, all of them together: where ranks take turns, one of them may
+    have had a short step because another one waited."""
     backward_s: float
-    """In the same steps, until the gradients were there; 0 when the job did not wait for them."""
+    """Of that, until the gradients were there; 0 when the job did not wait for them."""
     cpu_s: float
     """Processor time of the device proxy, from step `WARM` to the end."""
     peak_bytes: float
@@ -174,7 +176,8 @@ def _one_device(ranks: int, *arguments: str, capacity: int = CAPACITY) -> Run:
     """A job on one device of so many bytes. Raises RuntimeError when it does not fit."""
     with session(1, capacity_bytes=capacity) as one:
         one.wait_warm()
-        job = Job(one, *arguments, "--stay", ranks=ranks)
+        pin_proxies(one, 1)
+        job = Job(one, *arguments, "--stay", ranks=ranks, on=os.sched_getaffinity(0) - cores(1))
         try:
             job.wait_for_step(WARM - 1)
             (pid,) = one.proxy_pids()
@@ -187,8 +190,8 @@ def _one_device(ranks: int, *arguments: str, capacity: int = CAPACITY) -> Run:
             job.stop()
             raise
     return Run(
-        step_s=_fastest(result, "seconds"),
-        backward_s=_fastest(result, "backward"),
+        step_s=_mean(result, "seconds"),
+        backward_s=_mean(result, "backward"),
         cpu_s=cpu_s,
         peak_bytes=proxy["memory_peak"],
         last_bytes=proxy["memory_current"],
@@ -196,8 +199,8 @@ def _one_device(ranks: int, *arguments: str, capacity: int = CAPACITY) -> Run:
     )
 
 
-def _fastest(result: list[dict[str, Any]], key: str) -> float:
-    return min((float(seconds) for seconds in result[0][key][WARM:]), default=0.0)
+def _mean(result: list[dict[str, Any]], key: str) -> float:
+    return statistics.fmean(result[0][key][WARM:]) if result[0][key] else 0.0
 
 
 def squashing(size: dict[str, Any], say: Callable[[str], None]) -> dict[str, Figure]:

@@ -10,6 +10,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,23 @@ class Job:
     """`ddp.py` with `arguments` as `ranks` processes of `session` (None: natively, with gloo).
 
     Runs in a thread of its own; `wait_for_step`, then disturb the session, then `result`. In a
-    session that is a part of a gang these are the ranks of that part.
+    session that is a part of a gang these are the ranks of that part. `on`: the cores they run on;
+    none: where they want.
     """
 
     def __init__(
-        self, session: Standalone | None, *arguments: str, ranks: int = RANKS, file: Path = DDP
+        self,
+        session: Standalone | None,
+        *arguments: str,
+        ranks: int = RANKS,
+        file: Path = DDP,
+        on: Set[int] = frozenset(),
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="singularity-job-"))
         self.lines: list[tuple[int, str]] = []
         self.failure: RankFailed | None = None
         self.ranks = ranks
+        self._on = on
         self._done = 0
         self._news = threading.Condition()
         model, *rest = arguments
@@ -49,6 +57,8 @@ class Job:
 
     def _run(self, command: list[str], env: dict[str, str]) -> None:
         try:
+            if self._on:
+                os.sched_setaffinity(0, self._on)  # of this thread, and of what it starts
             run_ranks(command, self.ranks, env, self._line)
         except RankFailed as error:
             self.failure = error
