@@ -378,3 +378,25 @@ def test_timeout(shm: Path, proxies: Proxies) -> None:
     assert "rank 1 did not take part within 0.3 s" in ranks[0].failure()
     for r in ranks:
         r.client.close()
+
+
+def test_no_limit_counts_while_the_driver_has_a_rank(shm: Path, proxies: Proxies) -> None:
+    """Its proxy is held, so that its device can be parked: no fault of the rank's."""
+    ranks = serve(shm, proxies, [0, 1], journal=1 << 20)
+    for r in ranks:
+        r.join(Group(2, timeout_ms=500))
+        r.client.sync()
+    held = ranks.proxies[1]
+    held.call("hold")
+    tensors = [r.floats([1.0]) for r in ranks]
+    ranks[0].collective(ALL_REDUCE, [tensors[0]], [tensors[0]])
+    time.sleep(1.5)
+    held.call("release", epoch=2)
+    ranks[1].collective(ALL_REDUCE, [tensors[1]], [tensors[1]])
+    assert [r.value(t) for r, t in zip(ranks, tensors, strict=True)] == [[2.0], [2.0]]
+    # And it counts again for one that is there.
+    ranks[0].collective(ALL_REDUCE, [tensors[0]], [tensors[0]])
+    ranks[0].client.sync()
+    assert "rank 1 did not take part within 0.5 s" in ranks[0].failure()
+    for r in ranks:
+        r.client.close()

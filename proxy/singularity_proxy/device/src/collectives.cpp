@@ -110,6 +110,11 @@ void Collectives::depart(RankState how) {
     if (const auto found = exchanges_.find(number); found != exchanges_.end()) found->second->depart(mine.rank, how);
 }
 
+void Collectives::set_aside(bool aside) {
+  for (const auto& [number, mine] : state_.groups)
+    if (const auto found = exchanges_.find(number); found != exchanges_.end()) found->second->set_aside(mine.rank, aside);
+}
+
 // ---- records
 
 void Collectives::execute(const RecordHeader& record, const char* body, bool replaying) {

@@ -71,6 +71,7 @@ class Collectives {
   // Whether a snapshot of this ring says it all: nothing is pending, and nobody needs what is only here.
   bool durable() const;
   void depart(RankState how);
+  void set_aside(bool aside);
   std::vector<GroupStats> stats() const;
   bool takes_turns() const;  // it is in a group with others
   bool has_groups() const { return !state_.groups.empty(); }

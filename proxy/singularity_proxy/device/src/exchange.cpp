@@ -108,6 +108,14 @@ void Exchange::depart(uint32_t rank, RankState how) {
   if (empty) file_.remove();
 }
 
+void Exchange::set_aside(uint32_t rank, bool aside) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!here_.count(rank)) return;
+  const RankState state = aside ? RankState::away : RankState::joined;
+  file_.rank(rank).state.store(static_cast<uint32_t>(state), std::memory_order_release);
+  file_.ring();
+}
+
 bool Exchange::all_here() const {
   for (uint32_t r = 0; r < info_.size; r++)
     if (file_.rank(r).home.load(std::memory_order_acquire) != token() || file_.state(r) != RankState::joined) return false;

@@ -62,6 +62,8 @@ class Exchange {
   // `rebuilding`: more is going to be repeated from its journal.
   void arrive(uint32_t rank, uint64_t contributed, uint64_t consumed);
   void depart(uint32_t rank, RankState how);
+  // Its proxy keeps what it brought and executes nothing for a while: the others' limits do not count then.
+  void set_aside(uint32_t rank, bool aside);
 
   // ---- collectives, in the order of their numbers
   // False: there is no room before others have consumed more; nothing was done. Not while replaying.

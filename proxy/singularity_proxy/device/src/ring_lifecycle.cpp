@@ -410,6 +410,7 @@ void RingServer::step_aside() {
   if (dirty_ && !journal_.is_open())
     throw Refused("this ring keeps no journal, so its device can be parked by a copy only");
   drop_spare();
+  collectives_.set_aside(true);
   attached_.store(false);
   move_state(RingState::detached, [](RingState now) { return now == RingState::attached || now == RingState::moving; });
   futex_wake(file_.header()->state, INT_MAX);
@@ -418,6 +419,7 @@ void RingServer::step_aside() {
 void RingServer::come_back(uint64_t epoch) {
   options_.epoch = std::max(options_.epoch, epoch);
   attach();
+  collectives_.set_aside(false);
 }
 
 void RingServer::abandon_park() { prepared_.reset(); }
