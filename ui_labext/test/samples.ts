@@ -38,6 +38,7 @@ export const DOCUMENT = {
   },
   checkpoints: 1,
   run: null,
+  part: null,
   progress: null,
   loss: null
 };

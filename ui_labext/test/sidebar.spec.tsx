@@ -410,6 +410,16 @@ test('the sparkline follows the reports and can be read aloud', async () => {
   expect(page.query('[role=tabpanel]').textContent).toBe('no device');
 });
 
+test('the parts of a run on several nodes say which they are', async () => {
+  const part = { gang: 'f0', number: 1, parts: 2, sessions: ['a0', 'a1'] };
+  sessions.replace([{ ...DOCUMENT, kind: 'batch', part }]);
+  await showPanel();
+  const card = () => page.query('.jp-Singularity-card').textContent;
+  expect(card()).toContain('running · standard batch · 2 of 2 nodes');
+  await page.do(() => sessions.take('session', { ...DOCUMENT, kind: 'batch', part: null }));
+  expect(card()).not.toContain('nodes');
+});
+
 test('the list is filtered by words, state and kind', async () => {
   sessions.replace([
     { ...DOCUMENT, id: 'a', name: 'train.ipynb' },

@@ -98,6 +98,19 @@ async def test_users_see_their_own_and_admins_everything(tmp_path: Path) -> None
             assert "secret-work" not in await admin.see("sessions?user=alice")
 
 
+async def test_the_parts_of_a_run_on_several_nodes_say_which_they_are(tmp_path: Path) -> None:
+    async with platform(tmp_path, nodes=("n1", "n2")) as p, visitor(p, "alice") as v:
+        run = {"command": "python train.py", "folder": "/home/alice"}
+        for name in ("first", "wide"):  # so the second one waits
+            await p.client().submit(run=run, name=name, devices=4, nodes=2)
+        for path in ("sessions", "queue"):
+            page = await v.see(path)
+            for number in (1, 2):
+                assert re.search(rf"wide(</a>)? \({number} of 2 nodes\)", page), path
+        await holder(p, "alice", "narrow")
+        assert not re.search(r"narrow(</a>)? \(", await v.see("sessions"))
+
+
 async def may_see_all(p: Platform, who: str) -> bool:
     """Whether the API lets the owner of a token see what others have."""
     return "secret-work" in [s["name"] for s in await p.client(who).sessions()]

@@ -38,6 +38,14 @@ export interface IRun {
   output: string;
 }
 
+/** Which part of a run on several nodes a session is. */
+export interface IPart {
+  /** From 0. */
+  number: number;
+  /** How many there are, one on each node. */
+  parts: number;
+}
+
 /** What came back, and what did not, at a session's last return from the store. */
 export interface ILoss {
   back: string[];
@@ -89,6 +97,8 @@ export interface ISession {
   checkpoints: number;
   /** null: it is no batch run. */
   run: IRun | null;
+  /** null: all of it runs on one node. */
+  part: IPart | null;
   progress: IProgress | null;
   loss: ILoss | null;
   /** What comes next by itself; null: nothing that is known. */
@@ -142,6 +152,13 @@ function readRun(value: unknown): IRun | null {
     command: text(value.command),
     output: text(value.output)
   };
+}
+
+function readPart(value: unknown): IPart | null {
+  if (!isObject(value) || count(value.parts) < 2) {
+    return null;
+  }
+  return { number: count(value.number), parts: count(value.parts) };
 }
 
 function readLoss(value: unknown): ILoss | null {
@@ -211,6 +228,7 @@ export function readSession(value: unknown): ISession | null {
     checkpoint: readCheckpoint(value.last_checkpoint),
     checkpoints: count(value.checkpoints),
     run: readRun(value.run),
+    part: readPart(value.part),
     progress: readProgress(value.progress),
     loss: readLoss(value.loss),
     planned: readPlanned(value.planned)

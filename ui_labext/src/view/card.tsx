@@ -53,6 +53,8 @@ export function Card(props: {
   const place = session.place ? texts.__('place %1 in the queue', session.place) : '';
   const facts = [place, placedText(session, texts), session.node].filter(Boolean).join(' · ');
   const kind = session.kind === 'batch' ? texts.__('%1 batch', session.tier) : session.tier;
+  const { part } = session;
+  const nodes = part ? texts.__('%1 of %2 nodes', part.number + 1, part.parts) : '';
   const reason = why || session.reason;
   return (
     <div
@@ -92,7 +94,7 @@ export function Card(props: {
           <span className={`jp-Singularity-state jp-mod-${look(session.state).colour}`}>
             {stateWord(session.state, texts)}
           </span>
-          {` · ${kind}`}
+          {` · ${[kind, nodes].filter(Boolean).join(' · ')}`}
         </p>
         {session.devices.length > 0 && <Spark samples={samples} now={now} texts={texts} />}
       </div>
