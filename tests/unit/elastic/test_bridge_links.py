@@ -13,8 +13,10 @@ import pytest
 from singularity_proxy.elastic.bridge import bridge as module
 from singularity_proxy.elastic.bridge import frames, identity
 from singularity_proxy.elastic.bridge.bridge import Bridge, Link, Settings
+from singularity_proxy.elastic.bridge.connection import Connection
 from singularity_proxy.elastic.bridge.frames import Kind
 from support.agent import until
+from support.bridge_connections import feed
 
 KEY = bytes(range(32))
 MUCH = 3 * module.PIECE_BYTES
@@ -102,7 +104,7 @@ async def parts(tmp_path: Path, count: int) -> AsyncIterator[Parts]:
 async def crash(bridge: Bridge) -> None:
     """As by SIGKILL: nobody is told anything."""
     for link in bridge._links.values():
-        link.writer.transport.abort()
+        link.connection.abort()
     bridge._met.clear()
     await bridge.stop()
 
@@ -174,13 +176,13 @@ def test_a_connection_that_was_replaced_neither_takes_nor_brings_anything(tmp_pa
         async with parts(tmp_path, 2) as gang:
             bridge, folder = gang.bridges[0], gang.folders[0]
             now = bridge._links[1]
-            old = Link(1, now.writer)
+            old = Link(1, now.connection)
             folder.tells[1] = [b"new"]
             await bridge._tell_all(old)
             assert folder.tells[1] == [b"new"]
-            reader = asyncio.StreamReader()
-            reader.feed_data(frames.head(Kind.FILES, b"old") + b"old" + frames.head(Kind.OVER))
-            await asyncio.wait_for(bridge._listen(old, reader), 5.0)
+            old = Link(1, Connection())
+            feed(old.connection, frames.head(Kind.FILES, b"old") + b"old" + frames.head(Kind.OVER))
+            await asyncio.wait_for(bridge._listen(old), 5.0)
             assert (folder.heard, folder.over) == ({}, [])
 
     asyncio.run(go())

@@ -153,7 +153,11 @@ void bind_device(py::module_& m) {
       .def("changes", [](Mirror& mirror, uint32_t peer, uint64_t most) { return py::bytes(mirror.changes(peer, most)); },
            py::arg("peer"), py::arg("most"))
       .def("forget", &Mirror::forget, py::arg("peer"))
-      .def("apply", [](Mirror& mirror, uint32_t peer, const py::bytes& told) { mirror.apply(peer, std::string_view(told)); },
+      .def("apply",
+           [](Mirror& mirror, uint32_t peer, const py::buffer& told) {
+             const py::buffer_info all = told.request();
+             mirror.apply(peer, {static_cast<const char*>(all.ptr), static_cast<size_t>(all.size * all.itemsize)});
+           },
            py::arg("peer"), py::arg("told"))
       .def("away", &Mirror::away, py::arg("peer"))
       .def("ended", &Mirror::ended, py::arg("peer"));

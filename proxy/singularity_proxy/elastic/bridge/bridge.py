@@ -16,7 +16,8 @@ from typing import Any
 from singularity_proxy.elastic.ranks import free_port
 from singularity_proxy.errors import BadRequest, SingularityError
 
-from . import frames, peers
+from . import peers
+from .connection import Connection
 from .frames import Hello, Kind
 from .identity import KEY_BYTES, contexts, token
 from .rendezvous import LOCAL, LOOPBACK
@@ -68,18 +69,12 @@ class Settings:
 class Link:
     """A connection to the bridge of another part, from its greeting on."""
 
-    def __init__(self, peer: int, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, peer: int, connection: Connection) -> None:
         self.peer = peer
-        self.writer = writer
+        self.connection = connection
         self.changed = asyncio.Event()
         self.over = False
         """This part says its last."""
-
-    def send(self, kind: Kind, body: bytes = b"") -> None:
-        if not self.writer.is_closing():
-            self.writer.write(frames.head(kind, body))
-            if body:
-                self.writer.write(body)
 
 
 class Bridge:
@@ -110,15 +105,20 @@ class Bridge:
         """Listen, and connect to those parts whose place is known. Raises OSError when a port is
         taken."""
         one = self._is
-        self._server = await asyncio.start_server(
-            self._accepted, one.host, one.port, ssl=self._listens, reuse_address=True
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Connection(lambda made: self._spawn(self._accepted(made))),
+            *(one.host, one.port),
+            ssl=self._listens,
+            ssl_shutdown_timeout=FAREWELL_SECONDS,
+            reuse_address=True,
         )
         self.port = self._server.sockets[0].getsockname()[1]
         self._local = await asyncio.start_server(self._came_inside, LOOPBACK, 0)
         if one.rendezvous is not None:
             port = self._local.sockets[0].getsockname()[1]
             write(one.rendezvous, {"port": port, "token": token(one.key).hex()})
-        asyncio.get_running_loop().add_reader(self._mirror.bell(), self._rung)
+        loop.add_reader(self._mirror.bell(), self._rung)
         self._spawn(self._watch_peers())
         self._spawn(self._tick())
         for peer in range(one.part):
@@ -162,7 +162,7 @@ class Bridge:
                 before, self._where = self._where, peers.read(self._is.peers, self._is.parts)
                 for peer, link in self._links.items():
                     if peer < self._is.part and self._where.get(peer) != before.get(peer):
-                        link.writer.close()
+                        link.connection.close()
             except (SingularityError, OSError) as error:
                 if str(error) != said:
                     log.warning("%s", error)
@@ -187,31 +187,30 @@ class Bridge:
     async def _connect(self, peer: int) -> None:
         host, port = self._where[peer]
         async with asyncio.timeout(GREET_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port, ssl=self._connects)
-        await self._serve(reader, writer, lambda hello: hello.part == peer)
+            _, made = await asyncio.get_running_loop().create_connection(
+                Connection,
+                *(host, port),
+                ssl=self._connects,
+                ssl_shutdown_timeout=FAREWELL_SECONDS,
+            )
+        await self._serve(made, lambda hello: hello.part == peer)
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accepted(self, made: Connection) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             try:
-                await self._serve(reader, writer, lambda hello: hello.part > self._is.part)
+                await self._serve(made, lambda hello: hello.part > self._is.part)
             except SingularityError as error:
                 log.warning("%s", error)
 
-    async def _serve(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        expected: Callable[[Hello], bool],
-    ) -> None:
+    async def _serve(self, made: Connection, expected: Callable[[Hello], bool]) -> None:
         """A connection from its greeting to its end."""
         link: Link | None = None
         try:
-            greeting = Hello(self._is.part, self._is.parts).encode()
-            writer.write(frames.head(Kind.HELLO, greeting) + greeting)
-            kind, body = await frames.read(reader, GREET_SECONDS)
+            made.send(Kind.HELLO, Hello(self._is.part, self._is.parts).encode())
+            kind, body = await made.read(GREET_SECONDS)
             if kind is not Kind.HELLO:
                 raise BadRequest("what connected to the bridge did not greet first")
-            hello = Hello.decode(body)
+            hello = Hello.decode(bytes(body))
             if hello.parts != self._is.parts or not expected(hello):
                 raise BadRequest(
                     f"part {hello.part} of {hello.parts} connected to part {self._is.part} of "
@@ -219,26 +218,25 @@ class Bridge:
                 )
             if hello.part in self._over:
                 raise BadRequest(f"part {hello.part} connected again, but said that it is over")
-            link = self._open(hello.part, writer)
+            link = self._open(hello.part, made)
             talk = [self._spawn(self._tell(link)), self._spawn(self._ping(link))]
             try:
-                await self._listen(link, reader)
+                await self._listen(link)
             finally:
                 for task in talk:
                     task.cancel()
-        except asyncio.IncompleteReadError:
+        except EOFError:
             pass
         finally:
             if link is not None:
                 self._close(link)
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            made.close()
+            await made.wait_closed()
 
-    def _open(self, peer: int, writer: asyncio.StreamWriter) -> Link:
+    def _open(self, peer: int, connection: Connection) -> Link:
         if (before := self._links.get(peer)) is not None:  # its end was not noticed yet
-            before.writer.close()
-        link = self._links[peer] = Link(peer, writer)
+            before.connection.close()
+        link = self._links[peer] = Link(peer, connection)
         self._met.add(peer)
         self._mirror.forget(peer)
         link.changed.set()
@@ -274,7 +272,7 @@ class Bridge:
             except (OSError, RuntimeError) as error:
                 log.warning("part %d cannot be told what ranks brought (%s)", link.peer, error)
                 await asyncio.sleep(AGAIN_SECONDS)
-                link.writer.close()
+                link.connection.close()
                 return
 
     async def _tell_all(self, link: Link) -> None:
@@ -282,8 +280,7 @@ class Bridge:
         while self._is_last(link) and not link.over:
             if not (body := self._mirror.changes(link.peer, PIECE_BYTES)):
                 return
-            link.send(Kind.FILES, body)
-            await link.writer.drain()
+            await link.connection.send_long(Kind.FILES, body)
 
     def _is_last(self, link: Link) -> bool:
         return self._links.get(link.peer) is link
@@ -291,15 +288,15 @@ class Bridge:
     async def _ping(self, link: Link) -> None:
         while True:
             await asyncio.sleep(PING_SECONDS)
-            link.send(Kind.PING)
+            link.connection.send(Kind.PING)
 
-    async def _listen(self, link: Link, reader: asyncio.StreamReader) -> None:
+    async def _listen(self, link: Link) -> None:
         while True:
             try:
-                kind, body = await frames.read(reader, SILENCE_SECONDS)
+                kind, body = await link.connection.read(SILENCE_SECONDS)
             except TimeoutError:
                 log.warning("nothing came from part %d for %g s", link.peer, SILENCE_SECONDS)
-                link.writer.transport.abort()  # a good end would wait for an answer
+                link.connection.abort()
                 return
             if not self._is_last(link):
                 return  # over a newer one everything was told again; this is older
@@ -311,7 +308,7 @@ class Bridge:
                     await asyncio.sleep(AGAIN_SECONDS)
                     return
             elif kind is Kind.MEET:
-                self._tell_inside(link.peer, body)
+                self._tell_inside(link.peer, bytes(body))
             elif kind is Kind.OVER:
                 self._over.add(link.peer)
                 self._mirror.ended(link.peer)
@@ -332,7 +329,7 @@ class Bridge:
                     return await self._part_with(link)
                 except OSError as error:
                     log.info("part %d was lost at the end (%s)", peer, error)
-                    link.writer.transport.abort()
+                    link.connection.abort()
             await asyncio.sleep(FAREWELL_LOOK_SECONDS)
 
     async def _part_with(self, link: Link) -> None:
@@ -340,16 +337,13 @@ class Bridge:
         with contextlib.suppress(OSError, RuntimeError):  # what is known goes out in any case
             self._mirror.rung()
         while self._is_last(link) and (body := self._mirror.changes(link.peer, PIECE_BYTES)):
-            link.send(Kind.FILES, body)
-            async with asyncio.timeout(FAREWELL_SECONDS):
-                await link.writer.drain()
+            await link.connection.send_long(Kind.FILES, body, FAREWELL_SECONDS)
         if not self._is_last(link):
             raise ConnectionResetError("the connection ended")
-        link.send(Kind.OVER)
+        await link.connection.send_long(Kind.OVER, b"", FAREWELL_SECONDS)
         async with asyncio.timeout(FAREWELL_SECONDS):
-            await link.writer.drain()
-            link.writer.close()
-            await link.writer.wait_closed()
+            link.connection.close()
+            await link.connection.wait_closed()
         self._told.add(link.peer)
 
     # ---- the rendezvous of this part
@@ -368,7 +362,7 @@ class Bridge:
                 part, length = LOCAL.unpack(await reader.readexactly(LOCAL.size))
                 body = await reader.readexactly(min(length, PIECE_BYTES))
                 if (link := self._links.get(part)) is not None:
-                    link.send(Kind.MEET, body)
+                    link.connection.send(Kind.MEET, body)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass
         finally:

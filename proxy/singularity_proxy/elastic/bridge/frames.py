@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import json
 import struct
@@ -15,10 +14,6 @@ VERSION = 1
 
 HEADER = struct.Struct("!BxxxxxxxQ")
 """kind, bytes of the body; network byte order."""
-
-
-PIECE_BYTES = 1 << 20
-"""A long body is read in such pieces: as long as they come the other side is there."""
 
 
 class Kind(enum.IntEnum):
@@ -65,19 +60,3 @@ class Hello:
 def head(kind: Kind, body: bytes = b"") -> bytes:
     """What goes before the body."""
     return HEADER.pack(kind, len(body))
-
-
-async def read(reader: asyncio.StreamReader, silence_s: float) -> tuple[Kind, bytes]:
-    """The next frame: kind and body. Raises TimeoutError when nothing comes for `silence_s`
-    seconds, IncompleteReadError at the end, BadRequest for a kind that there is not."""
-    async with asyncio.timeout(silence_s):
-        kind, left = HEADER.unpack(await reader.readexactly(HEADER.size))
-    pieces = []
-    while left:
-        async with asyncio.timeout(silence_s):
-            pieces.append(await reader.readexactly(min(left, PIECE_BYTES)))
-        left -= len(pieces[-1])
-    try:
-        return Kind(kind), b"".join(pieces)
-    except ValueError:
-        raise BadRequest(f"a bridge sent a frame of kind {kind}, which is unknown") from None
