@@ -118,7 +118,7 @@ def find_chromium() -> str | None:
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
-_REAL = {"integration", "e2e", "faults"}
+_REAL = {"integration", "e2e", "faults", "libraries"}
 """Folders whose tests race with real processes on a machine that others use too: one that fails is
 run once more, and the summary names it (RERUN)."""
 

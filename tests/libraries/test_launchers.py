@@ -6,12 +6,16 @@ from __future__ import annotations
 import sys
 
 import pytest
+from singularity_spawner.platform.ports import free_ports
 from support.agent_kernels import run
 from support.agent_notebooks import notebook
 
 pytest.importorskip("accelerate", reason="requirements-libraries.lock is not installed")
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio]
+
+LAUNCH_PORT, NOTEBOOK_PORT = free_ports(2)
+"""Tests beside these have the same loopback."""
 
 TRAIN = """
 import sys
@@ -50,7 +54,7 @@ if __name__ == "__main__" and "launched" in sys.argv:
 NOTEBOOK = f"""
 {TRAIN}
 from accelerate import notebook_launcher
-notebook_launcher(train, num_processes=2, use_port="29614")
+notebook_launcher(train, num_processes=2, use_port="{NOTEBOOK_PORT}")
 """
 
 
@@ -66,6 +70,7 @@ def results(said: str) -> set[str]:
 @pytest.mark.parametrize("devices", [("cpu:0", "cpu:0"), ("cpu:0", "cpu:1")])
 async def test_both_launchers_compute_the_same(devices: tuple[str, ...]) -> None:
     launch = f"!{sys.executable} -m accelerate.commands.launch --multi_gpu --num_processes 2"
+    launch += f" --main_process_port {LAUNCH_PORT}"
     async with notebook({"train.py": TRAIN}, *devices) as (_, _, client):
         launched = results(await run(client, f"{launch} train.py launched"))
         forked = results(await run(client, NOTEBOOK))

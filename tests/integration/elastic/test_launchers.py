@@ -10,11 +10,15 @@ import sys
 from contextlib import AbstractAsyncContextManager
 
 import pytest
+from singularity_spawner.platform.ports import free_ports
 from support.agent_kernels import run
 from support.agent_notebooks import Notebook, notebook
 from support.batch_runs import processes_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio]
+
+FORK_PORT, SPAWN_PORT, SCRIPT_PORT, TORCHRUN_PORT = free_ports(4)
+"""Tests beside these have the same loopback."""
 
 TRAIN = """
 import os, sys
@@ -60,7 +64,8 @@ def weights(said: str) -> set[str]:
 @pytest.mark.parametrize("devices", [("cpu:0", "cpu:0"), ("cpu:0", "cpu:1")])
 async def test_all_ways_compute_the_same(devices: tuple[str, ...]) -> None:
     async with launching(*devices) as (_, _, client):
-        torchrun = f"!{sys.executable} -m torch.distributed.run --nproc-per-node 2"
+        torchrun = f"!{sys.executable} -m torch.distributed.run --master-port {TORCHRUN_PORT}"
+        torchrun += " --nproc-per-node 2"
         found = [
             weights(await run(client, f"{torchrun} train.py")),
             weights(await run(client, f"%%singularity run --ranks 2\n{TRAIN}")),
@@ -78,7 +83,7 @@ async def test_all_ways_compute_the_same(devices: tuple[str, ...]) -> None:
 
 FORK = f"""
 import os
-os.environ["MASTER_PORT"] = "29611"
+os.environ["MASTER_PORT"] = "{FORK_PORT}"
 {TRAIN.split("if __name__", maxsplit=1)[0]}
 import torch.multiprocessing as mp
 assert not torch.cuda.is_initialized()
@@ -86,9 +91,9 @@ mp.start_processes(train, args=(2,), nprocs=2, start_method="fork")
 """
 
 
-SPAWN = """
+SPAWN = f"""
 import os
-os.environ["MASTER_PORT"] = "29612"
+os.environ["MASTER_PORT"] = "{SPAWN_PORT}"
 import time
 import torch.multiprocessing as mp
 from train import train
@@ -99,7 +104,7 @@ time.sleep(1)  # what processes say that the kernel has started comes a moment l
 
 SPAWNING = f"""
 import os
-os.environ["MASTER_PORT"] = "29613"
+os.environ["MASTER_PORT"] = "{SCRIPT_PORT}"
 {TRAIN.split("if __name__", maxsplit=1)[0]}
 import torch.multiprocessing as mp
 if __name__ == "__main__":
