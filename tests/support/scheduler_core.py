@@ -141,7 +141,26 @@ class World:
         while todo := [a for a in self.pending if not kinds or isinstance(a, kinds)]:
             action = todo[0]
             self.pending.remove(action)
-            self.do(outcome(action))
+            if isinstance(action, ev.TakeCheckpoint) and action.set_id:
+                self.do(self.set_stored(action))
+            else:
+                self.do(outcome(action))
+
+    def set_stored(self, action: ev.TakeCheckpoint, failed: str = "") -> ev.SetStored:
+        """The service has the answers of all parts of a gang that are stored with this one, of
+        which `failed` is not; their actions are pending no more."""
+        parts = [
+            other
+            for other in self.all_actions
+            if isinstance(other, ev.TakeCheckpoint) and other.set_id == action.set_id
+        ]
+        self.pending = [other for other in self.pending if other not in parts]
+        stored = {part.session: outcome(part) for part in parts if part.session != failed}
+        return ev.SetStored(
+            action.set_id,
+            tuple((sid, done.checkpoint) for sid, done in stored.items()),  # type: ignore[union-attr]
+            not failed,
+        )
 
     def reloaded(self) -> World:
         """The same world after the service was started anew from its ledger; no node is back."""

@@ -47,6 +47,10 @@ class Park(Action):
 class TakeCheckpoint(Action):
     name: str | None = None
     level: str | None = None
+    cut: tuple[str, ...] = ()
+    """Of a part of a gang: the sessions that are stored with it, as of `Suspend`."""
+    set_id: str = ""
+    """The set that they become; "": it is of no gang."""
 
 
 @dataclass(frozen=True)

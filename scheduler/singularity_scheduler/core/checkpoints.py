@@ -16,7 +16,7 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unsupported
 from singularity_scheduler.client.words import duration
 
 from . import events as ev
-from . import reasons
+from . import gang_sets, reasons
 from .draft import Draft
 from .model import SessionView
 from .states import CHANGING, ProcessState
@@ -116,10 +116,15 @@ def kept(view: SessionView) -> str:
 
 def add(draft: Draft, view: SessionView, reference: CheckpointRef) -> SessionView:
     """`view` with a new checkpoint; what retention lets go is marked. Not in the draft yet."""
+    view = put(draft, view, reference)
+    return trim(draft, view) if view.part is None else view  # a part's: by sets (`gang_sets`)
+
+
+def put(draft: Draft, view: SessionView, reference: CheckpointRef) -> SessionView:
+    """`view` with this checkpoint, in the place of what was known of it. Not in the draft yet."""
     known = [c for c in view.checkpoints if c.id != reference.id]
-    view = replace(view, checkpoints=tuple(sorted([*known, reference], key=lambda c: c.at)))
     draft.store(view.id, reference)
-    return trim(draft, view)
+    return replace(view, checkpoints=tuple(sorted([*known, reference], key=lambda c: c.at)))
 
 
 def trim(draft: Draft, view: SessionView) -> SessionView:
@@ -153,8 +158,9 @@ def drop(draft: Draft, view: SessionView, ids: Iterable[str]) -> SessionView:
 
 
 def ended(draft: Draft, view: SessionView) -> SessionView:
-    """A session ends: those with a name stay, for forks; the others have no use any more."""
-    unnamed = {c.id for c in visible(view) if not c.name}
+    """A session ends: those with a name stay, for forks; the others have no use any more, and none
+    of a part, which cannot be forked."""
+    unnamed = {c.id for c in visible(view) if not c.name or view.part is not None}
     return drop(draft, view, unnamed - in_use(draft, view, True)) if unnamed else view
 
 
@@ -207,21 +213,26 @@ def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
             state=view.word,
         )
     view = draft.put(replace(view, seq=view.seq + 1))
-    reason = f"checkpoint asked by {event.by}"
-    if event.periodic:
-        reason = f"checkpoint by itself: {event.periodic}"
+    reason, rule = why_taken(event)
     draft.actions.append(
         ev.TakeCheckpoint(
             view.id,
             view.node,
             reason,
-            "checkpoint.periodic" if event.periodic else "user.checkpoint",
+            rule,
             view.epoch,
             view.seq,
             name=event.name,
             level=event.level,
         )
     )
+
+
+def why_taken(event: ev.CheckpointAsked) -> tuple[str, str]:
+    """The reason of a checkpoint, and the rule."""
+    if event.periodic:
+        return f"checkpoint by itself: {event.periodic}", "checkpoint.periodic"
+    return f"checkpoint asked by {event.by}", "user.checkpoint"
 
 
 def raise_unsupported(view: SessionView, trouble: str) -> NoReturn:
@@ -252,6 +263,9 @@ def drop_asked(draft: Draft, event: ev.DropAsked) -> None:
     if view is None:
         raise NotFound(f"there is no session {event.session}", session=event.session)
     reference = find(view, event.checkpoint)
+    if view.part is not None:
+        gang_sets.drop_asked(draft, view, reference)
+        return
     if not view.here and not view.final and reference.id in in_use(draft, view):
         raise Conflict(
             f"checkpoint '{reference.name or reference.id}' is what {view.label} would come back "
@@ -283,7 +297,7 @@ def due(
     """
     every_s = every_s if view.every_s is None else view.every_s
     every_steps = every_steps if view.every_steps is None else view.every_steps
-    if view.process_state is not ProcessState.LIVE or view.leaving is not None or view.part:
+    if view.process_state is not ProcessState.LIVE or view.leaving is not None:
         return None
     if view.device_state in CHANGING:
         return None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from singularity_scheduler.client.words import duration
 
-from . import checkpoints, groups, queue, reasons, retries
+from . import checkpoints, gang_retries, groups, queue, reasons, retries
 from . import events as ev
 from .cluster import ClusterState
 from .draft import Draft
@@ -88,7 +88,8 @@ def exited(draft: Draft, event: ev.ProcessExited) -> None:
     if view.in_flight:  # its own agent ends it there, or it ended by itself: the answer tells
         draft.put(replace(view, exit=(event.exit_code, event.sentence)))
         return
-    if view.pending or (view.retrying and view.leaving is not None):
+    going = view.leaving is not None and (view.retrying or gang_retries.goes_back(view))
+    if view.pending or going:
         return  # of the attempt before, of which nothing is left, or is about to be
     if view.process_state is ProcessState.SUSPENDED:
         return

@@ -37,9 +37,6 @@ def parse_nodes(request: Mapping[str, Any], run: BatchRun | None) -> int:
         )
     if request.get("device_share") not in (None, 1):
         raise BadRequest(f"{on} has whole devices: leave device_share out, or nodes")
-    for key in ("checkpoint_every_s", "checkpoint_every_steps"):
-        if request.get(key):
-            raise BadRequest(f"{on} cannot be stored yet: leave {key} out, or nodes")
     return int(value)
 
 

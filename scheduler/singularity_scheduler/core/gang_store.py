@@ -3,8 +3,8 @@
 A gang is stored where the ranks of all its parts stand together: the parts leave in one decision,
 and the service stops them at one place before it has them stored (`Suspend.cut`). At such a place
 nothing is on its way between them, so it does not matter in which order they come back, or that
-one never left. But one that has gone on is not brought back from there without the others: gangs
-begin again from their beginning (`retries`).
+one never left. But one that has gone on is not brought back from there without the others: they go
+back together (`gang_sets`, `gang_retries`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unsupported
 
-from . import checkpoints, gangs, moves, placement, reasons
+from . import checkpoints, gang_retries, gang_sets, gangs, moves, placement, reasons
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
@@ -28,7 +28,7 @@ def suspend_asked(draft: Draft, view: SessionView, event: ev.SuspendAsked) -> No
             moves.suspend_asked(draft, one, event)
         return
     moves.refuse_in_flight(view)
-    _require_standing(draft, view, views)
+    require_standing(draft, view, views)
     for one in views:
         moves.require_images(draft, one)
     by = f"{event.by}: {event.why}" if event.why else event.by
@@ -45,7 +45,7 @@ def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> Non
     moves.refuse_away(view)
     placement.named(draft.state, node_id)
     views = gangs.together(draft, view)
-    _require_standing(draft, view, views, "moved")
+    require_standing(draft, view, views, "moved")
     for one in views:
         moves.require_images(draft, one)
     moves.require_node(draft, view, node_id)
@@ -84,7 +84,7 @@ def _why_not_to(draft: Draft, view: SessionView, views: list[SessionView], node_
     return placement.no_room(draft, replace(view, wants=wants), node_id)
 
 
-def _require_standing(
+def require_standing(
     draft: Draft, view: SessionView, views: list[SessionView], what: str = "suspended"
 ) -> None:
     """`Conflict` unless the ranks of all parts can be stopped together."""
@@ -116,8 +116,20 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> bool
             "last and where all parts have room: resume it without a checkpoint, node or cluster",
             session=view.id,
         )
-    for one in stored:
-        moves.resume_asked(draft, one, replace(event, session=one.id))
+    images = {one.id: _image(one) for one in stored}
+    if not all(images.values()) and gang_retries.called(draft, view, event.by):
+        stored = [v for v in stored if v.process_state is ProcessState.SUSPENDED]
+    else:
+        for one in stored:
+            if not images[one.id]:
+                raise Conflict(
+                    f"{one.label} has no checkpoint with its process in it that fits those of the "
+                    "other parts of its gang, so it cannot come back: end it and start it again",
+                    session=one.id,
+                )
+            moves.resume_asked(
+                draft, one, replace(event, session=one.id, checkpoint=images[one.id])
+            )
     _line_up(draft, [one.id for one in stored])
     for other in gangs.together(draft, view):
         if other.held_back:
@@ -125,23 +137,34 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> bool
     return True
 
 
+def _image(view: SessionView) -> str:
+    """The checkpoint that a part in the store comes back from: the one at whose place the others
+    are; "": it cannot."""
+    word = view.restore_from
+    if not word and view.newest_whole is not None:  # as versions before sets stored it
+        word = view.newest_whole.id
+    return word if any(c.id == word and c.whole for c in view.checkpoints) else ""
+
+
 def _place(view: SessionView) -> str:
     assert view.part is not None
     return view.part.place
 
 
-def answered(draft: Draft, session: str) -> None:
-    """What became of storing this part is known: when it is of all, and some could not be stored,
-    the others come back to them."""
+def answered(draft: Draft, session: str, image: str = "") -> None:
+    """What became of storing this part is known (`image`: it is in the store): when it is of all,
+    and some could not be stored, the others come back to them."""
     view = draft.get(session)
     if view is None or view.part is None:
         return
-    if view.process_state is ProcessState.SUSPENDED and view.checkpoints:
-        # Older ones are of places that the others have left behind.
-        older = {c.id for c in checkpoints.visible(view)[:-1]}
-        if older:
-            draft.put(checkpoints.drop(draft, view, older))
-    views = gangs.together(draft, view)
+    if view.process_state is ProcessState.SUSPENDED and any(
+        c.id == image for c in checkpoints.visible(view)
+    ):
+        draft.put(replace(view, restore_from=image))
+    views = gangs.parts(draft, view.part)
+    if all(one.process_state is ProcessState.SUSPENDED for one in views):
+        gang_sets.suspended(draft, view.part)
+        return
     if any(one.process_state is ProcessState.SUSPENDING for one in views):
         return
     stays = next((one for one in views if one.process_state is ProcessState.LIVE), None)

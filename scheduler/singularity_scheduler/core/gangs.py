@@ -69,7 +69,7 @@ def stays(view: SessionView) -> str:
     """Why it cannot be put into the store or go elsewhere by itself; "": it is no part."""
     if view.part is None:
         return ""
-    return f"it is {view.part.place}, which is stored only as a whole, by suspend"
+    return f"it is {view.part.place}, which is stored only as a whole, by suspend or checkpoint"
 
 
 def refuse(view: SessionView) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from . import gangs, groups, queue, quotas
+from . import gang_retries, gang_sets, gangs, groups, queue, quotas
 from .administration import NodeDuty
 from .cluster import ClusterState, Node
 from .draft import Draft
 from .drains import is_there
 from .geography import Cluster, Geography
 from .model import SessionView
-from .requested import Tier
+from .requested import Part, Tier
 from .states import DeviceState, ProcessState
 
 
@@ -100,6 +100,9 @@ def _check_gangs(state: ClusterState) -> None:
         nodes = [view.node for view in views]
         _hold(len(set(nodes)) == len(nodes), f"{who} has two parts on one node: {nodes}")
         _hold(len({v.attempt for v in views}) < 2, f"the parts of {who} make different attempts")
+        eras = {v.incarnation for v in views}
+        _hold(len(eras) < 2, f"the parts of {who} are of different incarnations")
+        _check_sets(draft, part, views, who)
         if any(view.pending for view in views):
             alone = [v.id for v in views if not (v.pending or v.retrying)]
             _hold(not alone, f"{alone} of {who} are started, and others are not")
@@ -115,6 +118,18 @@ def _check_gangs(state: ClusterState) -> None:
             _hold(not kept, f"{kept} of {who} hold devices, and others have none")
         waiting = {v.queue_order for v in views if v.device_state is DeviceState.WAITING}
         _hold(len(waiting) < 2, f"the parts of {who} wait at different places")
+
+
+def _check_sets(draft: Draft, part: Part, views: list[SessionView], who: str) -> None:
+    """Parts that go back, or are in the store, have one place to come back from."""
+    whole = {one.id for one in gang_sets.whole(draft, part)}
+    to: set[str] = set()
+    for view in views:
+        reference = next((c for c in view.checkpoints if c.id == view.restore_from), None)
+        if gang_retries.goes_back(view) and reference is not None and view.called:
+            to.add(reference.set_id)
+    _hold(len(to) < 2, f"the parts of {who} go back to different sets: {to}")
+    _hold(to <= whole, f"the parts of {who} go back to {to}, which is not whole")
 
 
 def _check_geography(state: ClusterState) -> None:
@@ -213,9 +228,9 @@ def _check_session(view: SessionView) -> None:
     if view.final:
         _hold(view.device_state in (DeviceState.NONE, DeviceState.PARKING), f"{who} is final")
     _hold(not view.pending or view.run is not None, f"{who} is queued and has nothing to run")
+    begun = view.epoch == 0 or view.attempt > 1 or view.incarnation > 1
     _hold(
-        not view.pending
-        or (view.device_state is DeviceState.NONE and (view.epoch == 0 or view.attempt > 1)),
+        not view.pending or (view.device_state is DeviceState.NONE and begun),
         f"{who} has had devices before it was started",
     )
     stays = view.process_state is not ProcessState.SUSPENDING

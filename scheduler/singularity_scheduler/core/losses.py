@@ -9,12 +9,15 @@ long as it would lose by going on elsewhere, within limits.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from singularity_scheduler.client.words import duration
 
-from . import checkpoints, endings, placement, queue, reasons, retries
+from . import checkpoints, endings, gang_retries, placement, queue, reasons, retries
 from . import events as ev
+from .cluster import Node
 from .draft import Draft
 from .model import SessionView
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
@@ -44,7 +47,7 @@ def node_lost(draft: Draft, event: ev.NodeLost) -> None:
                 _fail(draft, view, event.silent_s)
         elif not event.stopped or view.final or view.process_state in _NOT_LOST:
             continue
-        elif _whole(draft, view) and any(not placement.barred(draft, view, n.id) for n in others):
+        elif _whole(draft, view) and _could_go(draft, view, others, event):
             if event.hopeless or _would_lose_s(draft, view, event.silent_s) <= event.silent_s:
                 lose(draft, view, event.silent_s)
         elif _begin_elsewhere(draft, view, event):
@@ -54,20 +57,28 @@ def node_lost(draft: Draft, event: ev.NodeLost) -> None:
 
 
 def _whole(draft: Draft, view: SessionView) -> bool:
-    """Whether there is something it can come back from (a fork under way: its source's). A part of
-    a gang cannot: the others have gone on since then."""
+    """Whether there is something it can come back from (a fork under way: its source's; a part of a
+    gang: a set, with the others)."""
     if view.part is not None:
-        return False
+        return gang_retries.newest(draft, view) is not None
     return view.newest_whole is not None or bool(view.source and view.restore_from)
 
 
 def _would_lose_s(draft: Draft, view: SessionView, silent_s: float) -> float:
     """Seconds of work between its newest checkpoint and the end of its node. While they are more
     than it has waited, its node may come back and cost less."""
-    newest = view.newest_whole
+    newest = view.newest_whole if view.part is None else gang_retries.newest(draft, view)
     if newest is None or view.process_state is ProcessState.RESUMING:  # it did nothing since
         return 0.0
     return draft.now - silent_s - newest.at
+
+
+def _could_go(draft: Draft, view: SessionView, others: Iterable[Node], event: ev.NodeLost) -> bool:
+    """Whether another node could take it, however busy it is. A gang needs one for each part; in
+    the end it waits for them in the store, where all of it is."""
+    if view.part is not None:
+        return event.hopeless or gang_retries.could_go_elsewhere(draft, view)
+    return any(not placement.barred(draft, view, node.id) for node in others)
 
 
 def _begin_elsewhere(draft: Draft, view: SessionView, event: ev.NodeLost) -> bool:
@@ -98,22 +109,37 @@ def _queue_elsewhere(draft: Draft, view: SessionView) -> None:
 
 
 def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
-    """It is to go on from its newest checkpoint on another node, by itself."""
-    wants = placement.waiting_for_device(view)
+    """It is to go on from its newest checkpoint on another node, by itself; a part of a gang with
+    the others from their newest set."""
+    why = f"node {view.node} has been gone for {duration(silent_s)}"
+    if gang_retries.lost(draft, view, why, "node.lost"):
+        return draft.changed[view.id]
     reference = view.newest_whole
     own = next((c for c in view.checkpoints if c.id == view.restore_from and c.whole), None)
     if view.process_state is ProcessState.RESUMING and own is not None:
         reference = own  # it was coming back from this one
     forked = reference is None
+    return gone(
+        draft,
+        view,
+        reasons.lost_node(view, silent_s, reference, draft.now),
+        "node.lost",
+        lost=view.process_state is not ProcessState.RESUMING,
+        retrying=retries.left(view) > 0,
+        restore_from=view.restore_from if forked else reference.id if reference else "",
+    )
+
+
+def gone(draft: Draft, view: SessionView, reason: str, rule: str, **more: Any) -> SessionView:
+    """Nothing of it is left on its node: it is to go on from the store as soon as there is room."""
+    wants = placement.waiting_for_device(view)
     view = _off_devices(draft, view)
-    reason = reasons.lost_node(view, silent_s, reference, draft.now)
     return draft.step(
         view,
         ProcessEvent.LOST,
         reason,
-        "node.lost",
+        rule,
         called=True,
-        lost=view.process_state is not ProcessState.RESUMING,
         target="",
         target_cluster="",
         leaving=None,
@@ -121,12 +147,11 @@ def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
         unwind=False,
         rollback=True,
         undo=False,
-        retrying=retries.left(view) > 0,
-        restore_from=view.restore_from if forked else reference.id if reference else "",
         came_from="",
         wants=wants,
         exit=None,
         queue_order=draft.next_order(),
+        **more,
     )
 
 

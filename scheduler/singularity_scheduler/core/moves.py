@@ -16,6 +16,8 @@ from . import (
     checkpoints,
     device_restores,
     endings,
+    gang_retries,
+    gang_sets,
     gangs,
     placement,
     queue,
@@ -191,7 +193,7 @@ def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
         return
     if not _answers(view, event):
         return
-    if view.retrying:  # its process is gone
+    if view.retrying or gang_retries.goes_back(view):  # nobody wants what is there
         reason = f"what was left of it could not be removed ({event.sentence})"
         endings.finish(draft, view, ProcessEvent.FAIL, reason, "retry")
         return
@@ -281,7 +283,7 @@ def resumed(draft: Draft, event: ev.Resumed) -> None:
     if view is None or view.process_state is not ProcessState.RESUMING or not _answers(view, event):
         return
     wants, ended, reason = view.wants, view.exit, view.reason
-    again = view.retrying and view.part is not None
+    again, retrying = view.part is not None and view.leaving is not None, view.retrying
     view = draft.step(
         endings.stay(view),
         ProcessEvent.LIVE,
@@ -292,12 +294,14 @@ def resumed(draft: Draft, event: ev.Resumed) -> None:
         wants=False,
         exit=None,
     )
-    if again:  # its gang began again meanwhile
-        retries.remove(draft, view, reason)
+    if again:  # its gang went somewhere else meanwhile
+        gang_retries.back(draft, view, reason, retrying)
     elif ended is not None:
         endings.exited(draft, ev.ProcessExited(view.id, *ended))
     elif wants:  # those who were called back later do not overtake it
         queue.enqueue(draft, view, reasons.waits(view), "device.lazy", order=view.queue_order)
+    if view.part is not None:
+        gang_sets.trim(draft, view.part)
 
 
 def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
@@ -322,8 +326,14 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
     hint = ""
     if event.damaged and failed is not None:
         hint = f"; {checkpoints.instead(view, failed, draft.now)}"
+    alone = view.part is None  # the others of a gang are where it is, and of its incarnation
     draft.step(
-        replace(endings.stay(view), rollback=view.rollback, undo=view.undo, restore_from=""),
+        replace(
+            endings.stay(view),
+            rollback=view.rollback and alone,
+            undo=view.undo and alone,
+            restore_from="" if alone else view.restore_from,
+        ),
         ProcessEvent.RESUME_FAILED,
         f"could not come back, so it stays suspended and nothing more is lost ({event.sentence})"
         f"{hint}",

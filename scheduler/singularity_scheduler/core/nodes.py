@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from . import endings, losses, moves, placement, queue, reasons, recorded, retries
+from . import endings, gang_retries, losses, moves, placement, queue, reasons, recorded, retries
 from . import events as ev
 from .draft import Draft
 from .model import AgentFacts, SessionView
@@ -86,8 +86,11 @@ def _suspended(draft: Draft, view: SessionView, fact: AgentFacts | None) -> None
 def _missing(draft: Draft, view: SessionView) -> None:
     """The agent does not know this session: nothing of it is left there. A live one goes on from
     its newest checkpoint, if it has one with its process in it."""
-    alone = view.part is None  # what others of a gang did since then cannot be undone
-    if view.process_state is ProcessState.LIVE and view.newest_whole is not None and alone:
+    live = view.process_state is ProcessState.LIVE
+    knows_not = f"the agent of node {view.node} no longer knows this session"
+    if live and gang_retries.lost(draft, view, knows_not, "agent.restarted"):
+        return
+    if live and view.newest_whole is not None and view.part is None:
         view = losses.lose(draft, view, 0.0)
         draft.note(replace(view, lost=False), reasons.restarted(view, draft.now), "agent.restarted")
         return
@@ -98,7 +101,7 @@ def _missing(draft: Draft, view: SessionView) -> None:
             ev.Start(view.id, view.node, view.reason, "recover", view.epoch, view.seq)
         )
         return
-    if view.process_state is ProcessState.LIVE and retries.may(draft, view):
+    if live and retries.may(draft, view):
         retries.from_beginning(draft, view, reasons.unknown(view), "agent.restarted")
         return
     if not view.final:

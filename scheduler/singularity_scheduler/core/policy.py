@@ -22,6 +22,7 @@ from . import (
     device_restores,
     drains,
     endings,
+    gang_sets,
     gang_steps,
     gang_store,
     gang_turns,
@@ -279,8 +280,8 @@ def _resize_asked(draft: Draft, event: ev.ResizeAsked) -> None:
 def _checkpoint_asked(draft: Draft, event: ev.CheckpointAsked) -> None:
     view = _asked(draft, event.session)
     _refuse_unstarted(view)
-    gangs.refuse(view)
-    checkpoints.asked(draft, view, event)
+    ask = checkpoints.asked if view.part is None else gang_sets.asked
+    ask(draft, view, event)
 
 
 def _suspend_asked(draft: Draft, event: ev.SuspendAsked) -> None:
@@ -510,7 +511,7 @@ def _joined(draft: Draft, event: ev.NodeJoined) -> None:
 
 def _suspended(draft: Draft, event: ev.Suspended) -> None:
     moves.suspended(draft, event)
-    gang_store.answered(draft, event.session)
+    gang_store.answered(draft, event.session, event.checkpoint.id)
 
 
 def _suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
@@ -575,6 +576,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.DeviceWorking: proxies.working,
     ev.SquashingOff: proxies.squashing_off,
     ev.CheckpointTaken: checkpoints.taken,
+    ev.SetStored: gang_sets.stored,
     ev.ContentsBack: device_restores.done,
     ev.CheckpointsFound: checkpoints.found,
     ev.CheckpointGone: checkpoints.gone,

@@ -281,6 +281,16 @@ class CheckpointTaken(OfSession):
 
 
 @dataclass(frozen=True)
+class SetStored:
+    """The parts of a gang were stored at one place: what each of `checkpoints` (session, stored)
+    holds. `whole`: every part was; else nobody goes back to those that were."""
+
+    set_id: str
+    checkpoints: tuple[tuple[str, CheckpointRef], ...]
+    whole: bool
+
+
+@dataclass(frozen=True)
 class ContentsBack(OfSession):
     """The contents of device state are again what they were at a checkpoint; or why not."""
 
@@ -341,6 +351,7 @@ Report = (
     | DeviceWorking
     | SquashingOff
     | CheckpointTaken
+    | SetStored
     | ContentsBack
     | CheckpointsFound
     | CheckpointGone

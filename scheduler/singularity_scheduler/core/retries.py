@@ -15,7 +15,7 @@ from typing import Any
 
 from singularity_scheduler.client.words import duration
 
-from . import endings, gangs, moves, queue, reasons
+from . import endings, gang_retries, gangs, moves, queue, reasons
 from .draft import Draft
 from .model import SessionView
 from .states import DeviceState, ProcessEvent, ProcessState
@@ -60,7 +60,9 @@ def exited(draft: Draft, view: SessionView, code: int | None, sentence: str) -> 
     again. False: it may not, and whoever asks ends it."""
     if not may(draft, view) or not was_killed(view, code) or view.stopped_by is not None:
         return False
-    _leave(draft, view, reasons.exited(code, sentence), "retry")
+    how = reasons.exited(code, sentence)
+    if not gang_retries.killed(draft, view, how):
+        _leave(draft, view, how, "retry")
     return True
 
 
@@ -83,8 +85,8 @@ def along(draft: Draft, view: SessionView, attempt: int, how: str) -> None:
     elif view.process_state is ProcessState.SUSPENDED:
         from_beginning(draft, replace(view, attempt=attempt - 1), how, "retry")
     elif view.process_state is ProcessState.RESUMING:  # the same, or when it did not come back
-        view = replace(view, attempt=attempt, retrying=True)
-        draft.note(view, sentence_of(view, how, draft.now), "retry")
+        view = replace(view, attempt=attempt, retrying=True, leaving="")
+        draft.note(view, _anew(view, how), "retry")
     elif view.process_state is ProcessState.SUSPENDING:
         _discard(draft, replace(view, attempt=attempt), how)
     else:
@@ -93,10 +95,12 @@ def along(draft: Draft, view: SessionView, attempt: int, how: str) -> None:
 
 def _discard(draft: Draft, view: SessionView, how: str) -> None:
     """Have it removed instead of stored."""
-    if view.retrying:  # it is being removed already
-        draft.put(view)
+    removed = gang_retries.goes_back(view)  # that is under way already
+    view = replace(endings.stay(view), retrying=True, rollback=True, exit=None)
+    if removed:
+        draft.note(view, sentence_of(view, how, draft.now), "retry")
         return
-    view = replace(endings.stay(view), retrying=True, rollback=True, seq=view.seq + 1, exit=None)
+    view = replace(view, seq=view.seq + 1)
     view = draft.note(view, sentence_of(view, how, draft.now), "retry")
     draft.actions.append(moves.leave_action(view, "retry"))
 
@@ -125,7 +129,7 @@ def _leave(draft: Draft, view: SessionView, how: str, rule: str) -> None:
 def _to_go_on_from(view: SessionView, now: float) -> CheckpointRef | None:
     """The newest checkpoint that an attempt can go on from; None: from the beginning. One may have
     been made while the run was dying: a run that ended as soon as it was back from it takes the
-    next older one. Gangs begin from their beginning: the others have gone on since then."""
+    next older one. Parts of a gang go back together or not at all (`gang_retries`)."""
     if view.part is not None:
         return None
     known = [c for c in view.checkpoints if c.whole]
@@ -141,13 +145,20 @@ def sentence_of(view: SessionView, why: str, now: float) -> str:
     assert view.run is not None
     reference = next((c for c in view.checkpoints if c.id == view.restore_from), None)
     what = f"attempt {view.attempt} of {view.run.attempts}"
-    if view.part is not None:
-        return f"{what} starts from its beginning, because {why}"
+    if reference is None and view.part is not None:
+        return _anew(view, why)
     if reference is None:
         having = "having no checkpoint to go on from"
         return f"{what} starts from its beginning, {having}, because {why}"
     age = duration(max(0.0, now - reference.at))
     return f"{what} goes on from checkpoint {reasons.shown(reference)}, {age} old, because {why}"
+
+
+def _anew(view: SessionView, why: str) -> str:
+    """The same of a part whose gang has no set to go on from."""
+    assert view.run is not None
+    what = f"attempt {view.attempt} of {view.run.attempts}"
+    return f"{what} starts from its beginning, because {why}"
 
 
 def begin_again(
@@ -186,13 +197,10 @@ def from_beginning(draft: Draft, view: SessionView, how: str, rule: str, node: s
 def not_resumed(draft: Draft, view: SessionView, sentence: str, damaged: bool) -> bool:
     """A run that was to go on from a checkpoint did not come back, and nothing of it is left.
     False: it was no retry. A damaged checkpoint costs no attempt: the next older one counts."""
+    if view.part is not None:
+        return gang_retries.not_back(draft, view, sentence, damaged)
     if not view.retrying:
         return False
-    if view.part is not None:  # all of its gang began again meanwhile
-        reason = view.reason
-        view = draft.quiet_step(view, ProcessEvent.RESUME_FAILED, exit=None)
-        begin_again(draft, view, reason, "retry")
-        return True
     how = f"it could not come back from its checkpoint ({sentence})"
     if not damaged and not left(view):
         reason = over(view, how)

@@ -40,13 +40,13 @@ def _bring_parts(draft: Draft, view: SessionView) -> None:
     """All parts of a gang that are in the store come back in one decision, or none does."""
     views = gangs.together(draft, view)
     stored = [v for v in views if v.process_state is ProcessState.SUSPENDED]
-    if any(v.process_state is ProcessState.SUSPENDING for v in views):
-        return
+    if any(v.process_state is ProcessState.SUSPENDING or v.leaving is not None for v in views):
+        return  # they come along
     if any(not v.returning or v.held_back for v in stored):
         return
     taken = {v.node for v in views} - {v.node for v in stored}
     rooms = {v.id: _rooms(draft, v, taken) for v in stored}
-    found = _different(rooms)
+    found = different(rooms)
     for one in stored:
         if found is not None:
             placement.resume(draft, one, found[one.id])
@@ -69,7 +69,7 @@ def _rooms(draft: Draft, view: SessionView, taken: set[str]) -> list[str]:
     ]
 
 
-def _different(rooms: Mapping[str, list[str]]) -> dict[str, str] | None:
+def different(rooms: Mapping[str, list[str]]) -> dict[str, str] | None:
     """A node of its own for each; None: there is no such choice."""
     holder: dict[str, str] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -28,11 +29,32 @@ class CheckpointRef:
     """What was found wrong with it; "": nothing."""
     dropped: bool = False
     """Nobody sees it any more; it is deleted from the store as soon as a node can do that."""
+    set_id: str = ""
+    """Of a part of a gang: what the set is called that the other parts stored with it; "": it is in
+    none."""
 
     @property
     def whole(self) -> bool:
         """Whether a session can come back from it."""
         return self.level == "process" and not self.damaged and not self.dropped
+
+
+@dataclass(frozen=True)
+class CheckpointSet:
+    """What all parts of a gang stored at one place; it is whole."""
+
+    id: str
+    of: Mapping[str, CheckpointRef]
+    """Session -> its checkpoint."""
+
+    @property
+    def at(self) -> float:
+        """When the last part of it was stored."""
+        return max(reference.at for reference in self.of.values())
+
+    @property
+    def name(self) -> str:
+        return next((c.name for c in self.of.values() if c.name), "")
 
 
 @dataclass(frozen=True)

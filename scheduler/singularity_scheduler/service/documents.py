@@ -144,7 +144,8 @@ def checkpoint_document(reference: CheckpointRef) -> Json:
         "incarnation": reference.incarnation,
         "reason": reference.reason,
         "damaged": reference.damaged or None,
-        "restorable": reference.whole,
+        # Gangs go back by themselves alone, and are not forked.
+        "restorable": reference.whole and not reference.set_id,
     }
 
 

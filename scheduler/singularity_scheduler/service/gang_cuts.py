@@ -29,6 +29,9 @@ REACH_S = 20.0
 
 Key = tuple[str, ...]
 
+Stores = ev.Suspend | ev.TakeCheckpoint
+"""The commands that store a part."""
+
 
 class _Cut:
     """One of them, from its first command to the end of its last one."""
@@ -38,7 +41,7 @@ class _Cut:
         """Whose commands have not come yet."""
         self.busy = set(sessions)
         """Whose commands have not ended yet."""
-        self.parts: list[ev.Suspend] = []
+        self.parts: list[Stores] = []
         self.came = asyncio.Event()
         self.ended = asyncio.Event()
         self.stand: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -50,10 +53,13 @@ class GangCuts:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._open: dict[Key, _Cut] = {}
+        self._last: dict[Key, asyncio.Task[None]] = {}
+        """What was asked last of a gang: one cut at a time, so that no part is stored at the place
+        of another one."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def standing(self, action: ev.Suspend) -> AsyncIterator[None]:
+    async def standing(self, action: Stores) -> AsyncIterator[None]:
         """The ranks of all sessions of `action.cut` stand when this begins, and until this has
         ended for each of them. () : nothing is done. Raises as `gang_barrier.standing`, the same
         for all of them."""
@@ -63,9 +69,11 @@ class GangCuts:
         cut = self._open.get(action.cut)
         if cut is None or action.session not in cut.missing:
             cut = self._open[action.cut] = _Cut(action.cut)
-            task = asyncio.ensure_future(self._hold(action.cut, cut))
+            before = self._last.get(action.cut)
+            task = asyncio.ensure_future(self._hold(action.cut, cut, before))
+            self._last[action.cut] = task
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda done: self._done(action.cut, done))
         cut.missing.discard(action.session)
         cut.parts.append(action)
         if not cut.missing:
@@ -85,11 +93,18 @@ class GangCuts:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _hold(self, key: Key, cut: _Cut) -> None:
+    def _done(self, key: Key, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._last.get(key) is task:
+            del self._last[key]
+
+    async def _hold(self, key: Key, cut: _Cut, before: asyncio.Task[None] | None) -> None:
         try:
             await self._all_here(cut)
             if self._open.get(key) is cut:
                 del self._open[key]
+            if before is not None:
+                await asyncio.wait([before])
             parts = [PartAt(self._fleet, a.node, a.session, a.epoch) for a in cut.parts]
             async with standing(parts, REACH_S):
                 cut.stand.set_result(None)

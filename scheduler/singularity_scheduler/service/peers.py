@@ -33,12 +33,15 @@ RETRY_S = 2.0
 
 def gang_launch(view: SessionView) -> Json | None:
     """What the agent of a part needs to know of its gang; None: it is no part. The key is the same
-    for all parts and whenever the command is repeated, and another one for each attempt."""
+    for all parts and whenever the command is repeated, and another one for each attempt and each
+    time that the gang has gone back."""
     part = view.part
     if part is None:
         return None
-    what = f"{part.gang} attempt {view.attempt}".encode()
-    key = hmac.new(part.secret.encode(), what, hashlib.sha256).hexdigest()
+    what = f"{part.gang} attempt {view.attempt}"
+    if view.incarnation > 1:
+        what += f" incarnation {view.incarnation}"
+    key = hmac.new(part.secret.encode(), what.encode(), hashlib.sha256).hexdigest()
     return {"id": part.gang, "number": part.number, "parts": part.parts, "key": key}
 
 
@@ -51,8 +54,8 @@ class Peers:
 
     def __init__(self, controller: Controller) -> None:
         self._c = controller
-        self._bridges: dict[str, tuple[int, str]] = {}
-        """session -> the attempt of which it is, "host:port" of its bridge"""
+        self._bridges: dict[str, tuple[tuple[int, int], str]] = {}
+        """session -> the attempt and incarnation of which it is, "host:port" of its bridge"""
         self._telling: dict[str, asyncio.Task[None]] = {}
         """session -> what tells its node until it is told."""
 
@@ -61,7 +64,7 @@ class Peers:
         view = self._c.state.sessions.get(session)
         if view is None or view.part is None or _has_none(view):
             return
-        known = (view.attempt, address)
+        known = ((view.attempt, view.incarnation), address)
         if not address or self._bridges.get(session) == known:
             return
         self._bridges[session] = known
@@ -98,11 +101,11 @@ class Peers:
         view = self._c.state.sessions.get(session)
         if view is None or view.part is None or session not in self._bridges:
             return {}
-        attempt = self._bridges[session][0]
+        when = self._bridges[session][0]
         found = {}
         for number, other in enumerate(view.part.sessions):
             known = self._bridges.get(other)
-            if known is not None and known[0] == attempt:
+            if known is not None and known[0] == when:
                 found[str(number)] = known[1]
         return found
 

@@ -247,7 +247,8 @@ STORED_CHECKPOINT = record(
         "damaged": {**nullable(TEXT), "description": "What was found wrong with it."},
         "restorable": {
             "type": "boolean",
-            "description": "Whether a session can come back from it.",
+            "description": "Whether a session can be brought back from it; not those of a run on "
+            "several nodes, all parts of which go back by themselves.",
         },
     }
 )

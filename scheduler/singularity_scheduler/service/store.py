@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from singularity_proxy.errors import CheckpointCancelled, SingularityError
 
-from singularity_scheduler.core import checkpoints
+from singularity_scheduler.core import checkpoints, gang_sets
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import Node
 from singularity_scheduler.core.model import SessionView
@@ -97,6 +97,8 @@ class StoreKeeper:
         found = []
         for view in list(self._c.state.sessions.values()):
             if view.id in self._under_way or self._rest.get(view.id, 0.0) > now:
+                continue
+            if not gang_sets.is_due_with(self._c.state, view):
                 continue
             if self.why(view) is not None:
                 found.append(view)

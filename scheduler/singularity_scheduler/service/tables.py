@@ -167,10 +167,12 @@ checkpoints = Table(
     Column("reason", Text, nullable=False),
     Column("damaged", Text, nullable=False),
     Column("dropped", Boolean, nullable=False),
+    Column("set_id", String(255), nullable=False, server_default=""),
     Index("checkpoints_dropped", "dropped"),
 )
 """What the store has of each session. A dropped one is deleted there as soon as a node can do it;
-until then its row stays, also when its session is long over."""
+until then its row stays, also when its session is long over. Those of one `set_id` were stored
+together, by the parts of a gang."""
 
 checkpoint_log = Table(
     "checkpoint_log",

@@ -26,6 +26,7 @@ from singularity_scheduler.core.stored import CheckpointRef, LossReport
 
 from .documents import parse_iso
 from .gang_cuts import GangCuts
+from .gang_sets import GangSets
 from .peers import gang_launch
 from .ports import Fleet
 
@@ -48,6 +49,10 @@ session comes back with another one."""
 HANGS_S = 20.0
 """The same of a node that is connected and does not answer: its agent waits up to 10 s for a relay
 that is just being replaced."""
+
+
+LOOK_S = 1.0
+"""How often it is looked whether what is being stored of a gang is still wanted."""
 
 
 class Send(Protocol):
@@ -75,6 +80,7 @@ class Transfers:
         self._look = look
         self._failed = failed
         self.cuts = GangCuts(fleet)
+        self._sets = GangSets(self.cuts, report)
         self.terms: Callable[[str], Json | None] = lambda node: None
         """What a node is told of its lease: what comes back there must have an end at once."""
         self.bridged: Callable[[str, str], None] = lambda session, address: None
@@ -199,7 +205,10 @@ class Transfers:
 
     async def checkpoint(self, action: ev.TakeCheckpoint, whole: bool) -> CheckpointRef:
         """Raises what the agent refused. `whole`: the agent knows `session.checkpoint`; one that
-        does not stores device state, and is not asked twice, for a second one would be another."""
+        does not stores device state, and is not asked twice, for a second one would be another.
+        That of a part of a gang counts when all of its set are there."""
+        if action.set_id:
+            return await self._sets.store(action, lambda: self._part(action))
         if whole:
             answer = await self._send(
                 action,
@@ -223,6 +232,41 @@ class Transfers:
         reference = reference_of({"name": action.name or "", **answer})
         await self._report(ev.CheckpointTaken(action.session, reference))
         return reference
+
+    async def _part(self, action: ev.TakeCheckpoint) -> CheckpointRef:
+        """Store a part whose ranks stand. Given up when the part is not what it was any more: its
+        node may never answer."""
+        storing = asyncio.ensure_future(
+            self._send(
+                action,
+                "session.checkpoint",
+                lambda: self._stays(action),
+                name=action.name or "",
+                level=action.level,
+                epoch=action.epoch,
+                seq=action.seq,
+                standing=True,
+            )
+        )
+        try:
+            while not storing.done():
+                await asyncio.wait([storing], timeout=LOOK_S)
+                if not storing.done() and not self._stays(action):
+                    raise Unavailable(
+                        f"the checkpoint of session {action.session} was given up, because its "
+                        "gang goes on from another place; what was stored before is kept",
+                        session=action.session,
+                    )
+            return reference_of({"name": action.name or "", **storing.result()})
+        finally:
+            storing.cancel()
+
+    def _stays(self, action: ev.TakeCheckpoint) -> bool:
+        """Whether a part is still what is being stored."""
+        view = self._look(action.session)
+        if view is None or view.node != action.node or view.rollback:
+            return False
+        return view.process_state in (ProcessState.LIVE, ProcessState.SUSPENDING)
 
     async def put_back(self, action: ev.PutBack) -> None:
         """Raises what the agent refused; the session goes on as it was then."""

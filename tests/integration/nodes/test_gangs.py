@@ -3,6 +3,7 @@ together, and find each other again."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from singularity_kernel.batch.submission import passed_on
+from singularity_proxy.errors import SingularityError
 from support.batch_runs import ENDED, processes_of
 from support.two_nodes import TwoNodes, two_nodes
 
@@ -40,6 +42,36 @@ dist.destroy_process_group()
 """
 
 
+TRAINING = f"""
+import hashlib, os, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+torch.manual_seed(dist.get_rank())
+model = DistributedDataParallel(torch.nn.Linear(16, 16).to(device))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+for step in range({STEPS}):
+    loss = model(torch.randn(8, 16).to(device)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print("step", step, loss.item().hex(), flush=True)
+    if not os.path.exists("hurry"):
+        time.sleep(0.1)
+weights = b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters())
+print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def numbers(log: str) -> set[str]:
+    """The losses and the weights; steps that were made again say the same or stand there twice."""
+    return {line for line in log.splitlines() if line.startswith(("step ", "weights "))}
+
+
 def expected() -> str:
     total = 0.0
     for step in range(STEPS):
@@ -47,9 +79,9 @@ def expected() -> str:
     return f"total {[total] * 4}"
 
 
-async def submit(nodes: TwoNodes, **more: Any) -> list[str]:
+async def submit(nodes: TwoNodes, program: str = PROGRAM, **more: Any) -> list[str]:
     """The run; the sessions of its parts."""
-    (nodes.home / "train.py").write_text(PROGRAM)
+    (nodes.home / "train.py").write_text(program)
     run = {
         "command": f"exec {sys.executable} -u train.py",
         "folder": str(nodes.home),
@@ -66,6 +98,12 @@ async def ended(nodes: TwoNodes, sessions: list[str]) -> list[str]:
     """How each of them ended."""
     found = [await nodes.until(s, lambda f: f["process_state"] in ENDED, 150) for s in sessions]
     return [session["state"] for session in found]
+
+
+def kill_a_rank(session: str) -> None:
+    lines = processes_of(session).items()
+    [rank] = [pid for pid, line in lines if "-u train.py" in line and "bash" not in line]
+    os.kill(rank, signal.SIGKILL)
 
 
 async def test_it_is_parked_and_killed_and_computes_the_same(tmp_path: Path) -> None:
@@ -85,9 +123,7 @@ async def test_it_is_parked_and_killed_and_computes_the_same(tmp_path: Path) -> 
         before = (await nodes.printed(first)).count("step")
         await nodes.until_printed(first, f"step {before + 3}\n")  # back by their own calls
 
-        lines = processes_of(second).items()
-        [rank] = [pid for pid, line in lines if "-u train.py" in line and "bash" not in line]
-        os.kill(rank, signal.SIGKILL)
+        kill_a_rank(second)
         for sid in sessions:
             await nodes.until(sid, lambda found: found["attempt"] == 2, 60)
         (nodes.home / "hurry").touch()
@@ -127,6 +163,106 @@ async def test_it_is_suspended_and_comes_back_on_other_nodes_and_computes_the_sa
         for sid in sessions:
             assert expected() in await nodes.printed(sid)
             assert (await nodes.session(sid))["attempt"] == 1
+
+
+async def newest(nodes: TwoNodes, session: str) -> str:
+    """The id of its newest checkpoint."""
+    return str((await nodes.session(session))["last_checkpoint"]["id"])
+
+
+async def until_back_from(nodes: TwoNodes, sessions: list[str], stored: list[str]) -> None:
+    """Wait until each part has come back from its checkpoint."""
+    for sid, checkpoint in zip(sessions, stored, strict=True):
+        found = await nodes.until(
+            sid,
+            lambda f, c=checkpoint: (
+                f["state"] == "running" and (f["loss"] or {}).get("checkpoint") == c
+            ),
+            90,
+        )
+        assert found["loss"]["rolled_back"], found["loss"]
+
+
+async def test_all_go_back_to_what_they_stored_together_and_compute_the_same(
+    tmp_path: Path,
+) -> None:
+    names = ("node-1", "node-2", "node-3")
+    async with two_nodes(tmp_path, names) as nodes:
+        (nodes.home / "hurry").touch()
+        alone = await submit(nodes, TRAINING)
+        assert await ended(nodes, alone) == ["completed", "completed"]
+        undisturbed = [numbers(await nodes.printed(sid)) for sid in alone]
+        assert [len(one) for one in undisturbed] == [STEPS + 1] * 2
+        (nodes.home / "hurry").unlink()
+
+        sessions = await submit(nodes, TRAINING, max_retries=1)
+        first, second = sessions
+        for sid in sessions:
+            await nodes.until_printed(sid, "step 3 ")
+
+        await nodes.client.checkpoint(second)
+        stored = [await newest(nodes, sid) for sid in sessions]
+        for sid in sessions:
+            done = (await nodes.printed(sid)).count("step")
+            await nodes.until_printed(sid, f"step {done + 3} ")  # all go on meanwhile
+        kill_a_rank(second)
+        await until_back_from(nodes, sessions, stored)
+        for sid in sessions:
+            assert (await nodes.session(sid))["attempt"] == 2
+            reasons = [c["reason"] for c in await nodes.client.history(sid)]
+            assert any("attempt 2 of 2 goes on from checkpoint" in why for why in reasons), reasons
+
+        await nodes.client.checkpoint(first)
+        stored = [await newest(nodes, sid) for sid in sessions]
+        lost, kept = [(await nodes.session(sid))["node"] for sid in sessions]
+        [spare] = {*names} - {lost, kept}
+        nodes.kill(lost)
+        await until_back_from(nodes, sessions, stored)
+        assert {(await nodes.session(sid))["node"] for sid in sessions} == {spare, kept}
+        (nodes.home / "hurry").touch()
+        assert await ended(nodes, sessions) == ["completed", "completed"]
+        for sid, same in zip(sessions, undisturbed, strict=True):
+            printed = numbers(await nodes.printed(sid))
+            assert printed <= same
+            assert {f"step {STEPS - 1}", "weights"} <= {line.rsplit(" ", 1)[0] for line in printed}
+            assert (await nodes.session(sid))["attempt"] == 2  # a lost node is no retry
+
+
+async def test_nobody_goes_back_to_what_was_under_way_when_a_part_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with two_nodes(tmp_path) as nodes:
+        sessions = await submit(nodes, max_retries=1)
+        first, second = sessions
+        for sid in sessions:
+            await nodes.until_printed(sid, "step 3\n")
+        await nodes.client.checkpoint(second, "before")
+        stored = [await newest(nodes, sid) for sid in sessions]
+
+        call, told = nodes.fleet.call, asyncio.Event()
+
+        async def late(node: str, method: str, timeout: float | None = 60.0, **params: Any) -> Any:
+            """The command for the second part comes when the first one is stored."""
+            if method == "session.checkpoint" and params["session"] == second:
+                await told.wait()
+                kill_a_rank(second)
+            answer = await call(node, method, timeout, **params)
+            if method == "session.checkpoint":
+                told.set()
+            return answer
+
+        monkeypatch.setattr(nodes.fleet, "call", late)
+        with pytest.raises(SingularityError):
+            await nodes.client.checkpoint(first)
+        await until_back_from(nodes, sessions, stored)
+        for sid in sessions:
+            left = [one["id"] for one in await nodes.client.checkpoints(sid)]
+            assert left == [stored[sessions.index(sid)]]
+            assert (await nodes.session(sid))["attempt"] == 2
+        (nodes.home / "hurry").touch()
+        assert await ended(nodes, sessions) == ["completed", "completed"]
+        for sid in sessions:
+            assert expected() in await nodes.printed(sid)
 
 
 async def test_a_rank_that_fails_ends_all(tmp_path: Path) -> None:

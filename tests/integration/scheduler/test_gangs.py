@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy.errors import BadRequest, Conflict, Unsupported
+from singularity_proxy.errors import BadRequest, Conflict, NoSpace, Unsupported
+from singularity_scheduler.service import gang_cuts
+from singularity_scheduler.service.gang_barrier import PartAt
 from support.scheduler_service import Platform, platform, until
 
 Json = dict[str, Any]
@@ -68,7 +72,7 @@ async def test_a_run_on_two_nodes(tmp_path: Path) -> None:
         for sid in (first, second):
             await p.state(sid, "running")
         with pytest.raises(Unsupported, match="which is stored only as a whole, by suspend"):
-            await client.checkpoint(second)
+            await client.fork(second)
         await client.park(second)
         for sid in (first, second):
             await p.state(sid, "parked")
@@ -152,3 +156,91 @@ async def test_all_begin_again_with_another_key(tmp_path: Path) -> None:
         assert {
             s["attempt"] for s in await asyncio.gather(*map(client.get_session, (first, second)))
         } == {2}
+
+
+@pytest.fixture
+def stands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The agents here have no ranks that could be stopped; who was to stand, each time."""
+    told: list[list[str]] = []
+
+    @contextlib.asynccontextmanager
+    async def standing(parts: Iterable[PartAt], deadline_s: float) -> AsyncIterator[None]:
+        told.append(sorted(part.session for part in parts))
+        yield
+
+    monkeypatch.setattr(gang_cuts, "standing", standing)
+    return told
+
+
+async def computing(p: Platform, **more: Any) -> list[str]:
+    """The parts of a run that has devices."""
+    made = await p.client().submit(run=RUN, devices=2, nodes=2, **more)
+    sessions = list(made["part"]["sessions"])
+    for sid in sessions:
+        await p.state(sid, "ready")
+        part_of(p, sid).need(sid)
+    for sid in sessions:
+        await p.state(sid, "running")
+    return sessions
+
+
+def sets_of(p: Platform, session: str) -> list[str]:
+    """The sets that are kept of a part, oldest first."""
+    return [c.set_id for c in p.controller.state.sessions[session].checkpoints if not c.dropped]
+
+
+@pytest.mark.asyncio
+async def test_parts_are_stored_together_or_not_at_all(
+    tmp_path: Path, stands: list[list[str]]
+) -> None:
+    async with platform(tmp_path, nodes=("n1", "n2")) as p:
+        first, second = await computing(p)
+        await p.client().checkpoint(second, "best")
+        assert stands == [sorted((first, second))]
+        assert calls(p, "session.checkpoint", first)[0]["standing"] is True
+        for sid in (first, second):
+            [stored] = await p.client().checkpoints(sid)
+            assert (stored["name"], stored["restorable"]) == ("best", False)
+        assert sets_of(p, first) == sets_of(p, second) != [""]
+
+        part_of(p, second).refuse["session.checkpoint"] = NoSpace("the disk of n2 is full")
+        with pytest.raises(NoSpace, match="the disk of n2 is full"):
+            await p.client().checkpoint(first)
+        assert [(await p.client().get_session(sid))["state"] for sid in (first, second)] == [
+            "running",
+            "running",
+        ]
+        store = p.store.checkpoints
+        await until(lambda: len(store) == 2, "what was stored of one part alone is deleted")
+        assert sets_of(p, first) == sets_of(p, second)
+        assert len(sets_of(p, first)) == 1
+
+        part_of(p, first).exit(first, -9)
+        for sid in (first, second):
+            await until(lambda sid=sid: calls(p, "session.resume", sid), "all come back")
+            [back] = calls(p, "session.resume", sid)
+            assert back["checkpoint"] == (await p.client().checkpoints(sid))[0]["id"]
+        keys = {calls(p, "session.resume", sid)[0]["gang"]["key"] for sid in (first, second)}
+        assert len(keys) == 1
+        assert calls(p, "session.start", first)[0]["launch"]["gang"]["key"] not in keys
+
+
+@pytest.mark.asyncio
+async def test_a_gang_is_stored_by_itself_as_one(tmp_path: Path, stands: list[list[str]]) -> None:
+    async with platform(tmp_path, nodes=("n1", "n2")) as p:
+        first, second = await computing(p, checkpoint_every_s=1.0)
+        await until(lambda: len(sets_of(p, second)) == 2, "stored twice")
+        assert stands[:2] == [sorted((first, second))] * 2
+        assert sets_of(p, first)[:2] == sets_of(p, second)[:2]
+
+
+@pytest.mark.asyncio
+async def test_a_set_is_kept_over_a_restart(tmp_path: Path, stands: list[list[str]]) -> None:
+    async with platform(tmp_path, nodes=("n1", "n2")) as p:
+        sessions = await computing(p)
+        await p.client().checkpoint(sessions[0])
+        before = [sets_of(p, sid) for sid in sessions]
+        await p.stop()
+        await p.start()
+        await p.ready()
+        assert [sets_of(p, sid) for sid in sessions] == before

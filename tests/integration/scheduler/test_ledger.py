@@ -341,6 +341,11 @@ async def test_the_version_before_reads_runs_on_several_nodes(place: str) -> Non
     ledger = await Ledger.open(place)
     try:
         await ledger.write(world.do(gang("g")))
+        for number, sid in enumerate(("g0", "g1")):
+            reference = whole(f"c{number}", set_id="g-1-3")
+            await ledger.write(world.do(ev.CheckpointTaken(sid, reference)))
+        stored = {v.id: [c.set_id for c in v.checkpoints] for v in await ledger.active()}
+        assert stored == {"g0": ["g-1-3"], "g1": ["g-1-3"]}
         assert {v.id: v.part for v in await ledger.active()} == {
             sid: world[sid].part for sid in ("g0", "g1")
         }
@@ -356,6 +361,9 @@ async def test_the_version_before_reads_runs_on_several_nodes(place: str) -> Non
         engine = create_engine(parse(place))
         with engine.begin() as connection:
             config.attributes["connection"] = connection
+            alembic.command.downgrade(config, "0018")
+            whose = connection.exec_driver_sql("SELECT session FROM checkpoints ORDER BY session")
+            assert [row[0] for row in whose] == ["g0", "g1"]
             alembic.command.downgrade(config, "0017")
             kept = connection.exec_driver_sql("SELECT id, process_state FROM sessions ORDER BY id")
             assert [tuple(row) for row in kept] == [("g0", "starting"), ("g1", "starting")]
@@ -366,5 +374,7 @@ async def test_the_version_before_reads_runs_on_several_nodes(place: str) -> Non
     ledger = await Ledger.open(place)
     try:
         assert [view.part for view in await ledger.active()] == [None, None]
+        found = {v.id: [c.set_id for c in v.checkpoints] for v in await ledger.active()}
+        assert found == {"g0": [""], "g1": [""]}
     finally:
         await ledger.close()

@@ -1,4 +1,4 @@
-"""The commands that store the parts of a gang share one barrier."""
+"""The commands that store the parts of a gang share one barrier, and what they store is a set."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from singularity_proxy.errors import BarrierFailed
+from singularity_proxy.errors import BarrierFailed, Conflict, NoSpace
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.stored import CheckpointRef
 from singularity_scheduler.service import gang_cuts
 from singularity_scheduler.service.gang_cuts import GangCuts
+from singularity_scheduler.service.gang_sets import GangSets
+from support.scheduler_core import whole
 
 BOTH = ("g0", "g1")
 
@@ -108,3 +111,83 @@ async def test_a_service_that_stops_lets_go(barriers: Barriers) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_nobody_is_stopped_again_before_all_have_ended(barriers: Barriers) -> None:
+    """A suspend that comes while the parts are being stored waits for that."""
+    cuts = GangCuts(None)  # type: ignore[arg-type]
+    first = [asyncio.ensure_future(store(cuts, suspend(sid), barriers, 0.05)) for sid in BOTH]
+    await asyncio.sleep(0.02)
+    assert barriers.told[0] == ("stand", BOTH)
+    second = [asyncio.ensure_future(store(cuts, suspend(sid), barriers, 0.0)) for sid in BOTH]
+    await asyncio.gather(*first, *second)
+    await asyncio.sleep(0)
+    assert [what for what, _ in barriers.told if what in ("stand", "go on")] == [
+        "stand",
+        "go on",
+    ] * 2
+
+
+# -- sets -----------------------------------------------------------------------------------
+
+
+class Sets:
+    """`GangSets` and what it reports."""
+
+    def __init__(self) -> None:
+        self.told: list[ev.Event] = []
+        self.sets = GangSets(GangCuts(None), self.report)  # type: ignore[arg-type]
+
+    async def report(self, event: ev.Event) -> None:
+        self.told.append(event)
+
+    async def store(self, *failing: str) -> list[CheckpointRef | BaseException]:
+        """Both parts; what became of each."""
+
+        async def part(session: str) -> CheckpointRef:
+            action = ev.TakeCheckpoint(
+                session, f"n{session}", "for ada", "user.checkpoint", 3, 4, cut=BOTH, set_id="g-3-4"
+            )
+
+            async def take() -> CheckpointRef:
+                await asyncio.sleep(0.02 if session == "g0" else 0.0)
+                if session in failing:
+                    raise NoSpace(f"the disk of {session} is full")
+                return whole(f"c-{session}")
+
+            return await self.sets.store(action, take)
+
+        return await asyncio.gather(*map(part, reversed(BOTH)), return_exceptions=True)
+
+
+STORED = (("g0", whole("c-g0")), ("g1", whole("c-g1")))
+
+
+@pytest.mark.asyncio
+async def test_a_set_is_told_of_when_all_of_it_is_stored(barriers: Barriers) -> None:
+    it = Sets()
+    assert await it.store() == [whole("c-g1"), whole("c-g0")]
+    assert it.told == [ev.SetStored("g-3-4", STORED, True)]
+    assert barriers.told[0] == ("stand", BOTH)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("failing", BOTH)
+async def test_a_set_of_which_a_part_fails_is_dropped(barriers: Barriers, failing: str) -> None:
+    it = Sets()
+    found = dict(zip(reversed(BOTH), await it.store(failing), strict=True))
+    assert isinstance(found.pop(failing), NoSpace)
+    [other] = found.values()
+    assert isinstance(other, Conflict)
+    assert "another part of its gang could not be stored at the same place" in str(other)
+    left = tuple(one for one in STORED if one[0] != failing)
+    assert it.told == [ev.SetStored("g-3-4", left, False)]
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_told_where_the_ranks_could_not_be_stopped(barriers: Barriers) -> None:
+    barriers.fails = BarrierFailed("the ranks did not come to a common place")
+    it = Sets()
+    assert [type(error) for error in await it.store()] == [BarrierFailed, BarrierFailed]
+    assert it.told == []

@@ -19,14 +19,27 @@ from singularity_scheduler.core.draft import Draft
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import BatchRun, Kind, Part, SessionSpec, Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
-from support.scheduler_core import World, outcome
+from singularity_scheduler.core.stored import Retention
+from support.scheduler_core import World, outcome, whole
 from support.scheduler_gangs import computing_gang, gang
+
+NONE = whole("none")
 
 REFUSALS = (BadRequest, Conflict, NotFound, Unavailable, Unsupported)
 
 
+def parts_of(decision: ev.Decision) -> list[str]:
+    """The parts of gangs that a decision changed and did not end."""
+    return [view.id for view in decision.sessions if view.part is not None and not view.final]
+
+
 class GangMachine(RuleBasedStateMachine):
     """People, programs, agents and bad luck on two or three nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: dict[str, str] = {}
+        """From where each part went on last."""
 
     @initialize(sizes=st.lists(st.integers(1, 3), min_size=2, max_size=3))
     def build(self, sizes: list[int]) -> None:
@@ -48,6 +61,32 @@ class GangMachine(RuleBasedStateMachine):
         for sid in attached:  # none gets devices while another one goes on waiting for some
             left = [o for o in self.others(self.world[sid]) if o.device_state not in gangs.HAS]
             assert not left, f"{sid} got devices and {left} did not"
+        for action in decision.actions:
+            self.remember(action)
+        for sid in parts_of(decision):
+            self.look_at_places(self.world.known[sid])
+
+    def remember(self, action: ev.Action) -> None:
+        """From where a part goes on: its beginning, or a set."""
+        if isinstance(action, ev.Start):
+            self.places[action.session] = f"attempt {self.world[action.session].attempt}"
+        elif isinstance(action, ev.Resume):
+            view = self.world[action.session]
+            [reference] = [c for c in view.checkpoints if c.id == action.checkpoint]
+            if view.rollback:
+                self.places[view.id] = f"{view.incarnation}: {reference.set_id}"
+
+    def look_at_places(self, view: SessionView) -> None:
+        """Parts that compute together went on from one place."""
+        views = [view, *self.others(view)]
+        if not all(one.device_state is DeviceState.HELD for one in views):
+            return
+        if any(
+            one.process_state is not ProcessState.LIVE or one.leaving is not None for one in views
+        ):
+            return
+        places = {self.places.get(one.id, "") for one in views}
+        assert len(places) == 1, f"{[one.id for one in views]} went on from {places}"
 
     def others(self, view: SessionView) -> list[SessionView]:
         return gangs.others(Draft(self.world.state, self.world.now), view)
@@ -92,7 +131,9 @@ class GangMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.world.state.sessions))
     @rule(
         data=st.data(),
-        what=st.sampled_from(["park", "preempt", "resume", "end", "tier", "suspend", "move"]),
+        what=st.sampled_from(
+            ["park", "preempt", "resume", "end", "tier", "suspend", "move", "checkpoint", "drop"]
+        ),
     )
     def person(self, data: st.DataObject, what: str) -> None:
         sid = self.pick(data)
@@ -104,6 +145,8 @@ class GangMachine(RuleBasedStateMachine):
             "tier": ev.TierAsked(sid, "root", data.draw(st.sampled_from(Tier), label="tier")),
             "suspend": ev.SuspendAsked(sid, "ada"),
             "move": ev.MigrateAsked(sid, "ada"),
+            "checkpoint": ev.CheckpointAsked(sid, "ada", level="process"),
+            "drop": ev.DropAsked(sid, "ada", (self.world[sid].last_checkpoint or NONE).id),
         }
         self.asked(events[what])
 
@@ -111,6 +154,9 @@ class GangMachine(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.sampled_from([False, False, False, True]))
     def agent(self, data: st.DataObject, fails: bool) -> None:
         action = data.draw(st.sampled_from(self.world.pending), label="action")
+        if isinstance(action, ev.TakeCheckpoint) and action.set_id:
+            self.do(self.world.set_stored(action, action.session if fails else ""))
+            return
         self.world.pending.remove(action)
         event = outcome(action)
         if fails and isinstance(action, ev.Attach):
@@ -121,7 +167,8 @@ class GangMachine(RuleBasedStateMachine):
             event = ev.SuspendFailed(action.session, action.epoch, action.seq, "disk full")
         elif fails and isinstance(action, ev.Resume):
             head = (action.session, action.epoch, action.seq)
-            event = ev.ResumeFailed(*head, "no such port", False)
+            damaged = data.draw(st.booleans(), label="damaged")
+            event = ev.ResumeFailed(*head, "no such port", damaged)
         elif fails and isinstance(action, ev.Start):
             event = ev.StartFailed(action.session, "no such folder")
         self.do(event)
@@ -139,7 +186,7 @@ class GangMachine(RuleBasedStateMachine):
         }
         self.do(events[what])
 
-    @rule(data=st.data(), seconds=st.floats(0, 20))
+    @rule(data=st.data(), seconds=st.floats(0, 100))
     def time_goes_by(self, data: st.DataObject, seconds: float) -> None:
         self.world.now += seconds
         self.do(ev.Tick(data.draw(st.sampled_from(self.nodes), label="node")))
@@ -203,6 +250,10 @@ class GangMachine(RuleBasedStateMachine):
                     self.do(ev.DeviceNeeded(sid))
                 elif view and view.process_state is ProcessState.SUSPENDED and not view.called:
                     self.asked(ev.ResumeAsked(sid, "ada"))
+                    view = self.world[sid]
+                    damaged = any(c.damaged for c in view.checkpoints)
+                    if not view.called and damaged:  # and there is no older one
+                        self.do(ev.EndAsked(sid, "ada"))
             self.world.answer()
             self.world.now += 30
             for node in self.nodes:
@@ -243,27 +294,40 @@ class GangMachine(RuleBasedStateMachine):
 
 
 class StoredMachine(GangMachine):
-    """Begins with a gang that computes, and one that is in the store already."""
+    """Begins with a gang that computes, and may be on its way into the store, or has been stored
+    while it goes on."""
 
     def build(self, sizes: list[int]) -> None:
         """Instead of the nodes of the others."""
 
-    @initialize(stored=st.booleans(), retries=st.integers(0, 2), spare=st.booleans())
-    def begin(self, stored: bool, retries: int, spare: bool) -> None:
+    @initialize(
+        stored=st.booleans(), sets=st.integers(0, 3), retries=st.integers(0, 2), spare=st.booleans()
+    )
+    def begin(self, stored: bool, sets: int, retries: int, spare: bool) -> None:
         self.nodes = ["n0", "n1", "n2"][: 2 + spare]
         self.world = World(2, "n0")
         for node in self.nodes[1:]:
             self.world.join(node, 2)
+        self.world.state.retention = Retention(2)
         self.number = 1
         computing_gang(self.world, "g001-", max_retries=retries)
+        for _ in range(sets):
+            self.do(ev.CheckpointAsked("g001-1", "ada"))
+            self.world.answer()
         if stored:
             self.do(ev.SuspendAsked("g001-0", "ada"))
 
     @precondition(lambda self: bool(self.parts()))
-    @rule(data=st.data(), suspend=st.booleans())
-    def store(self, data: st.DataObject, suspend: bool) -> None:
+    @rule(data=st.data(), what=st.sampled_from(["suspend", "resume", "checkpoint", "crash"]))
+    def store(self, data: st.DataObject, what: str) -> None:
         sid = data.draw(st.sampled_from(self.parts()), label="part")
-        self.asked(ev.SuspendAsked(sid, "ada") if suspend else ev.ResumeAsked(sid, "ada"))
+        events: dict[str, ev.Event] = {
+            "suspend": ev.SuspendAsked(sid, "ada"),
+            "resume": ev.ResumeAsked(sid, "ada"),
+            "checkpoint": ev.CheckpointAsked(sid, "ada"),
+            "crash": ev.ProcessExited(sid, -9),
+        }
+        self.asked(events[what])
 
     def parts(self) -> list[str]:
         return sorted(sid for sid, view in self.world.state.sessions.items() if view.part)

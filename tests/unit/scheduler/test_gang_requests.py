@@ -30,6 +30,12 @@ def test_devices_of_all_nodes_are_divided() -> None:
     spec = parse_spec({"run": RUN, "devices": 8, "nodes": 2}, largest=4)
     assert (spec.devices, spec.nodes) == (4, 2)
     assert parse_spec({"run": RUN, "devices": 3, "nodes": 1}).nodes == 1
+
+
+def test_runs_on_several_nodes_may_be_stored_by_themselves() -> None:
+    request = {"run": RUN, "devices": 2, "nodes": 2}
+    spec = parse_spec({**request, "checkpoint_every_s": 60, "checkpoint_every_steps": 500})
+    assert (spec.every_s, spec.every_steps) == (60, 500)
     parts = parts_of(spec, "g", "s", iter("ab").__next__)
     assert [(sid, one.part) for sid, one in parts] == [
         ("a", Part("g", 0, ("a", "b"), "s")),
@@ -73,14 +79,6 @@ def test_devices_of_all_nodes_are_divided() -> None:
             {"nodes": 2, "device_share": 0.5},
             "a run on 2 nodes has whole devices: leave device_share out, or nodes",
         ),
-        (
-            {"nodes": 2, "devices": 2, "checkpoint_every_s": 60},
-            "a run on 2 nodes cannot be stored yet: leave checkpoint_every_s out, or nodes",
-        ),
-        (
-            {"nodes": 2, "devices": 2, "checkpoint_every_steps": 60},
-            "a run on 2 nodes cannot be stored yet: leave checkpoint_every_steps out, or nodes",
-        ),
     ],
 )
 def test_what_does_not_go_with_nodes(more: dict[str, Any], sentence: str) -> None:
@@ -112,6 +110,9 @@ resources:
 def test_job_files_say_on_how_many_nodes(tmp_path: Path) -> None:
     job = resolve(parse(JOB.format(nodes=2), str(tmp_path / "job.yml")))
     assert (job.wishes["nodes"], job.wishes["devices"]) == (2, 4)
+    stored = JOB.replace("{{nodes: {nodes}}}", "{{nodes: {nodes}, checkpoint_every_s: 600}}")
+    wishes = resolve(parse(stored.format(nodes=2), str(tmp_path / "job.yml"))).wishes
+    assert (wishes["nodes"], wishes["checkpoint_every_s"]) == (2, 600)
     with pytest.raises(BadJob, match="nodes is not what it must be: at least 1"):
         resolve(parse(JOB.format(nodes=0), str(tmp_path / "job.yml")))
     sweep = JOB.format(nodes=2).replace("train.py", "train.py ${{search_space.lr}}")

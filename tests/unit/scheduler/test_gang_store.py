@@ -7,6 +7,7 @@ from singularity_proxy.errors import Conflict, Unsupported
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import DutyEvent
+from singularity_scheduler.core.checkpoints import visible
 from singularity_scheduler.core.states import DeviceState
 from support.scheduler_core import World, outcome
 from support.scheduler_gangs import computing_gang, has, submit_gang, words
@@ -257,7 +258,7 @@ def test_only_the_newest_place_is_kept() -> None:
 # -- what goes wrong meanwhile --------------------------------------------------------------
 
 
-def test_a_gang_that_was_stored_once_begins_again_from_its_beginning() -> None:
+def test_a_gang_that_ends_as_soon_as_it_is_back_begins_again_from_its_beginning() -> None:
     world = two_nodes()
     computing_gang(world, "g", max_retries=1)
     world.do(ev.SuspendAsked("g1", "ada"))
@@ -273,7 +274,7 @@ def test_a_gang_that_was_stored_once_begins_again_from_its_beginning() -> None:
     assert [a for a in world.all_actions if isinstance(a, ev.Resume)] == resumed
 
 
-def test_a_lost_node_of_a_gang_that_was_stored_once_begins_all_again() -> None:
+def test_a_node_that_is_lost_while_a_gang_comes_back_lets_all_come_back_once_more() -> None:
     world = two_nodes()
     computing_gang(world, "g", max_retries=1)
     world.do(ev.SuspendAsked("g1", "ada"))
@@ -281,9 +282,13 @@ def test_a_lost_node_of_a_gang_that_was_stored_once_begins_all_again() -> None:
     world.do(ev.ResumeAsked("g0", "ada"))
     answer(world, "g0")
     world.join("c", 1)
+    before = {sid: visible(world[sid])[-1].id for sid in BOTH}
     world.do(ev.NodeLost("b", 1e6))  # while g1 is on its way back
+    world.answer(ev.Fence)
+    again = {a.session: a.checkpoint for a in world.pending if isinstance(a, ev.Resume)}
+    assert again == before
     world.answer()
-    assert [world[sid].attempt for sid in BOTH] == [2, 2]
+    assert [world[sid].attempt for sid in BOTH] == [1, 1]
     assert sorted(world[sid].node for sid in BOTH) == ["a", "c"]
 
 

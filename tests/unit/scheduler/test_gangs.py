@@ -355,7 +355,6 @@ def test_a_part_that_could_not_be_parked_gets_the_others_back_or_is_parked_later
         ev.MigrateAsked("g0", "ada"),
         ev.MigrateAsked("g0", "ada", cluster="local"),
         ev.MigrateAsked("g0", "ada", ("cpu:1",)),
-        ev.CheckpointAsked("g0", "ada"),
         ev.RestoreAsked("g0", "ada", "x"),
         ev.ResumeAsked("g0", "ada", checkpoint="x"),
         ev.ResumeAsked("g0", "ada", node="c"),
@@ -369,7 +368,7 @@ def test_what_would_store_or_move_a_part_is_refused(event: ev.Event) -> None:
         world.do(event)
     assert str(refused.value) == (
         "alice/g0 stays as it is: it is part 0 of a gang on 2 nodes, which is stored only as a "
-        "whole, by suspend: suspend it, park it, or let it end"
+        "whole, by suspend or checkpoint: suspend it, park it, or let it end"
     )
     assert words(world, "g0", "g1") == ["running", "running"]
 

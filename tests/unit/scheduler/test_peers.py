@@ -23,6 +23,7 @@ class Service:
                 part=Part("ab12", number, SESSIONS, "secret"),
                 node="ab"[number],
                 attempt=1,
+                incarnation=1,
                 final=False,
                 pending=False,
                 process_state=ProcessState.LIVE,
@@ -44,6 +45,23 @@ class Service:
         while peers._telling:
             await asyncio.sleep(0)
         return self.knows
+
+
+def test_nobody_hears_of_who_has_not_gone_back_yet() -> None:
+    async def go() -> None:
+        service: Any = Service()
+        peers = Peers(service)
+        peers.joined("a", {"one": "a:1"})
+        peers.joined("b", {"two": "b:1"})
+        for session in ("one", "two"):
+            service.state.sessions[session].incarnation = 2
+        peers.told("one", "a:2")
+        assert (await service.told(peers))["one"] == {"0": "a:2"}
+        peers.told("two", "b:2")
+        all_ = {"0": "a:2", "1": "b:2"}
+        assert await service.told(peers) == {"one": all_, "two": all_}
+
+    run(go())
 
 
 def test_a_node_that_was_lost_says_nothing_of_what_began_again_elsewhere() -> None:

@@ -1,0 +1,218 @@
+"""A gang goes back to its newest set, all parts at once. Pure.
+
+When a part is killed, or its node is gone, what it exchanged with the others since they were stored
+last is lost. So the others are ended too, and all come back from the same set, as they come back
+after a suspend (`returns`). Which set, and whether that is a retry, follows the rules of single
+runs (`retries`, `losses`). Without a whole set all begin again from their beginning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from singularity_scheduler.client.words import duration
+
+from . import endings, gang_sets, gangs, losses, moves, placement, reasons, retries, returns
+from .draft import Draft
+from .model import SessionView
+from .states import ProcessEvent, ProcessState
+from .stored import CheckpointRef, CheckpointSet
+
+
+def goes_back(view: SessionView) -> bool:
+    """Whether a part gives up what it is, to go on from a set or from its beginning."""
+    return view.part is not None and view.rollback and not view.unwind
+
+
+def newest(draft: Draft, view: SessionView) -> CheckpointSet | None:
+    """What this part and all others can go back to now; None: nothing, or they are just beginning
+    from their beginning."""
+    if view.part is None:
+        return None
+    for one in gangs.parts(draft, view.part):
+        if one.pending or (one.retrying and goes_back(one) and not one.restore_from):
+            return None
+    return next(reversed(gang_sets.whole(draft, view.part)), None)
+
+
+# -- why they go back -----------------------------------------------------------------------
+
+
+def killed(draft: Draft, view: SessionView, how: str) -> bool:
+    """A part was killed and may be tried again: all make their next attempt from a set. False:
+    there is none, so that is from their beginning, or it is no part."""
+    chosen = _to_go_on_from(draft, view)
+    if chosen is None:
+        return False
+    if view.process_state is ProcessState.STARTING:  # it ran: nobody had told that yet
+        begun = retries.begun(view, draft.now)
+        view = draft.put(draft.quiet_step(view, ProcessEvent.LIVE, **begun))
+    _again(draft, view, chosen, view.attempt + 1, how)
+    return True
+
+
+def _to_go_on_from(draft: Draft, view: SessionView) -> CheckpointSet | None:
+    """As `retries` does it: one that ended as soon as it was back takes the next older one."""
+    chosen, back = newest(draft, view), view.loss
+    if chosen is None or view.part is None or back is None or draft.now - back.at >= retries.SICK_S:
+        return chosen
+    sets = gang_sets.whole(draft, view.part)
+    ids = [one.of[view.id].id for one in sets]
+    older = sets[: ids.index(back.checkpoint)] if back.checkpoint in ids else sets
+    return older[-1] if older else None
+
+
+def _again(draft: Draft, view: SessionView, chosen: CheckpointSet, attempt: int, how: str) -> None:
+    """All parts go on from there as this attempt, because of what became of this one."""
+    assert view.part is not None
+    others = f"part {view.part.number} of its gang goes back there too"
+    for one in gangs.parts(draft, view.part):
+        why = how if one.id == view.id else others
+        going = replace(one, attempt=attempt, restore_from=chosen.of[one.id].id)
+        reason = retries.sentence_of(going, why, draft.now)
+        _send(draft, replace(one, attempt=attempt), chosen, reason, "retry", True)
+
+
+def lost(draft: Draft, view: SessionView, why: str, rule: str) -> bool:
+    """Nothing is left of a part but what is in the store: all go on from their newest set. That is
+    no retry. False: there is no set."""
+    chosen = newest(draft, view)
+    if chosen is None or view.part is None:
+        return False
+    again = retries.left(view) > 0
+    number = view.part.number
+    losses.gone(
+        draft,
+        view,
+        _lost(why, chosen.of[view.id], draft.now),
+        rule,
+        restore_from=chosen.of[view.id].id,
+        retrying=again,
+        lost=False,  # the others do not wait for it: it is not taken back when it is found
+    )
+    for other in gangs.others(draft, view):
+        reason = _lost(
+            f"part {number} of its gang was lost ({why})", chosen.of[other.id], draft.now
+        )
+        _send(draft, other, chosen, reason, rule, again)
+    return True
+
+
+def _lost(why: str, reference: CheckpointRef, now: float) -> str:
+    age = duration(max(0.0, now - reference.at))
+    return (
+        f"{why}: it goes on from checkpoint {reasons.shown(reference)}, {age} old, and what it did "
+        "since is lost"
+    )
+
+
+def called(draft: Draft, view: SessionView, by: str) -> bool:
+    """Somebody wants parts back of which one cannot come back from what it is: all go back to their
+    newest set. False: there is none."""
+    chosen = newest(draft, view)
+    if chosen is None:
+        return False
+    for one in gangs.together(draft, view):
+        reference = chosen.of[one.id]
+        _send(draft, one, chosen, reasons.called(by, reference), "user.resume", one.retrying)
+    return True
+
+
+def could_go_elsewhere(draft: Draft, view: SessionView) -> bool:
+    """Whether there are nodes for all parts of its gang, however busy they are."""
+    geography = draft.state.geography
+    rooms = {
+        one.id: [
+            node.id
+            for node in draft.state.nodes.values()
+            if geography.of_node.get(node.id, one.cluster) == one.cluster
+            and not placement.barred(draft, one, node.id)
+        ]
+        for one in gangs.together(draft, view)
+    }
+    return returns.different(rooms) is not None
+
+
+# -- on their way ---------------------------------------------------------------------------
+
+
+def _send(
+    draft: Draft,
+    view: SessionView,
+    chosen: CheckpointSet,
+    reason: str,
+    rule: str,
+    retrying: bool,
+) -> None:
+    """This part goes on from that set: what it is now is given up."""
+    if view.process_state is ProcessState.RESUMING:
+        # Its agent's answer tells whether something is there to be ended: see `back`.
+        draft.note(replace(view, leaving="", retrying=retrying), reason, rule)
+        return
+    going = replace(
+        endings.stay(view),
+        retrying=retrying,
+        rollback=True,
+        called=True,
+        restore_from=chosen.of[view.id].id,
+    )
+    if view.process_state is ProcessState.SUSPENDED:
+        moves.call(draft, going, reason, rule)
+    elif view.process_state is not ProcessState.SUSPENDING:
+        moves.leave(draft, going, reason, rule)
+    elif goes_back(view):  # it is being ended already
+        draft.note(going, reason, rule)
+    else:
+        going = draft.note(replace(going, seq=going.seq + 1, exit=None), reason, rule)
+        draft.actions.append(moves.leave_action(going, rule))
+
+
+def back(draft: Draft, view: SessionView, reason: str, retrying: bool) -> None:
+    """It came back, and meanwhile the others have gone somewhere else: it follows them."""
+    chosen = _where_others_go(draft, view)
+    if chosen is None:
+        retries.remove(draft, view, reason)
+    else:
+        _send(draft, view, chosen, reason, "retry", retrying)
+
+
+def not_back(draft: Draft, view: SessionView, sentence: str, damaged: bool) -> bool:
+    """A part did not come back, and nothing of it is left. False: it stays in the store, and the
+    others wait for it."""
+    if view.leaving is not None:  # the others have gone somewhere else meanwhile
+        chosen, reason = _where_others_go(draft, view), view.reason
+        retrying = view.retrying
+        view = draft.quiet_step(view, ProcessEvent.RESUME_FAILED, exit=None, leaving=None)
+        if chosen is None:
+            retries.begin_again(draft, view, reason, "retry")
+        else:
+            _send(draft, view, chosen, reason, "retry", retrying)
+        return True
+    if not view.retrying:
+        return False
+    how = f"it could not come back from its checkpoint ({sentence})"
+    if not damaged and not retries.may(draft, view):
+        endings.finish(draft, view, ProcessEvent.FAIL, retries.over(view, how), "retry")
+        return True
+    view = draft.put(draft.quiet_step(view, ProcessEvent.RESUME_FAILED, exit=None))
+    attempt = view.attempt + (not damaged)
+    chosen = newest(draft, view)
+    if chosen is not None:
+        _again(draft, view, chosen, attempt, how)
+        return True
+    assert view.part is not None
+    others = f"part {view.part.number} of its gang begins again"
+    for one in gangs.parts(draft, view.part):
+        retries.along(draft, one, attempt, how if one.id == view.id else others)
+    return True
+
+
+def _where_others_go(draft: Draft, view: SessionView) -> CheckpointSet | None:
+    """The set that another part is on its way to; None: they begin from their beginning."""
+    assert view.part is not None
+    sets = {one.id: one for one in gang_sets.whole(draft, view.part)}
+    for other in gangs.others(draft, view):
+        reference = next((c for c in other.checkpoints if c.id == other.restore_from), None)
+        if goes_back(other) and reference is not None and reference.set_id in sets:
+            return sets[reference.set_id]
+    return None
