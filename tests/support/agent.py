@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,12 @@ from singularity_proxy.capsule.tree import inner_pid
 from singularity_scheduler.fleet import LocalFleet
 
 SUPPORT = Path(__file__).parent
+
+
+def _lasting(args: Sequence[str]) -> list[str]:
+    """No service renews the leases of a test, and how long it takes is the machine's business."""
+    option = "--NodeAgent.lease_ttl_s="
+    return [] if any(arg.startswith(option) for arg in args) else [f"{option}600"]
 
 
 class AgentBox:
@@ -55,7 +61,7 @@ class AgentBox:
         options = {
             "state_dir": str(self.root / "state"),
             "runtime_dir": str(self.root / "rt"),
-            "agent_args": [f"--NodeAgent.warm_proxies={warm}", *args],
+            "agent_args": [f"--NodeAgent.warm_proxies={warm}", *_lasting(args), *args],
         }
         self.fleet = LocalFleet(**{**options, **traits})
         script = "agent_with_double.py" if double else script

@@ -12,6 +12,9 @@ from support.agent import AgentBox
 KERNEL = (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}")
 """How an agent starts a kernel."""
 
+CELL_S = 60
+"""For one cell."""
+
 NO_HISTORY = "--HistoryManager.enabled=False"
 """No database in the home folder, for kernels that are many or move often."""
 
@@ -50,5 +53,8 @@ async def run(client: AsyncKernelClient, code: str, answer: str | None = None) -
     asked = {}
     if answer is not None:
         asked = {"allow_stdin": True, "stdin_hook": lambda _: client.input(answer)}
-    await client.execute_interactive(code, output_hook=hear, timeout=60, **asked)
+    try:
+        await client.execute_interactive(code, output_hook=hear, timeout=CELL_S, **asked)
+    except TimeoutError:
+        raise AssertionError(f"not done after {CELL_S} s, and said: {''.join(said)}") from None
     return "".join(said)
