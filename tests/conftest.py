@@ -172,6 +172,9 @@ def pytest_sessionstart() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     before = leaks.fd_count()
+    # torch puts a folder of this user there as soon as it compiles something in this process, and a
+    # session of another user that found the name in its environment could not use it.
+    os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
     try:
         return (yield)
     finally:
