@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 _jobs: set[asyncio.Task[None]] = set()
 
 
+def is_unknown(error: SingularityError, session: str | None) -> bool:
+    """Tell whether the scheduler itself says that it has no such session. A `NotFound` of anything
+    else (an address, something in between) names no session, and says nothing about this one."""
+    return isinstance(error, NotFound) and error.fields.get("session") == session
+
+
 def begin(client: ServiceClient, session: str, reason: str, log: logging.Logger) -> None:
     """Try again until the scheduler answers or this process ends. Called on its event loop."""
     job = asyncio.ensure_future(_end(client, session, reason, log))
@@ -32,10 +38,9 @@ async def _end(client: ServiceClient, session: str, reason: str, log: logging.Lo
         try:
             await client.end_session(session, reason, 0.0)
             return
-        except NotFound:
-            return
-        except Unavailable:
-            continue
         except SingularityError as error:
-            log.warning("Singularity: session %s was not ended: %s", session, error.message)
-            return
+            if is_unknown(error, session):
+                return
+            if not isinstance(error, Unavailable | NotFound):
+                log.warning("Singularity: session %s was not ended: %s", session, error.message)
+                return

@@ -13,9 +13,10 @@ Three situations (`Mode`), decided anew at every start:
   session's environment, and with it the session's devices.
 * LOCAL: no platform. A plain local kernel without an accelerator; the log says so once.
 
-A session's kernel counts as alive as long as its process exists: parked, waiting for a device, or
-while the scheduler itself is away. Anything else would make Jupyter restart it and throw its
-variables away.
+A session's kernel counts as alive until the scheduler says that the session has ended: parked,
+suspended, moved, or while the scheduler itself is away or answers with an error. Anything else
+would make Jupyter restart it and throw its variables away. An error, a time-out or a pid that is
+gone are no such word; they only count once somebody here has asked for the end.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from traitlets import Bool, Enum, Float, Integer, Unicode, default
 
 from . import late_end
 from .environment import NESTED, session_environment, with_extension
+from .late_end import is_unknown
 from .late_interrupt import LateInterrupt
 from .nested import has_terminal, start_child
 from .reconnect import Follower
@@ -52,9 +54,6 @@ POLL_S = 1.0
 
 POLL_ENDING_S = 0.1
 """The same once a shutdown was asked for: Jupyter then waits for the end."""
-
-MISSING_S = 10.0
-"""How long the scheduler must not know a running session before it counts as ended."""
 
 EXIT_UNKNOWN = 1
 
@@ -195,7 +194,8 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         self._exit_code: int | None = None
         self._ending = False
         self._asked_at = 0.0
-        self._missing_since: float | None = None
+        self._epoch: int | None = None
+        """The session's epoch in the last answer: with another one its process may be another."""
         self._away = False
         self._service: ServiceClient | None = None
         self._follower, self._late = Follower(), LateInterrupt(self.log)
@@ -245,9 +245,10 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         launch = created.get("launch") or {}
         self.session_id = str(created["id"])
         self.pid = launch.get("pid")
-        self._process, self._follower = None, Follower(created.get("epoch"))
+        self._epoch = created.get("epoch")
+        self._process, self._follower = None, Follower(self._epoch)
         self._running, self._exit_code, self._ending = True, None, False
-        self._asked_at, self._missing_since = time.monotonic(), None
+        self._asked_at = time.monotonic()
         self.connection_info = _connection(self.connection_info, launch.get("connection"))
         self.log.info("Singularity: session %s started for kernel %s", self.session_id, cmd[0])
         return dict(self.connection_info)
@@ -332,8 +333,8 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         return self._running if self.mode is Mode.SESSION else super().has_process
 
     async def poll(self) -> int | None:
-        """None while the kernel's process exists (parked, waiting, scheduler away), else its exit
-        code. Called every few seconds by the restarter and ten times a second during a shutdown."""
+        """None until the scheduler says that the session has ended, then its exit code. Called
+        every few seconds by the restarter and ten times a second during a shutdown."""
         if self.mode is not Mode.SESSION:
             code: int | None = await super().poll()
             return code
@@ -347,24 +348,41 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         self._asked_at = now
         try:
             session = await self._client().get_session(self.session_id)
-        except NotFound:
-            self._missing_since = self._missing_since or now
-            if self._ending or now - self._missing_since >= MISSING_S:
-                self._exit_code = EXIT_UNKNOWN
-            return self._exit_code
         except SingularityError as error:
             self._tell_away(error)
-            if self._known_process() is not None and not self._process_lives():
+            if self._ending and self._seems_gone(error):
                 self._exit_code = EXIT_UNKNOWN
             return self._exit_code
-        self._missing_since, self._away = None, False
-        self._known_process()
+        if session.get("id") != self.session_id:  # of something in between, whatever its status
+            return None
+        self._away = False
+        self._note_process(session)
         await self._follower.look(self._client(), session, self)
-        if session["process_state"] in ENDED:
+        state = session.get("process_state")
+        if state in ENDED:
             code = session.get("exit_code")
-            failed = session["process_state"] != "completed"
+            failed = state != "completed"
             self._exit_code = code if code is not None else (EXIT_UNKNOWN if failed else 0)
         return self._exit_code
+
+    def _seems_gone(self, error: SingularityError) -> bool:
+        """Whether nothing is left to wait for, of a session whose end was asked for here: the
+        scheduler does not know it, or its process on this machine is gone."""
+        if is_unknown(error, self.session_id):
+            return True
+        return self._process is not None and not self._process_lives()
+
+    def _note_process(self, session: dict[str, Any]) -> None:
+        """Forget the process of a session that has left, or may have come back since."""
+        epoch = session.get("epoch")
+        live = session.get("process_state") == "live"
+        if not live or epoch != self._epoch:
+            self._process = None
+        if not live:
+            self.pid = None  # it comes back as another process
+        self._epoch = epoch
+        if live:
+            self._known_process()
 
     def _tell_away(self, error: SingularityError) -> None:
         """Once per time that the scheduler is away."""
@@ -407,7 +425,8 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
                     )
 
     def _known_process(self) -> ProcessIdentity | None:
-        """The kernel's process, looked up as soon as its environment can be read."""
+        """The kernel's process, looked up as soon as its environment can be read; None when it is
+        not on this machine, or not known to be."""
         if self._process is None:
             self._process = local_process(self.pid, self.session_id)
         return self._process
@@ -462,19 +481,19 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
     async def _end(self, reason: str, grace_s: float = 5.0) -> None:
         if self.session_id is None:
             return
+        ended: dict[str, Any] = {}
         try:
             ended = await self._client().end_session(self.session_id, reason, grace_s)
-        except NotFound:
-            ended = {}
         except SingularityError as error:
-            if not self._signal_directly(signal.SIGKILL):
-                self.log.warning(
-                    "Singularity: session %s could not be ended, that is tried again: %s",
-                    self.session_id,
-                    error.message,
-                )
-                late_end.begin(self._client(), self.session_id, reason, self.log)
-            return
+            if not is_unknown(error, self.session_id):
+                if not self._signal_directly(signal.SIGKILL):
+                    self.log.warning(
+                        "Singularity: session %s could not be ended, that is tried again: %s",
+                        self.session_id,
+                        error.message,
+                    )
+                    late_end.begin(self._client(), self.session_id, reason, self.log)
+                return
         if self._exit_code is None:
             code = ended.get("exit_code")
             self._exit_code = code if code is not None else -signal.SIGKILL

@@ -222,7 +222,7 @@ class Scheduler:
         for session in self.sessions:
             if session.json["id"] == sid:
                 return session
-        raise NotFound(f"there is no session {sid}")
+        raise NotFound(f"there is no session {sid}", session=sid)
 
 
 class _Base(web.RequestHandler):

@@ -249,6 +249,7 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         await self.restored()
         kernel_id: str = await super()._async_start_kernel(**kwargs)
         km = self._kernels[kernel_id]
+        self._notes.mark_back(kernel_id)
         env = kwargs.get("env") or {}
         if "notebook" not in self._notes.of(kernel_id):
             self._notes.note(
@@ -280,7 +281,7 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         now = self._apart.end(kernel_id) or now  # it cannot be asked to end by itself
         await super()._async_shutdown_kernel(kernel_id, now=now, restart=restart)
         if not restart and kernel_id not in self:
-            self._notes.forget(kernel_id)
+            self._notes.mark_gone(kernel_id)
 
     shutdown_kernel = _async_shutdown_kernel
 
@@ -295,7 +296,7 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         self._close_streams(kernel_id)
         self._outputs(kernel_id).forget()
         self._waiting.pop(kernel_id).close()
-        self._notes.forget(kernel_id)
+        self._notes.mark_gone(kernel_id)
         self._apart.end(kernel_id)
         super()._handle_kernel_died(kernel_id)
 

@@ -4,6 +4,9 @@ Below the user's data folder, one folder for each server (0700): `kernels.json` 
 what Jupyter alone knows (kernelspec, folder, notebook), `notebooks.db` which notebook has which
 kernel, `<kernel id>.outputs` what no page has shown yet. What is lost here costs comfort: the
 sessions themselves are the platform's.
+
+Of a kernel that is there no more all of that stays for `KEEP_GONE_S`: the end of its session may be
+taken back, and a scheduler that does not name it may simply not know it yet.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +23,11 @@ from urllib.parse import quote
 from jupyter_core.paths import jupyter_data_dir
 
 log = logging.getLogger("singularity.server")
+
+KEEP_GONE_S = 7 * 86400.0
+"""How long is kept what was noted of a kernel that is there no more."""
+
+_GONE_AT = "gone_at"
 
 
 def server_name() -> str:
@@ -58,20 +67,28 @@ class Notes:
         self._kernels[kernel_id] = {**self.of(kernel_id), **facts}
         self._write()
 
-    def forget(self, kernel_id: str) -> None:
-        """The kernel has ended."""
-        if self._kernels.pop(kernel_id, None) is not None:
+    def mark_gone(self, kernel_id: str) -> None:
+        """Remember that the kernel is there no more, and since when."""
+        if _GONE_AT not in self._kernels.get(kernel_id, {_GONE_AT: 0}):
+            self.note(kernel_id, **{_GONE_AT: time.time()})
+
+    def mark_back(self, kernel_id: str) -> None:
+        """Remember that the kernel is there again."""
+        if self._kernels.get(kernel_id, {}).pop(_GONE_AT, None) is not None:
             self._write()
 
-    def keep_only(self, kernel_ids: set[str]) -> None:
-        """Forget all others, and what waited for their pages: they ended without this server."""
-        gone = set(self._kernels) - kernel_ids
-        for kernel_id in gone:
-            del self._kernels[kernel_id]
-            with contextlib.suppress(OSError):
-                self.outputs(kernel_id).unlink(missing_ok=True)
-        if gone:
-            self._write()
+    def keep_only(self, kernel_ids: set[str], now: float | None = None) -> None:
+        """Mark all other kernels as gone, and forget those that have been for `KEEP_GONE_S`, with
+        what waited for their pages. Called at the start of a server; `now`: UNIX seconds."""
+        now = time.time() if now is None else now
+        for kernel_id, facts in list(self._kernels.items()):
+            if kernel_id in kernel_ids:
+                facts.pop(_GONE_AT, None)
+            elif now - facts.setdefault(_GONE_AT, now) > KEEP_GONE_S:
+                del self._kernels[kernel_id]
+                with contextlib.suppress(OSError):
+                    self.outputs(kernel_id).unlink(missing_ok=True)
+        self._write()
 
     def outputs(self, kernel_id: str) -> Path:
         """The file of what no page has shown."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from singularity_kernel.server.notebooks import _check
-from singularity_kernel.server.notes import Notes
+from singularity_kernel.server.notes import KEEP_GONE_S, Notes
 from singularity_kernel.server.outputs import Kept, KeptStream, Waiting
 
 
@@ -158,9 +158,18 @@ def test_notes_outlive_the_server_and_bad_ones_do_no_harm(tmp_path: Path) -> Non
     notes.outputs("k2").write_bytes(b"x")
     again = Notes(tmp_path / "server")
     assert again.of("k1") == {"kernel_name": "python3", "notebook": "a.ipynb"}
-    again.keep_only({"k1"})
+    again.keep_only({"k1"}, now=1000.0)
+    assert notes.outputs("k2").exists(), "a list without a kernel is not its end"
+    assert Notes(tmp_path / "server").of("k2") == {"kernel_name": "other", "gone_at": 1000.0}
+    again.keep_only({"k1"}, now=1000.0 + KEEP_GONE_S + 1)
     assert not notes.outputs("k2").exists()
     assert Notes(tmp_path / "server").of("k2") == {}
+    again.mark_gone("k1")
+    assert again.of("k1").pop("gone_at")
+    again.mark_back("k1")
+    assert Notes(tmp_path / "server").of("k1") == {"kernel_name": "python3", "notebook": "a.ipynb"}
+    again.mark_gone("k3")  # nothing was noted of it
+    assert again.of("k3") == {}
     (tmp_path / "server/kernels.json").write_text("[1")
     assert Notes(tmp_path / "server").of("k1") == {}
 
