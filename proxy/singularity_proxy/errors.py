@@ -113,6 +113,13 @@ class Unavailable(SingularityError):
     http_status = 503
 
 
+class ProxyNotReady(Unavailable):
+    """No device proxy got ready: each ended, or was too slow, before it served. The device state is
+    in its files, as it was."""
+
+    reason = "proxy_not_ready"
+
+
 class StoreUnavailable(Unavailable):
     """The checkpoint store does not answer, or answers that it cannot do it now."""
 

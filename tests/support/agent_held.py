@@ -13,6 +13,7 @@ class Held:
     def __init__(self, box: AgentBox, step: str) -> None:
         state = box.root / "state"
         self._wanted, self._reached = state / "fault", state / "reached"
+        self._step = step
         self._wanted.write_text(step)
 
     @property
@@ -23,6 +24,11 @@ class Held:
     async def wait(self) -> None:
         """Wait until it does."""
         await until(lambda: self.reached)
+
+    def again(self) -> None:
+        """Let it go on, and stop when it comes there once more."""
+        self._wanted.write_text(self._step)
+        self._reached.unlink()
 
     def release(self) -> None:
         """Let it go on, or not stop there at all."""

@@ -3,8 +3,11 @@
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 from singularity_scheduler.agent import proxies
 from singularity_scheduler.agent.app import main
+from support.agent_refusing import refusing
 
 
 def command(socket: str, python: str = sys.executable) -> list[str]:
@@ -12,5 +15,5 @@ def command(socket: str, python: str = sys.executable) -> list[str]:
     return [python, str(double), "--socket", socket]
 
 
-proxies.proxy_command = command
+proxies.proxy_command = refusing(command)
 main()

@@ -8,8 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from singularity_scheduler.agent import app
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from singularity_scheduler.agent import app, proxies
 from singularity_scheduler.agent.node import Node
+from support.agent_refusing import refusing
 
 [STATE] = [word.partition("=")[2] for word in sys.argv if word.startswith("--NodeAgent.state_dir=")]
 FAULT, REACHED = Path(STATE) / "fault", Path(STATE) / "reached"
@@ -28,5 +31,6 @@ def step(name: str) -> None:
         time.sleep(0.002)
 
 
+proxies.proxy_command = refusing(proxies.proxy_command)
 app.Node = functools.partial(Node, on_step=step)  # type: ignore[misc, assignment]
 app.main()

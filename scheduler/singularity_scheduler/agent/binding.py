@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from singularity_proxy.errors import ProxyFailed, Unavailable
+from singularity_proxy.errors import ProxyFailed, ProxyNotReady, Unavailable
 from singularity_proxy.wire.ring import RingState
 
 from . import ranks
@@ -25,10 +25,19 @@ MAX_DEATHS = 3
 """A record at which this many proxies ended is not executed by another one."""
 
 MANY_RECORDS = 4
-"""So many different records of one ring may end proxies while it is restored, no more."""
+"""So many different records of one ring may end proxies while it is restored, one after another."""
 
-IDLE_DEATHS = 2
-"""Proxies that may end while they restore, without being at any record."""
+IDLE_DEATHS = 4
+"""So many proxies may end one after another while they restore, without being at any record."""
+
+STEPS = {
+    "taken": "a device proxy runs that nobody knows of yet",
+    "kept": "the ledger knows it",
+    "bound": "it belongs to the session, and serves nothing",
+    "attached": "it has rebuilt the state of a ring, and serves it",
+}
+"""Where an agent can die while a device proxy takes the place of another one; `Node.on_step` is
+called there, by tests alone."""
 
 
 def blame(rings: list[LiveRing], *, pardoned: bool = False) -> bool:
@@ -67,11 +76,14 @@ class ProxyBinder:
         self, live: LiveSession, device: str, rings: list[LiveRing]
     ) -> dict[str, int]:
         """Start serving `rings` on `device` by a new proxy. A proxy that dies while it restores is
-        replaced, until the record that ends it is known and left out, or it is clear that nothing
-        helps (`ProxyFailed`). Returns how much was restored and replayed."""
+        replaced, until the record that ends it is known and left out. Raises `ProxyNotReady` when
+        none can be started, or one after another ends, however often this is tried: what is on
+        file stays as it is, so the caller sets the session down and tries again later. Returns how
+        much was restored and replayed."""
         idle, at_records = IDLE_DEATHS, MAX_DEATHS * MANY_RECORDS
         while True:
-            proxy = await self._node.pool.take()
+            proxy = await self._node.pool.take(lambda: live.record.alive)
+            self._step("taken")
             if not live.record.alive:  # it ended while the proxy started
                 await proxy.end()
                 live.record.check_live()
@@ -88,10 +100,9 @@ class ProxyBinder:
                 else:
                     idle -= 1
                 if not (idle and at_records):
-                    often = "again and again" if idle else "twice"
-                    raise ProxyFailed(
-                        f"the device proxy ended {often} while it restored the state on {device}; "
-                        "the saved state was kept: move the session to another device",
+                    often = "again and again" if idle else f"{IDLE_DEATHS} times"
+                    raise ProxyNotReady(
+                        f"the device proxy ended {often} while it restored the state on {device}",
                         device=device,
                     ) from None
 
@@ -102,6 +113,10 @@ class ProxyBinder:
         live.record.proxies[device] = proxy.record(device)
         self.watch(live, device, proxy)
         self._node.try_save(live)
+        self._step("kept")
+
+    def _step(self, name: str) -> None:
+        self._node.on_step(f"replace.{name}")
 
     def watch(self, live: LiveSession, device: str, proxy: Proxy) -> None:
         """Have the end of the proxy told."""
@@ -131,6 +146,7 @@ class ProxyBinder:
             epoch=record.epoch,
         )
         await ranks.join(live, proxy)
+        self._step("bound")
         return await self.attach_rings(live, proxy, rings)
 
     async def attach_rings(
@@ -167,6 +183,7 @@ class ProxyBinder:
             epoch=live.record.epoch,
         )
         proxy.attached.add(ring.ring_id)
+        self._step("attached")
         if name := answer.get("given_up"):
             log.error(
                 "session %s: %d device proxies ended at %s; that call was given up",

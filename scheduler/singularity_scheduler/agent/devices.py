@@ -50,7 +50,13 @@ class DeviceKeeper:
         self._node = node
         self._binder = ProxyBinder(node, self._proxy_exited)
         self._driver = DriverParks(node, self._binder)
-        self._parker = Parker(node, self._binder, self._driver, self._attach_device)
+        self._parker = Parker(
+            node,
+            self._binder,
+            self._driver,
+            self._attach_device,
+            self._try_again,
+        )
         self._recovery = Recovery(node, self._binder, self._parker.park)
         self._resizer = Resizer(node, self._binder, self._set_down)
 
@@ -179,8 +185,10 @@ class DeviceKeeper:
         if ring is None or not record.alive:
             return
         if record.phase is Phase.HELD:
-            proxy = live.proxies.get(record.device_of(ring.record.virtual_device))
-            if (proxy is None or ring_id not in proxy.attached) and not live.lock.locked():
+            device = record.device_of(ring.record.virtual_device)
+            proxy = live.proxies.get(device)
+            missing = proxy is None or ring_id not in proxy.attached
+            if missing and not live.lock.locked() and not self._recovery.is_trying(live, device):
                 self._node.spawn(self._attach_late(live, ring), "attach of a new ring")
             return
         live.waiting = True
@@ -258,15 +266,15 @@ class DeviceKeeper:
                 return
             device = record.device_of(ring.record.virtual_device)
             proxy = live.proxies.get(device)
-            if proxy is None:
-                await self._binder.attach_device(live, device, [ring])
-            elif ring.ring_id not in proxy.attached:
+            if proxy is not None and ring.ring_id not in proxy.attached:
                 try:
                     await self._binder.attach_ring(live, proxy, ring)
                 except Unavailable:
                     pass  # the proxy died: recovery attaches all rings
                 except ProxyFailed as error:
                     self._binder.fail_rings(live, [ring], error.message)
+        if proxy is None:
+            await self._recovery.serve(live, device)
 
     # -- attach -----------------------------------------------------------------------------------
 
@@ -353,6 +361,9 @@ class DeviceKeeper:
 
     # -- recovery ---------------------------------------------------------------------------------
 
+    def _try_again(self, live: LiveSession, device: str) -> None:
+        self._recovery.try_again(live, device)
+
     def _proxy_exited(self, live: LiveSession, device: str, proxy: Proxy) -> None:
         if live.record.alive and not self._node.stopping:
             self._node.spawn(self.recover(live, device, proxy), "recovery of a device proxy")
@@ -393,11 +404,27 @@ class DeviceKeeper:
             elif record.phase is Phase.PARKING:
                 with contextlib.suppress(SingularityError):
                     await self._parker.park(live)
+            if record.phase is Phase.HELD:
+                await self._finish_attach(live)
         if record.phase is Phase.HELD:
             for device in sorted(set(record.devices) - set(live.proxies)):
                 await self.recover(live, device, None)
         if record.alive:
             node.try_save(live)
+
+    async def _finish_attach(self, live: LiveSession) -> None:
+        """Have adopted proxies serve all rings that they should: the agent before this one may have
+        been killed while one took the place of another. What none serves is left to recovery."""
+        for device, proxy in list(live.proxies.items()):
+            rings = self._binder.rings_of(live, device)
+            missing = [ring for ring in rings if ring.ring_id not in proxy.attached]
+            if not missing:
+                continue
+            with contextlib.suppress(SingularityError):
+                if proxy.attached:  # else it may not even belong to the session yet
+                    await self._binder.attach_rings(live, proxy, missing)
+                    continue
+            await self._binder.discard(live, device, proxy)
 
     async def drop(self, live: LiveSession) -> None:
         """End all proxies of a session that ends; their state goes with it."""

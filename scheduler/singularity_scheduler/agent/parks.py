@@ -28,7 +28,8 @@ FORCED_PARK_S = 30.0
 
 class Parker:
     """Used by `devices.DeviceKeeper`. `attach(live, device)` brings a proxy back that had parked,
-    when another one of its session could not."""
+    when another one of its session could not; where that fails too, `try_again(live, device)` sees
+    to it later."""
 
     def __init__(
         self,
@@ -36,11 +37,13 @@ class Parker:
         binder: ProxyBinder,
         driver: DriverParks,
         attach: Callable[[LiveSession, str], Awaitable[None]],
+        try_again: Callable[[LiveSession, str], None],
     ) -> None:
         self._node = node
         self._binder = binder
         self._driver = driver
         self._attach = attach
+        self._try_again = try_again
 
     async def park(
         self,
@@ -94,7 +97,12 @@ class Parker:
         if errors:
             # Some proxies may be gone with their state written: bring them back, keep it all.
             for device in sorted(set(record.devices) - set(live.proxies)):
-                await self._attach(live, device)
+                try:
+                    await self._attach(live, device)
+                except SingularityError as error:
+                    log.error("session %s: %s", record.session, error.message)
+                    self._try_again(live, device)
+            record.check_live()
             record.move(Phase.HELD)
             node.try_save(live)
             raise errors[0]

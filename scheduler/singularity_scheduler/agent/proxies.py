@@ -17,7 +17,8 @@ from typing import Any
 
 from singularity_proxy.capsule.launcher import CapsuleSpec, helper_environment, last_words, spawn
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
-from singularity_proxy.errors import ProxyFailed, SingularityError, Unavailable
+from singularity_proxy.capsule.tree import state_of
+from singularity_proxy.errors import ProxyNotReady, SingularityError, Unavailable
 from singularity_proxy.wire import rpc
 
 from .processes import end_process
@@ -26,7 +27,17 @@ from .sessions import ProxyRecord
 log = logging.getLogger("singularity.agent")
 
 START_LIMIT_S = 120.0
-"""How long a proxy may take from its start to its first answer (it imports torch)."""
+"""How long a proxy may take from its start to its first answer (it imports torch); also how long
+all `START_TRIES` may take together."""
+
+START_TRIES = 4
+"""So many proxies are started one after another while none of them gets ready."""
+
+START_PAUSE_S = 0.2
+"""Pause behind the first one that did not; it doubles."""
+
+STOPPED_S = 1.0
+"""A proxy that is stopped (SIGSTOP) for so long while it starts is ended."""
 
 REFILL_DELAY_S = 0.5
 """The pool is refilled a little later, so that the session that took a proxy has the cores."""
@@ -73,21 +84,33 @@ class Proxy:
             self.on_exit(self)
 
     async def connect(self, limit_s: float) -> None:
-        """Wait until the process listens; raises `ProxyFailed` when it ends or is too slow."""
-        deadline = asyncio.get_running_loop().time() + limit_s
+        """Wait until the process listens. Raises `ProxyNotReady` when it ends, is stopped, or is
+        too slow."""
+        clock = asyncio.get_running_loop().time
+        deadline, ran = clock() + limit_s, clock()
         while True:
             try:
                 self._peer = await rpc.connect(self.socket, on_close=self._closed)
                 return
             except Unavailable:
                 pass
-            if not self.watch.alive or asyncio.get_running_loop().time() > deadline:
-                why = last_words(self.log_path) or "it said nothing"
-                raise ProxyFailed(
-                    f"the device proxy did not start ({why}); nothing was changed, try again",
+            now = clock()
+            if state_of(self.identity.pid) not in ("T", "t"):
+                ran = now
+            if not self.watch.alive or now > deadline or now - ran > STOPPED_S:
+                raise ProxyNotReady(
+                    f"a device proxy did not get ready ({self._why_not_ready(now - ran)})",
                     exit_code=self.watch.exit_code,
                 )
             await self.watch.wait(0.02)
+
+    def _why_not_ready(self, stopped_s: float) -> str:
+        code = self.watch.exit_code
+        if not self.watch.alive and code is not None and code < 0:
+            return f"it was ended by signal {-code}: {signal.strsignal(-code)}"
+        if stopped_s > STOPPED_S:
+            return "it was stopped"
+        return last_words(self.log_path) or "it said nothing"
 
     def _closed(self, _: rpc.Peer) -> None:
         # A proxy without a control connection parks itself after a while, so a living one is
@@ -96,7 +119,7 @@ class Proxy:
             self._reconnecting = asyncio.ensure_future(self._reconnect())
 
     async def _reconnect(self) -> None:
-        with contextlib.suppress(ProxyFailed):
+        with contextlib.suppress(ProxyNotReady):
             await self.connect(5.0)
             return
         await end_process(self.watch, 0)
@@ -167,9 +190,25 @@ class ProxyPool:
         """Begin to fill the pool."""
         self._schedule(0.0)
 
-    async def take(self) -> Proxy:
+    async def take(self, wanted: Callable[[], bool] = lambda: True) -> Proxy:
         """A started proxy that belongs to nobody: a warm one, one that is being started, or a new
-        one. Raises `ProxyFailed` with the last words of the process when it does not start."""
+        one. One that does not get ready is followed by another while it is `wanted`, `START_TRIES`
+        in all; then `ProxyNotReady` is raised, which says why the last one did not."""
+        clock = asyncio.get_running_loop().time
+        deadline, pause, tries = clock() + START_LIMIT_S, START_PAUSE_S, 0
+        while True:
+            tries += 1
+            try:
+                return await self._take_one()
+            except ProxyNotReady as error:
+                log.warning("%s", error.message)
+                if tries == START_TRIES or clock() + pause > deadline or not wanted():
+                    before = f", nor did {tries - 1} before it" if tries > 1 else ""
+                    raise ProxyNotReady(error.message + before, **error.fields) from None
+            await asyncio.sleep(pause)
+            pause *= 2
+
+    async def _take_one(self) -> Proxy:
         while self._ready:
             proxy = self._ready.pop(0)
             if proxy.watch.alive:
@@ -181,7 +220,9 @@ class ProxyPool:
             self._starting.discard(starting)
             self._schedule(REFILL_DELAY_S)
             return await starting
-        return await self._start()
+        proxy = await self._start()
+        self._schedule(REFILL_DELAY_S)  # filling may have been given up before
+        return proxy
 
     async def _start(self) -> Proxy:
         self._made += 1
@@ -189,14 +230,14 @@ class ProxyPool:
         socket = os.path.join(self._folder, f"{name}.sock")
         env = helper_environment(os.environ)
         env["HOME"] = "/"  # it runs as the session's user later, who has no business in ours
-        identity = spawn(
-            CapsuleSpec(
-                argv=self._command(socket),
-                env=env,
-                cwd="/",
-                log_path=socket.removesuffix(".sock") + ".log",
-            )
-        )
+        log_path = socket.removesuffix(".sock") + ".log"
+        spec = CapsuleSpec(argv=self._command(socket), env=env, cwd="/", log_path=log_path)
+        try:
+            identity = spawn(spec)
+        except (SingularityError, OSError) as error:  # no process, memory or disk to spare
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(log_path)
+            raise ProxyNotReady(f"a device proxy did not get ready ({error})") from None
         proxy = Proxy(name, socket, identity)
         try:
             await proxy.connect(START_LIMIT_S)

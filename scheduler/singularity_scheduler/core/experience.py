@@ -52,6 +52,7 @@ TAKES = frozenset(
         "node.lost",
         "device.drained",
         "lease.lapsed",
+        "proxy.set_down",
         "lease.reaped",
         "agent.restarted",
     }

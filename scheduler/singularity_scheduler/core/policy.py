@@ -477,7 +477,10 @@ def _park_failed(draft: Draft, event: ev.ParkFailed) -> None:
 def _lease_lapsed(draft: Draft, event: ev.LeaseLapsed) -> None:
     view = draft.get(event.session)
     if view and view.device_state is DeviceState.HELD and not view.in_flight:
-        queue.park(draft, view, reasons.lapsed(), "lease.lapsed")
+        if event.why:
+            queue.park(draft, view, reasons.set_down(event.why), "proxy.set_down")
+        else:
+            queue.park(draft, view, reasons.lapsed(), "lease.lapsed")
 
 
 def _lease_reaped(draft: Draft, event: ev.LeaseReaped) -> None:

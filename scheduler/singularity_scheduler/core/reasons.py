@@ -344,6 +344,13 @@ def lapsed() -> str:
     )
 
 
+def set_down(why: str) -> str:
+    return (
+        f"parked because its device proxy ended and no other one got ready ({why}); its device "
+        "state is on file, nothing is lost; another one is tried with the next device call"
+    )
+
+
 def shown(reference: CheckpointRef) -> str:
     """A checkpoint in quotes, by its name if it has one."""
     return f"'{reference.name or reference.id}'"

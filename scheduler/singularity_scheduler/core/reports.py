@@ -213,7 +213,10 @@ class ResizeFailed(OfLease):
 
 @dataclass(frozen=True)
 class LeaseLapsed(OfSession):
-    """The connected agent lapsed a lease by its own clock: it parks the session; make sure."""
+    """The connected agent gave a session's devices back by itself; make sure that it is parked.
+    `why`: no device proxy could serve it; "": its lease ran out by the agent's own clock."""
+
+    why: str = ""
 
 
 @dataclass(frozen=True)

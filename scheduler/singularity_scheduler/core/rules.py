@@ -63,6 +63,7 @@ RULES: dict[str, str] = {
     "node.fenced": "a node still has a session that has moved on",
     "process.ended": "the node agent removed what was left of the session",
     "lease.lapsed": "a node agent did not hear from the scheduler in time",
+    "proxy.set_down": "no device proxy got ready in the place of one that ended",
     "lease.reaped": "a silent node lost its leases",
     "proxy.recovered": "a device proxy was rebuilt after a crash",
     "proxy.failed": "a device proxy could not be rebuilt",

@@ -65,7 +65,7 @@ def agent_event(session: str, type_: str, data: Json, now: float) -> ev.Event | 
     if type_ == "squashing.off":
         return ev.SquashingOff(session, str(data["why"]))
     if type_ == "lease.lapsed":
-        return ev.LeaseLapsed(session)
+        return ev.LeaseLapsed(session, str(data.get("reason") or ""))
     if type_ == "session.wanted":
         return ev.Wanted(session)
     if type_ == "session.orphaned":

@@ -228,6 +228,7 @@ def test_every_setting_is_explained() -> None:
         ),
         ("squashing.off", {"why": "they differ"}, ev.SquashingOff("s", "they differ")),
         ("lease.lapsed", {}, ev.LeaseLapsed("s")),
+        ("lease.lapsed", {"reason": "x"}, ev.LeaseLapsed("s", "x")),
         ("news", {}, None),
     ],
 )
