@@ -21,7 +21,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .criu_packages import Failed, Newest, build_from_source, last_line, run
+from singularity_proxy.probes import CutShort, ask_again, run_probe
+
+from .criu_packages import Failed, Newest, build_from_source, last_line
 
 MINIMUM = (4, 2)
 _VERSION = re.compile(r"^Version:\s*([0-9]+(?:\.[0-9]+)*)", re.MULTILINE)
@@ -38,6 +40,9 @@ class Criu:
     version: str | None
     reason: str
     """One sentence for people: what was found, and why it cannot be used if it cannot."""
+    conclusive: bool = True
+    """False: it was asked and could not answer (it was killed, the machine was full), which says
+    nothing about it. Ask again, and keep it nowhere."""
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -60,7 +65,21 @@ def private_path() -> Path:
 
 
 def _examine(path: Path) -> Criu:
-    status, output = run([str(path), "--version"], 10)
+    try:
+        return ask_again(lambda: _ask(path))
+    except CutShort as error:
+        return Criu(
+            False,
+            str(path),
+            None,
+            f"{path} could not be asked whether it works here: {error}.",
+            conclusive=error.crashed,
+        )
+
+
+def _ask(path: Path) -> Criu:
+    """Raises `CutShort`."""
+    status, output = _run(str(path), "--version", limit_s=10)
     match = _VERSION.search(output)
     if status != 0 or match is None:
         return Criu(False, str(path), None, f"{path} does not start: {last_line(output)}")
@@ -76,7 +95,7 @@ def _examine(path: Path) -> Criu:
     check = [str(path), "check"]
     if os.geteuid() != 0:  # the rights it has inside a capsule, which has a user namespace then
         check = ["unshare", "--user", "--map-root-user", "--", *check, "--unprivileged"]
-    status, output = run(check, 20)
+    status, output = _run(*check, limit_s=20)
     if status != 0 and not _only_tcp(output):
         return Criu(
             False,
@@ -85,6 +104,14 @@ def _examine(path: Path) -> Criu:
             f"CRIU {version} is here but this machine refuses it: {last_line(output)}",
         )
     return Criu(True, str(path), version, f"CRIU {version} can dump and restore processes here.")
+
+
+def _run(*argv: str, limit_s: float) -> tuple[int, str]:
+    try:
+        done = run_probe(argv, limit_s)
+    except OSError as error:
+        return 127, str(error)
+    return done.returncode, done.stdout
 
 
 def _only_tcp(output: str) -> bool:
@@ -97,7 +124,8 @@ def _only_tcp(output: str) -> bool:
 def probe() -> Criu:
     """The CRIU of this machine: the private one first, then the one on PATH.
 
-    Takes well under a second; never raises. The answer is about CRIU alone, not about a session.
+    Takes well under a second; never raises. The answer is about CRIU alone, not about a session,
+    and counts only when it is `conclusive`.
     """
     candidates = [private_path()]
     if system := shutil.which("criu"):

@@ -75,9 +75,9 @@ def dump(
     stays frozen. `command`: how CRIU is started (default: `criu.probe`).
 
     Raises `ImageFailed`, `NoSpace`, `Unsupported` (no CRIU) or `Unavailable` (the capsule has ended
-    or cannot be frozen). Nothing is left in `folder` then and the tree is as before, except when
-    CRIU had to be killed at work: `fields["intact"]` is False then, and the session must be
-    restored from an older checkpoint.
+    or cannot be frozen, CRIU cannot be asked now). Nothing is left in `folder` then and the tree is
+    as before, except when CRIU had to be killed at work: `fields["intact"]` is False then, and the
+    session must be restored from an older checkpoint.
     """
     words = list(command) if command is not None else _criu()
     was_frozen = capsule.frozen
@@ -156,6 +156,11 @@ def files_of(folder: str) -> list[str]:
 
 def _criu() -> list[str]:
     found = criu.probe()
+    if not found.conclusive:
+        raise Unavailable(
+            f"{found.reason.rstrip('.')}; nothing was changed and older checkpoints were kept, try "
+            "again"
+        )
     if not found.ok:
         raise Unsupported(
             f"process images are not possible on this node: {found.reason.rstrip('.')}; device "

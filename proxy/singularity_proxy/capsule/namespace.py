@@ -35,6 +35,14 @@ from pathlib import Path
 
 from singularity_proxy import build
 from singularity_proxy.errors import BadRequest, SingularityError, Unavailable, Unsupported
+from singularity_proxy.probes import (
+    PASSING,
+    CutShort,
+    ask_again,
+    check_ended,
+    is_passing,
+    run_probe,
+)
 
 from .launcher import (
     Capsule,
@@ -373,16 +381,17 @@ def probe(keep: Sequence[str] = ()) -> tuple[NamespaceLauncher | None, str]:
     """The launcher where this machine permits namespaces, and one sentence that says so or why not.
 
     Called by the agent at start; runs `true` in a capsule (about 50 ms, and a second more when the
-    holder has to be compiled first). `keep`: folders below /tmp that every capsule sees.
+    holder has to be compiled first). `keep`: folders below /tmp that every capsule sees. Raises
+    `CutShort` when the machine did not get to say whether it permits them.
     """
     try:
-        holder = holder_program()
+        holder = ask_again(_holder)
     except (SingularityError, OSError) as error:
         text = error.message if isinstance(error, SingularityError) else str(error)
         return None, f"capsules have no namespaces: {text.rstrip('.')}."
     why = ""
     for user_namespace in (False, True) if os.geteuid() == 0 else (True,):
-        why = _try(holder, user_namespace)
+        why = ask_again(lambda own=user_namespace: _try(holder, own))  # type: ignore[misc]
         if not why:
             kind = "pid, mount and user" if user_namespace else "pid and mount"
             launcher = NamespaceLauncher(holder, user_namespace=user_namespace, keep=keep)
@@ -393,25 +402,32 @@ def probe(keep: Sequence[str] = ()) -> tuple[NamespaceLauncher | None, str]:
     return None, f"capsules have no namespaces: {why}."
 
 
+def _holder() -> Path:
+    try:
+        return holder_program()
+    except OSError as error:
+        if is_passing(error):
+            raise CutShort(f"the holder of capsules cannot be built ({error.strerror})") from None
+        raise
+
+
 def _try(holder: Path, user_namespace: bool) -> str:
-    """ "" when a capsule can be started, else why not."""
+    """ "" when a capsule can be started, else why not. Raises `CutShort`."""
     with tempfile.TemporaryDirectory(prefix="capsule-") as folder:
         report, write = os.pipe()
         words = ["--report", str(write), "--log", f"{folder}/log", "--tmp", folder, "--shm"]
         if user_namespace:
             words.append("--user")
         try:
-            done = subprocess.run(
+            done = run_probe(
                 [holder, "run", *words, "--cwd", "/", "--keep", folder, "--", "true"],
+                10,
                 env=stripped_environment({}),
-                stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=(write,),
-                timeout=10,
-                check=False,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except OSError as error:
             return str(error)
         finally:
             os.close(write)
@@ -419,8 +435,12 @@ def _try(holder: Path, user_namespace: bool) -> str:
                 said = file.read()
         for line in said.splitlines():
             word, step, number = (*line.split(), "", "")[:3]
+            if word == "error" and int(number) in PASSING:
+                raise CutShort(f"'{step}' failed ({os.strerror(int(number))})")
             if word == "error":
                 return f"'{step}' is refused here ({os.strerror(int(number))})"
+        if done.returncode > 128:  # what the first process was ended by
+            check_ended(128 - done.returncode)
         if done.returncode:
             return f"the first process ended with {done.returncode} {last_words(f'{folder}/log')}"
     return ""

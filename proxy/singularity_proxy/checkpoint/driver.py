@@ -379,7 +379,8 @@ def _serve(library: str) -> int:
 
 
 def describe(library: str = LIBRARY, pid: int | None = None) -> dict[str, Any]:
-    """What the driver can do, for reports: {"available", "reason" or "version"}."""
+    """What the driver can do, for reports: {"available", "reason" or "version"}; "conclusive" is
+    False when its helper did not get to answer."""
     if library == LIBRARY and not Path("/dev/nvidiactl").exists():
         return {"available": False, "reason": "there is no NVIDIA device here"}
     with DriverHelper(library) as helper:
@@ -389,7 +390,8 @@ def describe(library: str = LIBRARY, pid: int | None = None) -> dict[str, Any]:
                 found["state"] = DriverState(helper.call("state", 60, pid=pid)).name.lower()
             return found
         except SingularityError as error:
-            return {"available": False, "reason": error.message}
+            lost = isinstance(error, DriverLost)
+            return {"available": False, "reason": error.message, "conclusive": not lost}
 
 
 def main(arguments: list[str] | None = None) -> int:

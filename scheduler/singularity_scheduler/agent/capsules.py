@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from singularity_proxy.capsule import criu, namespace
+from singularity_proxy.capsule.criu import Criu
 from singularity_proxy.capsule.launcher import CapsuleLauncher, ProcessLauncher
 from singularity_proxy.capsule.machine import Machine, here
-from singularity_proxy.errors import Unsupported
+from singularity_proxy.errors import Unavailable, Unsupported
+from singularity_proxy.probes import CutShort
 
 log = logging.getLogger("singularity.agent")
 
@@ -20,28 +22,49 @@ WAYS = ("auto", "process", "namespace")
 
 class ProcessImages:
     """Whether process images can be taken and restored here. CRIU is asked in the background: an
-    agent that starts again has sessions to look after first."""
+    agent that starts again has sessions to look after first. What it could not answer is asked
+    again whenever somebody wants to know."""
 
     def __init__(self, refused: str | None = None) -> None:
         self._refused = refused
         self._machine: Machine | None = None
-        self._found = None if refused else asyncio.ensure_future(asyncio.to_thread(criu.probe))
+        self._answer: Criu | None = None
+        """Kept once it is conclusive."""
+        self._asking: asyncio.Future[Criu] | None = None
+        if not refused:
+            self._ask()
+
+    def _ask(self) -> asyncio.Future[Criu]:
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(asyncio.to_thread(criu.probe))
+        return self._asking
+
+    async def _find(self) -> Criu:
+        if self._answer is not None:
+            return self._answer
+        asking = self._ask()
+        found = await asyncio.shield(asking)
+        if self._asking is asking:
+            self._asking = None
+        if found.conclusive:
+            self._answer = found
+        return found
 
     async def capability(self) -> dict[str, Any]:
         """`process_image` of `hello`: {"available", "reason", "machine"}."""
-        if self._found is None:
+        if self._refused:
             return {"available": False, "reason": self._refused}
-        found = await asyncio.shield(self._found)
+        found = await self._find()
         machine = await self.machine()
         told = machine.to_json() if machine else None
         return {"available": found.ok, "reason": found.reason, "machine": told}
 
     async def machine(self) -> Machine | None:
         """What images that are taken here depend on; None where none can be."""
-        if self._found is None:
+        if self._refused:
             return None
-        if self._machine is None:
-            found = await asyncio.shield(self._found)
+        found = await self._find()
+        if self._machine is None and found.conclusive:
             self._machine = here(found.version)
         return self._machine
 
@@ -51,11 +74,18 @@ async def choose_launcher(
 ) -> tuple[CapsuleLauncher, ProcessImages]:
     """The launcher and what it makes possible. Called once at the agent's start; `shared` are
     folders below /tmp or /dev/shm that stay the machine's. Raises `Unsupported` where namespaces
-    were asked for in vain."""
+    were asked for in vain, `Unavailable` when the machine did not get to answer: what it would
+    permit holds for the agent's life."""
     if way == "process":
         reason = "sessions are ordinary processes here: NodeAgent.capsule is 'process'."
         return ProcessLauncher(), ProcessImages(reason)
-    launcher, why = await asyncio.to_thread(namespace.probe, shared)
+    try:
+        launcher, why = await asyncio.to_thread(namespace.probe, shared)
+    except CutShort as error:
+        raise Unavailable(
+            f"whether capsules can have namespaces here could not be found out: {error}; nothing "
+            "was changed, start the agent again"
+        ) from None
     if launcher is not None:
         return launcher, ProcessImages()
     if way == "namespace":

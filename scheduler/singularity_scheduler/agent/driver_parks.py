@@ -22,6 +22,7 @@ from singularity_proxy.checkpoint import driver, park_policy
 from singularity_proxy.checkpoint.driver import DriverHelper, DriverLost, DriverState, Moved
 from singularity_proxy.checkpoint.park_policy import Measured, Measurements
 from singularity_proxy.errors import SingularityError, Unavailable
+from singularity_proxy.probes import PAUSE_S, TRIES
 
 from .binding import ProxyBinder
 from .driver_helpers import HelperFiles
@@ -77,7 +78,13 @@ class DriverParks:
         self._node.spawn(self.look(), "a look at the driver")
 
     async def look(self) -> None:
-        found = await asyncio.to_thread(driver.describe, self._library)
+        """Ask the driver; a helper that was killed or did not answer has said nothing, so it is
+        asked again, `TRIES` times."""
+        for number in range(TRIES):
+            found = await asyncio.to_thread(driver.describe, self._library)
+            if found.get("conclusive", True):
+                break
+            await asyncio.sleep(PAUSE_S * 2**number)
         self.available = bool(found["available"])
         self.reason = (
             f"the CUDA driver (API {found['version']}) can checkpoint a process"

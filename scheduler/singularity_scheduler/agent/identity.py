@@ -14,7 +14,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from singularity_proxy.errors import BadRequest, Conflict, Forbidden, NoSpace
+from singularity_proxy.errors import BadRequest, Conflict, Forbidden, NoSpace, Unavailable
+from singularity_proxy.probes import CutShort
 
 from .ledger import Ledger
 from .processes import ask_process
@@ -145,6 +146,11 @@ class Identities:
                 )
             except BadRequest:  # not even the interpreter
                 code = 1
+            except CutShort as error:
+                raise Unavailable(
+                    "whether other users can read the Python environment could not be found out: "
+                    f"{error}; nothing was changed, try again"
+                ) from None
             self._readable = code == 0
         return self._readable
 

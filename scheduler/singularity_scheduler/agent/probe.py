@@ -16,7 +16,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from singularity_proxy.errors import Unsupported
+from singularity_proxy.errors import Unavailable, Unsupported
+from singularity_proxy.probes import CutShort, is_passing
 
 from .processes import ask_process
 
@@ -43,7 +44,8 @@ class TorchVersion:
 
 
 def torch_version() -> TorchVersion | None:
-    """Read from the files of the installed torch; None when there is none."""
+    """Read from the files of the installed torch; None when there is none. Raises `Unavailable`
+    when it cannot be read at the moment."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -51,7 +53,12 @@ def torch_version() -> TorchVersion | None:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-    except OSError:
+    except OSError as error:
+        if is_passing(error):
+            raise Unavailable(
+                f"the version of torch cannot be read now ({error.strerror}); nothing was changed, "
+                "start the agent again"
+            ) from None
         return None
     found = dict(re.findall(r"^(__version__|git_version)\s*=\s*'([^']*)'", text, re.MULTILINE))
     return TorchVersion(found.get("__version__", "unknown"), found.get("git_version", "unknown"))
@@ -76,7 +83,8 @@ async def probe_devices(
 
     `device_type`: "cpu", "cuda", or "auto" (cuda where torch finds GPUs, else cpu). For cpu there
     are `count` devices of `capacity_bytes` each (0: two); for cuda `count` 0 means all that there
-    are, and the capacity is each card's memory. Raises `Unsupported` for cuda asked for in vain.
+    are, and the capacity is each card's memory. Raises `Unsupported` for cuda asked for in vain,
+    `Unavailable` when nobody could say whether there are GPUs.
     """
     gpus: list[tuple[str, int, str]] = []
     if device_type in ("auto", "cuda"):
@@ -117,7 +125,15 @@ def _driver_present() -> bool:
 async def _probe_cuda(folder: str) -> list[tuple[str, int, str]]:
     if not _driver_present():
         return []
-    code, output = await ask_process([sys.executable, "-c", _CUDA_PROBE], folder)
+    try:
+        code, output = await ask_process([sys.executable, "-c", _CUDA_PROBE], folder)
+    except CutShort as error:
+        if error.crashed:
+            return []
+        raise Unavailable(
+            f"torch could not be asked which GPUs this node has: {error}; nothing was changed, "
+            "start the agent again"
+        ) from None
     if code != 0 or not output.strip():
         return []
     try:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from singularity_proxy.capsule.launcher import CapsuleSpec, helper_environment, spawn
 from singularity_proxy.capsule.process import ProcessWatch, processes_with
 from singularity_proxy.capsule.tree import children
+from singularity_proxy.errors import NoSpace, Unavailable
+from singularity_proxy.probes import PAUSE_S, TRIES, CutShort, check_ended
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -96,9 +98,33 @@ async def ask_process(
     uid: int | None = None,
     gid: int | None = None,
     timeout: float = 120.0,
+    tries: int = TRIES,
+) -> tuple[int, str]:
+    """Run a short probe and return (exit code, what it printed). `folder` takes its output for the
+    while. One that was cut short (`probes`) is asked again; raises `CutShort` when that happens
+    `tries` times; one that takes longer than `timeout` seconds is asked once more at most."""
+    pause = PAUSE_S
+    while True:
+        tries -= 1
+        try:
+            code, said = await _ask_once(argv, folder, uid, gid, timeout)
+            tries = tries if code is not None else min(tries, 1)
+            check_ended(code)
+            assert code is not None
+            return code, said
+        except (NoSpace, Unavailable) as error:  # of `spawn`
+            if tries <= 0:
+                raise CutShort(error.message) from None
+        except CutShort:
+            if tries <= 0:
+                raise
+        await asyncio.sleep(pause)
+        pause *= 2
+
+
+async def _ask_once(
+    argv: Sequence[str], folder: str, uid: int | None, gid: int | None, timeout: float
 ) -> tuple[int | None, str]:
-    """Run a short probe and return (exit code, what it printed); a code of None: it did not end
-    within `timeout` seconds and was killed. `folder` takes its output for the while."""
     path = os.path.join(folder, f"probe-{os.urandom(4).hex()}")
     env = helper_environment(os.environ)
     try:

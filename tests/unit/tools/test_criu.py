@@ -62,6 +62,22 @@ def test_broken(bin_dir: Path) -> None:
     assert "does not start: cannot load libfoo" in criu.probe().reason
 
 
+def test_a_killed_check_is_made_again(bin_dir: Path, tmp_path: Path) -> None:
+    once = f"[ -e {tmp_path}/asked ] && exit 0; : > {tmp_path}/asked; kill -9 $$"
+    program(bin_dir / "criu", fake("4.2", once))
+    assert criu.probe().ok
+
+
+def test_a_check_that_is_killed_each_time_says_nothing(bin_dir: Path) -> None:
+    program(bin_dir / "criu", fake("4.2", "kill -9 $$"))
+    found = criu.probe()
+    assert (found.ok, found.conclusive) == (False, False)
+    assert "could not be asked" in found.reason
+    assert "ended by signal 9" in found.reason
+    program(bin_dir / "criu", fake("4.2", "kill -11 $$"))  # it crashes: that is an answer
+    assert criu.probe().conclusive
+
+
 def test_private_one_comes_first(bin_dir: Path) -> None:
     program(bin_dir / "criu", fake("4.3"))
     program(criu.private_path(), fake("4.2.1"))
