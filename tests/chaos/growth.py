@@ -1,0 +1,63 @@
+"""Memory and descriptors of agents and service over the campaign: do they grow?
+
+Each of them is killed again and again, so a process is looked at from `SETTLED_S` after its start
+on, and what counts is how the values of later processes, and of one process later, differ from
+earlier.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from . import processes
+from .processes import Found
+
+SETTLED_S = 25.0
+"""Age from which on a process is looked at: it has loaded what it needs."""
+
+
+@dataclass
+class Growth:
+    """Samples of (time, value) by process and quantity."""
+
+    samples: dict[tuple[str, str, str], list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    _born: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def look(self, now: float, found: list[Found]) -> None:
+        """Take a sample of each agent and of the service."""
+        for one in found:
+            if one.role not in ("agent", "service"):
+                continue
+            identity = (one.pid, one.process.started)
+            if now - self._born.setdefault(identity, now) < SETTLED_S:
+                continue
+            for what, value in (("rss", processes.rss(one.pid)), ("fd", processes.fds(one.pid))):
+                if value:
+                    self.samples[one.role, one.node, what].append((now, float(value)))
+
+    def of(self, role: str, what: str) -> float | None:
+        """How much higher the median of the last third of the time is than that of the first, as a
+        share of it; the worst of all nodes; None without enough samples."""
+        grown = [
+            value
+            for (whose, _, quantity), found in self.samples.items()
+            if (whose, quantity) == (role, what) and (value := grown_by(found)) is not None
+        ]
+        return max(grown) if grown else None
+
+
+def grown_by(found: list[tuple[float, float]]) -> float | None:
+    """The growth of one quantity of one role."""
+    if len(found) < 12:
+        return None
+    begin, end = found[0][0], found[-1][0]
+    third = (end - begin) / 3
+    early = [v for t, v in found if t <= begin + third]
+    late = [v for t, v in found if t >= end - third]
+    if not early or not late:
+        return None
+    return statistics.median(late) / statistics.median(early) - 1.0

@@ -1,0 +1,316 @@
+"""The notebooks of the campaign: a training, a CSV writer, idle variables, small cells."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import random
+from functools import cached_property
+from typing import ClassVar
+
+from singularity_proxy.errors import SingularityError, Unavailable
+
+from . import programs
+from .subjects import ENDED, NOTEBOOK_VERBS, Lines, Lost, Subject
+from .tab import Cell, KernelReplaced, Tab
+from .world import World
+
+CELL_S = 1500.0
+"""Longest time for one cell: the campaign's longest round with everything in its way."""
+
+QUIET_S = 30.0
+"""A kernel that says for so long that it is idle, while a cell of ours has no reply, has lost
+it."""
+
+ON_ITS_WAY_S = 25.0
+"""What a tab sent or was sent so long before or after a fault of what is in between may be lost."""
+
+
+class Notebook(Subject):
+    """A notebook in a tab that stays open."""
+
+    verbs: ClassVar[frozenset[str]] = NOTEBOOK_VERBS
+    setup: ClassVar[str] = ""
+
+    def __init__(self, world: World, user: str, number: int) -> None:
+        super().__init__(world, user, number)
+        self.tab: Tab | None = None
+        self._cells = asyncio.Lock()
+
+    @property
+    def path(self) -> str:
+        return f"{self.kind}.ipynb"
+
+    async def opened(self) -> Tab:
+        """The tab, with the notebook's kernel and its session known."""
+        if self.tab is None:
+            async with self.locked:
+                self.tab = Tab(self.world, self.user, self.path)
+                await self.tab.open()
+                self.session = await self._find_session(self.tab.kernel)
+            self.world.timeline.add("session", f"{self.name} is session {self.session}")
+            await self.begin()
+        return self.tab
+
+    async def begin(self) -> None:
+        """What is run once in a new kernel."""
+        if self.setup:
+            await self.run(self.setup)
+
+    async def _find_session(self, kernel: str) -> str:
+        async def look() -> str:
+            service = self.world.service(await self.world.token(self.user), timeout=10.0)
+            for found in await service.suspended(self.user, live=True):
+                if found["kernel_id"] == kernel:
+                    return str(found["session"]["id"])
+            raise Unavailable(f"no session has kernel {kernel}")
+
+        return await self.world.persist(look, what=f"the session of {self.name}")
+
+    async def run(self, code: str, lines: Lines | None = None) -> Cell:
+        """Run a cell to its end. Raises KernelReplaced, or SingularityError with the cell's
+        error."""
+        async with self._cells:
+            tab = self.tab
+            assert tab is not None
+
+            def on_text(text: str) -> None:
+                self.progress_at = self.world.timeline.now
+                if lines is not None:
+                    lines.take(text, self._may_have_lost(tab, cell_sent))
+
+            cell_sent = self.world.timeline.now
+            cell = await tab.execute(code, on_text)
+            await self._finish(tab, cell)
+        if cell.status not in ("ok", ""):
+            raise SingularityError(f"a cell failed: {cell.error}: {cell.text[-200:]}")
+        return cell
+
+    def _may_have_lost(self, tab: Tab, since: float) -> bool:
+        """Whether something between kernel and tab was hit, so that messages may be missing."""
+        now = self.world.timeline.now
+        hit = self.world.hit_since(now - ON_ITS_WAY_S - 30.0, self.user, self.session)
+        return hit or (tab.connections > 1 and now - tab.reconnected_at < ON_ITS_WAY_S)
+
+    async def _finish(self, tab: Tab, cell: Cell) -> None:
+        """Wait for a cell's reply; what was lost on its way is sent again, if it may be lost."""
+        quiet_since: float | None = None
+        deadline = self.world.timeline.now + CELL_S
+        while not cell.done:
+            with contextlib.suppress(Unavailable):
+                await tab.until(lambda: cell.done, 2.0, "")
+            now = self.world.timeline.now
+            if now > deadline:
+                raise Unavailable(f"a cell of {self.name} did not end in {CELL_S:g} s")
+            if self.doc.get("process_state") in ENDED:
+                raise Lost("its session has ended")
+            idle = self.is_idle()
+            if not idle or cell.done or now - max(cell.sent_at, self.progress_at) < QUIET_S:
+                quiet_since = None
+                continue
+            quiet_since = quiet_since or now
+            if now - quiet_since < QUIET_S:
+                continue
+            excused = self.world.hit_since(cell.sent_at - ON_ITS_WAY_S, self.user, self.session)
+            what = "a request" if not (cell.text or cell.status or cell.idle) else "a reply"
+            if not excused:
+                text = f"{what} was lost: the kernel is idle and its cell has no reply"
+                self.world.timeline.violate("messages", self.name, text)
+            self.world.timeline.add("tab", f"{self.name}: {what} was lost on its way")
+            self.world.timeline.count(f"{what} lost on its way")
+            if what == "a reply":
+                return
+            cell.sent_at, quiet_since = now, None
+            await tab.send(cell)
+
+    def is_idle(self) -> bool:
+        """Whether the service says, now, that it lives and runs no cell."""
+        fresh = self.world.timeline.now - self.seen_at < 3.0
+        return fresh and self.doc.get("process_state") == "live" and not self.doc.get("busy")
+
+    async def drop(self) -> None:
+        async with self.locked:
+            tab, self.tab = self.tab, None
+            old = self.session
+            self.forget_session()
+            if tab is not None:
+                await tab.close(end=True)
+            if old:
+                with contextlib.suppress(SingularityError):
+                    await self.world.service(timeout=30.0).end_session(old, grace_s=0.0)
+
+    async def settle(self) -> None:
+        if self.tab is None or not self.session:
+            return
+        try:
+            await self.bring_back()
+            if wrong := await self.visit():
+                self.world.timeline.violate("variables", self.name, wrong)
+        except (KernelReplaced, Lost) as error:
+            await self.judge_loss(str(error))
+        except (SingularityError, TimeoutError) as error:
+            said = getattr(error, "message", str(error))
+            self.world.timeline.violate("comes back", self.name, f"{self.session}: {said}")
+
+
+class Training(Notebook):
+    """A GPT with dropout on "cuda"."""
+
+    kind = "gpt"
+    steps: ClassVar[int] = 150
+    pause_s: ClassVar[float] = 0.25
+
+    @cached_property
+    def expected(self) -> list[str]:
+        return programs.undisturbed_gpt(self.steps)
+
+    async def round(self) -> None:
+        if "expected" not in self.__dict__:
+            self.__dict__["expected"] = await asyncio.to_thread(
+                programs.undisturbed_gpt, self.steps
+            )
+        await self.opened()
+        self.counted = 0
+        lines = Lines(self, {0: self.expected}, gaps=True)
+        folder = str(programs.BENCHMARKS)
+        code = programs.GPT.format(
+            folder=folder, device="cuda", steps=self.steps, pause=self.pause_s
+        )
+        await self.run(code, lines)
+        if wrong := await self.visit():
+            self.world.timeline.violate("bitwise", self.name, wrong)
+
+    async def visit(self) -> str:
+        if self.tab is None:
+            return ""
+        cell = await self.run(programs.DIGEST)
+        words = cell.text.split()
+        if len(words) != 2:
+            return "" if self._may_have_lost(self.tab, cell.sent_at) else f"it said {cell.text!r}"
+        count, digest = int(words[0]), words[1]
+        expected = hashlib.sha256(" ".join(self.expected[:count]).encode()).hexdigest()
+        return "" if digest == expected else f"its {count} losses are not those of a calm run"
+
+
+class CsvWriter(Notebook):
+    """A loop that appends rows to a file in home."""
+
+    kind = "csv"
+    rows: ClassVar[int] = 250
+    pause_s: ClassVar[float] = 0.2
+
+    async def round(self) -> None:
+        await self.opened()
+        self.counted, path = 0, f"rows-{self.rounds}.csv"
+        code = programs.CSV.format(path=path, rows=self.rows, pause=self.pause_s)
+        cell = await self.run(code)
+        found = self.file(path)
+        expected = programs.csv_rows(self.rows)
+        if found != expected:
+            where = programs.first_difference(found, expected)
+            text = f"{path} has {len(found)} rows instead of {self.rows}, wrong from row {where} on"
+            self.world.timeline.violate("rows", self.name, f"{text}: {found[where : where + 3]}")
+        if cell.text and cell.text.split() != ["total", expected[-1].split(",")[1]]:
+            self.world.timeline.violate("rows", self.name, f"its cell printed {cell.text!r}")
+
+    def file(self, path: str) -> list[str]:
+        try:
+            return (self.world.home(self.user) / path).read_text(errors="replace").splitlines()
+        except OSError:
+            return []
+
+    def look(self) -> None:
+        """Called by the watch: the rows so far are there once and in order."""
+        found = self.file(f"rows-{self.rounds}.csv")
+        if len(found) > self.counted:
+            self.advance(len(found))
+        whole = found[:-1]
+        if whole != programs.csv_rows(self.rows)[: len(whole)]:
+            text = f"rows-{self.rounds}.csv is wrong before row {len(whole)}"
+            self.world.timeline.violate("rows", self.name, text)
+
+
+class Idle(Notebook):
+    """Variables that must be there, also on the device, whenever somebody looks."""
+
+    kind = "idle"
+    setup = programs.IDLE
+
+    def __init__(self, world: World, user: str, number: int) -> None:
+        super().__init__(world, user, number)
+        self.digest = ""
+
+    async def begin(self) -> None:
+        cell = await self.run(self.setup)
+        words = cell.text.split()
+        self.counted = 1
+        if len(words) == 2 and self.digest in ("", words[1]):
+            self.digest = words[1]
+        elif not self._may_have_lost(self.tab, cell.sent_at):  # type: ignore[arg-type]
+            text = f"fingerprint {words} instead of {self.digest}"
+            self.world.timeline.violate("bitwise", self.name, text)
+
+    async def round(self) -> None:
+        await self.opened()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(
+                self.world.ending.wait(), random.Random(self.counted).uniform(8, 40)
+            )
+        if self.tab is not None and (wrong := await self.visit()):
+            self.world.timeline.violate("variables", self.name, wrong)
+
+    async def visit(self) -> str:
+        if self.tab is None:
+            return ""
+        was = self.counted
+        cell = await self.run("print(*fingerprint())")
+        words = cell.text.split()
+        if len(words) != 2:
+            self.counted = was + 1  # it was run, and what it printed was lost on its way
+            return "" if self._may_have_lost(self.tab, cell.sent_at) else f"it said {cell.text!r}"
+        visits, digest = int(words[0]), words[1]
+        if self.digest and digest != self.digest:
+            return f"fingerprint {digest} instead of {self.digest}"
+        if visits <= was:
+            await self.check_went_back(was, visits, "visit")
+        elif visits > was + 1 and not self._may_have_lost(self.tab, cell.sent_at):
+            return f"visit {visits} instead of {was + 1}"
+        self.advance(visits)
+        return ""
+
+
+class Notes(Notebook):
+    """A second notebook in a home where another one works: small cells, one after another, which
+    all go into the user's IPython history."""
+
+    kind = "notes"
+    setup = programs.NOTES
+
+    async def round(self) -> None:
+        await self.opened()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.world.ending.wait(), 2.0)
+        if self.tab is not None and (wrong := await self.visit()):
+            self.world.timeline.violate("variables", self.name, wrong)
+
+    async def visit(self) -> str:
+        if self.tab is None:
+            return ""
+        was = self.counted
+        cell = await self.run(programs.NOTE.format(n=1))
+        words = cell.text.split()
+        if "history" in cell.text:
+            return f"IPython says: {cell.text.strip()[:300]}"
+        if len(words) != 2:
+            self.counted = was + 1
+            return "" if self._may_have_lost(self.tab, cell.sent_at) else f"it said {cell.text!r}"
+        count = int(words[0])
+        if int(words[1]) != count:
+            return f"{count} notes with the sum {words[1]}"
+        if count <= was:
+            await self.check_went_back(was, count, "note")
+        elif count > was + 1 and not self._may_have_lost(self.tab, cell.sent_at):
+            return f"note {count} instead of {was + 1}"
+        self.advance(count)
+        return ""

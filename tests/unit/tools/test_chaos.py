@@ -1,0 +1,140 @@
+"""The chaos campaign's own parts: its schedule replays, and its checks see what they are for."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from chaos import faults, growth, programs, report, schedule, verbs
+from chaos.campaign import Result, sum_up
+from chaos.subjects import Lines
+from chaos.timeline import Timeline, Violation
+
+HOUR = 3600.0
+
+
+def test_a_seed_replays_and_another_one_is_another_schedule() -> None:
+    assert schedule.draw(7, 600.0) == schedule.draw(7, 600.0)
+    assert schedule.draw(7, 600.0) != schedule.draw(8, 600.0)
+
+
+def test_a_longer_schedule_of_a_seed_begins_as_a_shorter_one() -> None:
+    short, long = schedule.draw(3, 300.0), schedule.draw(3, 900.0)
+    assert long[: len(short)] == short
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_three_times_20_minutes_have_600_faults_and_each_of_its_kind(seed: int) -> None:
+    steps = schedule.draw(seed, HOUR / 3)
+    named = [step.name for step in steps if step.kind == "fault"]
+    assert len(named) >= 180, len(named)
+    assert set(named) == set(schedule.FAULTS)
+    assert {step.name for step in steps if step.kind == "verb"} == set(schedule.VERBS)
+    assert [step.at for step in steps] == sorted(step.at for step in steps)
+
+
+def test_some_faults_come_together_and_some_while_the_last_one_is_repaired() -> None:
+    times = [step.at for step in schedule.draw(1, HOUR) if step.kind == "fault"]
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert sum(gap < 0.25 for gap in gaps) > 40
+    assert sum(gap < 2.1 for gap in gaps) > 150
+
+
+def test_each_step_has_something_that_carries_it_out() -> None:
+    assert set(schedule.FAULTS) == set(faults.FAULTS)
+    assert set(schedule.VERBS) == set(verbs.VERBS)
+
+
+class FakeSubject:
+    """Of a subject, what `Lines` needs; its session has gone back so often."""
+
+    name, rounds = "ada/gpt", 0
+
+    def __init__(self, incarnation: int = 1) -> None:
+        self.world: Any = self
+        self.timeline = Timeline(lambda _: None)
+        self.counted, self.incarnation, self.known = 0, incarnation, 1
+
+    def advance(self, counted: int) -> None:
+        self.counted = counted
+
+    async def check_went_back(self, was: int, now: int, what: str) -> None:
+        if self.incarnation <= self.known:
+            self.timeline.violate("once", self.name, f"{what} {now} came again after {was}")
+        self.known = self.incarnation
+
+
+EXPECTED = {0: ["a", "b", "c", "d"]}
+
+
+def printed(*said: str, incarnation: int = 1, gap: bool = False) -> list[tuple[str, str]]:
+    """(rule, text) of each violation that a subject is found to have committed by printing."""
+
+    async def take() -> list[tuple[str, str]]:
+        subject: Any = FakeSubject(incarnation)
+        lines = Lines(subject, EXPECTED, gaps=True)
+        for text in said:
+            lines.take(text, gap)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return [(v.rule, v.text) for v in subject.timeline.violations]
+
+    return asyncio.run(take())
+
+
+def test_lines_that_come_once_and_in_order_are_right_in_whatever_pieces() -> None:
+    assert printed("step 0 a\nst", "ep 1 b\n", "step 2 c\nstep 3 d\n") == []
+
+
+def test_another_value_a_missing_line_and_one_that_comes_twice_are_seen() -> None:
+    assert [rule for rule, _ in printed("step 0 a\nstep 1 x\n")] == ["bitwise"]
+    assert [rule for rule, _ in printed("step 0 a\nstep 2 c\n")] == ["lines"]
+    assert [rule for rule, _ in printed("step 0 a\nstep 1 b\nstep 1 b\n")] == ["once"]
+    assert [rule for rule, _ in printed("step 7 z\n")] == ["lines"]
+
+
+def test_a_line_may_be_lost_with_a_server_and_come_again_after_a_return() -> None:
+    assert printed("step 0 a\nstep 2 c\n", gap=True) == []
+    assert printed("step 0 a\nstep 1 b\nstep 1 b\n", incarnation=2) == []
+    assert [r for r, _ in printed("step 1 b\nstep 0 x\n", incarnation=2, gap=True)] == ["bitwise"]
+
+
+def test_the_same_violation_counts_once() -> None:
+    timeline = Timeline(lambda _: None)
+    for _ in range(3):
+        timeline.violate("stuck", "ada/gpt", "it waits")
+    timeline.violate("stuck", "bob/csv", "it waits")
+    assert len(timeline.violations) == 2
+    [entry, _] = timeline.around(timeline.violations[0].at)
+    assert "ada/gpt" in str(entry)
+
+
+def test_growth_is_the_last_third_beside_the_first() -> None:
+    assert growth.grown_by([(float(t), 100.0) for t in range(30)]) == 0.0
+    grown = growth.grown_by([(float(t), 100.0 + t) for t in range(30)])
+    assert grown == pytest.approx(0.19, abs=0.02)
+    assert growth.grown_by([(0.0, 1.0)]) is None
+
+
+def test_the_report_has_sums_the_worst_and_each_violation() -> None:
+    first = Result(1, 60.0, {"faults": 10, "violations": 0, "service_back_s_p95": 2.0})
+    second = Result(2, 60.0, {"faults": 12, "violations": 1, "service_back_s_p95": 3.5})
+    second.violations = [Violation(5.0, "lost", "ada/gpt", "gone")]
+    first.by_name, second.by_name = {"fault hub.kill": 2}, {"fault hub.kill": 1}
+    assert sum_up([first, second]) == {"faults": 22, "violations": 1, "service_back_s_p95": 3.5}
+    found = report.render([first, second], 1.0, 3)
+    assert (found["faults"], found["seeds"], found["seconds"]) == (22, [1, 2], 120.0)
+    assert found["violations_kept"] is False
+    assert found["service_back_s_p95_kept"] is False
+    assert found["by_name"] == {"fault": {"hub.kill": 3}}
+    [violation] = found["violation_list"]
+    assert (violation["seed"], violation["rule"]) == (2, "lost")
+
+
+def test_the_rows_of_the_writer_and_where_two_lists_differ() -> None:
+    assert programs.csv_rows(3) == ["0,0", "1,1", "2,33"]
+    assert programs.first_difference(["a", "b"], ["a", "c"]) == 1
+    assert programs.first_difference(["a"], ["a", "c"]) == 1
+    assert programs.lines("rank 1 step 2 0x1p+0\nstep 3 x\nstep") == [(1, 2, "0x1p+0"), (0, 3, "x")]
