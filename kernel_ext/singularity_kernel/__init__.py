@@ -26,14 +26,17 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(ip: Any) -> None:
-    """Add `%singularity` and report busy and idle times to the node agent. Called by IPython for
-    ``--ext singularity_kernel`` (our kernels) and ``%load_ext singularity_kernel``."""
+    """Add `%singularity`, keep the history apart, and report busy and idle times to the node agent.
+    Called by IPython for ``--ext singularity_kernel`` (our kernels) and
+    ``%load_ext singularity_kernel``."""
     from .activity import Activity
     from .backpressure import wait_for_subscribers
     from .forked_output import listen_in_the_folder
+    from .history import keep_own_history
     from .magics import SingularityMagics
 
     unload_ipython_extension(ip)
+    keep_own_history(ip)
     wait_for_subscribers(getattr(ip, "kernel", None))
     listen_in_the_folder(getattr(ip, "kernel", None))
     ip.register_magics(SingularityMagics(ip))

@@ -8,8 +8,6 @@ that CRIU itself closes. The network is not locked meanwhile, for both ends stan
 
 Nothing of an inner connection depends on the node: one over a network address is moved to the
 loopback address in the image.
-
-An image file is a magic number of 8 bytes and messages of protobuf, each after its length.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 from singularity_proxy.errors import ImageFailed
 
+from .image_format import BYTES, VARINT, change_messages, encode_message, encode_number, fields
 from .namespace import NamespaceCapsule
 from .sockets import SETTLE_S, inner_connections
 
@@ -33,9 +31,7 @@ DUMP_KEEP = (*KEEP, "--network-lock", "skip")
 _OF_TORCHRUN = b"TORCHELASTIC_RUN_ID="
 _FILES = "files.img"
 _STREAM = "tcp-stream-"
-_MAGIC_BYTES = 8
 _TCP_REPAIR = 19
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 _ISK = 4
 """Field of a `file_entry`: it is an internet socket. Below: fields of that `inet_sk_entry`."""
@@ -107,28 +103,22 @@ def close_others(folder: str, kept: Collection[int]) -> None:
 
 def changed_files(data: bytes, kept: Collection[int]) -> tuple[bytes, dict[int, str]]:
     """(what `files.img` becomes, inode of every connected TCP socket -> the file with its data)."""
-    out = [data[:_MAGIC_BYTES]]
-    found = {}
-    at = _MAGIC_BYTES
-    while at < len(data):
-        (length,) = struct.unpack_from("<I", data, at)
-        entry = data[at + 4 : at + 4 + length]
-        if len(entry) != length:
-            raise ValueError("a message is cut off")
-        at += 4 + length
+    found: dict[int, str] = {}
+
+    def change(entry: bytes) -> bytes:
         parts = []
-        for field in _fields(entry):
+        for field in fields(entry):
             raw = field.raw
-            if field.number == _ISK and field.kind == _BYTES:
+            if field.number == _ISK and field.kind == BYTES:
                 inode, connected = _connected(field.value)
                 if connected:
                     found[inode] = f"{_STREAM}{inode:x}.img"
-                    change = _on_loopback if inode in kept else _closed
-                    raw = _message(_ISK, change(field.value))
+                    turn = _on_loopback if inode in kept else _closed
+                    raw = encode_message(_ISK, turn(field.value))
             parts.append(raw)
-        body = b"".join(parts)
-        out += [struct.pack("<I", len(body)), body]
-    return b"".join(out), found
+        return b"".join(parts)
+
+    return change_messages(data, change), found
 
 
 def _unknown(why: str) -> ImageFailed:
@@ -144,7 +134,7 @@ def _unknown(why: str) -> ImageFailed:
 
 def _connected(isk: bytes) -> tuple[int, bool]:
     """(its inode, whether it is a TCP socket with another end)."""
-    values = {field.number: field.number_value for field in _fields(isk) if field.kind == _VARINT}
+    values = {field.number: field.number_value for field in fields(isk) if field.kind == VARINT}
     tcp = values.get(_PROTO) == socket.IPPROTO_TCP
     return values[_INO], tcp and values.get(_DST_PORT, 0) != 0
 
@@ -153,24 +143,24 @@ def _closed(isk: bytes) -> bytes:
     """A socket that was never connected and is shut down: readers see the end, writers an error."""
     new = {_STATE: _TCP_CLOSE, _SRC_PORT: 0, _DST_PORT: 0}
     out = [
-        _number(field.number, new[field.number]) if field.number in new else field.raw
-        for field in _fields(isk)
+        encode_number(field.number, new[field.number]) if field.number in new else field.raw
+        for field in fields(isk)
         if field.number not in (_SHUTDOWN, _IFNAME)
     ]
-    return b"".join([*out, _number(_SHUTDOWN, _SHUTDOWN_BOTH)])
+    return b"".join([*out, encode_number(_SHUTDOWN, _SHUTDOWN_BOTH)])
 
 
 def _on_loopback(isk: bytes) -> bytes:
-    fields = [field for field in _fields(isk) if field.number != _IFNAME]
+    kept = [field for field in fields(isk) if field.number != _IFNAME]
     words = {
-        number: [field.number_value for field in fields if field.number == number]
+        number: [field.number_value for field in kept if field.number == number]
         for number in (_SRC_ADDR, _DST_ADDR)
     }
     if all(_is_loopback(address) for address in words.values()):
         return isk
-    out = [field.raw for field in fields if field.number not in words]
+    out = [field.raw for field in kept if field.number not in words]
     for number, address in words.items():
-        out += [_number(number, word) for word in _loopback(address)]
+        out += [encode_number(number, word) for word in _loopback(address)]
     return b"".join(out)
 
 
@@ -186,67 +176,3 @@ def _loopback(address: list[int]) -> tuple[int, ...]:
     if len(address) == 1:
         return (_LOOPBACK4,)
     return (*_MAPPED, _LOOPBACK4) if tuple(address[:3]) == _MAPPED else _LOOPBACK6
-
-
-# -- protobuf -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Field:
-    number: int
-    kind: int
-    number_value: int
-    """Of a varint, else 0."""
-    value: bytes
-    """Of bytes and messages, else empty."""
-    raw: bytes
-
-
-def _fields(data: bytes) -> Iterator[_Field]:
-    at = 0
-    while at < len(data):
-        begin = at
-        key, at = _varint(data, at)
-        kind, number, value = key & 7, 0, b""
-        if kind == _VARINT:
-            number, at = _varint(data, at)
-        elif kind == _BYTES:
-            length, at = _varint(data, at)
-            value = data[at : at + length]
-            at += length
-        elif kind in (_FIXED32, _FIXED64):
-            at += 4 if kind == _FIXED32 else 8
-        else:
-            raise ValueError(f"a field of kind {kind}")
-        if at > len(data):
-            raise ValueError("a field is cut off")
-        yield _Field(key >> 3, kind, number, value, data[begin:at])
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """(the number at `at`, where it ends)."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, at
-
-
-def _to_varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _number(number: int, value: int) -> bytes:
-    return _to_varint(number << 3 | _VARINT) + _to_varint(value)
-
-
-def _message(number: int, value: bytes) -> bytes:
-    return _to_varint(number << 3 | _BYTES) + _to_varint(len(value)) + value

@@ -1,42 +1,67 @@
-"""The record of a checkpoint: what a frozen capsule has open, and whether it can find it again.
+"""The record of a checkpoint: what a frozen capsule has open.
 
 A process image refers to files by path, and CRIU refuses a file that is missing or has another
 size. Three kinds of files are told apart:
 
 * *scratch*: in the session's folder, its private /tmp or /dev/shm. They travel (`scratch.py`).
 * *ring*: in the session's ring folder. They travel as device state.
-* *outside*: everything else, such as a CSV in home or a library. They stay where they are. One that
-  is open for writing is recorded with size, mtime and hash; `reconcile` copies one aside that has
-  grown since, and cuts it, so that the session goes on writing where it was.
+* *outside*: everything else, such as a CSV in home or a library. They stay where they are, and
+  others use them. How each is when the session comes back is `reconcile`'s to see, by what is
+  written down here: size, time and hash, where descriptors stand, which locks are held.
 
-`describe` is called with the tree frozen, `reconcile` on the node of the restore, before it. Both
-block.
+`describe` is called with the tree frozen, and blocks.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-import subprocess
-import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from singularity_proxy.errors import ImageFailed, OpenFilesChanged
-
 from . import connections, outside
+from .file_kinds import (
+    HEAD_BYTES,
+    Kind,
+    Lock,
+    has_wal,
+    in_transaction,
+    kind_of,
+    parse_locks,
+)
 from .namespace import NamespaceCapsule
-from .sockets import TcpSocket, busy_ports, tcp_sockets
+from .sockets import TcpSocket, tcp_sockets
+from .tree import owner_of
 
-_HELPER_S = 600.0
+
+@dataclass(frozen=True)
+class Descriptor:
+    """One descriptor of a process, by its pid inside."""
+
+    pid: int
+    number: int
+    flags: int
+    position: int
+    locks: list[Lock] = field(default_factory=list)
+
+    @property
+    def writes(self) -> bool:
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+    @property
+    def appends(self) -> bool:
+        return bool(self.flags & os.O_APPEND)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Descriptor:
+        return cls(**{**data, "locks": [Lock(**lock) for lock in data["locks"]]})
 
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A file that the image refers to. `use`: "read", "write" or "library" (mapped)."""
+    """A file that the image refers to. `use`: "read", "write", "mapped" (data in memory) or
+    "library" (code in memory)."""
 
     path: str
     place: str
@@ -44,6 +69,26 @@ class OpenFile:
     size: int
     mtime_ns: int
     digest: str | None = None
+    kind: str = Kind.PLAIN.value
+    wal: bool = False
+    """A database with a write-ahead log."""
+    mapped: bool = False
+    """Also in memory, beside its descriptors."""
+    mode: int = 0o644
+    inode: int = 0
+    folder: int = 0
+    """Inode of the folder that it is in: tells whether another node sees the same storage."""
+    held: list[Descriptor] = field(default_factory=list)
+    """Of files outside that are no libraries."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> OpenFile:
+        held = [Descriptor.from_json(one) for one in data.get("held", ())]
+        return cls(**{**data, "held": held})
+
+    @property
+    def locks(self) -> list[Lock]:
+        return [lock for one in self.held for lock in one.locks]
 
 
 @dataclass(frozen=True)
@@ -62,7 +107,7 @@ class Record:
     def from_json(cls, data: dict[str, Any]) -> Record:
         return cls(
             [int(pid) for pid in data["stopped"]],
-            [OpenFile(**one) for one in data["files"]],
+            [OpenFile.from_json(one) for one in data["files"]],
             [TcpSocket(**one) for one in data["tcp"]],
         )
 
@@ -74,48 +119,16 @@ class Record:
             if one.remote and not one.kept
         ]
 
-
-@dataclass(frozen=True)
-class Kept:
-    """A file outside that had grown: set back to the checkpoint, what it was is in `copy`."""
-
-    path: str
-    copy: str
-    bytes: int
-    rewritten: bool
-    """Its older part is not what it was either."""
-
-    def sentence(self) -> str:
-        if self.rewritten:
-            return (
-                f"{self.path} was rewritten after the checkpoint; that version is kept as "
-                f"{self.copy}, and the file was cut to its length at the checkpoint"
-            )
-        return (
-            f"{self.path} had grown by {self.bytes} bytes after the checkpoint and was set back; "
-            f"the longer version is kept as {self.copy}"
-        )
-
-
-@dataclass(frozen=True)
-class Reconciled:
-    """What `reconcile` did and found, for the loss report."""
-
-    kept: list[Kept]
-    changed: list[str]
-    """Files open for writing that have the right length and another content."""
-
-    def sentences(self) -> list[str]:
-        return [
-            *(one.sentence() for one in self.kept),
-            *(f"{path} was changed after the checkpoint and is left so" for path in self.changed),
-        ]
+    def written_outside(self) -> set[str]:
+        """Paths of files outside that the session has open for writing."""
+        return {one.path for one in self.files if (one.place, one.use) == ("outside", "write")}
 
 
 def describe(capsule: NamespaceCapsule, *, session_folder: str, ring_folder: str) -> Record:
     """The record of a frozen capsule; the folders are paths inside. Files that were deleted are in
     the image itself and not in here."""
     mounts = _private_mounts(capsule.init.pid)
+    owner = owner_of(capsule.init.pid)[0]
     found: dict[str, OpenFile] = {}
 
     def place_of(path: str) -> str:
@@ -128,25 +141,33 @@ def describe(capsule: NamespaceCapsule, *, session_folder: str, ring_folder: str
 
     members = capsule.members()
     for member in members:
-        for link, use in _descriptors(member.identity.pid):
+        for link, one in _descriptors(member.identity.pid, member.pid):
             path = os.readlink(link)
+            use = "write" if one.writes else "read"
             known = found.get(path)
-            if known is not None and known.use in (use, "write"):
-                continue
-            place = place_of(path)
-            info = os.stat(link)
-            found[path] = OpenFile(
-                path,
-                place,
-                use,
-                info.st_size,
-                info.st_mtime_ns,
-                _digest(link, info.st_size) if (place, use) == ("outside", "write") else None,
-            )
-        for path, info in _mapped(member.identity.pid):
-            if path not in found:
-                size, mtime = info.st_size, info.st_mtime_ns
-                found[path] = OpenFile(path, place_of(path), "library", size, mtime)
+            if known is None or known.use not in (use, "write"):
+                new = _look_at(link, path, place_of(path), use)
+                found[path] = replace(new, held=known.held if known else [])
+            if found[path].place == "outside":
+                found[path].held.append(one)
+    for member in members:
+        for path, info, code in _mapped(member.identity.pid):
+            library = code or info.st_uid != owner
+            known = found.get(path)
+            if known is None or (library and known.use != "write"):
+                use = "library" if library else "mapped"
+                found[path] = OpenFile(
+                    path,
+                    place_of(path),
+                    use,
+                    info.st_size,
+                    info.st_mtime_ns,
+                    mode=stat.S_IMODE(info.st_mode),
+                    inode=info.st_ino,
+                    folder=_folder_inode(path),
+                )
+            elif known.use != "library":
+                found[path] = replace(known, mapped=True)
     return Record(
         sorted(capsule.stopped_by_user),
         sorted(found.values(), key=lambda one: one.path),
@@ -154,63 +175,19 @@ def describe(capsule: NamespaceCapsule, *, session_folder: str, ring_folder: str
     )
 
 
-@dataclass(frozen=True)
-class Grown:
-    """What a restore has to set back: files and whether what was in them was rewritten, too."""
-
-    files: tuple[tuple[OpenFile, bool], ...]
-    changed: tuple[str, ...]
-    """Files that are not as they were, and can stay so."""
-
-
-def reconcile(
-    record: Record, *, uid: int | None = None, gid: int | None = None, label: str, cut: bool = True
-) -> Reconciled:
-    """`check`, then `set_back`."""
-    return set_back(check(record, uid=uid, gid=gid, cut=cut), uid=uid, gid=gid, label=label)
-
-
-def check(
-    record: Record, *, uid: int | None = None, gid: int | None = None, cut: bool = True
-) -> Grown:
-    """Check that everything outside is there for the restore; nothing is changed.
-
-    With `cut` False a grown file is an error: for a fork, whose original still writes.
-    `OpenFilesChanged` names every file that is missing, shorter or not as a reader or a library
-    needs it; `ImageFailed` the ports that somebody else listens on.
-    """
-    files = [one for one in record.files if one.place == "outside"]
-    answers = _as_user("examine", files, uid, gid)
-    wrong: dict[str, str] = {}
-    grown: list[tuple[OpenFile, bool]] = []
-    changed: list[str] = []
-    for one, answer in zip(files, answers, strict=True):
-        found = str(answer.get("found") or answer.get("error"))
-        if found == "changed":
-            changed.append(one.path)
-        elif found in ("longer", "rewritten") and one.use == "write" and cut:
-            grown.append((one, found == "rewritten"))
-        elif found != "same":
-            wrong[one.path] = found
-    if wrong:
-        names = ", ".join(f"{path} ({what})" for path, what in sorted(wrong.items())[:5])
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise OpenFilesChanged(
-            f"the session cannot be restored because files that it has open are not as they were: "
-            f"{names}{more}; nothing was changed: put them back, or restore another checkpoint",
-            files=wrong,
-        )
-    ports = busy_ports(one for one in record.tcp if not one.remote)
-    if ports:
-        raise ImageFailed(
-            f"the session cannot be restored because it listens on {', '.join(ports)}, which "
-            "another program uses here; nothing was changed: end that program, or restore it on "
-            "another node",
-            step="restore",
-            ports=ports,
-            log=[],
-        )
-    return Grown(tuple(grown), tuple(changed))
+def in_the_middle(capsule: NamespaceCapsule) -> str | None:
+    """Return the path of a SQLite database that a process of the frozen capsule is changing at
+    this moment, else None. One that is stopped there for long may lose its transaction."""
+    for member in capsule.members():
+        for link, one in _descriptors(member.identity.pid, member.pid):
+            if not any(lock.write and lock.style == "posix" for lock in one.locks):
+                continue
+            path = os.readlink(link)
+            kind = kind_of(path, _head(link))
+            wal = kind is Kind.SQLITE and has_wal(_head(link))
+            if in_transaction(kind, one.locks, wal=wal, writing=True):
+                return path
+    return None
 
 
 def other_libraries(record: Record) -> list[str]:
@@ -222,7 +199,7 @@ def other_libraries(record: Record) -> list[str]:
             try:
                 same = os.stat(one.path).st_size == one.size
             except PermissionError:
-                continue  # its user may see it; `check` looks with that user's rights
+                continue  # its user may see it; `reconcile` looks with that user's rights
             except OSError:
                 same = False
             if not same:
@@ -230,58 +207,42 @@ def other_libraries(record: Record) -> list[str]:
     return found
 
 
-def set_back(
-    grown: Grown, *, uid: int | None = None, gid: int | None = None, label: str
-) -> Reconciled:
-    """Copy grown files aside and cut them to what they were.
-
-    The user's files are touched with the rights of `uid`. A copy gets the name of its file plus
-    "." and `label`, such as "after-CHECKPOINT". Raises `OpenFilesChanged` for one that cannot be
-    set back.
-    """
-    before = {one.path: os.stat(one.path).st_size for one, _ in grown.files}
-    copies = _as_user("set back", [one for one, _ in grown.files], uid, gid, label)
-    kept = []
-    for (one, rewritten), answer in zip(grown.files, copies, strict=True):
-        if "copy" not in answer:
-            raise OpenFilesChanged(
-                f"{one.path} has grown since the checkpoint and could not be set back "
-                f"({answer.get('error')}); free some space or move it away, and try again",
-                files={one.path: "longer"},
-            )
-        kept.append(Kept(one.path, answer["copy"], before[one.path] - one.size, rewritten))
-    return Reconciled(kept, list(grown.changed))
-
-
-def _as_user(
-    do: str, files: Sequence[OpenFile], uid: int | None, gid: int | None, label: str = ""
-) -> list[dict[str, Any]]:
-    if not files:
-        return []
-    body = json.dumps({"do": do, "label": label, "files": [asdict(one) for one in files]})
-    drop = uid is not None and uid != os.geteuid()
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-B", os.fspath(Path(outside.__file__))],
-        input=body,
-        capture_output=True,
-        text=True,
-        timeout=_HELPER_S,
-        check=False,
-        cwd="/",
-        env={},
-        user=uid if drop else None,
-        group=gid if drop else None,
-        extra_groups=[] if drop else None,
+def _look_at(link: str, path: str, place: str, use: str) -> OpenFile:
+    info = os.stat(link)
+    plain = OpenFile(path, place, use, info.st_size, info.st_mtime_ns)
+    if place != "outside":
+        return plain
+    head = _head(link)
+    kind = kind_of(path, head)
+    return replace(
+        plain,
+        digest=_digest(link, info.st_size) if use == "write" else None,
+        kind=kind.value,
+        wal=kind is Kind.SQLITE and has_wal(head),
+        mode=stat.S_IMODE(info.st_mode),
+        inode=info.st_ino,
+        folder=_folder_inode(path),
     )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
-        raise ImageFailed(
-            f"the session's open files could not be looked at ({last}); nothing was changed",
-            step="restore",
-            log=[last],
-        )
-    answers: list[dict[str, Any]] = json.loads(done.stdout)
-    return answers
+
+
+def _folder_inode(path: str) -> int:
+    try:
+        return os.stat(os.path.dirname(path)).st_ino
+    except OSError:
+        return 0
+
+
+def _head(link: str) -> bytes:
+    try:
+        fd = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""  # as in `_digest`
+    try:
+        return os.pread(fd, HEAD_BYTES, 0)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def _digest(link: str, size: int) -> str | None:
@@ -295,9 +256,9 @@ def _digest(link: str, size: int) -> str | None:
         os.close(fd)
 
 
-def _descriptors(pid: int) -> list[tuple[str, str]]:
-    """(link in /proc, "read" or "write") of each open plain file that still has a name."""
-    found = []
+def _descriptors(pid: int, inside: int) -> Iterator[tuple[str, Descriptor]]:
+    """(link in /proc, what is known of it) of each open plain file that still has a name. `inside`:
+    the pid in the capsule."""
     folder = f"/proc/{pid}/fd"
     for number in os.listdir(folder):
         link = f"{folder}/{number}"
@@ -306,20 +267,27 @@ def _descriptors(pid: int) -> list[tuple[str, str]]:
             if not stat.S_ISREG(info.st_mode) or info.st_nlink == 0:
                 continue
             with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii") as file:
-                flags = next(int(x.split()[1], 8) for x in file if x.startswith("flags:"))
+                text = file.read()
         except OSError:
             continue
-        found.append((link, "read" if flags & os.O_ACCMODE == os.O_RDONLY else "write"))
-    return found
+        words = dict(line.split(":", 1) for line in text.splitlines()[:2])
+        flags, position = int(words["flags"], 8), int(words["pos"])
+        yield link, Descriptor(inside, int(number), flags, position, parse_locks(text))
 
 
-def _mapped(pid: int) -> list[tuple[str, os.stat_result]]:
+def _mapped(pid: int) -> list[tuple[str, os.stat_result, bool]]:
+    """(path, what it is, whether some of it is code) of each plain file in memory."""
     found: dict[str, os.stat_result] = {}
+    code: set[str] = set()
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             path = line.rstrip("\n").partition("/")[2]
             path = f"/{path}" if path else ""
-            if not path or path in found or path.endswith(" (deleted)"):
+            if not path or path.endswith(" (deleted)"):
+                continue
+            if line.split()[1][2] == "x":
+                code.add(path)
+            if path in found:
                 continue
             try:
                 info = os.lstat(f"/proc/{pid}/root{path}")
@@ -327,7 +295,7 @@ def _mapped(pid: int) -> list[tuple[str, os.stat_result]]:
                 continue
             if stat.S_ISREG(info.st_mode):
                 found[path] = info
-    return list(found.items())
+    return [(path, info, path in code) for path, info in found.items()]
 
 
 def _private_mounts(init: int) -> list[str]:

@@ -10,9 +10,9 @@ The order of a checkpoint, for the node agent (nothing in here knows devices or 
 
 And back, on any node with the same files at the same paths:
 
-1. Rings and their state files at their place; `files.reconcile(record, ...)`.
-2. `capsule = await launcher.prepare(spec)`, `scratch.unpack`, `restore(capsule, folder)`: there is
-   the tree, frozen as it was.
+1. Rings and their state files at their place; `reconcile.reconcile(record, ...)`.
+2. `capsule = await launcher.prepare(spec)`, `scratch.unpack`, `restore(capsule, folder,
+   plan=...)`: there is the tree, frozen as it was.
 3. Rings to their new workers (`capsule.host_process`), sockets open, `capsule.thaw()`.
 
 CRIU runs inside the capsule's namespaces, so it sees no foreign one, and with the session's uid but
@@ -36,9 +36,10 @@ from dataclasses import dataclass
 
 from singularity_proxy.errors import ImageFailed, NoSpace, Unavailable, Unsupported
 
-from . import connections, criu
+from . import connections, criu, image_files
 from .namespace import AFTER_RESTORE_PID, MAIN_PID, NamespaceCapsule
 from .process import ProcessIdentity
+from .reconcile import Plan
 from .sockets import outside_peers
 from .tree import descendants, owner_of, send
 
@@ -116,12 +117,14 @@ def restore(
     folder: str,
     *,
     stopped: Sequence[int] = (),
+    plan: Plan | None = None,
     command: Sequence[str] | None = None,
     limit_s: float = LIMIT_S,
 ) -> float:
     """Bring the tree in `folder` back inside `capsule`, an empty one of `launcher.prepare`; returns
     the seconds it took. The tree is frozen then: `thaw` lets it go on, but for the pids `stopped`
-    (of the checkpoint's record), which the user had stopped.
+    (of the checkpoint's record), which the user had stopped. `plan`: of `reconcile`, how files
+    outside are opened; without one each must be as it was.
 
     The image can be restored again. Raises `ImageFailed` (with CRIU's reason), `NoSpace` or
     `Unsupported`; then the caller ends the capsule, and nothing is left of the attempt.
@@ -129,6 +132,8 @@ def restore(
     words = list(command) if command is not None else _criu()
     if capsule.members():
         raise Unavailable("a process image is restored in an empty capsule only")
+    if plan is not None:
+        image_files.apply(folder, plan)
     began = time.monotonic()
     tcp = connections.KEEP if connections.are_in(folder) else connections.CLOSE
     arguments = ["restore", "-d", *tcp, "-o", _LOGS[1]]
@@ -145,6 +150,13 @@ def restore(
         ) from None
     if status != 0 or capsule.main() is None:
         raise _failure("restore", folder, output)
+    if plan is not None and (other := image_files.verify(capsule, plan)) is not None:
+        raise ImageFailed(
+            f"the session could not be restored because {other} was exchanged at that moment; the "
+            "checkpoint is as it was: try again",
+            step="restore",
+            log=[],
+        )
     capsule.stopped_by_user = frozenset(stopped)
     return time.monotonic() - began
 

@@ -8,15 +8,25 @@ user may go. Imports nothing of ours, so that it starts anywhere.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import stat
+import struct
 import sys
+import time
 from typing import Any
 
 WHOLE_BYTES = 64 << 20
 """A file up to this size is hashed whole, of a longer one the first and the last half of it."""
+
+LOCKED_S = 2.0
+"""So long a lock of somebody else may last before it counts: a database takes many for a moment."""
+
+_F_OFD_GETLK = 36
+_FLOCK = "hh4xqqi4x"  # struct flock: type, whence, start, length, pid
 
 
 def digest(fd: int, size: int) -> str:
@@ -36,52 +46,128 @@ def digest(fd: int, size: int) -> str:
     return known.hexdigest()
 
 
-def examine(wanted: dict[str, Any]) -> str:
-    """How the file differs from what the checkpoint knows: "same", "missing", "shorter", "longer"
-    or "changed" (of the same length, or not the same up to that length)."""
+# -- looking ---------------------------------------------------------------------------------------
+
+
+def examine(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Tell how the file is, held against what the checkpoint knows: `found` (a `Found`), `size`,
+    `inode` as (device, number), whether somebody else `locked` it, and the inode of its `folder`.
+    """
+    path = wanted["path"]
+    answer: dict[str, Any] = {"folder": _inode(os.path.dirname(path)), "locked": False}
     try:
-        fd = os.open(wanted["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except PermissionError:
-        info = os.stat(wanted["path"])
-        return _compare(info.st_size, wanted["size"])
-    except OSError:
-        return "missing"
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return {**answer, "found": _why_not(error), "error": error.strerror}
     try:
         info = os.fstat(fd)
+        answer |= {"size": info.st_size, "inode": [info.st_dev, info.st_ino]}
         if not stat.S_ISREG(info.st_mode):
-            return "missing"
-        found = _compare(info.st_size, wanted["size"])
-        known = wanted.get("digest")
-        if known and found in ("same", "longer") and digest(fd, wanted["size"]) != known:
-            return "changed" if found == "same" else "rewritten"
-        return found
+            return {**answer, "found": "replaced"}
+        found = _compare(fd, info, wanted)
+        if wanted["use"] == "write":
+            try:
+                writing = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                return {**answer, "found": "read-only", "error": error.strerror}
+            try:
+                answer["locked"] = _is_locked(fd, writing, wanted["locks"])
+            finally:
+                os.close(writing)
+        elif wanted["locks"]:
+            answer["locked"] = _is_locked(fd, None, wanted["locks"])
+        return {**answer, "found": found}
     finally:
         os.close(fd)
 
 
-def _compare(size: int, wanted: int) -> str:
-    return "same" if size == wanted else "shorter" if size < wanted else "longer"
+def _why_not(error: OSError) -> str:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        return "missing"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "unreadable"
+    if error.errno in (errno.ENXIO, errno.ENODEV):
+        return "replaced"
+    return "unreachable"
 
 
-def set_back(path: str, size: int, label: str) -> str:
-    """Keep a copy of `path` beside it and cut it to `size` bytes; returns the copy's name."""
+def _inode(path: str) -> list[int] | None:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return [info.st_dev, info.st_ino]
+
+
+def _compare(fd: int, info: os.stat_result, wanted: dict[str, Any]) -> str:
+    if wanted["kind"] == "sqlite":
+        head = os.pread(fd, 20, 0)
+        if not head.startswith(b"SQLite format 3\0") or (head[18:] == b"\2\2") != wanted["wal"]:
+            return "replaced"
+    if info.st_size < wanted["size"]:
+        return "shorter"
+    longer = info.st_size > wanted["size"]
+    if wanted["digest"]:
+        same = digest(fd, wanted["size"]) == wanted["digest"]
+    else:
+        same = longer or info.st_mtime_ns == wanted["mtime_ns"]
+    if same:
+        return "longer" if longer else "same"
+    return "rewritten" if longer else "changed"
+
+
+def _is_locked(fd: int, writing: int | None, locks: list[dict[str, Any]]) -> bool:
+    """Whether one of `locks` could not be had now, nor within `LOCKED_S`."""
+    deadline = time.monotonic() + LOCKED_S
+    while True:
+        if not any(_conflicts(fd, writing, lock) for lock in locks):
+            return False
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(0.05)
+
+
+def _conflicts(fd: int, writing: int | None, lock: dict[str, Any]) -> bool:
+    if lock["style"] == "flock":
+        try:
+            fcntl.flock(fd, (fcntl.LOCK_EX if lock["write"] else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        return False
+    if lock["write"] and writing is None:
+        return False
+    length = 0 if lock["end"] is None else lock["end"] - lock["start"] + 1
+    asked = struct.pack(
+        _FLOCK,
+        fcntl.F_WRLCK if lock["write"] else fcntl.F_RDLCK,
+        os.SEEK_SET,
+        lock["start"],
+        length,
+        0,
+    )
+    command = _F_OFD_GETLK if lock["style"] == "ofd" else fcntl.F_GETLK
+    at = writing if lock["write"] and writing is not None else fd
+    told: int = struct.unpack(_FLOCK, fcntl.fcntl(at, command, asked))[0]
+    return told != fcntl.F_UNLCK
+
+
+# -- putting right ---------------------------------------------------------------------------------
+
+
+def cut(path: str, size: int, label: str, expected: int) -> str:
+    """Keep a copy of `path` beside it and cut it to `size` bytes; returns the copy's name. Raises
+    `OSError` when it is not `expected` bytes long: somebody writes to it at this moment."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         info = os.fstat(fd)
-        for number in range(1000):
-            copy = f"{path}.{label}" + (f".{number}" if number else "")
-            with contextlib.suppress(FileExistsError):
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                to = os.open(copy, flags, stat.S_IMODE(info.st_mode) & 0o777)
-                break
-        else:
-            raise FileExistsError(f"there are 1000 copies of {path}")
+        copy, to = _new_beside(path, label, info.st_mode)
         try:
-            at = 0
-            while data := os.pread(fd, 1 << 20, at):
-                at += os.write(to, data)  # a part of it on a disk that is nearly full
+            _copy(fd, to, None)
             os.fsync(to)
             os.utime(to, ns=(info.st_atime_ns, info.st_mtime_ns))
+            if os.fstat(fd).st_size != expected:
+                raise OSError(errno.EBUSY, "it is being written to")
         except BaseException:
             os.unlink(copy)
             raise
@@ -93,17 +179,80 @@ def set_back(path: str, size: int, label: str) -> str:
         os.close(fd)
 
 
+def copy_aside(path: str, size: int, label: str) -> str:
+    """Copy the first `size` bytes of `path` to a new file beside it; returns its name."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        copy, to = _new_beside(path, label, os.fstat(fd).st_mode)
+        try:
+            _copy(fd, to, size)
+        except BaseException:
+            os.unlink(copy)
+            raise
+        finally:
+            os.close(to)
+        return copy
+    finally:
+        os.close(fd)
+
+
+def make(path: str, size: int, mode: int) -> None:
+    """Make the empty file `path`, of zeros up to `size`, or make a shorter one as long; nothing is
+    cut."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, mode & 0o666)
+    try:
+        if os.fstat(fd).st_size < size:
+            os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+
+
+def _new_beside(path: str, label: str, mode: int) -> tuple[str, int]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    for number in range(1000):
+        copy = f"{path}.{label}" + (f".{number}" if number else "")
+        with contextlib.suppress(FileExistsError):
+            return copy, os.open(copy, flags, stat.S_IMODE(mode) & 0o777)
+    raise FileExistsError(f"there are 1000 copies of {path}")
+
+
+def _copy(fd: int, to: int, size: int | None) -> None:
+    at = 0
+    while data := os.pread(fd, 1 << 20 if size is None else min(1 << 20, size - at), at):
+        done = 0
+        while done < len(data):  # a part of it on a disk that is nearly full
+            done += os.write(to, data[done:])
+        at += done
+
+
+def put_right(wanted: dict[str, Any], label: str) -> dict[str, Any]:
+    """Do what one document says; `copy` is the name of the file that was made, `inode` that of the
+    file that the session goes on with."""
+    path, size = wanted["path"], wanted["size"]
+    if wanted["do"] == "cut":
+        return {"copy": cut(path, size, label, wanted["expected"]), "inode": _inode(path)}
+    if wanted["do"] == "aside":
+        copy = copy_aside(path, size, label)
+        return {"copy": copy, "inode": _inode(copy)}
+    if wanted["do"] == "stand in":
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(os.path.dirname(path), 0o700)
+    make(path, size, wanted["mode"])
+    return {"copy": path, "inode": _inode(path)}
+
+
 def main() -> None:
     asked = json.load(sys.stdin)
     answers: list[dict[str, Any]] = []
     for one in asked["files"]:
         try:
             if asked["do"] == "examine":
-                answers.append({"found": examine(one)})
+                answers.append(examine(one))
             else:
-                answers.append({"copy": set_back(one["path"], one["size"], asked["label"])})
+                answers.append(put_right(one, asked["label"]))
         except OSError as error:
-            answers.append({"error": error.strerror or str(error)})
+            answers.append({"found": "unreachable", "error": error.strerror or str(error)})
     json.dump(answers, sys.stdout)
 
 

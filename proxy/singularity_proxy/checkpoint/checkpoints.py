@@ -12,9 +12,10 @@ processes and machines.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from singularity_proxy.errors import DamagedCheckpoint, KeyUnavailable, SingularityError
@@ -88,6 +89,15 @@ class Checkpoints:
     def list(self, session: str) -> builtins.list[Summary]:
         """The checkpoints of a session, oldest first: one small read."""
         return builtins.list(self.head(session).complete)
+
+    def records_since(self, time: float, but: builtins.list[str]) -> Iterator[dict[str, Any]]:
+        """Yield the record of the newest checkpoint of each of the user's sessions `but` some, as
+        far as it is newer than `time` (seconds since 1970) and can be read."""
+        for session in self._heads.sessions():
+            with contextlib.suppress(SingularityError):
+                complete = self._heads.read(session).complete
+                if complete and complete[-1].time > time and complete[-1].session not in but:
+                    yield self._manifest(complete[-1]).record
 
     def find(self, session: str, checkpoint: str | None = None) -> Summary:
         """One checkpoint by id or name (the newest of that name); None: the head's. Raises

@@ -35,6 +35,7 @@ from singularity_scheduler import logs
 from .bridges import BridgeKeeper, variables
 from .devices import DeviceKeeper
 from .folders import open_session_folders
+from .histories import HistoryKeeper
 from .launch import LaunchRequest
 from .live import LiveSession
 from .node import Node
@@ -73,6 +74,7 @@ class Lifecycle:
         self.bridges = BridgeKeeper(node)
         self.owners = Owners(node, self.relays, self._end_soon)
         self.logs = SessionLogs(node)
+        self.histories = HistoryKeeper(node)
 
     # -- start ------------------------------------------------------------------------------------
 
@@ -376,6 +378,7 @@ class Lifecycle:
             record.exit_code = code if record.exit_code is None else record.exit_code
         if live.joined:
             await end_process(live.joined, grace_s)
+        await self.histories.merge(live)
         await live.socket.close()
         if not isinstance(live.capsule, NamespaceCapsule):  # from which nothing escapes
             await end_marked(f"SINGULARITY_SOCKET={live.socket.path}".encode())

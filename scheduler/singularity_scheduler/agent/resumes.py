@@ -9,6 +9,7 @@ is, whatever happens: an attempt that fails leaves nothing here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -17,7 +18,8 @@ from datetime import datetime
 from typing import Any
 
 from singularity_proxy.capsule import files as open_files
-from singularity_proxy.capsule import image, scratch
+from singularity_proxy.capsule import image, reconcile, scratch
+from singularity_proxy.capsule.file_rules import Way
 from singularity_proxy.capsule.launcher import CapsuleSpec
 from singularity_proxy.capsule.machine import Machine, why_not
 from singularity_proxy.capsule.namespace import NamespaceCapsule, NamespaceLauncher
@@ -272,8 +274,8 @@ class Resumer:
             opened = open_files.Record.from_json(told["opened"])
             rest = asyncio.ensure_future(fetch(_MEANWHILE))
             try:
-                reconciled = await self._reconcile(live, request, summary, opened, rest)
-                await self._processes(live, told, opened, folder, on_exit)
+                reconciled = await self._reconcile(live, request, summary, told, opened, rest)
+                await self._processes(live, told, opened, reconciled.plan, folder, on_exit)
             except BaseException:
                 live.cancel.set()
                 await asyncio.wait([rest])
@@ -335,28 +337,54 @@ class Resumer:
         live: LiveSession,
         request: ResumeRequest,
         summary: Summary,
+        told: dict[str, Any],
         opened: open_files.Record,
         rest: asyncio.Future[int],
-    ) -> open_files.Reconciled:
-        """Files outside that the session has open are as they were, from here on. The user's files
+    ) -> reconcile.Reconciled:
+        """Decide and do what becomes of files outside that the session has open. The user's files
         are changed only when all of the checkpoint is known to be whole."""
-        record = live.record
+        record, settings = live.record, self._node.settings
         owner = {"uid": record.uid, "gid": record.gid}
-        cut = request.source == request.session
-        grown = await asyncio.to_thread(open_files.check, opened, cut=cut, **owner)
-        if grown.files:
-            await asyncio.shield(rest)
-        reconciled = await asyncio.to_thread(
-            open_files.set_back, grown, label=f"after-{summary.id}", **owner
+        way = _way(request, summary)
+        shared: frozenset[str] = frozenset()
+        if way is Way.ROLLBACK and opened.written_outside():
+            shared = await self._written_by_others(request, summary)
+        outlook = await asyncio.to_thread(
+            reconcile.check,
+            opened,
+            way=way,
+            own=(told["places"]["folder"], settings.session_dir(record.session)),
+            shared=shared,
+            other_node=told["node"] != settings.node,
+            **owner,
         )
+        if outlook.cuts:
+            await asyncio.shield(rest)
+        name = f"after-{summary.id}" if way is not Way.FORK else f"fork-{request.session}"
+        reconciled = await asyncio.to_thread(reconcile.carry_out, outlook, label=name, **owner)
         live.reconciled = reconciled.sentences()
         return reconciled
+
+    async def _written_by_others(self, request: ResumeRequest, summary: Summary) -> frozenset[str]:
+        """Paths that others of the user's sessions had open for writing at a checkpoint of theirs
+        that is newer than this one: what is in those files since may be theirs."""
+        but = [request.session, request.source]
+
+        def read(box: Checkpoints) -> frozenset[str]:
+            found: set[str] = set()
+            for record in box.records_since(summary.time, but):
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    found |= open_files.Record.from_json(record["opened"]).written_outside()
+            return frozenset(found)
+
+        return await self._node.stores.call(request.user, read)
 
     async def _processes(
         self,
         live: LiveSession,
         told: dict[str, Any],
         opened: open_files.Record,
+        plan: reconcile.Plan,
         folder: str,
         on_exit: Any,
     ) -> None:
@@ -368,7 +396,11 @@ class Resumer:
         await asyncio.to_thread(scratch.unpack, capsule, archive, roots)
         self._step("unpacked")
         await asyncio.to_thread(
-            image.restore, capsule, os.path.join(folder, files.IMAGE), stopped=opened.stopped
+            image.restore,
+            capsule,
+            os.path.join(folder, files.IMAGE),
+            stopped=opened.stopped,
+            plan=plan,
         )
 
     def _install(self, record: SessionRecord, stage: str, shm: str) -> None:
@@ -463,6 +495,16 @@ def _refuse_part(gang: Gang | None, told: Mapping[str, Any] | None, kept: str) -
         raise BadRequest(f"the checkpoint is of {_named(stored)}, not of {_named(wanted)}; {kept}")
 
 
+def _rolls_back(request: ResumeRequest, summary: Summary) -> bool:
+    return request.incarnation > summary.incarnation
+
+
+def _way(request: ResumeRequest, summary: Summary) -> Way:
+    if request.source != request.session:
+        return Way.FORK
+    return Way.ROLLBACK if _rolls_back(request, summary) else Way.RESUME
+
+
 def _named(part: tuple[int, int] | None) -> str:
     return "no part of a gang" if part is None else f"part {part[0]} of a gang on {part[1]} nodes"
 
@@ -491,7 +533,7 @@ def _loss(
     told: dict[str, Any],
     hashes_checked: int,
     opened: open_files.Record,
-    reconciled: open_files.Reconciled,
+    reconciled: reconcile.Reconciled,
 ) -> dict[str, Any]:
     """The report of a restore, in words for people."""
     count = told["processes"]
@@ -504,7 +546,7 @@ def _loss(
         )
     scratch_bytes = summary.parts.get("scratch", {}).get("bytes", 0)
     back.append(f"its own files ({size(scratch_bytes)})")
-    rolled_back = request.incarnation > summary.incarnation
+    rolled_back = _rolls_back(request, summary)
     # The one to the relay is made again, and nothing on it is lost.
     others = [one for one in opened.tcp if one.remote != told["tunnel"]]
     lost = [*replace(opened, tcp=others).lost(), *reconciled.sentences()]

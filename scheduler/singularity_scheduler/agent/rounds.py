@@ -97,6 +97,7 @@ class Rounds:
             self._devices.check_waiting(live)
         if trim and live.record.alive:
             self._lifecycle.trim_logs(live)
+            self._lifecycle.histories.look(live)
 
     @contextlib.contextmanager
     def _kept_going(self, part: object, name: str) -> Iterator[None]:

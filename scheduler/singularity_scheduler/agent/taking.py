@@ -32,6 +32,12 @@ from .sessions import Phase
 DRAIN_S = 2.0
 """So long proxies may take to execute what a frozen session had asked for; otherwise they park."""
 
+TRANSACTION_S = 1.0
+"""So long a checkpoint waits for the end of a transaction in a database outside. Stopped in its
+middle, it is undone by whoever opens the database next, and the session is told when it is back."""
+
+BETWEEN_TRIES_S = 0.02
+
 Give = Callable[[Iterable[Part]], None]
 """Called with parts that are complete."""
 
@@ -87,7 +93,7 @@ class Taker:
         assert isinstance(live.capsule, NamespaceCapsule)
         began = time.monotonic()
         await self._node.lease.obeyed(live)  # pid 1 must not continue what is stopped here
-        await asyncio.to_thread(live.capsule.freeze)
+        await self._freeze_between_transactions(live.capsule)
         self.step("stopped")
         live.record.saving = {
             **(live.record.saving or {}),
@@ -96,6 +102,18 @@ class Taker:
         self._node.try_save(live)
         work.took("freeze", began)
         self.step("frozen")
+
+    async def _freeze_between_transactions(self, capsule: NamespaceCapsule) -> None:
+        """Stop every process; while one is changing a database that others use, let all go on for
+        a moment and try again. A transaction that is open for longer is stopped in its middle."""
+        deadline = time.monotonic() + TRANSACTION_S
+        while True:
+            await asyncio.to_thread(capsule.freeze)
+            path = await asyncio.to_thread(open_files.in_the_middle, capsule)
+            if path is None or time.monotonic() > deadline:
+                return
+            await asyncio.to_thread(capsule.thaw)
+            await asyncio.sleep(BETWEEN_TRIES_S)
 
     def expected_bytes(self, live: LiveSession) -> int:
         """About how much a frozen session is: what its processes have in memory, and on devices."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import _ctypes
 import asyncio
-import json
-import os
 import shutil
 import socket
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import files, image, scratch
-from singularity_proxy.capsule.files import Record
-from singularity_proxy.capsule.namespace import NamespaceCapsule
+from singularity_proxy.capsule import image, reconcile, scratch
 from singularity_proxy.errors import ImageFailed, OpenFilesChanged, Unsupported
-from support.capsules import LAUNCHER, Place, Places, needs_criu
+from support.capsule_returns import back, bring_back, saved
+from support.capsules import LAUNCHER, Places, needs_criu
 
 pytestmark = [needs_criu, pytest.mark.asyncio]
 
@@ -26,27 +23,6 @@ with open("results.csv", "a") as out:
         out.write(f"{n},{n * n}\\n"); out.flush()
         time.sleep(0.005)
 """
-
-
-async def saved(place: Place, capsule: NamespaceCapsule, folder: Path) -> Record:
-    """The whole checkpoint of a frozen capsule in `folder`."""
-    os.mkdir(folder)
-    await asyncio.to_thread(capsule.freeze)
-    record = await asyncio.to_thread(
-        files.describe,
-        capsule,
-        session_folder=str(place.folder),
-        ring_folder=str(place.shm),
-    )
-    await asyncio.to_thread(
-        scratch.pack, capsule, str(folder / "scratch"), [str(place.folder), "/dev/shm"]
-    )
-    await asyncio.to_thread(image.dump, capsule, str(folder / "image"))
-    return Record.from_json(json.loads(json.dumps(record.to_json())))
-
-
-def owner(place: Place) -> dict[str, int]:
-    return {"uid": place.uid, "gid": place.uid}
 
 
 async def test_a_growing_file_in_home_is_set_back(tmp_path: Path) -> None:
@@ -63,65 +39,19 @@ async def test_a_growing_file_in_home_is_set_back(tmp_path: Path) -> None:
         await place.until(lambda: csv.stat().st_size > known.size + 200)
         await capsule.end(0)  # the node is gone
         later = csv.read_text()
-        done = await asyncio.to_thread(
-            files.reconcile, record, **owner(place), label="after-1", cut=True
-        )
-        [kept] = done.kept
+        done = await asyncio.to_thread(reconcile.reconcile, record, **back(place), label="after-1")
+        [kept] = done.told
         assert kept.copy == str(place.home / "results.csv.after-1")
         copy = place.home / "results.csv.after-1"
         assert copy.read_text() == later
         assert copy.stat().st_uid == place.uid
         assert csv.read_text() == at_checkpoint
         assert f"had grown by {len(later) - len(at_checkpoint)} bytes" in kept.sentence()
-        capsule = await place.prepare()
-        await asyncio.to_thread(scratch.unpack, capsule, str(tmp_path / "c/scratch"), [str(place.folder), "/dev/shm"])  # fmt: skip # noqa: E501
-        await asyncio.to_thread(image.restore, capsule, str(tmp_path / "c/image"))
-        await asyncio.to_thread(capsule.thaw)
+        capsule = await bring_back(place, tmp_path / "c", done.plan)
         await place.until(lambda: csv.stat().st_size > len(later))
         await capsule.end(0)
         lines = csv.read_text().splitlines()
         assert [int(line.split(",")[0]) for line in lines[:-1]] == list(range(len(lines) - 1))
-
-
-async def test_what_is_gone_or_shorter_is_named_and_nothing_changes(tmp_path: Path) -> None:
-    async with Places() as place:
-        code = """
-import time
-read = open("data.txt"); log = open("log.txt", "a"); log.write("1234"); log.flush()
-gone = open("gone.txt", "w")
-grown = open("grown.txt", "a"); grown.write("12"); grown.flush()
-print("on", flush=True)
-time.sleep(600)
-"""
-        (place.home / "data.txt").write_text("abc")
-        capsule = await place.python(code)
-        await place.logged("on")
-        record = await saved(place, capsule, tmp_path / "c")
-        await capsule.end(0)
-        (place.home / "gone.txt").unlink()
-        (place.home / "log.txt").write_text("12")
-        (place.home / "grown.txt").write_text("12345")
-        (place.home / "data.txt").write_text("abcdef")  # a reader's file is nobody's to cut
-        with pytest.raises(OpenFilesChanged, match="not as they were") as caught:
-            await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
-        assert caught.value.fields["files"] == {
-            str(place.home / "gone.txt"): "missing",
-            str(place.home / "log.txt"): "shorter",
-            str(place.home / "data.txt"): "longer",
-        }
-        assert (place.home / "grown.txt").read_text() == "12345"
-        for name, text in (("gone.txt", ""), ("log.txt", "1234"), ("data.txt", "abc")):
-            (place.home / name).write_text(text)
-        with pytest.raises(OpenFilesChanged, match=r"grown.txt \(longer\)"):  # a fork
-            await asyncio.to_thread(files.reconcile, record, **owner(place), label="x", cut=False)
-        (place.home / "grown.txt").write_text("ab34")
-        done = await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
-        assert done.kept[0].rewritten
-        assert (place.home / "grown.txt").read_text() == "ab"
-        (place.home / "log.txt").write_text("wxyz")
-        done = await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
-        assert done.changed == [str(place.home / name) for name in ("grown.txt", "log.txt")]
-        assert "was changed after the checkpoint" in done.sentences()[0]
 
 
 async def test_a_missing_library_and_a_busy_port_are_named(tmp_path: Path) -> None:
@@ -147,15 +77,15 @@ time.sleep(600)
         )
         away = library.rename(place.home / "away")
         with pytest.raises(OpenFilesChanged, match=r"libown.so \(missing\)"):
-            await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
+            await asyncio.to_thread(reconcile.reconcile, record, **back(place), label="x")
         away.rename(library)
         with socket.socket() as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             other.bind(("127.0.0.1", port))
             other.listen()
             with pytest.raises(ImageFailed, match=f"listens on 127.0.0.1:{port}"):
-                await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
-        await asyncio.to_thread(files.reconcile, record, **owner(place), label="x")
+                await asyncio.to_thread(reconcile.reconcile, record, **back(place), label="x")
+        await asyncio.to_thread(reconcile.reconcile, record, **back(place), label="x")
         capsule = await place.prepare()
         await asyncio.to_thread(image.restore, capsule, str(tmp_path / "c/image"))
 

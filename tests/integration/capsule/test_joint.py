@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import files, image
+from singularity_proxy.capsule import files, image, reconcile
+from singularity_proxy.capsule.file_rules import Way
 from singularity_proxy.capsule.launcher import CapsuleSpec
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.standalone import Standalone
@@ -129,10 +130,13 @@ class Trainer:
         await asyncio.to_thread(shutil.copytree, place, session.shm, dirs_exist_ok=True)
         # The session's folder travels too.
         os.truncate(self.log_path, place.with_suffix(".log").stat().st_size)
-        files.reconcile(record, label="after")
+        own = (self.folder, self.folder)
+        done = reconcile.reconcile(record, way=Way.RESUME, own=own, label="after")
         self.capsule = await LAUNCHER.prepare(self.spec())
         folder = str(place.with_suffix(".image"))
-        await asyncio.to_thread(image.restore, self.capsule, folder, stopped=record.stopped)
+        await asyncio.to_thread(
+            image.restore, self.capsule, folder, stopped=record.stopped, plan=done.plan
+        )
         await asyncio.to_thread(session.attach)
         session.automatic = True
         await asyncio.to_thread(self.capsule.thaw)
