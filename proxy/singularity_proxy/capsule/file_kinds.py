@@ -24,15 +24,19 @@ class Kind(StrEnum):
 
 _SQLITE = b"SQLite format 3\0"
 _CONTAINERS = (
-    b"\x89HDF\r\n\x1a\n",
-    b"PAR1",
-    b"ARROW1",
-    b"PK\x03\x04",
-    b"ORC",
-    b"CDF\x01",
-    b"CDF\x02",
-    b"CDF\x05",
+    (0, b"\x89HDF\r\n\x1a\n"),
+    (0, b"PAR1"),
+    (0, b"ARROW1"),
+    (0, b"PK\x03\x04"),
+    (0, b"ORC"),
+    (0, b"CDF\x01"),
+    (0, b"CDF\x02"),
+    (0, b"CDF\x05"),
+    (8, b"DUCK"),
+    (16, b"\xde\xc0\xef\xbe"),  # LMDB
 )
+"""(where, first bytes) of formats whose programs know places in the file by heart."""
+
 _COMPANIONS = {"-journal": Kind.JOURNAL, "-wal": Kind.WAL, "-shm": Kind.WAL_INDEX}
 COMPANIONS = tuple(_COMPANIONS)
 """What SQLite adds to the name of a database."""
@@ -64,7 +68,7 @@ def kind_of(path: str, head: bytes) -> Kind:
             return kind
     if head.startswith(_SQLITE):
         return Kind.SQLITE
-    if head.startswith(_CONTAINERS):
+    if any(head.startswith(magic, at) for at, magic in _CONTAINERS):
         return Kind.CONTAINER
     return Kind.PLAIN
 

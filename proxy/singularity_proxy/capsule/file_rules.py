@@ -31,7 +31,7 @@ class FileClass(StrEnum):
     IN_PLACE = "in place"
     """It writes somewhere in the middle."""
     CONTAINER = "container"
-    """HDF5, Parquet, Arrow, ZIP (npz, torch.save): the program knows places in it by heart."""
+    """HDF5, Parquet, Arrow, ZIP (npz, torch.save), DuckDB, LMDB: the program knows places in it."""
     DATABASE = "database"
     """SQLite, with journal, WAL and its index, without a transaction: it looks again by itself."""
     TRANSACTION = "transaction"

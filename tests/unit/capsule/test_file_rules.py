@@ -114,6 +114,8 @@ def test_kinds_are_told_by_the_first_bytes(tmp_path: Path) -> None:
         (b"PAR1", Kind.CONTAINER),
         (b"ARROW1\0\0", Kind.CONTAINER),
         (b"PK\x03\x04", Kind.CONTAINER),
+        (b"checksum" + b"DUCK", Kind.CONTAINER),
+        (bytes(16) + b"\xde\xc0\xef\xbe", Kind.CONTAINER),
         (b"1,2,3\n", Kind.PLAIN),
         (b"", Kind.PLAIN),
     ):
