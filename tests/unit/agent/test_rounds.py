@@ -38,7 +38,8 @@ class PaperNode:
         def stop() -> None:
             self.stopped += 1
 
-        lifecycle = SimpleNamespace(trim_logs=self._trim)
+        histories = SimpleNamespace(look=lambda _: None)
+        lifecycle = SimpleNamespace(trim_logs=self._trim, histories=histories)
         return Rounds(self, self, lifecycle, idle_exit_s, stop)  # type: ignore[arg-type]
 
     def session(self, name: str) -> LiveSession:
