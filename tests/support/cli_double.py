@@ -9,7 +9,7 @@ from singularity_proxy.errors import NotFound, SingularityError
 Json = dict[str, Any]
 
 VERBS = (
-    *("park", "resume", "preempt", "suspend", "migrate", "checkpoint", "restore", "fork"),
+    *("park", "resume", "preempt", "suspend", "migrate", "checkpoint", "restore", "fork", "reopen"),
     *("keep", "tier", "priority"),
 )
 

@@ -70,7 +70,7 @@ class World:
         assert {n.id: list(n.queue) for n in self.state.nodes.values()} == queues
         assert decide(self.state, event, self.now) == decision, "decide is not deterministic"
         for view in decision.sessions:
-            check_succession(before.get(view.id), view)
+            check_succession(before.get(view.id) or self.known.get(view.id), view)
         for action in decision.actions:
             assert action.reason, action
             assert action.rule in RULES, action

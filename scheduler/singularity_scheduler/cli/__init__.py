@@ -85,6 +85,10 @@ COMMANDS = {
         "singularity_scheduler.cli.fork",
         "Begin a second session where a checkpoint of one is.",
     ),
+    "reopen": (
+        "singularity_scheduler.cli.reopen",
+        "Take the end of a session back: it was closed by mistake.",
+    ),
     "connect": (
         "singularity_scheduler.cli.connect",
         "Write the connection file of a session's kernel.",

@@ -219,6 +219,11 @@ class ServiceClient(Reading, Groups):
         body: Json = {"checkpoint": checkpoint, **({"discard": True} if discard else {})}
         return await self._verb(session, "restore", body, timeout=MOVE_S)
 
+    async def reopen(self, session: str) -> Json:
+        """Take the end of a session back: it is suspended as of its newest checkpoint, with its own
+        id (a batch run goes on by itself). Its JSON has `undo_end` as long as that can be done."""
+        return await self._verb(session, "reopen", {})
+
     async def fork(
         self,
         session: str,

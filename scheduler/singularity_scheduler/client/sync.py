@@ -144,6 +144,7 @@ class Client:
     checkpoint = _call(ServiceClient.checkpoint)
     restore = _call(ServiceClient.restore)
     fork = _call(ServiceClient.fork)
+    reopen = _call(ServiceClient.reopen)
 
     checkpoints = _call(ServiceClient.checkpoints)
     delete_checkpoint = _call(ServiceClient.delete_checkpoint)

@@ -143,6 +143,15 @@ class ForkAsked:
 
 
 @dataclass(frozen=True)
+class ReopenAsked:
+    """The end of a session is to be taken back: it waits in the store again, as of its newest
+    checkpoint. `ended`: the session as it is known since."""
+
+    ended: SessionView
+    by: str
+
+
+@dataclass(frozen=True)
 class DropAsked(Asked):
     """A checkpoint (id or name) is to be deleted."""
 
@@ -190,6 +199,7 @@ Ask = (
     | SuspendAsked
     | RestoreAsked
     | ForkAsked
+    | ReopenAsked
     | DropAsked
     | SignalAsked
     | EndAsked

@@ -19,6 +19,7 @@ from . import events as ev
 from . import gang_sets, reasons
 from .draft import Draft
 from .model import SessionView
+from .requested import Kind
 from .states import CHANGING, ProcessState
 from .stored import CheckpointRef
 
@@ -117,6 +118,8 @@ def kept(view: SessionView) -> str:
 def add(draft: Draft, view: SessionView, reference: CheckpointRef) -> SessionView:
     """`view` with a new checkpoint; what retention lets go is marked. Not in the draft yet."""
     view = put(draft, view, reference)
+    if view.final:
+        return ended(draft, view, view.process_state is ProcessState.COMPLETED)
     return trim(draft, view) if view.part is None else view  # a part's: by sets (`gang_sets`)
 
 
@@ -157,11 +160,40 @@ def drop(draft: Draft, view: SessionView, ids: Iterable[str]) -> SessionView:
     return replace(view, checkpoints=tuple(changed.get(c.id, c) for c in view.checkpoints))
 
 
-def ended(draft: Draft, view: SessionView) -> SessionView:
-    """A session ends: those with a name stay, for forks; the others have no use any more, and none
-    of a part, which cannot be forked."""
+def ended(draft: Draft, view: SessionView, completed: bool) -> SessionView:
+    """`view` with what stays of a session that ends: those with a name, for forks, and the newest
+    one for `Retention.undo_end_s`, so that the end can be taken back. Nothing stays of a part of a
+    gang, which can be neither. Not in the draft yet; `completed`: it came to its own end."""
+    newest = undo_of(view, completed) if draft.state.retention.undo_end_s else None
+    if newest is not None:
+        until = draft.now + draft.state.retention.undo_end_s
+        view = put(draft, view, replace(newest, undo_until=until))
     unnamed = {c.id for c in visible(view) if not c.name or view.part is not None}
-    return drop(draft, view, unnamed - in_use(draft, view, True)) if unnamed else view
+    used = in_use(draft, view, True) | ({newest.id} if newest is not None else set())
+    return drop(draft, view, unnamed - used) if unnamed else view
+
+
+def undo_of(view: SessionView, completed: bool) -> CheckpointRef | None:
+    """What the end of a session could be taken back with, the newest one that is whole, else the
+    newest; None: there is none, or it is a run that came to its own end."""
+    if view.part is not None or (completed and view.kind is Kind.BATCH):
+        return None
+    return view.newest_whole or view.last_checkpoint
+
+
+def undo_sentence(draft: Draft, view: SessionView) -> str:
+    """What can be said of taking the end of `view` back, as the end of a sentence; "" where nobody
+    would expect that."""
+    newest = view.newest_whole
+    if newest is not None and newest.undo_until:
+        name = f"checkpoint '{newest.name}'" if newest.name else "its newest checkpoint"
+        age = duration(max(0.0, draft.now - newest.at))
+        kept_s = duration(newest.undo_until - draft.now)
+        return f"; {name}, {age} old, is kept for {kept_s}: reopen brings it back from there"
+    if view.kind is not Kind.INTERACTIVE:
+        return ""
+    stored = kept(view) if view.last_checkpoint is not None else ""
+    return f"; there is no checkpoint of its process, so this cannot be taken back{stored}"
 
 
 def mark_damaged(draft: Draft, session: str, checkpoint: str, sentence: str) -> None:

@@ -37,7 +37,13 @@ def finish(
     exit_code: int | None = None,
 ) -> SessionView:
     """Let a session end: final at once, its devices stay leased until the agent confirms."""
-    view = replace(stay(checkpoints.ended(draft, view)), held_by=None)
+    began = view.process_state not in (ProcessState.QUEUED, ProcessState.STARTING)
+    rollback = view.process_state is not ProcessState.SUSPENDED
+    view = checkpoints.ended(draft, view, event is ProcessEvent.COMPLETE)
+    if began:
+        reason = f"{reason}{checkpoints.undo_sentence(draft, view)}"
+    # Whether it would be older than it was, should its end be taken back.
+    view = replace(stay(view), held_by=None, rollback=rollback and view.part is None)
     if view.pending:  # its node has nothing of it
         return draft.step(queue.freed(view), event, reason, rule, ended=True)
     view = draft.quiet_step(

@@ -4,7 +4,9 @@ A node whose leases have run out has given up its devices and stopped the sessio
 started elsewhere (`NodeLost.stopped`), so what the store has may be started elsewhere.
 If it comes back before that has happened, its sessions simply go on; if it comes back later, its
 agent is told to end what it still has of them (`nodes.joined`). So a session waits for its node as
-long as it would lose by going on elsewhere, within limits.
+long as it would lose by going on elsewhere, within limits. A notebook without a checkpoint waits
+without one: silence is no proof of its end, but for a machine that was to be taken back by now. A
+run without one has failed when the limit is over, because somebody may wait for its result.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from typing import Any
 
 from singularity_scheduler.client.words import duration
 
-from . import checkpoints, endings, gang_retries, placement, queue, reasons, retries
+from . import endings, gang_retries, placement, queue, reasons, retries
 from . import events as ev
 from .cluster import Node
 from .draft import Draft
 from .model import SessionView
+from .requested import Kind
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 _NOT_LOST = (ProcessState.STARTING, ProcessState.SUSPENDED)
@@ -36,6 +39,8 @@ def node_lost(draft: Draft, event: ev.NodeLost) -> None:
     others = [n for n in draft.state.nodes.values() if n.connected and n.id != event.node]
     if not others:
         return
+    mark = draft.duty(event.node)
+    taken_back = mark.notice and mark.deadline is not None and draft.now >= mark.deadline
     for sid in sorted(known.sessions):
         view = draft.state.sessions[sid]
         if view.pending:
@@ -52,8 +57,17 @@ def node_lost(draft: Draft, event: ev.NodeLost) -> None:
                 lose(draft, view, event.silent_s)
         elif _begin_elsewhere(draft, view, event):
             continue
+        elif event.hopeless and view.kind is Kind.INTERACTIVE and not taken_back:
+            _wait_for_node(draft, view)
         elif event.hopeless:
             _fail(draft, view, event.silent_s)
+
+
+def _wait_for_node(draft: Draft, view: SessionView) -> None:
+    """A notebook that is nowhere but on a silent node: its variables may well be there still, and
+    somebody is there to say when they are given up."""
+    if not view.lost:
+        draft.note(replace(view, lost=True), reasons.waits_for_node(view), "node.lost")
 
 
 def _whole(draft: Draft, view: SessionView) -> bool:
@@ -166,24 +180,22 @@ def _off_devices(draft: Draft, view: SessionView) -> SessionView:
 
 
 def _fail(draft: Draft, view: SessionView, silent_s: float) -> None:
-    kept = checkpoints.kept(view)
     endings.finish(
         draft,
         view,
         ProcessEvent.FAIL,
         f"node {view.node} has been gone for {duration(silent_s)} with its process and "
-        f"variables{kept}: start it again",
+        "variables: start it again",
         "node.lost",
     )
 
 
 def found(draft: Draft, view: SessionView) -> SessionView:
     """Its node is back with it before it was started elsewhere: nothing is lost after all."""
-    reason = f"node {view.node} is back and had it all along: nothing is lost"
     return draft.step(
         replace(view, called=False, rollback=False, undo=False, restore_from="", lost=False),
         ProcessEvent.FOUND,
-        reason,
+        reasons.node_back(view),
         "node.found",
     )
 

@@ -176,7 +176,8 @@ class SessionView:
     unwind: bool = False
     """If its return fails, it comes back where and as it was before it was asked for."""
     lost: bool = False
-    """Its node went away with it; until it is started elsewhere that node may still bring it."""
+    """Its node went away with it; until it is started elsewhere, or for ever when it cannot be,
+    that node may still bring it."""
     leaving: str | None = None
     """Name of the checkpoint with which it is suspended as soon as its devices stand still
     ("" for one without a name); None: it stays."""

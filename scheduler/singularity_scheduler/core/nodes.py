@@ -9,7 +9,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from . import endings, gang_retries, losses, moves, placement, queue, reasons, recorded, retries
+from . import (
+    checkpoints,
+    endings,
+    gang_retries,
+    losses,
+    moves,
+    placement,
+    queue,
+    reasons,
+    recorded,
+    retries,
+)
 from . import events as ev
 from .draft import Draft
 from .model import AgentFacts, SessionView
@@ -106,6 +117,9 @@ def _missing(draft: Draft, view: SessionView) -> None:
         return
     if not view.final:
         reason = reasons.not_started() if unborn else reasons.gone(view)
+        view = checkpoints.ended(draft, replace(view, rollback=True), False)
+        if not unborn:
+            reason = f"{reason}{checkpoints.undo_sentence(draft, view)}"
         view = draft.step(queue.freed(view), ProcessEvent.FAIL, reason, "agent.restarted")
     # Whatever its device state was: with the agent's proxies gone there is none any more.
     draft.put(replace(queue.freed(view), device_state=DeviceState.NONE, ended=True, held_by=None))
@@ -150,6 +164,8 @@ def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
     if not fact.alive:
         endings.exited(draft, ev.ProcessExited(view.id, fact.exit_code, fact.reason))
         return
+    if view.lost:
+        view = draft.note(replace(view, lost=False), reasons.node_back(view), "node.found")
     if fact.busy is not None and fact.busy is not view.busy:
         idle_since = None if fact.busy else draft.now
         view = draft.put(replace(view, busy=fact.busy, idle_since=idle_since))

@@ -439,6 +439,26 @@ def forked(by: str, source: SessionView, reference: CheckpointRef) -> str:
     return f"forked by {by} from checkpoint {shown(reference)} of {source.label} ({source.id})"
 
 
+def waits_for_node(view: SessionView) -> str:
+    return (
+        f"node {view.node} does not answer, and its process and variables are nowhere else: it "
+        "goes on as it was when the node is back; if the node will not come back, end it"
+    )
+
+
+def node_back(view: SessionView) -> str:
+    return f"node {view.node} is back and had it all along: nothing is lost"
+
+
+def reopened(by: str, reference: CheckpointRef, now: float, runs: bool) -> str:
+    age = duration(max(0.0, now - reference.at))
+    then = "it goes on by itself" if runs else "resume, or opening its notebook, brings it back"
+    return (
+        f"{by} took its end back: it is as of checkpoint {shown(reference)}, {age} old, and what "
+        f"it did since is lost; {then}"
+    )
+
+
 def lost_node(
     view: SessionView, silent_s: float, reference: CheckpointRef | None, now: float
 ) -> str:

@@ -46,6 +46,7 @@ RULES: dict[str, str] = {
     "user.restore": "somebody asked to go back to a checkpoint",
     "user.restored": "what became of a request to put device state back",
     "user.fork": "somebody asked for a second session from a checkpoint",
+    "user.reopen": "somebody took the end of a session back",
     "user.checkpoint": "somebody asked for a checkpoint",
     "user.end": "somebody ended the session",
     "process.live": "the session's process runs",

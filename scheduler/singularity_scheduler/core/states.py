@@ -54,6 +54,7 @@ class ProcessEvent(str, Enum):
     COMPLETE = "complete"
     FAIL = "fail"
     CANCEL = "cancel"
+    REOPEN = "reopen"
 
 
 class DeviceEvent(str, Enum):
@@ -85,7 +86,7 @@ _D = DeviceState
 _DE = DeviceEvent
 
 FINAL = frozenset({_P.COMPLETED, _P.FAILED, _P.CANCELLED})
-"""Process states that nothing leaves."""
+"""Process states of sessions that have ended; nothing but a reopen leaves them."""
 
 LEASED = frozenset({_D.ATTACHING, _D.HELD, _D.RESIZING, _D.PARKING})
 """Device states in which physical devices belong to the session under a lease."""
@@ -117,6 +118,8 @@ PROCESS_TRANSITIONS: dict[tuple[ProcessState, ProcessEvent], ProcessState] = {
     },
     **{(state, _PE.FAIL): _P.FAILED for state in _P if state not in FINAL},
     **{(state, _PE.CANCEL): _P.CANCELLED for state in _P if state not in FINAL},
+    # Its end is taken back: its newest checkpoint is still in the store.
+    **{(state, _PE.REOPEN): _P.SUSPENDED for state in FINAL},
 }
 
 DEVICE_TRANSITIONS: dict[tuple[DeviceState, DeviceEvent], DeviceState] = {

@@ -32,6 +32,9 @@ class CheckpointRef:
     set_id: str = ""
     """Of a part of a gang: what the set is called that the other parts stored with it; "": it is in
     none."""
+    undo_until: float = 0.0
+    """Until when it is kept although its session has ended, so that the end can be taken back
+    (UNIX seconds); 0.0: it is not kept for that."""
 
     @property
     def whole(self) -> bool:
@@ -86,3 +89,6 @@ class Retention:
     days: float = 0.0
     """Those older than this go, named ones too; 0: never. What a session would come back from
     stays."""
+    undo_end_s: float = 86400.0
+    """Seconds for which the newest one of a session stays after its end, whatever ended it; 0: it
+    goes with the session."""

@@ -138,6 +138,14 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         help="""Days after which checkpoints are deleted, named ones too; what a session would come
         back from stays. 0: never.""",
     )
+    undo_end_s = Float(
+        86_400.0,
+        min=0.0,
+        config=True,
+        help="""Seconds for which the newest checkpoint of a session stays after its end, whatever
+        ended it: so long the end can be taken back (`reopen`). What it takes in the store is free
+        after that, or when somebody deletes it. 0: it goes with its session.""",
+    )
     parameters = Dict(
         config=True,
         help="""First values of the policy's parameters, by name; those that are missing have their
@@ -262,7 +270,9 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
 
     async def start(self) -> None:
         """Load the ledger and begin to work; the fleet may come up later."""
-        self.state.retention = Retention(self.keep_checkpoints, self.keep_checkpoint_days)
+        self.state.retention = Retention(
+            self.keep_checkpoints, self.keep_checkpoint_days, self.undo_end_s
+        )
         admin, marks = await self.ledger.administration()
         self.state.govern(self._with_defaults(admin), marks)
         self.state.geography = Geography(self.home_cluster, self.regions)
@@ -417,6 +427,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         for view in decision.sessions:
             if view.ended:
                 self.commander.forget(view.id)
+                self.archive.forget(view.id)  # it may have ended before, and was taken back
 
     async def _flushed(self) -> None:
         async with self._changed:

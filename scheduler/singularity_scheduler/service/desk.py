@@ -255,6 +255,23 @@ class Desk:
             raise error
         return await controller.find(session)
 
+    async def reopen(
+        self, view: SessionView, by: str, key: str | None = None, fingerprint: str = ""
+    ) -> SessionView:
+        """Take the end of a session back; returns it as it is in the store. One that is just ending
+        is waited for. Raises `Conflict` when there is nothing to bring it back from."""
+        controller = self._c
+        async with controller.keys.once(by, key):
+            if before := await controller.keys.before(by, key, fingerprint):
+                return await controller.find(before.session)
+            if view.final:
+                await controller.until(lambda: view.id not in controller.state.sessions)
+                controller.archive.forget(view.id)  # what retention let go since
+                view = await controller.find(view.id)
+            command = controller.keys.command(by, key, "reopen", view.id, fingerprint)
+            await controller.submit(ev.ReopenAsked(view, by), command)
+        return await controller.find(view.id)
+
     async def drop(self, view: SessionView, word: str, by: str) -> None:
         """Delete a checkpoint; it is gone from all lists at once and from the store soon."""
         controller = self._c

@@ -8,13 +8,22 @@ from datetime import datetime, timezone
 from itertools import chain, islice
 from typing import Any
 
-from singularity_scheduler.core import goals, keeping, planned, scaling, shares, tiers, turns
+from singularity_scheduler.core import (
+    checkpoints,
+    goals,
+    keeping,
+    planned,
+    scaling,
+    shares,
+    tiers,
+    turns,
+)
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceHealth
 from singularity_scheduler.core.model import Change, SessionView
 from singularity_scheduler.core.requested import BatchRun, Member, Part, Tier
 from singularity_scheduler.core.size_spec import policy_document
-from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
 
 Json = dict[str, Any]
@@ -84,6 +93,7 @@ def session_document(
         "checkpoint_every_steps": view.every_steps,
         "last_checkpoint": checkpoint and checkpoint_document(checkpoint),
         "checkpoints": sum(not c.dropped for c in view.checkpoints),
+        "undo_end": undo_document(view),
         "incarnation": view.incarnation,
         "called_back": view.called,
         "forked_from": view.source or None,
@@ -147,6 +157,17 @@ def checkpoint_document(reference: CheckpointRef) -> Json:
         # Gangs go back by themselves alone, and are not forked.
         "restorable": reference.whole and not reference.set_id,
     }
+
+
+def undo_document(view: SessionView) -> Json | None:
+    """What the end of a session can be taken back with, and until when; None: it cannot be."""
+    if not view.final or view.member is not None:
+        return None
+    reference = checkpoints.undo_of(view, view.process_state is ProcessState.COMPLETED)
+    if reference is None or not reference.whole or not (reference.name or reference.undo_until):
+        return None
+    until = None if reference.name else iso(reference.undo_until)
+    return {"checkpoint": reference.id, "name": reference.name, "until": until}
 
 
 def checkpoints_document(view: SessionView) -> list[Json]:

@@ -200,6 +200,11 @@ class Ledger:
         returns how many."""
         return await self._run(lambda: self._drop_old(before))
 
+    async def drop_ended(self, now: float) -> int:
+        """Mark the checkpoints without a name of ended sessions whose time is over, and from which
+        no other session comes back, as to be deleted; returns how many. `now`: UNIX seconds."""
+        return await self._run(lambda: self._drop_ended(now))
+
     async def ended_among(self, ids: list[str]) -> set[str]:
         """Which of these sessions the ledger knows as ended for good."""
         condition = sessions.c.id.in_(ids) & sessions.c.ended.is_(True)
@@ -367,6 +372,19 @@ class Ledger:
             found = connection.execute(
                 update(checkpoints)
                 .where(c.session.in_(over), c.at < before, c.dropped.is_(False))
+                .values(dropped=True)
+            )
+            return int(found.rowcount)
+
+    def _drop_ended(self, now: float) -> int:
+        over = select(sessions.c.id).where(sessions.c.ended.is_(True))
+        wanted = select(sessions.c.restore_from).where(sessions.c.ended.is_(False))
+        c = checkpoints.c
+        with self._writing() as connection:
+            found = connection.execute(
+                update(checkpoints)
+                .where(c.session.in_(over), c.name == "", c.undo_until <= now)
+                .where(c.dropped.is_(False), c.id.not_in(wanted))
                 .values(dropped=True)
             )
             return int(found.rowcount)

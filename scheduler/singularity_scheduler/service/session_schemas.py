@@ -142,6 +142,11 @@ SESSION: dict[str, Schema] = {
     "checkpoint_every_steps": {**nullable(COUNT), "description": "The same by optimizer steps."},
     "last_checkpoint": nullable(ref("StoredCheckpoint")),
     "checkpoints": {**COUNT, "description": "How many the store has of it."},
+    "undo_end": {
+        **nullable(record({"checkpoint": TEXT, "name": TEXT, "until": nullable(TIME)})),
+        "description": "Of an ended session: the checkpoint with which its end can be taken back "
+        "(`reopen`), and until when that is kept, null: no limit. null: it cannot be taken back.",
+    },
     "incarnation": {**COUNT, "description": "+1 each time it went on from an older state."},
     "called_back": {
         "type": "boolean",

@@ -141,10 +141,16 @@ class StoreKeeper:
             await controller.ledger.drop_old(
                 controller.now() - controller.keep_checkpoint_days * 86400
             )
+        await controller.ledger.drop_ended(controller.now())
         deleted = 0
         for session, user, reference in await controller.ledger.dropped():
             node = self._node()
             view = controller.state.sessions.get(session)
+            controller.archive.forget(session)
+            if view is not None and reference.id not in {
+                c.id for c in view.checkpoints if c.dropped
+            }:
+                continue  # the end of its session was taken back meanwhile
             if node is not None:
                 try:
                     await controller.commander.transfers.delete(

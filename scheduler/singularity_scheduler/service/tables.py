@@ -168,11 +168,13 @@ checkpoints = Table(
     Column("damaged", Text, nullable=False),
     Column("dropped", Boolean, nullable=False),
     Column("set_id", String(255), nullable=False, server_default=""),
+    Column("undo_until", Float, nullable=False, server_default="0"),
     Index("checkpoints_dropped", "dropped"),
 )
 """What the store has of each session. A dropped one is deleted there as soon as a node can do it;
 until then its row stays, also when its session is long over. Those of one `set_id` were stored
-together, by the parts of a gang."""
+together, by the parts of a gang. After the end of its session one without a name stays until
+`undo_until`."""
 
 checkpoint_log = Table(
     "checkpoint_log",

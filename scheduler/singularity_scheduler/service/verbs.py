@@ -292,6 +292,21 @@ async def fork_session(call: Endpoint) -> Reply:
 
 
 @operation(
+    "POST",
+    "sessions/{session}/reopen",
+    "Take its end back: it is suspended as of its newest checkpoint, under its own id; a batch run "
+    "goes on by itself. Every end keeps that checkpoint for a while, see its `undo_end`.",
+    answer="SessionStatus",
+    body="Nothing",
+    verb="reopen",
+)
+async def reopen_session(call: Endpoint) -> Reply:
+    view = await call.session()
+    done = await call.controller.desk.reopen(view, call.caller.name, call.key, call.fingerprint)
+    return Reply(call.controller.status(done))
+
+
+@operation(
     "GET",
     "sessions/{session}/checkpoints",
     "What the store has of it, newest first; of an ended session too.",

@@ -182,6 +182,9 @@ async def test_checkpoints_and_reports_come_back_as_they_were(place: str) -> Non
         await write(ev.CheckpointGone("a", "k2"), ev.EndAsked("a", "ada"), ev.Ended("a"))
         # What is still in the store is not forgotten with its session.
         assert await ledger.trim(world.now + 1) == 0
+        assert await ledger.drop_ended(world.now) == 0, "its end can still be taken back"
+        assert await ledger.dropped() == []
+        assert await ledger.drop_ended(world.now + world.state.retention.undo_end_s) == 1
         assert [c.id for _, _, c in await ledger.dropped()] == ["k3"]
         await ledger.forget_checkpoint("a", "k3")
         assert await ledger.trim(world.now + 1) == 0

@@ -184,7 +184,7 @@ async def test_a_checkpoint_by_itself_that_fails_is_nobody_elses_error(tmp_path:
 
 @pytest.mark.asyncio
 async def test_named_checkpoints_outlive_their_session(tmp_path: Path) -> None:
-    async with two(tmp_path) as p:
+    async with two(tmp_path, controller={"undo_end_s": 0.0}) as p:
         client = p.client()
         session = await p.holder(name="a")
         await client.checkpoint(session, "kept")
@@ -298,14 +298,18 @@ async def test_a_dead_node_costs_what_was_since_the_checkpoint(tmp_path: Path) -
         assert document["loss"]["checkpoint"] == late["id"]
         reasons = [c["reason"] for c in await client.history(stored)]
         assert any("node node-1 has been gone for" in r and "'late'" in r for r in reasons)
-        await p.state(bare, "failed")
-        assert "nothing of it was stored" in (await client.get_session(bare))["reason"]
+        await until(lambda: p.controller.state.sessions[bare].lost, "it waits for its node")
+        waits = await client.get_session(bare)
+        assert waits["process_state"] == "live"
+        assert "it goes on as it was when the node is back" in waits["reason"]
         # The store refuses what the old node still publishes, and its agent is told to end it.
         with pytest.raises(SingularityError, match="has moved on to epoch"):
             p.store.save(stored, view.epoch)
         p.agent.sessions = old
         await p.agent.start()
-        await until(lambda: not p.agent.sessions, "fenced")
+        await until(lambda: stored not in p.agent.sessions, "fenced")
+        await until(lambda: not p.controller.state.sessions[bare].lost, "nothing is lost")
+        assert list(p.agent.sessions) == [bare]
         ends = [c for m, c in p.agent.calls if m == "session.end" and c["session"] == stored]
         assert ends[-1]["keep"] is True
         assert (await client.get_session(stored))["node"] == "node-2"

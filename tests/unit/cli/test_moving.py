@@ -12,6 +12,7 @@ from singularity_scheduler.cli import (
     fork,
     migrate,
     moving,
+    reopen,
     restore,
     resume,
     suspend,
@@ -241,3 +242,34 @@ def test_nodes_that_cannot_store_say_why() -> None:
         {"id": "c", "connected": False, "images": not_able},
     ]
     assert cannot_store({"nodes": nodes}) == ["node b cannot store whole sessions: criu is missing"]
+
+
+UNDO = {"checkpoint": "k1", "name": "", "until": "2026-11-22T10:00:00+00:00"}
+OVER = {"state": "completed", "process_state": "completed"}
+
+
+def test_the_end_of_the_newest_session_of_a_name_is_taken_back(
+    double: Double, capsys: Captured
+) -> None:
+    """Not that of one that still runs, or that cannot be."""
+    for number, changes in (
+        (3, {**OVER, "undo_end": UNDO}),
+        (4, {**OVER, "undo_end": UNDO}),
+        (5, {**OVER, "undo_end": None}),
+        (6, {"undo_end": None}),
+    ):
+        added = session(number, name="a.ipynb", **changes)
+        double.known[added["id"]] = added
+    double.becomes = [{**AWAY, "reason": "ada took its end back"}] * 2
+    assert reopen.main(["a.ipynb"]) == 0
+    assert double.calls[-1] == ("reopen", "000400000000")
+    assert "the end of" in (said := capsys.readouterr().out)
+    assert "is taken back: it is suspended: ada took its end back" in said
+    assert reopen.main(["0003", "--json"]) == 0
+    assert double.calls[-1] == ("reopen", "000300000000")
+
+
+def test_what_has_no_end_to_take_back_is_said(double: Double, capsys: Captured) -> None:
+    assert reopen.main(["nb1.ipynb"]) != 0
+    assert "there is no session 'nb1.ipynb' whose end can be taken back" in capsys.readouterr().err
+    assert not [call for call in double.calls if call[0] == "reopen"]

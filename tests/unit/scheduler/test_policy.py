@@ -16,6 +16,9 @@ from support.scheduler_core import AT_ONCE, World, devices_of
 
 PREMIUM, STANDARD, BASIC = Tier.PREMIUM, Tier.STANDARD, Tier.BASIC
 
+FOR_GOOD = "; there is no checkpoint of its process, so this cannot be taken back"
+"""What every end of a notebook says that was never stored."""
+
 
 def parks(world: World) -> list[str]:
     return [a.session for a in world.all_actions if isinstance(a, ev.Park)]
@@ -343,7 +346,7 @@ def test_ended_session_keeps_its_lease_until_the_agent_confirms() -> None:
     world.need("b")
     world.do(ev.ProcessExited("a", 1))
     assert (world["a"].word, world["a"].devices) == ("failed", ("cpu:0",))
-    assert world["a"].reason == "its process ended with exit code 1"
+    assert world["a"].reason == f"its process ended with exit code 1{FOR_GOOD}"
     assert world["b"].word == "waiting"
     world.answer()
     assert "a" not in world.state.sessions
@@ -368,7 +371,7 @@ def test_how_a_process_ended(kind: Kind, code: int | None, word: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "signum", "code", "word", "reason"),
     [
-        (Kind.INTERACTIVE, 15, -15, "completed", "closed by alice"),
+        (Kind.INTERACTIVE, 15, -15, "completed", f"closed by alice{FOR_GOOD}"),
         (Kind.BATCH, 9, -9, "cancelled", "cancelled by alice"),
         (Kind.BATCH, 15, 143, "cancelled", "cancelled by alice"),
         (Kind.BATCH, 15, 1, "failed", "its process ended with exit code 1"),
@@ -394,7 +397,8 @@ def test_ending_twice_is_no_error_and_what_it_is_called() -> None:
     world.do(ev.EndAsked("note", "alice"))
     world.do(ev.EndAsked("note", "alice"))
     world.do(ev.EndAsked("run", "bob", "too slow"))
-    assert (world["note"].word, world["note"].reason) == ("completed", "closed by alice")
+    assert world["note"].word == "completed"
+    assert world["note"].reason == f"closed by alice{FOR_GOOD}"
     assert (world["run"].word, world["run"].reason) == ("cancelled", "cancelled by bob: too slow")
     with pytest.raises(Conflict, match="has ended"):
         world.do(ev.ResumeAsked("note", "alice"))

@@ -635,7 +635,24 @@ def test_it_waits_for_its_node_as_long_as_it_would_lose() -> None:
     assert world["a"].incarnation == 2
 
 
-def test_what_has_none_waits_a_while_and_then_fails_with_what_was_kept() -> None:
+def test_a_run_without_one_waits_a_while_and_then_fails_with_what_was_kept() -> None:
+    world = two_nodes()
+    world.computing("a")
+    world.holding("b")
+    world.do(ev.CheckpointTaken("a", CheckpointRef("d1", 900.0, 5, "device", "weights")))
+    assert [world[s].node for s in "ab"] == ["n1", "n2"]
+    lost(world)
+    assert [world[s].word for s in "ab"] == ["running"] * 2
+    lost(world, hopeless=True)
+    assert world["a"].reason == (
+        "node n1 has been gone for 40 s with its process and variables: start it again"
+    )
+    assert [c.id for c in checkpoints.visible(world["a"])] == ["d1"]
+    assert world["b"].word == "running"
+
+
+def test_a_notebook_without_one_waits_for_its_node_until_somebody_ends_it() -> None:
+    """Silence is no end: its node may have it all the time, and says so when it is back."""
     world = two_nodes()
     world.holding("a")
     world.holding("b")
@@ -643,14 +660,27 @@ def test_what_has_none_waits_a_while_and_then_fails_with_what_was_kept() -> None
     assert [world[s].node for s in "abc"] == ["n1", "n2", "n1"]
     world.do(ev.CheckpointTaken("c", CheckpointRef("d1", 900.0, 5, "device", "weights")))
     lost(world)
-    assert [world[s].word for s in "abc"] == ["running"] * 3
     lost(world, hopeless=True)
-    assert world["a"].reason == (
-        "node n1 has been gone for 40 s with its process and variables; nothing of it was stored: "
-        "start it again"
+    said = (
+        "node n1 does not answer, and its process and variables are nowhere else: it goes on as it "
+        "was when the node is back; if the node will not come back, end it"
     )
-    assert "; its device state of checkpoint 'weights' is kept: start it again" in world["c"].reason
-    assert world["b"].word == "running"
+    assert [(world[s].process_state.value, world[s].reason) for s in "ac"] == [("live", said)] * 2
+    lines = len(world.history)
+    lost(world, hopeless=True)
+    assert len(world.history) == lines, "it is said once"
+    world.do(ev.EndAsked("c", "alice", "given up"))
+    assert world["c"].reason == (
+        "closed by alice: given up; there is no checkpoint of its process, so this cannot be taken "
+        "back; its device state of checkpoint 'weights' is kept"
+    )
+    before = world["a"]
+    world.join("n1", 2, None, facts(before), facts(world["c"]))
+    assert world["a"].process_state is ProcessState.LIVE
+    assert "node.found" in [line.rule for line in world.history if line.session == "a"]
+    assert not world["a"].lost
+    world.answer()
+    assert "c" not in world.state.sessions, "that one was given up, and is ended there"
 
 
 def test_alone_nobody_is_lost() -> None:

@@ -184,6 +184,7 @@ def test_force_ends_what_cannot_be_stored_at_the_deadline_and_says_so():
     world.do(ev.Tick("n1"))
     assert world["a"].reason == (
         "closed by root: node n1 is drained by force, and it could not be stored (criu is missing)"
+        "; there is no checkpoint of its process, so this cannot be taken back"
     )
     world.answer()
     assert duty(world, "n1") is NodeDuty.DRAINED

@@ -53,7 +53,8 @@ def test_session_unknown_to_a_new_agent_is_failed_with_the_reason() -> None:
     assert lost["a"].word == "failed"
     assert lost["a"].reason == (
         "the agent of node local was started anew and no longer knows this session: its process "
-        "is gone and its variables are lost; start it again"
+        "is gone and its variables are lost; start it again; there is no checkpoint of its "
+        "process, so this cannot be taken back"
     )
     assert lost["b"].word == "completed"
     assert world.state.sessions == {}

@@ -241,7 +241,8 @@ def test_what_cannot_be_brought_back_uses_attempts_up_and_then_fails() -> None:
     assert world["r"].process_state is ProcessState.FAILED
     assert world["r"].reason == (
         "the last of its 3 attempts was ended as well: it could not come back from its checkpoint "
-        "(a file is missing)"
+        "(a file is missing); its newest checkpoint, 5 s old, is kept for 24.0 h: reopen brings it "
+        "back from there"
     )
 
 

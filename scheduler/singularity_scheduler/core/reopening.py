@@ -1,0 +1,94 @@
+"""The end of a session is taken back: it waits in the store again. Pure; part of `decide`.
+
+Every end keeps the newest checkpoint for a while (`checkpoints.ended`). The session is then the
+same one, with its id, its history and, unless another one has it by now, the id of its kernel. What
+it did after that checkpoint is lost. A notebook stays suspended until it is opened; a run goes on
+as soon as there is room.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+from singularity_proxy.errors import Conflict
+
+from . import checkpoints, endings, gangs, moves, reasons
+from . import events as ev
+from .draft import Draft
+from .model import SessionView
+from .requested import Kind
+from .states import DeviceState, ProcessEvent, ProcessState
+from .stored import CheckpointRef
+
+
+def asked(draft: Draft, event: ev.ReopenAsked) -> None:
+    """Bring an ended session back to the state `suspended`; raises `Conflict` when it has not ended
+    yet, or there is nothing to bring it back from."""
+    view = draft.get(event.ended.id) or event.ended
+    reference = require_undo(draft, view)
+    for stored in view.checkpoints:  # it is active again, and so are the rows of all of these
+        kept = replace(stored, undo_until=0.0)
+        view = checkpoints.put(draft, view, kept)
+    view = replace(
+        endings.stay(view),
+        ended=False,
+        exit_code=None,
+        exit=None,
+        stopped_by=None,
+        busy=False if view.kind is Kind.INTERACTIVE else None,
+        idle_since=None,
+        origin="",
+        loss=None,
+        restore_from=reference.id,
+        # One that was suspended when it ended is as it was; what ran since is lost.
+        rollback=view.rollback or not reference.undo_until,
+        undo=view.rollback or not reference.undo_until,
+        kernel_id=_kernel_id(draft, view),
+        device_state=DeviceState.PARKED if view.saved else DeviceState.NONE,
+    )
+    view = draft.quiet_step(view, ProcessEvent.REOPEN)
+    reason = reasons.reopened(event.by, reference, draft.now, view.run is not None)
+    if view.run is not None:
+        moves.call(draft, view, reason, "user.reopen")
+    else:
+        draft.note(view, reason, "user.reopen")
+
+
+def require_undo(draft: Draft, view: SessionView) -> CheckpointRef:
+    """The checkpoint that the end of `view` can be taken back with; raises `Conflict` with the
+    reason why it cannot be."""
+    if not view.final:
+        raise _refused(view, "has not ended, so there is no end to take back")
+    if not view.ended:
+        raise _refused(view, "is just ending on its node: try again in a moment")
+    gangs.refuse(view)
+    if view.member is not None:
+        raise _refused(view, "was part of a group, which cannot be taken back: submit it again")
+    if view.run is not None and view.process_state is ProcessState.COMPLETED:
+        raise _refused(view, "has done all of its work, so there is nothing to take back")
+    reference = view.newest_whole
+    if reference is None:
+        raise _refused(
+            view,
+            "has ended, and there is no checkpoint of its process (any more) that it could come "
+            "back from: start it again",
+        )
+    name = view.virtual_cluster
+    if name and draft.cluster(name) is None:
+        raise _refused(view, f"belongs to the virtual cluster {name}, which is gone: fork it")
+    return reference
+
+
+def _refused(view: SessionView, why: str) -> Conflict:
+    return Conflict(f"{view.label} {why}", session=view.id, state=view.word)
+
+
+def _kernel_id(draft: Draft, view: SessionView) -> str:
+    """Jupyter's id of its kernel: the old one, unless a session of its user has it now; then one
+    that is always the same for this return."""
+    sessions = (*draft.state.sessions.values(), *draft.changed.values())
+    taken = {v.kernel_id for v in sessions if v.user == view.user and v.id != view.id}
+    if view.kernel_id not in taken - {""}:
+        return view.kernel_id
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{view.id}-{view.epoch}"))
