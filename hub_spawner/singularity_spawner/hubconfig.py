@@ -10,9 +10,9 @@
 
 What it adds, next to what is there already and never instead of it:
 
-* the managed service ``singularity`` (scheduler, REST API, event stream, and the dashboard, which
-  the Hub's pages link to) on a loopback port, and the service account ``singularity-spawner`` with
-  which the Spawner talks to it;
+* the service ``singularity`` (scheduler, REST API, event stream, and the dashboard, which the Hub's
+  pages link to) on a loopback port, started by the Hub unless it has a token of yours, and the
+  service account ``singularity-spawner`` with which the Spawner talks to it;
 * the custom scopes ``custom:singularity:use`` and ``custom:singularity:admin``;
 * for the roles ``user`` and ``server``: access to the service and the use scope; for the Hub's
   admins: the admin scope;
@@ -64,6 +64,7 @@ def configure(
     service_args: Sequence[str] = (),
     service_environment: Mapping[str, str] | None = None,
     server_api_url: str = "",
+    service_token: str | None = None,
     spawner_token: str | None = None,
     admin_users: Collection[str] = (),
     cull_idle_s: int = 0,
@@ -79,6 +80,9 @@ def configure(
     `service_url`: where the service listens, scheme, loopback address and port, no path.
     `service_args`: more command-line arguments of the service, such as
     ``["--LocalFleet.cpu_capacity=8GiB"]``; `service_environment`: more environment for it.
+    `service_token`: the Hub does not start the service, which somebody else keeps running with this
+    token: systemd, or ``jupyter singularity up`` (None: the Hub starts it). Then `state_dir`,
+    `devices`, `service_args` and `service_environment` are said where it is started.
     `server_api_url`: the service's URL as single-user servers reach it, when that differs.
     `spawner_token`: token of the Spawner's service account (None: a new one at each Hub start).
     `admin_users`: users with ``custom:singularity:admin`` besides the Hub's admins.
@@ -87,9 +91,14 @@ def configure(
     `cull_every_s`: seconds between two looks (0: half of the smaller one). Notebooks of what is
     stopped are suspended. Needs the package jupyterhub-idle-culler.
 
-    Raises `ValueError` with a sentence when the configuration has another service of our name, or
-    the culler is wanted and not installed.
+    Raises `ValueError` with a sentence when the configuration has another service of our name, the
+    culler is wanted and not installed, or settings of a service come with `service_token`.
     """
+    if service_token and any((state_dir, devices, service_args, service_environment)):
+        raise ValueError(
+            "with service_token somebody else starts the scheduler service, so state_dir, devices, "
+            "service_args and service_environment belong to its command line: leave them out here"
+        )
     services = _materialize(c.JupyterHub, "services", [])
     if any(service.get("name") in (SERVICE_NAME, SPAWNER_ACCOUNT, CULLER) for service in services):
         raise ValueError(
@@ -101,12 +110,19 @@ def configure(
     hub_prefix = str(_setting(c.JupyterHub, "base_url", "/"))
     path = f"{hub_prefix.rstrip('/')}/services/{SERVICE_NAME}/"
 
+    started: dict[str, Any] = (
+        {"api_token": service_token}
+        if service_token
+        else {
+            "command": service_command(state_dir, devices, service_args),
+            "environment": dict(service_environment or {}),
+        }
+    )
     services.append(
         {
             "name": SERVICE_NAME,
             "url": base,
-            "command": service_command(state_dir, devices, service_args),
-            "environment": dict(service_environment or {}),
+            **started,
             "oauth_client_allowed_scopes": [USE_SCOPE, ADMIN_SCOPE],
             "oauth_no_confirm": True,
             "display": True,  # in the Hub's navigation: the way to the dashboard
@@ -159,13 +175,23 @@ def configure(
 def service_command(
     state_dir: str | None, devices: int | None, extra: Sequence[str] = ()
 ) -> list[str]:
-    """The command line of the managed service, run by the Hub's own interpreter."""
+    """The command line of the service, run by this interpreter."""
     command = [sys.executable, "-m", "singularity_scheduler.service"]
     if state_dir is not None:
         command.append(f"--SchedulerApp.state_dir={state_dir}")
     if devices is not None:
         command.append(f"--LocalFleet.cpu_devices={devices}")
     return [*command, *extra]
+
+
+def service_variables(service_url: str, token: str, hub_api_url: str) -> dict[str, str]:
+    """What a service that the Hub does not start needs in its environment: where it listens, the
+    `service_token` of `configure`, and the Hub's REST API."""
+    return {
+        "JUPYTERHUB_SERVICE_URL": service_url,
+        "JUPYTERHUB_API_TOKEN": token,
+        "JUPYTERHUB_API_URL": hub_api_url,
+    }
 
 
 def culler_service(url: str, idle_s: int, max_age_s: int, every_s: int = 0) -> dict[str, Any]:

@@ -6,8 +6,6 @@ newer version of the package brings its own configuration, and no secret is in t
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 from traitlets.config import Config
@@ -34,6 +32,7 @@ _PLATFORM_SCOPES = [
     "read:hub",
     "access:services!service=singularity",
     "custom:singularity:admin",
+    "proxy",
 ]
 
 
@@ -46,7 +45,7 @@ def configure_platform(c: Config, folder: str) -> None:
 
     hub = c.JupyterHub
     hub.bind_url = settings.url
-    hub.hub_bind_url = f"http://127.0.0.1:{settings.hub_port}"
+    hub.hub_bind_url = settings.hub_url
     hub.db_url = f"sqlite:///{state.hub_db}"
     hub.cookie_secret = bytes.fromhex(_hex(state.secret("cookie_secret", 64)))
     hub.pid_file = str(state.path / "jupyterhub.pid")
@@ -65,10 +64,10 @@ def configure_platform(c: Config, folder: str) -> None:
     ]
 
     proxy = c.ConfigurableHTTPProxy
-    proxy.api_url = f"http://127.0.0.1:{settings.proxy_api_port}"
-    proxy.command = settings.proxy_command
+    # The platform keeps the proxy running, so that pages keep their servers while the Hub is away.
+    proxy.should_start = False
+    proxy.api_url = settings.proxy_api_url
     proxy.auth_token = state.secret("proxy_token", 48)
-    proxy.pid_file = str(state.path / "proxy.pid")
 
     # Any name may log in with the shared password: this is one person's machine or a trial.
     hub.authenticator_class = "shared-password"
@@ -91,21 +90,10 @@ def configure_platform(c: Config, folder: str) -> None:
 
     configure(
         c,
-        state_dir=str(state.scheduler),
-        devices=settings.devices,
         service_url=settings.service_url,
-        service_args=[
-            *settings.fleet_args,
-            *settings.service_args,
-        ],
-        service_environment={MARK: settings.instance, "PATH": os.environ.get("PATH", "")},
+        service_token=state.secret("service_token", 48),
         spawner_token=state.secret("spawner_token", 48),
     )
-
-
-def hub_command(state: StateFolder) -> list[str]:
-    """How the platform starts JupyterHub."""
-    return [sys.executable, "-m", "singularity_spawner.platform.hub", "-f", str(state.hub_config)]
 
 
 def _hex(text: str) -> str:

@@ -10,20 +10,22 @@ Used by ``jupyter singularity up`` (`run`), the demo and the tests.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+import logging
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
+from singularity_proxy import __version__
+from singularity_proxy.capsule.supervisor import RestartPolicy, keep_running
 from singularity_proxy.errors import Conflict, SingularityError, Unavailable, Unsupported
 from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.fleet import namespaces
@@ -32,25 +34,24 @@ from singularity_spawner.homes import blocked_folder
 from singularity_spawner.proc import Process
 
 from . import processes
-from .config import CONFIG_TEXT, hub_command
+from .config import CONFIG_TEXT
+from .hibernate import put_notebooks_away
 from .hubapi import HubApi, HubError
+from .parts import ProcessPart, hub_part, proxy_part, service_part
 from .ports import free_ports, public_port
-from .settings import MARK, Settings, StateFolder, write_private
+from .settings import Settings, StateFolder, write_private
 from .tools import proxy_command, search_path
 
 STOP_SECONDS = 3.5
 """How long processes get to end by themselves before they are killed."""
 
+RESTARTS = RestartPolicy(limit=5, within_s=60.0)
+"""A part of the platform that ends more often than that is broken, and the platform stops."""
 
-_FOREIGN = (
-    "JUPYTERHUB_",
-    "JPY_",
-    *(
-        f"SINGULARITY_{name}"
-        for name in ("API_", "SESSION", "SOCKET", "DOORBELL", "DEVICE", "TIER")
-    ),
-)
-"""Variables of another Hub or session, from whose terminal the platform may have been started."""
+ROUTES_S = 60.0
+"""How long the Hub is asked to give a proxy that was started again its routes."""
+
+log = logging.getLogger("singularity.platform")
 
 
 class Platform:
@@ -60,7 +61,8 @@ class Platform:
     devices of each node. `nodes`: how many nodes, each with folders and devices of its own; with
     `netns` they have network namespaces and addresses of their own too, which needs root.
     `service_args`: more command-line arguments of the scheduler service, for instance
-    smaller timeouts in tests. `spawn_defaults`: traits of `SingularitySpawnerMixin`.
+    smaller timeouts in tests. `spawn_defaults`: traits of `SingularitySpawnerMixin`. `tell` hears
+    one sentence for each part that ended and is started again as `restarts` says.
 
     All constructor work is free of side effects; `start` raises the typed errors.
     """
@@ -75,6 +77,8 @@ class Platform:
         spawn_defaults: Mapping[str, int | str] | None = None,
         nodes: int = 1,
         netns: bool = False,
+        tell: Callable[[str], None] = log.warning,
+        restarts: RestartPolicy = RESTARTS,
     ) -> None:
         self.folder = StateFolder(Path(state_dir).resolve())
         self._devices = devices
@@ -84,7 +88,13 @@ class Platform:
         self._nodes = [f"node-{n}" for n in range(1, nodes + 1)] if nodes > 1 or netns else []
         self._netns = netns
         self._settings: Settings | None = None
-        self._hub: subprocess.Popen[bytes] | None = None
+        self._tell = tell
+        self._restarts = restarts
+        self.parts: list[ProcessPart] = []
+        """What is kept running, from the start to the end."""
+        self._keepers: dict[ProcessPart, asyncio.Future[NoReturn]] = {}
+        self.taken_over = False
+        """Whether the run of an ``up`` that was killed goes on."""
         self._lock_fd: int | None = None
 
     # -- facts ------------------------------------------------------------------------------
@@ -125,6 +135,11 @@ class Platform:
         """A client of the scheduler service with `token` (None: the administrator's)."""
         return ServiceClient(self.service_url, token or self.admin_token)
 
+    def operator(self, timeout: float = 60.0) -> ServiceClient:
+        """The scheduler service as its operator, who needs neither the Hub nor its proxy."""
+        url = f"{self.settings.service_url}/services/singularity/"
+        return ServiceClient(url, self.admin_token, timeout=timeout)
+
     # -- life -------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Platform:
@@ -153,59 +168,145 @@ class Platform:
         refuse_unreachable(self.folder)
         self._lock_fd = take_lock(self.folder)
         try:
-            await clean_up_after(Settings.load(self.folder))  # it may hold the wanted port
-            port = public_port(self._wanted_port)
-            hub_port, proxy_api_port, service_port = free_ports(3)
-            self._settings = Settings(
-                state_dir=str(self.folder.path),
-                port=port,
-                hub_port=hub_port,
-                proxy_api_port=proxy_api_port,
-                service_port=service_port,
-                devices=self._devices,
-                proxy_command=command,
-                path=path,
-                service_args=self._service_args,
-                spawn_defaults=self._spawn_defaults,
-                nodes=self._nodes,
-            )
-            self._settings.save()  # before anything is made: the next run cleans up after it
-            if self._netns:
-                await self._make_network()
-            write_private(self.folder.hub_config, CONFIG_TEXT.format(folder=str(self.folder.path)))
-            self.folder.hub_log.write_bytes(b"")
-            self._start_hub()
+            last = Settings.load(self.folder)
+            if last is not None and self._may_take_over(last):
+                self._settings = last
+                self.taken_over = True
+            else:
+                if last is not None:
+                    await self._clean_up_after(last)  # it may hold the wanted port
+                await self._prepare(command, path)
+            self._make_parts()
+            for part in self.parts:
+                await part.start()
+            self._keep_running()
             await self._wait_ready(timeout)
+            for part in self.parts:
+                part.settled = True
         except BaseException:
             await self.stop()
             raise
+
+    def _may_take_over(self, last: Settings) -> bool:
+        """Whether something of an earlier run lives and is what is wanted now."""
+        return (
+            self._wanted_port in (None, last.port)
+            and last.devices == self._devices
+            and last.nodes == self._nodes
+            and bool(last.netns) == self._netns
+            and last.service_args == self._service_args
+            and last.spawn_defaults == self._spawn_defaults
+            and last.version == __version__
+            and bool(processes.of_run(last.instance))
+        )
+
+    async def _prepare(self, command: list[str], path: str) -> None:
+        """Choose ports and make what a new run needs."""
+        port = public_port(self._wanted_port)
+        hub_port, proxy_api_port, service_port = free_ports(3)
+        self._settings = Settings(
+            state_dir=str(self.folder.path),
+            port=port,
+            hub_port=hub_port,
+            proxy_api_port=proxy_api_port,
+            service_port=service_port,
+            devices=self._devices,
+            proxy_command=command,
+            path=path,
+            service_args=self._service_args,
+            spawn_defaults=self._spawn_defaults,
+            nodes=self._nodes,
+            version=__version__,
+        )
+        self._settings.save()  # before anything is made: the next run cleans up after it
+        if self._netns:
+            await self._make_network()
+        write_private(self.folder.hub_config, CONFIG_TEXT.format(folder=str(self.folder.path)))
+        self.folder.hub_log.write_bytes(b"")
+
+    async def _clean_up_after(self, last: Settings) -> None:
+        """Put the notebooks of an earlier run whose ``up`` was killed into the store, and end what
+        is left of it."""
+        if processes.of_run(last.instance):
+            self._settings = last
+            self._make_parts()
+            service = self._service_part
+            try:
+                await service.start()
+                self._keep(service)
+                await put_notebooks_away(self, asyncio.Event())
+            except Unavailable as error:
+                raise Conflict(
+                    f"An earlier run of this platform was killed, and its notebooks could not be "
+                    f"stored ({error.message}); nothing was changed: start it again as it was "
+                    "started then.",
+                    state_dir=str(self.folder.path),
+                ) from None
+            finally:
+                await self._release()
+                self._settings = None
+        await clean_up_after(last)
 
     async def stop(self) -> None:
         """End every process of this run and remove what they left in memory; within 5 s.
 
         Idempotent. Files in the state folder (homes, ledger, log) stay.
         """
+        for keeper in self._keepers.values():
+            keeper.cancel()  # first: what ends now is not started again
         if self._settings is not None:
             await end_platform(self._settings)
-        if self._hub is not None:
-            self._hub.wait(timeout=10)
-            self._hub = None
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Let everything go on without this object, as if it had been killed; the next `start`
+        takes it over. Idempotent."""
+        await self._release()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
 
+    async def _release(self) -> None:
+        keepers, self._keepers = list(self._keepers.values()), {}
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        for part in self.parts:
+            await part.close()
+        self.parts = []
+
     async def restart_hub(self, timeout: float = 60.0) -> None:
-        """Stop JupyterHub, its proxy and the scheduler service, and start them again; servers,
-        node agent and sessions go on."""
-        assert self._hub is not None
-        self._hub.send_signal(signal.SIGTERM)
-        await self._wait_hub(30)
-        self._start_hub()
+        """Stop the scheduler service, JupyterHub and its proxy, and start them again; servers,
+        node agents and sessions go on."""
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        for part in self.parts:
+            if not await part.end(30.0):
+                raise Unavailable(f"{part.name} did not end within 30 s")
+        for part in self.parts:
+            await part.start()
+        self._keep_running()
         await self._wait_ready(timeout)
 
-    def hub_exit_code(self) -> int | None:
-        """None while JupyterHub runs."""
-        return None if self._hub is None else self._hub.poll()
+    async def failed(self) -> str:
+        """Wait until a part was given up; why, in a sentence without its full stop."""
+        await asyncio.wait(self._keepers.values(), return_when=asyncio.FIRST_COMPLETED)
+        return self._failure()
+
+    def _failure(self) -> str:
+        """Why a part was given up, "" while all are kept running."""
+        for keeper in self._keepers.values():
+            if keeper.done() and not keeper.cancelled() and (error := keeper.exception()):
+                return error.message if isinstance(error, SingularityError) else repr(error)
+        return ""
+
+    async def revive_service(self) -> None:
+        """Keep the scheduler service running again, should it have been given up."""
+        service = self._service_part
+        if self._keepers[service].done():
+            with contextlib.suppress(Unavailable):
+                await service.start()
+            self._keep(service)
 
     # -- what callers do with it ------------------------------------------------------------
 
@@ -266,47 +367,56 @@ class Platform:
         self._settings = replace(self.settings, netns=made)
         self._settings.save()
 
-    def _start_hub(self) -> None:
+    def _make_parts(self) -> None:
         settings = self.settings
-        env = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-        env.update({MARK: settings.instance, "PATH": settings.path})
-        with self.folder.hub_log.open("ab") as log:
-            self._hub = subprocess.Popen(
-                hub_command(self.folder),
-                cwd=self.folder.path,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal is for `up` alone, which stops things in order.
-                start_new_session=True,
-            )
+        self._service_part = service_part(settings)
+        self.parts = [
+            self._service_part,
+            proxy_part(settings, self._restore_routes),
+            hub_part(settings),
+        ]
 
-    async def _wait_hub(self, seconds: float) -> None:
-        hub = self._hub
-        assert hub is not None
+    def _keep_running(self) -> None:
+        for part in self.parts:
+            self._keep(part)
+
+    def _keep(self, part: ProcessPart) -> None:
+        def tell(how: str, again: bool) -> None:
+            sentence = f"{part.name[0].upper()}{part.name[1:]} {how}"
+            if again:
+                self._tell(f"{sentence}; {part.goes_on}, it is started again.")
+
+        self._keepers[part] = asyncio.ensure_future(keep_running(part, self._restarts, tell))
+
+    async def _restore_routes(self) -> None:
+        """Have the Hub give its proxy, which is new, the routes of all servers. A Hub that is away
+        does so when it starts."""
+        direct = HubApi(self.settings.hub_url, self.admin_token)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while hub.poll() is None:
-            if loop.time() >= deadline:
-                raise Unavailable(f"JupyterHub did not end within {seconds:g} s")
-            await asyncio.sleep(0.05)
+        until = loop.time() + ROUTES_S
+        while loop.time() < until:
+            try:
+                await direct.call("POST", "proxy", {}, timeout=ROUTES_S)
+                return
+            except SingularityError:
+                await asyncio.sleep(0.2)
 
     async def _wait_ready(self, timeout: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         # Asked directly at first: the proxy logs every request that it cannot pass on yet.
-        direct = HubApi(f"http://127.0.0.1:{self.settings.hub_port}", self.admin_token)
+        direct = HubApi(self.settings.hub_url, self.admin_token)
         missing = "JupyterHub"
         while loop.time() < deadline:
-            code = self.hub_exit_code()
-            if code is not None:
+            if failure := self._failure():
+                if not self.taken_over:
+                    self._refuse_taken_port()
                 raise Unavailable(
-                    f"JupyterHub ended with exit code {code} while it started; everything is "
-                    f"stopped again. {log_tail(self.folder.hub_log)}"
+                    f"{failure[0].upper()}{failure[1:]}; everything is stopped again. "
+                    f"{log_tail(self.folder.hub_log)}"
                 )
             if await direct.healthy():
-                missing = await self._missing()
+                missing = await self.missing()
                 if not missing:
                     return
             await asyncio.sleep(0.1)
@@ -315,14 +425,11 @@ class Platform:
             f"{log_tail(self.folder.hub_log)}"
         )
 
-    async def _missing(self) -> str:
-        """What does not answer yet though the Hub does, "" when everything is there."""
+    async def missing(self) -> str:
+        """What does not answer, or is not reached through the proxy, "" when everything is there;
+        the Hub itself is asked last."""
         try:
-            # Straight to the service: its route in the proxy comes last.
-            client = ServiceClient(
-                f"{self.settings.service_url}/services/singularity/", self.admin_token, timeout=5.0
-            )
-            cluster = await client.cluster()
+            cluster = await self.operator(timeout=5.0).cluster()
             if not cluster["devices"]:
                 return "the node agent with its devices"
             if sum(node["connected"] for node in cluster["nodes"]) < len(self._nodes):
@@ -330,19 +437,21 @@ class Platform:
         except SingularityError:
             return "the scheduler service"
         if not await self.hub.healthy():
-            if "EADDRINUSE" in self.folder.hub_log.read_text(errors="replace"):
-                raise Conflict(
-                    f"Port {self.settings.port} on 127.0.0.1 was taken by another program while "
-                    "the platform started; everything is stopped again: start it once more, or "
-                    "choose a port with --port.",
-                    port=self.settings.port,
-                )
             return "JupyterHub's proxy"
         try:
             await self.service().cluster()
         except SingularityError:
             return "the proxy's route to the scheduler service"
         return ""
+
+    def _refuse_taken_port(self) -> None:
+        if "EADDRINUSE" in self.folder.hub_log.read_text(errors="replace"):
+            raise Conflict(
+                f"Port {self.settings.port} on 127.0.0.1 was taken by another program while the "
+                "platform started; everything is stopped again: start it once more, or choose a "
+                "port with --port.",
+                port=self.settings.port,
+            )
 
 
 def log_tail(path: Path) -> str:

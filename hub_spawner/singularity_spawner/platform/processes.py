@@ -56,14 +56,14 @@ def agents_of(run: Iterable[Process]) -> tuple[set[Process], set[Process]]:
     """The node agents of `run`, and the processes below them. Those are the agent's to end: it
     starts a device proxy anew that was ended behind its back."""
     by_pid = {process.pid: process for process in run}
-    agents = {pid for pid in by_pid if _AGENT in _arguments(pid)}
+    agents = {pid for pid in by_pid if _AGENT in arguments(pid)}
     below = set(agents)
     while more := {p.pid for p in by_pid.values() if p.parent in below} - below:
         below |= more
     return {by_pid[pid] for pid in agents}, {by_pid[pid] for pid in below - agents}
 
 
-def _arguments(pid: int) -> list[bytes]:
+def arguments(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -103,7 +103,7 @@ async def end_run(instance: str, term_seconds: float) -> set[Process]:
     run = of_run(instance)
     agents, below = agents_of(run)
     send(run - agents - below, signal.SIGTERM)
-    services = {process for process in run if _SERVICE in _arguments(process.pid)}
+    services = {process for process in run if _SERVICE in arguments(process.pid)}
     agents_at = min(kill_at, loop.time() + _SERVICE_SECONDS)
     while services & of_run(instance) and loop.time() < agents_at:
         await asyncio.sleep(0.02)

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
-from singularity_proxy.errors import BadRequest, Conflict, SingularityError, Unsupported
+from singularity_proxy.errors import (
+    BadRequest,
+    Conflict,
+    SingularityError,
+    Unavailable,
+    Unsupported,
+)
 
 from .config import ADMIN_USER
+from .hibernate import put_notebooks_away, say
 from .platform import Platform
 
 MAX_CPU_DEVICES = 64
@@ -21,9 +30,6 @@ MAX_CPU_DEVICES = 64
 
 MAX_NODES = 16
 """Nor are more nodes than this of any use on one machine."""
-
-HIBERNATE_S = 60.0
-"""Longest time that the end of the platform waits for notebooks on their way to the store."""
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -60,7 +66,14 @@ def run(
         if not 1 <= nodes <= MAX_NODES:
             raise BadRequest(f"--nodes takes a number from 1 to {MAX_NODES}; nothing was started.")
         folder = default_state_dir() if state_dir is None else state_dir
-        platform = Platform(folder, devices=devices, port=port, nodes=nodes, netns=netns)
+        platform = Platform(
+            folder,
+            devices=devices,
+            port=port,
+            nodes=nodes,
+            netns=netns,
+            tell=functools.partial(say, error=True),
+        )
         return asyncio.run(_run(platform))
     except SingularityError as error:
         print(error.message, file=sys.stderr)
@@ -79,7 +92,7 @@ async def _run(platform: Platform) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(signum, stop.set)
     began = time.monotonic()
-    print(f"Starting JupyterHub, scheduler and node agent (state in {platform.folder.path}) ...")
+    say(f"Starting JupyterHub, scheduler and node agent (state in {platform.folder.path}) ...")
     starting = asyncio.ensure_future(platform.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -87,91 +100,74 @@ async def _run(platform: Platform) -> int:
         if not starting.done():
             starting.cancel()  # `start` stops by itself what it has started
             await asyncio.wait({starting})
-            print("Stopped before it was ready; nothing is left running.")
+            say("Stopped before it was ready; nothing is left running.")
             return EXIT_OK
         starting.result()
-        seconds = time.monotonic() - began
-        cluster = await platform.service().cluster()
-        note = await shared_uid_note(platform)
-        print("\n".join([*greeting(platform, cluster, seconds), *note]), flush=True)
-        code = await _until_stopped(platform, stop)
-        if code == EXIT_OK:
-            stop.clear()
-            await put_notebooks_away(platform, stop)
+        code = EXIT_FAILED
+        try:
+            await _greet(platform, time.monotonic() - began)
+            code = await _until_stopped(platform, stopping)
+        except Exception as error:  # whatever it is, notebooks are not lost for it
+            _complain_of_itself(platform, error)
+        stop.clear()
+        code = max(code, await _stop(platform, stop))
     finally:
         stopping.cancel()
-        began = time.monotonic()
-        await platform.stop()
-    print(f"Everything is stopped ({time.monotonic() - began:.1f} s).")
     return code
 
 
-async def _until_stopped(platform: Platform, stop: asyncio.Event) -> int:
-    while not stop.is_set():
-        ended = platform.hub_exit_code()
-        if ended is not None:
-            print(
-                f"JupyterHub ended by itself with exit code {ended}; stopping the rest. Why is in "
-                f"{platform.folder.hub_log}.",
-                file=sys.stderr,
+async def _stop(platform: Platform, hurry: asyncio.Event) -> int:
+    """Put the notebooks into the store and end everything. While they cannot be stored because the
+    scheduler cannot be brought back, all of it is left running instead, unless somebody is in a
+    `hurry`."""
+    try:
+        await put_notebooks_away(platform, hurry)
+    except Unavailable as error:
+        if not hurry.is_set():
+            say(
+                f"The notebooks could not be stored ({error.message}), so they are left running, "
+                "with the rest of the platform: start it again as it was started, and it takes "
+                "them over.",
+                error=True,
             )
+            await platform.leave()
             return EXIT_FAILED
-        await _wait(stop, 0.5)
-    print("\nStopping ...", flush=True)
+        say(f"Notebooks end with the platform: {error.message}", error=True)
+    began = time.monotonic()
+    await platform.stop()
+    say(f"Everything is stopped ({time.monotonic() - began:.1f} s).")
     return EXIT_OK
 
 
-async def put_notebooks_away(platform: Platform, hurry: asyncio.Event) -> None:
-    """Suspend all notebooks, which wait in the store for the next start; `hurry`, or `HIBERNATE_S`,
-    ends the waiting. What could not be suspended ends with the platform, and that is said."""
-    try:
-        client = platform.service()
-        live = [
-            session
-            for session in await client.sessions("active")
-            if session["kind"] == "interactive" and session["process_state"] != "suspended"
-        ]
-        if not live:
-            return
-        print(
-            f"Suspending {_notebooks(len(live))}; Ctrl-C again stops without waiting ...",
-            flush=True,
-        )
-        users = {session["user"] for session in live}
-        asked = (client.hibernate(user, wait_s=HIBERNATE_S) for user in users)
-        work = asyncio.gather(*asked, return_exceptions=True)
-        hurried = asyncio.ensure_future(hurry.wait())
-        hurried.add_done_callback(lambda _: work.cancel())
-        with contextlib.suppress(asyncio.CancelledError):
-            await work
-        hurried.cancel()
-        ids = {session["id"] for session in live}
-        found = [s for s in await client.sessions("active") if s["id"] in ids]
-    except SingularityError as error:
-        print(f"Notebooks end with the platform: {error.message}", file=sys.stderr)
-        return
-    stored = [s for s in found if s["process_state"] == "suspended"]
-    if stored:
-        verb = "waits" if len(stored) == 1 else "wait"
-        print(f"{_notebooks(len(stored))} {verb} in the store for the next start.", flush=True)
-    for session in found:
-        if session not in stored:
-            print(
-                f"Session {session['id']} of {session['user']} ends with the platform: "
-                f"{session['reason']}",
-                file=sys.stderr,
-            )
+async def _until_stopped(platform: Platform, stopping: asyncio.Future[Any]) -> int:
+    failed = asyncio.ensure_future(platform.failed())
+    await asyncio.wait({failed, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not failed.done():
+        failed.cancel()
+        say("\nStopping ...")
+        return EXIT_OK
+    why = failed.result()
+    say(
+        f"{why[0].upper()}{why[1:]}; the platform stops. Why is in {platform.folder.hub_log}.",
+        error=True,
+    )
+    return EXIT_FAILED
 
 
-def _notebooks(count: int) -> str:
-    return "1 notebook" if count == 1 else f"{count} notebooks"
+def _complain_of_itself(platform: Platform, error: Exception) -> None:
+    with contextlib.suppress(OSError), platform.folder.hub_log.open("a") as log:
+        traceback.print_exception(error, file=log)
+    say(
+        f"The platform stops because of an error of its own ({type(error).__name__}: {error}); "
+        f"more is in {platform.folder.hub_log}.",
+        error=True,
+    )
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except (TimeoutError, asyncio.TimeoutError):
-        return
+async def _greet(platform: Platform, seconds: float) -> None:
+    cluster = await platform.operator().cluster()
+    note = await shared_uid_note(platform)
+    say("\n".join([*greeting(platform, cluster, seconds), *note]))
 
 
 async def shared_uid_note(platform: Platform) -> list[str]:
@@ -181,7 +177,7 @@ async def shared_uid_note(platform: Platform) -> list[str]:
     """
     if os.geteuid() != 0:
         return ["  Without root this platform serves one user: the first who starts a server.", ""]
-    identity = await platform.service().identity(ADMIN_USER)
+    identity = await platform.operator().identity(ADMIN_USER)
     return [] if identity["mapped"] else [f"  Note: {identity['sentence']}", ""]
 
 
@@ -198,6 +194,11 @@ def greeting(platform: Platform, cluster: dict[str, Any], seconds: float) -> lis
         "nothing beyond.",
     ]
     return [
+        *(
+            ["  The platform of an `up` that was killed goes on, with its notebooks and runs."]
+            if platform.taken_over
+            else []
+        ),
         "",
         f"  {platform.url}    ready in {seconds:.1f} s; devices: {devices}",
         "",

@@ -48,6 +48,11 @@ class StateFolder:
         return self.path / "hub.log"
 
     @property
+    def operator_token(self) -> Path:
+        """The token of the platform's own account; the scheduler knows it without the Hub."""
+        return self.path / "platform_token"
+
+    @property
     def homes(self) -> Path:
         return self.path / "homes"
 
@@ -110,6 +115,8 @@ class Settings:
     spawn_defaults: dict[str, int | str] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
     """Names of several nodes; empty: one."""
+    version: str = ""
+    """Of the package that started it: another one does not take it over."""
     netns: dict[str, str] = field(default_factory=dict)
     """Node -> network namespace, made for this run; empty: all are in the machine's own."""
 
@@ -125,6 +132,16 @@ class Settings:
     def service_url(self) -> str:
         """Where the scheduler service listens."""
         return f"http://127.0.0.1:{self.service_port}"
+
+    @property
+    def hub_url(self) -> str:
+        """Where the Hub itself listens, behind its proxy."""
+        return f"http://127.0.0.1:{self.hub_port}"
+
+    @property
+    def proxy_api_url(self) -> str:
+        """Where the Hub's proxy takes its routes."""
+        return f"http://127.0.0.1:{self.proxy_api_port}"
 
     @property
     def runtime_dir(self) -> str:

@@ -6,8 +6,6 @@ agent's service), passes events and commands on, and tells when the connection c
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from singularity_proxy.errors import Unavailable
@@ -102,8 +100,3 @@ class AgentLink:
         return await self._callbacks.command(
             self.node, params["session"], params["verb"], params["args"], params["by"]
         )
-
-
-async def retry_pause(failures: int, sleep: Callable[[float], Any] = asyncio.sleep) -> None:
-    """The pause before try number `failures` + 1: 0.1 s, doubling to 5 s."""
-    await sleep(min(0.1 * 2.0 ** min(failures, 8), 5.0))

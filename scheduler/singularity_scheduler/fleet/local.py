@@ -152,7 +152,7 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
         last words when none starts; of several, those that do not are tried again and again."""
         if not self._agents:
             self._agents = [self._make(node) for node in self.nodes] or [self._make("")]
-        found = await asyncio.gather(*(a.start() for a in self._agents), return_exceptions=True)
+        found = await asyncio.gather(*(a.open() for a in self._agents), return_exceptions=True)
         for answer in found:
             if isinstance(answer, BaseException) and not isinstance(answer, SingularityError):
                 raise answer

@@ -22,9 +22,10 @@ from singularity_proxy.capsule.launcher import (
     trim_log,
 )
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
-from singularity_proxy.errors import SingularityError, Unavailable
+from singularity_proxy.capsule.supervisor import RestartPolicy, keep_running
+from singularity_proxy.errors import Unavailable
 
-from .base import AgentLink, Callbacks, retry_pause
+from .base import AgentLink, Callbacks
 
 if TYPE_CHECKING:
     from logging import Logger
@@ -42,6 +43,9 @@ ANSWER_LIMIT_S = 5.0
 
 LOG_BYTES = 1 << 20
 
+POLICY = RestartPolicy()
+"""An agent is started again for ever: its sessions cannot go on without it."""
+
 
 class LocalAgent:
     """Made by `LocalFleet`, one per node. `command` gives the agent's command line."""
@@ -55,13 +59,13 @@ class LocalAgent:
         self._log = log
         self._agent: ProcessWatch | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self.ended = False
+        self._dismissed = False
         """It was told to end, and is not started again."""
 
-    async def start(self) -> Hello:
+    async def open(self) -> Hello:
         """Find or start the agent, connect, and keep it so. Raises `Unavailable` with the agent's
         last words when it does not start."""
-        self.ended = False
+        self._dismissed = False
         hello = await self._connect()
         self.supervise()
         return hello
@@ -69,7 +73,7 @@ class LocalAgent:
     def supervise(self) -> None:
         """Connect again whenever the connection breaks, and start the agent when it is gone."""
         if self._supervisor is None:
-            self._supervisor = asyncio.ensure_future(self._supervise())
+            self._supervisor = asyncio.ensure_future(keep_running(self, POLICY, self._tell))
 
     async def stop(self) -> None:
         """Close the connection; the agent and its sessions go on. Idempotent."""
@@ -94,31 +98,30 @@ class LocalAgent:
     async def call(self, method: str, timeout: float | None, params: dict[str, Any]) -> Any:
         """One call; after "shutdown" it is not started again."""
         if method == "shutdown":
-            self.ended = True
+            self._dismissed = True
         return await self.link.call(method, timeout, params)
 
     # -- the agent process ------------------------------------------------------------------------
 
-    async def _supervise(self) -> None:
-        failures = 0
-        while True:
-            if not failures:
-                await self.link.wait_closed()
-            if self.ended:
-                return
-            if not failures:
-                who = f" of '{self.link.node}'" if self.link.node else ""
-                self._log.warning(
-                    "the node agent%s is gone; its sessions go on, it is started again", who
-                )
-            await retry_pause(failures)
-            try:
-                await self._connect()
-                failures = 0
-                self._log.info("the node agent of '%s' answers again", self.link.node)
-            except SingularityError as error:
-                failures += 1
-                self._log.error("%s", error.message)
+    @property
+    def name(self) -> str:
+        """What people read in the log."""
+        return f"the node agent of '{self.link.node}'" if self.link.node else "the node agent"
+
+    async def start(self) -> None:
+        """Connect to the agent again, or start another one; see `supervisor.Part`."""
+        await self._connect()
+        self._log.info("%s answers again", self.name)
+
+    async def ended(self) -> str:
+        """Wait until the connection breaks; see `supervisor.Part`."""
+        await self.link.wait_closed()
+        if self._dismissed:
+            await asyncio.Event().wait()  # it is not started again; `stop` cancels this
+        return "is gone"
+
+    def _tell(self, how: str, again: bool) -> None:
+        self._log.warning("%s %s; its sessions go on, it is started again", self.name, how)
 
     async def _connect(self) -> Hello:
         """Connect to the agent that runs, or start one."""

@@ -35,7 +35,7 @@ from singularity_scheduler import logs
 from singularity_scheduler.fleet.local import LocalFleet
 
 from .audit import Audit, event_logger
-from .auth import Gate, make_hub_auth
+from .auth import Gate, make_hub_auth, read_operator_token
 from .controller import Controller
 from .endpoint import MAX_DISCARD_BYTES
 from .handlers import make_application
@@ -43,6 +43,9 @@ from .leader import Leader, identity
 from .ledger import Ledger
 from .services import Services
 from .standby import Door, standby_application
+
+SERVICE_NAME = "singularity"
+"""Name of the service in the Hub's configuration, unless it says another one."""
 
 RESIGN_S = 2.0
 """How long a stopping service tries to say that it leads no more."""
@@ -105,6 +108,13 @@ class SchedulerApp(Application):  # type: ignore[misc]
         API with a token that may do what they may (scope admin:users). False: only who has the
         scope custom:singularity:admin is.""",
     )
+    operator_token_file = Unicode(
+        "",
+        config=True,
+        help="""File with a token (mode 0600, at least 32 characters) that administrates here
+        without JupyterHub, for who runs this service: it works while the Hub is away. Empty: there
+        is none.""",
+    )
     authenticate_metrics = Bool(
         True,
         config=True,
@@ -155,6 +165,7 @@ class SchedulerApp(Application):  # type: ignore[misc]
         """Run until SIGTERM or SIGINT. An error that keeps the service from starting is one
         sentence on the log and exit code 1."""
         sys.setswitchinterval(SWITCH_S)
+        os.environ.update(hub_variables(os.environ))
         try:
             asyncio.run(self._serve())
         except SingularityError as error:
@@ -233,7 +244,8 @@ class SchedulerApp(Application):  # type: ignore[misc]
                 stack.push_async_callback(_end, asyncio.create_task(self._trim_daily(ledger)))
             fleet = self.fleet_class(parent=self)
             controller = Controller(ledger, fleet, leader, parent=self)
-            gate = Gate(hub_auth or make_hub_auth(parent=self), self.hub_admins)
+            operator = read_operator_token(self.operator_token_file)
+            gate = Gate(hub_auth or make_hub_auth(parent=self), self.hub_admins, operator)
             stack.push_async_callback(gate.close)
             events = event_logger(self.event_log, parent=self)
             stack.callback(_close_handlers, events)
@@ -293,15 +305,29 @@ class SchedulerApp(Application):  # type: ignore[misc]
         return self.ledger_url or f"sqlite:///{Path(self.state_dir).resolve() / 'ledger.sqlite'}"
 
 
+def hub_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """What JupyterHub sets for a service that it starts, completed for one that somebody else
+    starts (systemd, ``jupyter singularity up``): those need only address and token."""
+    name = environ.get("JUPYTERHUB_SERVICE_NAME") or SERVICE_NAME
+    base = environ.get("JUPYTERHUB_BASE_URL") or "/"
+    defaults = {
+        "JUPYTERHUB_SERVICE_NAME": name,
+        "JUPYTERHUB_BASE_URL": base,
+        "JUPYTERHUB_SERVICE_PREFIX": f"{base.rstrip('/')}/services/{name}/",
+        "JUPYTERHUB_CLIENT_ID": f"service-{name}",
+    }
+    return {key: environ.get(key) or value for key, value in defaults.items()}
+
+
 def service_address(environ: Mapping[str, str]) -> tuple[str, int, str]:
     """Host, port and path prefix from what JupyterHub sets; `Unavailable` when it set nothing."""
     url = urlsplit(environ.get("JUPYTERHUB_SERVICE_URL", ""))
     prefix = environ.get("JUPYTERHUB_SERVICE_PREFIX", "")
     if not url.hostname or not url.port or not prefix:
         raise Unavailable(
-            "JUPYTERHUB_SERVICE_URL and JUPYTERHUB_SERVICE_PREFIX say where to serve and are not "
-            "set: this program is started by JupyterHub as a managed service (see "
-            "singularity_spawner.configure)"
+            "JUPYTERHUB_SERVICE_URL says where to serve and is not set: this program is started by "
+            "JupyterHub as a managed service, or with its address and token in the environment "
+            "(see singularity_spawner.configure)"
         )
     return url.hostname, url.port, prefix
 

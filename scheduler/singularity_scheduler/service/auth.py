@@ -7,12 +7,14 @@ pages of the dashboard have logins of their own, see `dashboard.page`.
 
 from __future__ import annotations
 
+import hmac
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from jupyterhub.services.auth import HubOAuth
-from singularity_proxy.errors import Forbidden, Unavailable
+from singularity_proxy.errors import BadRequest, Forbidden, Unavailable
 from tornado.web import HTTPError
 
 from .problems import Unauthenticated
@@ -25,6 +27,12 @@ HUB_ADMIN_SCOPE = "admin:users"
 
 CACHE_S = 60
 """How long an answer of the Hub is believed: a revoked token works at most this long."""
+
+MIN_TOKEN = 32
+"""Shortest token of the operator, in characters."""
+
+OPERATOR = "operator"
+"""Name of the caller who has the operator's token."""
 
 _SERVER = re.compile(r"access:servers!server=(?P<user>[^/]+)/(?P<server>.*)")
 
@@ -52,16 +60,23 @@ class Caller:
 class Gate:
     """Checks tokens; one per service. `hub` talks to the Hub with the service's own token, which
     JupyterHub passes in the environment. `hub_admins`: whether its admins are administrators of
-    ours."""
+    ours. `operator_token`: administrates without asking the Hub ("": there is none)."""
 
-    def __init__(self, hub: HubOAuth, hub_admins: bool = True) -> None:
+    def __init__(self, hub: HubOAuth, hub_admins: bool = True, operator_token: str = "") -> None:
         self.hub = hub
         self.hub_admins = hub_admins
+        self._operator_token = operator_token.encode()
 
     async def caller(self, authorization: str | None) -> Caller:
         """The caller behind an Authorization header; raises `Unauthenticated`, `Forbidden` or
         `Unavailable`."""
+        if self._is_operator(authorization):
+            return Caller(OPERATOR, is_user=False, admin=True)
         return self._caller_of(await self._model(authorization))
+
+    def _is_operator(self, authorization: str | None) -> bool:
+        token = (_token(authorization) or "").encode()
+        return bool(self._operator_token) and hmac.compare_digest(token, self._operator_token)
 
     async def visitor(self, token: str, hub_session: str) -> Caller:
         """The same of somebody who looks at pages, with the token of the login and the id of the
@@ -70,6 +85,8 @@ class Gate:
 
     async def reads_metrics(self, authorization: str | None) -> None:
         """Raises, as `caller`, unless the token may read the metrics."""
+        if self._is_operator(authorization):
+            return
         model = await self._model(authorization)
         if not any(self.hub.check_scopes({s}, model) for s in (ADMIN_SCOPE, METRICS_SCOPE)):
             raise Forbidden(
@@ -134,6 +151,32 @@ class Gate:
                 scope=USE_SCOPE,
             )
         return Caller(name, model.get("kind", "user") == "user", admin, _server(name, scopes))
+
+
+def read_operator_token(path: str) -> str:
+    """The token in the file at `path` ("": there is none). Raises `BadRequest` when others may read
+    it, or when it is too short for a secret."""
+    if not path:
+        return ""
+    try:
+        with open(path, encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(
+            f"SchedulerApp.operator_token_file cannot be read ({error}): correct it, or leave it "
+            "empty"
+        ) from None
+    if mode & 0o077:
+        raise BadRequest(
+            f"others may read {path}, the token of the operator: chmod 600 {path}", path=path
+        )
+    if len(token) < MIN_TOKEN:
+        raise BadRequest(
+            f"the token in {path} has fewer than {MIN_TOKEN} characters: write a longer one",
+            path=path,
+        )
+    return token
 
 
 def make_hub_auth(**settings: Any) -> HubOAuth:

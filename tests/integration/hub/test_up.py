@@ -3,68 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import shutil
 import signal
 import socket
 import stat
-import sys
-from pathlib import Path
 
 import pytest
 from singularity_scheduler.fleet import namespaces
 from singularity_spawner.platform.ports import free_ports
 from singularity_spawner.platform.processes import end_run, of_run
-from singularity_spawner.platform.settings import Settings, StateFolder
 from support.hub_platform import left_of, state_folder
+from support.hub_up import settings_of, up
 
 WHY_NOT = namespaces.why_not()
-
-
-class Up:
-    """One `up` process and what it printed."""
-
-    def __init__(self, process):
-        self.process = process
-        self.lines = []
-
-    async def until(self, text):
-        """Read until a line contains `text`; raises AssertionError when the output ends before."""
-        async with asyncio.timeout(100):
-            while line := (await self.process.stdout.readline()).decode():
-                self.lines.append(line)
-                if text in line:
-                    return line
-        raise AssertionError("".join(self.lines) + (await self.process.stderr.read()).decode())
-
-    async def end(self, signum=None):
-        """Send `signum` and wait; (exit code, rest of standard output, standard error)."""
-        if signum is not None:
-            self.process.send_signal(signum)
-        async with asyncio.timeout(30):
-            out, err = await self.process.communicate()
-        return self.process.returncode, out.decode(), err.decode()
-
-
-@contextlib.asynccontextmanager
-async def up(folder, *options):
-    process = await asyncio.create_subprocess_exec(
-        str(Path(sys.executable).with_name("jupyter-singularity")),
-        "up",
-        "--state",
-        str(folder),
-        *options,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield Up(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
 
 
 @pytest.fixture
@@ -72,10 +23,6 @@ def folder():
     made = state_folder()
     yield made
     shutil.rmtree(made)
-
-
-def settings_of(folder):
-    return Settings.load(StateFolder(folder))
 
 
 @pytest.mark.asyncio
@@ -112,14 +59,34 @@ async def test_it_says_how_to_log_in_and_stops_everything(folder):
 
 
 @pytest.mark.asyncio
-async def test_what_a_killed_run_left_is_cleaned_up_at_the_next_start(folder):
+async def test_what_a_killed_run_left_goes_on_at_the_next_start(folder):
     async with up(folder, "--port", str(free_ports(1)[0])) as running:
         await running.until("ready in")
         first = settings_of(folder)
         await running.end(signal.SIGKILL)
-    assert of_run(first.instance), "the rest of the platform goes on"
+    before = {p.pid for p in of_run(first.instance)}
+    assert before, "the rest of the platform goes on"
     try:
-        async with up(folder, "--port", str(first.port)) as running:
+        async with up(folder) as running:
+            await running.until("The platform of an `up` that was killed goes on")
+            await running.until("ready in")
+            assert settings_of(folder) == first
+            assert before <= {p.pid for p in of_run(first.instance)}
+            code, _, _ = await running.end(signal.SIGTERM)
+            assert code == 0
+    finally:
+        await end_run(first.instance, 1.0)
+    assert left_of(first) == []
+
+
+@pytest.mark.asyncio
+async def test_what_a_killed_run_left_is_ended_by_one_that_is_to_be_different(folder):
+    async with up(folder, "--port", str(free_ports(1)[0])) as running:
+        await running.until("ready in")
+        first = settings_of(folder)
+        await running.end(signal.SIGKILL)
+    try:
+        async with up(folder, "--port", str(first.port), "--devices", "1") as running:
             await running.until("ready in")
             assert left_of(first) == []
             second = settings_of(folder)
@@ -166,20 +133,6 @@ async def test_numbers_of_nodes_that_cannot_be(folder, options, sentence):
     assert code == 2
     assert sentence in err
     assert err.count("\n") == 1
-
-
-@pytest.mark.asyncio
-async def test_it_stops_everything_when_the_hub_ends(folder):
-    async with up(folder, "--port", str(free_ports(1)[0])) as running:
-        await running.until("ready in")
-        settings = settings_of(folder)
-        hub = (folder / "jupyterhub.pid").read_text()
-        os.kill(int(hub), signal.SIGKILL)
-        code, out, err = await running.end()
-    assert code == 1
-    assert "JupyterHub ended by itself with exit code -9; stopping the rest." in err
-    assert "Everything is stopped" in out
-    assert left_of(settings) == []
 
 
 @pytest.mark.asyncio

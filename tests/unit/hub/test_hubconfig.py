@@ -149,3 +149,22 @@ def test_a_culler_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr("singularity_spawner.hubconfig.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="install it, or leave both out"):
         configure(Config(), cull_idle_s=3600)
+
+
+def test_a_service_that_the_hub_does_not_start():
+    c = Config()
+    configure(c, service_url="http://127.0.0.1:9999", service_token="of the service")
+    service = services(c)["singularity"]
+    assert service["api_token"] == "of the service"
+    assert service["url"] == "http://127.0.0.1:9999"
+    assert not {"command", "environment"} & set(service)
+    assert set(service["oauth_client_allowed_scopes"]) == {USE, ADMIN}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"state_dir": "/srv/s"}, {"devices": 1}, {"service_args": ["--x"]}],
+)
+def test_settings_of_a_service_that_the_hub_does_not_start_are_refused(more):
+    with pytest.raises(ValueError, match="belong to its command line: leave them out here"):
+        configure(Config(), service_token="of the service", **more)

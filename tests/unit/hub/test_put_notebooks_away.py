@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 from singularity_proxy.errors import Unavailable
-from singularity_spawner.platform.run import put_notebooks_away
+from singularity_spawner.platform import hibernate
+from singularity_spawner.platform.hibernate import put_notebooks_away, say
 
 pytestmark = pytest.mark.asyncio
 
 
 class Service:
-    """Knows a notebook and a run of ada's; hibernating ends as `does` says."""
+    """Knows a notebook and a run of ada's; hibernating ends as `does` says. It does not answer the
+    first `away` times."""
 
-    def __init__(self, does):
+    def __init__(self, does=None, away=0):
         self.does = does
+        self.away = away
         self.asked = []
+        self.revived = 0
         self.state = "live"
 
+    def operator(self):
+        return self
+
+    async def revive_service(self):
+        self.revived += 1
+
     async def sessions(self, which):
+        if self.away:
+            self.away -= 1
+            raise Unavailable("the scheduler does not answer")
         common = {"user": "ada", "reason": "the store is full"}
         return [
             {**common, "id": "n1", "kind": "interactive", "process_state": self.state},
@@ -29,22 +41,27 @@ class Service:
 
     async def hibernate(self, user, wait_s):
         self.asked.append(user)
-        await self.does(self)
+        return await self.does(self) or {"kept": []}
 
 
-async def put_away(does, hurry=None):
-    service = Service(does)
-    platform = SimpleNamespace(service=lambda: service)
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(hibernate, "RETRY_S", 0.0)
+    monkeypatch.setattr(hibernate, "PAUSE_S", 0.0)
+
+
+async def stores(service):
+    service.state = "suspended"
+
+
+async def put_away(service, hurry=None):
     async with asyncio.timeout(10):
-        await put_notebooks_away(platform, hurry or asyncio.Event())
+        await put_notebooks_away(service, hurry or asyncio.Event())
     return service
 
 
 async def test_what_is_stored_waits_for_the_next_start(capsys):
-    async def stores(service):
-        service.state = "suspended"
-
-    assert (await put_away(stores)).asked == ["ada"]
+    assert (await put_away(Service(stores))).asked == ["ada"]
     out, err = capsys.readouterr()
     assert "Suspending 1 notebook; Ctrl-C again" in out
     assert "1 notebook waits in the store for the next start." in out
@@ -58,19 +75,52 @@ async def test_a_second_signal_does_not_wait_and_says_what_ends(capsys):
         hurry.set()
         await asyncio.sleep(3600)
 
-    await put_away(hangs, hurry)
+    await put_away(Service(hangs), hurry)
     assert capsys.readouterr().err == (
         "Session n1 of ada ends with the platform: the store is full\n"
     )
 
 
-async def test_without_a_scheduler_the_end_goes_on(capsys):
-    class Gone(Service):
-        async def sessions(self, which):
-            raise Unavailable("the scheduler does not answer")
+async def test_a_scheduler_that_is_just_started_again_is_waited_for(capsys):
+    service = await put_away(Service(stores, away=3))
+    assert service.revived == 3
+    assert "1 notebook waits in the store for the next start." in capsys.readouterr().out
 
-    platform = SimpleNamespace(service=lambda: Gone(None))
-    await put_notebooks_away(platform, asyncio.Event())
-    assert capsys.readouterr().err == (
-        "Notebooks end with the platform: the scheduler does not answer\n"
-    )
+
+async def test_a_scheduler_that_is_killed_while_it_stores_is_asked_again(capsys):
+    async def dies_once(service):
+        if len(service.asked) == 1:
+            service.away = 2
+            raise Unavailable("the connection broke")
+        service.state = "suspended"
+
+    assert (await put_away(Service(dies_once))).asked == ["ada", "ada"]
+    out, err = capsys.readouterr()
+    assert out.count("Suspending 1 notebook") == 1
+    assert "1 notebook waits in the store for the next start." in out
+    assert err == ""
+
+
+@pytest.mark.parametrize(("possible", "times"), [(True, hibernate.TRIES), (False, 1)])
+async def test_what_may_still_be_stored_is_tried_again(possible, times, capsys):
+    async def keeps(_):
+        kept = {"session": "n1", "reason": "node local is not connected", "possible": possible}
+        return {"kept": [kept]}
+
+    assert (await put_away(Service(keeps))).asked == ["ada"] * times
+    assert "Session n1 of ada ends with the platform" in capsys.readouterr().err
+
+
+async def test_without_a_scheduler_nobody_knows(monkeypatch):
+    monkeypatch.setattr(hibernate, "HIBERNATE_S", 0.0)
+    with pytest.raises(Unavailable, match="does not answer"):
+        await put_away(Service(away=10**6))
+
+
+async def test_a_terminal_that_is_gone_is_no_error(monkeypatch):
+    class Gone:
+        def write(self, _):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("sys.stdout", Gone())
+    say("nobody reads this")

@@ -104,7 +104,7 @@ def test_where_to_serve() -> None:
     }
     assert service_address(env) == ("127.0.0.1", 8765, "/services/singularity/")
     for missing in env:
-        with pytest.raises(Unavailable, match="started by JupyterHub as a managed service"):
+        with pytest.raises(Unavailable, match="and is not set"):
             service_address({k: v for k, v in env.items() if k != missing})
 
 

@@ -1,0 +1,96 @@
+"""Keeps one long-running part of a platform going: waits for its end and starts it again.
+
+The node agent below the scheduler service, and JupyterHub, its proxy and the service below
+``jupyter singularity up``, are all kept by `keep_running`; only their `RestartPolicy` differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from singularity_proxy.errors import SingularityError, Unavailable
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """How often a part is started again, and after which pauses."""
+
+    limit: int = 0
+    """Starts within `within_s` before the part is given up; 0: it is never given up."""
+    within_s: float = 60.0
+    """Window of `limit`, in seconds."""
+    first_pause_s: float = 0.1
+    """Pause before the first start within the window; it doubles with each further one."""
+    longest_pause_s: float = 5.0
+
+
+class GaveUp(Unavailable):
+    """A part ended more often than its policy allows; `fields["part"]` is its name."""
+
+
+class Part(Protocol):
+    """What `keep_running` keeps running."""
+
+    name: str
+    """For people, with its article: "the scheduler service"."""
+
+    async def start(self) -> None:
+        """Find the part or start it; returns when it is there. Raises `SingularityError`."""
+
+    async def ended(self) -> str:
+        """Wait until the part has ended; how, in the past tense: "was killed (SIGKILL)"."""
+
+
+class Restarts:
+    """Counts the starts of one part against its policy."""
+
+    def __init__(self, policy: RestartPolicy, clock: Callable[[], float] = time.monotonic) -> None:
+        self.policy = policy
+        self._clock = clock
+        self._starts: deque[float] = deque()
+
+    def next_pause(self) -> float | None:
+        """Count one more start; seconds to wait before it, None when there were too many."""
+        now = self._clock()
+        while self._starts and now - self._starts[0] >= self.policy.within_s:
+            self._starts.popleft()
+        if self.policy.limit and len(self._starts) >= self.policy.limit:
+            return None
+        self._starts.append(now)
+        doubled = self.policy.first_pause_s * 2.0 ** min(len(self._starts) - 1, 16)
+        return min(doubled, self.policy.longest_pause_s)
+
+
+async def keep_running(
+    part: Part, policy: RestartPolicy, tell: Callable[[str, bool], None]
+) -> NoReturn:
+    """Start `part` again whenever it ends, until cancelled.
+
+    `tell(how, again)` hears of each end, and of each start that failed; `again`: whether it is
+    started again. Raises `GaveUp` with a sentence when it ended too often for `policy`.
+    """
+    restarts = Restarts(policy)
+    while True:
+        how = await part.ended()
+        while True:
+            pause = restarts.next_pause()
+            tell(how, pause is not None)
+            if pause is None:
+                raise GaveUp(
+                    f"{part.name} {how}, after it was started again {policy.limit} times within "
+                    f"{policy.within_s:g} s",
+                    part=part.name,
+                )
+            await asyncio.sleep(pause)
+            try:
+                await part.start()
+                break
+            except SingularityError as error:
+                how = f"could not be started ({error.message})"
+            except OSError as error:
+                how = f"could not be started ({error})"
