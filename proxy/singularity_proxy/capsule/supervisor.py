@@ -36,8 +36,9 @@ class GaveUp(Unavailable):
 class Part(Protocol):
     """What `keep_running` keeps running."""
 
-    name: str
-    """For people, with its article: "the scheduler service"."""
+    @property
+    def name(self) -> str:
+        """For people, with its article: "the scheduler service"."""
 
     async def start(self) -> None:
         """Find the part or start it; returns when it is there. Raises `SingularityError`."""

@@ -1,4 +1,4 @@
-"""What is kept running is started again, after growing pauses, and given up when it dies too often."""
+"""What is kept running is started again, after pauses, and given up when it dies too often."""
 
 from __future__ import annotations
 
