@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch, uid_of
+from singularity_proxy.capsule.supervisor import wait_for_silence
 from singularity_proxy.errors import Unavailable
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
@@ -32,13 +33,6 @@ SILENCE_S = 30.0
 
 START_SILENCE_S = 90.0
 """The same of any part that has not answered yet since it was started."""
-
-LOOK_S = 1.0
-"""Pause between two looks at a part that answers."""
-
-MISSES = 3
-"""A part is silent when so many looks in a row had no answer: one alone may be due to a platform
-that was stopped itself meanwhile, or to a machine that slept."""
 
 _FOREIGN = (
     "JUPYTERHUB_",
@@ -143,7 +137,7 @@ class ProcessPart:
         if watch is None:
             return "was not started"
         gone = asyncio.ensure_future(watch.wait())
-        silent = asyncio.ensure_future(self._fall_silent())
+        silent = asyncio.ensure_future(wait_for_silence(self.answers, lambda: self._allowed_s))
         try:
             await asyncio.wait({gone, silent}, return_when=asyncio.FIRST_COMPLETED)
             if not watch.alive:
@@ -162,26 +156,6 @@ class ProcessPart:
     def _allowed_s(self) -> float:
         return self.silence_s if self._answered else START_SILENCE_S
 
-    async def _fall_silent(self) -> None:
-        """Return when the part has left `MISSES` looks in a row without an answer."""
-        missed = 0
-        while missed < MISSES:
-            if await self._answers_within(self._allowed_s / MISSES):
-                self._answered, missed = True, 0
-                await asyncio.sleep(LOOK_S)
-            else:
-                missed += 1
-
-    async def _answers_within(self, seconds: float) -> bool:
-        """Look at least once, and again and again while the part refuses connections."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        while not await self.answers(max(until - loop.time(), LOOK_S)):
-            if loop.time() >= until:
-                return False
-            await asyncio.sleep(0.1)
-        return True
-
     async def answers(self, seconds: float) -> bool:
         """Whether the part answers within that time, whatever it says."""
         try:
@@ -194,6 +168,7 @@ class ProcessPart:
             )
         except (OSError, HTTPClientError):
             return False
+        self._answered = True
         return True
 
     async def end(self, seconds: float) -> bool:

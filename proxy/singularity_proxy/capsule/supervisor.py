@@ -9,11 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from singularity_proxy.errors import SingularityError, Unavailable
+
+LOOK_S = 1.0
+"""Pause between two looks at a part that answers."""
+
+REFUSED_S = 0.1
+"""The same at one that refuses connections."""
+
+MISSES = 3
+"""A part is silent when so many looks in a row had no answer: one alone may be due to a keeper that
+was stopped itself meanwhile, or to a machine that slept."""
 
 
 @dataclass(frozen=True)
@@ -95,3 +105,28 @@ async def keep_running(
                 how = f"could not be started ({error.message})"
             except OSError as error:
                 how = f"could not be started ({error})"
+
+
+async def wait_for_silence(
+    answers: Callable[[float], Awaitable[bool]], allowed_s: Callable[[], float]
+) -> None:
+    """Look at a part until it has not answered for about `allowed_s()` seconds, asked anew at each
+    look. `answers(seconds)`: whether it answers within that time; it may return at once."""
+    missed = 0
+    while missed < MISSES:
+        if await _answers_within(answers, allowed_s() / MISSES):
+            missed = 0
+            await asyncio.sleep(LOOK_S)
+        else:
+            missed += 1
+
+
+async def _answers_within(answers: Callable[[float], Awaitable[bool]], seconds: float) -> bool:
+    """Look at least once, and again and again while the part refuses connections."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while not await answers(max(until - loop.time(), min(seconds, LOOK_S))):
+        if loop.time() >= until:
+            return False
+        await asyncio.sleep(REFUSED_S)
+    return True

@@ -23,6 +23,7 @@ from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.checkpoint import park_policy
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire import rpc
+from singularity_proxy.wire.systemd import Systemd
 from traitlets import Bool, Enum, Float, Integer, Unicode, default
 from traitlets.config import Application
 
@@ -286,6 +287,7 @@ class AgentProcess:
         self._app = app
         self._stopped = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
+        self._systemd = Systemd()
         self._asked_early = False
         """Told to stop before there was anything that could be stopped."""
         self.node: Node
@@ -380,7 +382,7 @@ class AgentProcess:
         health = DeviceHealth(node, self._app.health_every_s)
         idle_s = self._app.idle_exit_s
         rounds = Rounds(node, self._devices, self._lifecycle, idle_s, self._stop_soon)
-        jobs = (rounds.run(), Pulse(node).run(), health.run())
+        jobs = (rounds.run(), Pulse(node).run(), health.run(), self._systemd.report())
         watchers = [asyncio.ensure_future(job) for job in jobs]
         await self._stopped.wait()
         for watcher in watchers:

@@ -70,6 +70,7 @@ class CommandServer:
         """Method names as in the calls."""
         methods: dict[str, Handler] = {
             "hello": self.hello,
+            "ping": self.ping,
             "identity": self.identity,
             "session.start": self.start,
             "session.signal": self.signal,
@@ -151,6 +152,10 @@ class CommandServer:
         return answer
 
     # -- handlers ---------------------------------------------------------------------------------
+
+    async def ping(self, peer: Peer, params: dict[str, Any]) -> Any:
+        """The agent's event loop turns."""
+        return {}
 
     async def hello(self, peer: Peer, params: dict[str, Any]) -> Any:
         """The truth about this node. The caller becomes the service (events and session.command go

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.errors import BadRequest, NotFound, SingularityError, Unavailable
-from traitlets import Dict, Enum, Integer, List, TraitError, Unicode, default, validate
+from traitlets import Bool, Dict, Enum, Float, Integer, List, TraitError, Unicode, default, validate
 from traitlets.config import LoggingConfigurable
 
 from . import namespaces
@@ -96,6 +96,20 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
         config=True,
         help="Memory of one cpu device, for example 512MiB or 8GiB; unused for cuda.",
     )
+    start_agents = Bool(
+        True,
+        config=True,
+        help="""Whether the service starts the agents and keeps them running. False: another program
+        does (systemd, for instance), with the same `state_dir`, and the service connects to
+        them.""",
+    )
+    hung_agent_s = Float(
+        20.0,
+        min=0.0,
+        config=True,
+        help="""Seconds after which an agent that lives and does not answer is ended; what starts
+        agents starts another one, and its sessions go on. 0: never.""",
+    )
     agent_args = List(
         Unicode(),
         config=True,
@@ -170,7 +184,13 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
         def command() -> list[str]:
             return self.command(node) if node else self.command()
 
-        return LocalAgent(_below(self.state_dir, node), command, self._callbacks, self.log)
+        return LocalAgent(
+            _below(self.state_dir, node),
+            command if self.start_agents else None,
+            self._callbacks,
+            self.log,
+            self.hung_agent_s,
+        )
 
     async def stop(self) -> None:
         """Close the connections; the agents and their sessions go on. Idempotent."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,8 @@ from singularity_proxy.capsule.launcher import (
     trim_log,
 )
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
-from singularity_proxy.capsule.supervisor import RestartPolicy, keep_running
-from singularity_proxy.errors import Unavailable
+from singularity_proxy.capsule.supervisor import RestartPolicy, keep_running, wait_for_silence
+from singularity_proxy.errors import SingularityError, Unavailable
 
 from .base import AgentLink, Callbacks
 
@@ -43,17 +44,24 @@ ANSWER_LIMIT_S = 5.0
 
 LOG_BYTES = 1 << 20
 
-POLICY = RestartPolicy()
+POLICY = RestartPolicy(longest_pause_s=2.0)
 """An agent is started again for ever: its sessions cannot go on without it."""
 
 
 class LocalAgent:
-    """Made by `LocalFleet`, one per node. `command` gives the agent's command line."""
+    """Made by `LocalFleet`, one per node. `command` gives the agent's command line, None: somebody
+    else starts it. `silence_s`: an agent that does not answer for so long is ended; 0: never."""
 
     def __init__(
-        self, state_dir: str, command: Callable[[], list[str]], callbacks: Callbacks, log: Logger
+        self,
+        state_dir: str,
+        command: Callable[[], list[str]] | None,
+        callbacks: Callbacks,
+        log: Logger,
+        silence_s: float = 0.0,
     ) -> None:
         self.state_dir = state_dir
+        self._silence_s = silence_s
         self.link = AgentLink(callbacks)
         self._command = command
         self._log = log
@@ -114,11 +122,37 @@ class LocalAgent:
         self._log.info("%s answers again", self.name)
 
     async def ended(self) -> str:
-        """Wait until the connection breaks; see `supervisor.Part`."""
-        await self.link.wait_closed()
-        if self._dismissed:
-            await asyncio.Event().wait()  # it is not started again; `stop` cancels this
-        return "is gone"
+        """Wait until the connection breaks, or the agent does not answer any more and was ended;
+        see `supervisor.Part`."""
+        closed = asyncio.ensure_future(self.link.wait_closed())
+        silent = asyncio.ensure_future(self._fall_silent())
+        try:
+            await asyncio.wait({closed, silent}, return_when=asyncio.FIRST_COMPLETED)
+            if self._dismissed:
+                await asyncio.Event().wait()  # it is not started again; `stop` cancels this
+            if closed.done():
+                return "is gone"
+            if self._agent is not None:
+                self._agent.signal(signal.SIGKILL)
+            await self.link.close()
+            return f"did not answer for {self._silence_s:g} s and was ended"
+        finally:
+            closed.cancel()
+            silent.cancel()
+
+    async def _fall_silent(self) -> None:
+        if not self._silence_s:
+            await asyncio.Event().wait()
+        await wait_for_silence(self._answers, lambda: self._silence_s)
+
+    async def _answers(self, seconds: float) -> bool:
+        try:
+            await self.link.call("ping", seconds, {})
+        except Unavailable:
+            return False
+        except SingularityError:  # an agent of another version, or of another service
+            return True
+        return True
 
     def _tell(self, how: str, again: bool) -> None:
         self._log.warning("%s %s; its sessions go on, it is started again", self.name, how)
@@ -133,7 +167,7 @@ class LocalAgent:
                 self._watch(announced)
                 return hello
             except Unavailable:
-                if not self._is_alive(announced):
+                if not self._is_alive(announced) and self._command is not None:
                     break
                 if loop.time() >= deadline:
                     raise
@@ -141,6 +175,11 @@ class LocalAgent:
         return await self._start_agent()
 
     async def _start_agent(self) -> Hello:
+        if self._command is None:
+            raise Unavailable(
+                f"no node agent works in {self.state_dir} now, and another program is to start it "
+                "(LocalFleet.start_agents is off)"
+            )
         os.makedirs(self.state_dir, 0o700, exist_ok=True)
         log_path = os.path.join(self.state_dir, "agent.log")
         trim_log(log_path, LOG_BYTES)

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 from jupyter_events import EventLogger
 from singularity_proxy.errors import Conflict, SingularityError, Unavailable
+from singularity_proxy.wire.systemd import Systemd
 from tornado.httpserver import HTTPServer
 from traitlets import Bool, Dict, Enum, Float, TraitError, Type, Unicode, default
 from traitlets.config import Application
@@ -181,11 +182,13 @@ class SchedulerApp(Application):  # type: ignore[misc]
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         work = asyncio.ensure_future(self._work())
+        reporting = asyncio.ensure_future(Systemd().report())
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait([work, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             self.log.info("stopping: sessions go on")
         stopping.cancel()
+        reporting.cancel()
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work

@@ -100,6 +100,34 @@ async def test_an_agent_that_dies_again_and_again_is_started_again() -> None:
 
 
 @pytest.mark.asyncio
+async def test_an_agent_that_hangs_is_ended_and_started_again() -> None:
+    async with AgentBox(double=True, hung_agent_s=1.5) as box:
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        stopped, instance = box.agent_pid, box.announced()["instance"]
+        os.kill(stopped, signal.SIGSTOP)
+        await until(lambda: not alive(stopped))
+        await until(lambda: box.connections[-1:] == [True])
+        assert box.announced()["instance"] != instance
+        assert (await box.session(session))["alive"] is True
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_somebody_else_starts_is_waited_for(tmp_path: Path) -> None:
+    async with AgentBox(double=True) as box:
+        patient = LocalFleet(state_dir=box.fleet.state_dir, start_agents=False)
+        await patient.start()
+        [hello] = await patient.hello()
+        assert hello["node"] == "local"
+        await patient.stop()
+    missing = LocalFleet(state_dir=str(tmp_path), start_agents=False)
+    with pytest.raises(Unavailable, match="another program is to start it"):
+        await missing.start()
+    await missing.stop()
+    assert not (tmp_path / "agent.log").exists()
+
+
+@pytest.mark.asyncio
 async def test_folders_that_were_removed_end_the_session_and_not_the_agent() -> None:
     async with AgentBox(double=True) as box:
         lost = await box.worker("open", "sleep")

@@ -10,6 +10,7 @@ import pytest
 from singularity_proxy.errors import BadRequest, Forbidden, NotFound, Unavailable
 from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.service import streams
+from singularity_scheduler.service.auth import read_operator_token
 from support.scheduler_service import ACCESS, LAUNCH, USE, platform, until
 from tornado.httpclient import AsyncHTTPClient
 
@@ -270,3 +271,44 @@ async def test_client_without_service_or_environment() -> None:
         await client.cluster()
     with pytest.raises(Unavailable):
         await anext(client.events())
+
+
+def token_file(folder: Path, token: str, mode: int = 0o600) -> str:
+    path = folder / "operator"
+    path.write_text(token + "\n")
+    path.chmod(mode)
+    return str(path)
+
+
+@pytest.mark.asyncio
+async def test_the_operator_needs_no_hub(tmp_path: Path) -> None:
+    token = "o" * 40
+    async with platform(tmp_path, app={"operator_token_file": token_file(tmp_path, token)}) as p:
+        a = await p.holder("alice", name="a")
+        await p.hub.close()
+        operator = ServiceClient(p.url, token, timeout=20.0)
+        assert [s["id"] for s in await operator.sessions()] == [a]
+        with pytest.raises(Forbidden, match="operator is a service and a session belongs"):
+            await operator.create_session(kind="interactive", launch=LAUNCH)
+        with pytest.raises(Unavailable, match="JupyterHub could not check the token"):
+            await ServiceClient(p.url, token[:-1], timeout=20.0).sessions()
+        assert (await operator.end_session(a))["reason"] == "closed by operator"
+
+
+@pytest.mark.parametrize(
+    ("token", "mode", "sentence"),
+    [
+        ("o" * 40, 0o640, "others may read .*operator, the token of the operator: chmod 600"),
+        ("o" * 40, 0o604, "others may read"),
+        ("short", 0o600, "has fewer than 32 characters: write a longer one"),
+        ("", 0o600, "has fewer than 32 characters"),
+    ],
+)
+def test_a_token_of_the_operator_that_is_no_secret(
+    tmp_path: Path, token: str, mode: int, sentence: str
+) -> None:
+    with pytest.raises(BadRequest, match=sentence):
+        read_operator_token(token_file(tmp_path, token, mode))
+    with pytest.raises(BadRequest, match="operator_token_file cannot be read"):
+        read_operator_token(str(tmp_path / "missing"))
+    assert read_operator_token("") == ""
