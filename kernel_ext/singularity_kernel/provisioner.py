@@ -4,7 +4,9 @@ Jupyter finds it by the entry point ``singularity`` of ``jupyter_client.kernel_p
 kernelspec names it, and the spawner makes it the default of the single-user server with
 JUPYTER_DEFAULT_PROVISIONER_NAME, so that other kernelspecs, nbclient, papermill and
 ``jupyter execute`` go through it as well. It asks the scheduler service for a session; the node
-agent starts the kernel and the relay, and Jupyter's clients talk to the relay's ports.
+agent starts the kernel and the relay, and Jupyter's clients talk to the relay where the agent says:
+at unix sockets of the user's where the agent sees that this server is on its machine, else at
+encrypted TCP ports. A kernel that is restarted keeps its place.
 
 Three situations (`Mode`), decided anew at every start:
 
@@ -30,6 +32,8 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+import zmq
+from jupyter_client.localinterfaces import localhost
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, SingularityError, Unavailable
@@ -41,7 +45,7 @@ from .environment import NESTED, session_environment, with_extension
 from .late_end import is_unknown
 from .late_interrupt import LateInterrupt
 from .nested import has_terminal, start_child
-from .reconnect import Follower
+from .reconnect import KEYS, Follower, forget_keys
 
 if TYPE_CHECKING:
     from singularity_scheduler.client import ServiceClient
@@ -211,6 +215,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
             # The relay binds these ports in another process. With caching off a start that finds
             # one taken can choose new ones, and nothing must be returned in the end.
             self.parent.cache_ports = False
+            self._keep_ports_of_user(self.parent)
         kwargs = await super().pre_launch(**kwargs)
         env: dict[str, str] = kwargs["env"]
         kwargs["cmd"] = with_extension(kwargs["cmd"], env)
@@ -226,6 +231,12 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
                 "to get one."
             )
         return kwargs
+
+    def _keep_ports_of_user(self, km: Any) -> None:
+        """Who chooses ports gets them, with keys; else the agent chooses the place."""
+        first = km.transport == "tcp" and km._random_port_names is None
+        if first and km.curve_publickey is None and any(km.ports):
+            km.curve_publickey, km.curve_secretkey = zmq.curve_keypair()
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         """Start the session and return what the clients connect to; right after `pre_launch`."""
@@ -250,6 +261,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         self._running, self._exit_code, self._ending = True, None, False
         self._asked_at = time.monotonic()
         self.connection_info = _connection(self.connection_info, launch.get("connection"))
+        forget_keys(self.parent, self.connection_info)
         self.log.info("Singularity: session %s started for kernel %s", self.session_id, cmd[0])
         return dict(self.connection_info)
 
@@ -305,8 +317,13 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
     def _new_ports(self) -> bool:
         """Choose other client-facing ports; False when they were given by the user."""
         km = self.parent
-        if km is None or not km._random_port_names:
+        if km is None or not (km._random_port_names or km.transport == "ipc"):
             return False
+        if km.transport == "ipc":  # as at its first start
+            km.cleanup_connection_file()
+            km.transport, km.ip = "tcp", localhost()
+            for name in CHANNEL_PORTS:
+                setattr(km, name, 0)
         km.cleanup_random_ports()
         km.write_connection_file()
         self.connection_info = km.get_connection_info()
@@ -555,7 +572,7 @@ def _as_json(connection: dict[str, Any]) -> dict[str, Any]:
 def _connection(asked: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
     """What the clients connect to: what was asked for, at the address the relay really has."""
     merged = dict(asked)
-    for name in ("ip", "transport", *CHANNEL_PORTS):
+    for name in ("ip", "transport", *CHANNEL_PORTS, *KEYS):
         if given and name in given:
             merged[name] = given[name]
     return merged

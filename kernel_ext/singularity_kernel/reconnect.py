@@ -20,6 +20,9 @@ CLOSE_S = 5.0
 
 PLACE = ("ip", "transport", "shell_port", "iopub_port", "stdin_port", "hb_port", "control_port")
 
+KEYS = ("curve_publickey", "curve_secretkey")
+"""Of a place that is reached over TCP."""
+
 _CHANNELS = "jupyter_server.services.kernels.connection.channels"
 
 
@@ -50,7 +53,7 @@ class Follower:
 async def move(provisioner: Any, given: dict[str, Any]) -> None:
     """Let everything in this process reach the kernel of `provisioner` as `given` says."""
     before, manager = provisioner.connection_info, provisioner.parent
-    if all(given.get(name) == before.get(name) for name in PLACE):
+    if all(given.get(name) == before.get(name) for name in (*PLACE, *KEYS)):
         return
     key = given["key"]
     info = {**given, "key": key.encode() if isinstance(key, str) else key}
@@ -58,13 +61,14 @@ async def move(provisioner: Any, given: dict[str, Any]) -> None:
     log: logging.Logger = provisioner.log
     if before.get("shell_port"):
         log.warning(
-            "Singularity: the node of the kernel's connection is lost; it goes on at other ports, "
-            "and requests that were not answered have to be made again"
+            "Singularity: the node of the kernel's connection is lost; it goes on at another "
+            "place, and requests that were not answered have to be made again"
         )
     else:
         log.info("Singularity: session %s has a connection again", provisioner.session_id)
     if manager is None:
         return
+    forget_keys(manager, info)
     manager._reconcile_connection_info(info)
     if getattr(manager, "_control_socket", None) is not None:  # of the old place
         manager._close_control_socket()
@@ -79,6 +83,13 @@ async def move(provisioner: Any, given: dict[str, Any]) -> None:
         if hasattr(kernels, "moved"):
             kernels.moved(kernel_id)
         kernels.start_watching_activity(kernel_id)
+
+
+def forget_keys(manager: Any, info: Any) -> None:
+    """Of a kernel manager whose kernel is reached without keys now: it would go on using those of
+    the place before."""
+    if manager is not None and not info.get(KEYS[0]):
+        manager.curve_publickey = manager.curve_secretkey = None
 
 
 def websockets(kernel_id: Any) -> list[Any]:

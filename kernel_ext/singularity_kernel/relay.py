@@ -1,16 +1,17 @@
-"""The relay: the client-facing ports of one kernel, kept by a small process of their own.
+"""The relay: the client-facing sockets of one kernel, kept by a small process of their own.
 
     python -m singularity_kernel.relay --session ID --connection CLIENT.json --state DIR
         [--tunnel-ip IP] [--ready-fd N]
 
 The node agent of the Jupyter server's node starts one per session and stops it with SIGTERM. It
-never moves: Jupyter's clients talk to its ports for as long as the session exists, the kernel may
+never moves: Jupyter's clients talk to it for as long as the session exists, the kernel may
 be anywhere, frozen, or away. What clients send is on disk before it goes to the shim
 (`tunnel`), what the kernel says is on disk before the shim is told that it arrived, so neither a
 kill of the relay nor a move of the kernel loses, doubles or reorders a message between the two.
 
 * Heartbeats are answered here. While the session is away, requests wait, `kernel_info_request` is
   answered from the last reply, and the agent hears of a request that wants the kernel back.
+* Nobody but the session's user reaches it (`relay_clients`).
 * Too many waiting requests: that channel of the clients is not read any more (`tunnel.QUEUE_*`).
 * DIR (0700, this relay's alone) holds the state (`relay_store`) and the agent's control socket.
 
@@ -37,6 +38,7 @@ from .relay_attend import Attendance
 from .relay_clients import EXIT_USAGE, ROUTED, Clients, RelayError, read_connection, read_json
 from .relay_control import Control, Handler
 from .relay_core import MARK_S, Core
+from .relay_place import Place
 from .relay_store import HELD_BYTES, Full, Store
 from .relay_tunnel import DOMAIN, FILE_VERSION, Gate, Listener, answer, new_client_keys, new_keys
 from .tunnel import Frame, Kind, TunnelError
@@ -107,6 +109,7 @@ class Relay:
         if keys is None:
             keys = new_keys()
             self._store.set_fact("keys", keys)
+        self._place = Place(info, bind_s)
         self._clients = Clients(self._context, info, bind_s)
         port = int(self._store.fact("port", 0))
         self._listener = Listener(self._context, keys, tunnel_ip, port, bind_s)
@@ -263,6 +266,7 @@ class Relay:
         self._listener.socket.close(linger=0)
         self._gate.socket.close()
         self._context.term()
+        self._place.leave()
         os.close(self._wake_r)
         os.close(self._wake_w)
 

@@ -1,8 +1,13 @@
-"""The client-facing side of a relay: the five ports of Jupyter's connection file.
+"""The client-facing side of a relay: the five sockets of Jupyter's connection file.
 
 Clients see a kernel: ROUTER sockets for shell, control and stdin, a publisher for iopub, and a
-heartbeat that is answered here. Messages pass unread, signatures included; with CurveZMQ keys in
-the connection file the ports are encrypted as the kernel's would be.
+heartbeat that is answered here. Messages pass unread, signatures included. No other user reaches
+them: they are unix sockets in a folder that is the user's alone (`relay_place`), or TCP ports
+with the CurveZMQ keys of the connection file; TCP without keys is refused.
+
+A client that connects anew under the name it had (its session id) takes the place of its earlier
+connection (ROUTER_HANDOVER), as a Jupyter server does for a page that is loaded again. Names are no
+secret, but only processes of this user get far enough to say one.
 """
 
 from __future__ import annotations
@@ -38,6 +43,10 @@ SUBSCRIBE_S = 2.0
 """The same for outputs, until there are as many subscriptions as before."""
 
 LINGER_MS = 500
+
+MAX_PART_BYTES = 64 << 20
+"""A client that sends a longer part of a message is disconnected before the part takes memory. A
+Jupyter server takes 10 MiB from a page."""
 
 LEAVE = b"singularity.leave"
 """Topic of iopub: a client that subscribes to it, on each of its sockets, is about to go."""
@@ -90,6 +99,8 @@ def endpoint(info: Mapping[str, Any], channel: str) -> str:
         return f"ipc://{ip}-{port}"
     if transport != "tcp":
         raise ValueError(f"transport is {transport!r}, it must be 'tcp' or 'ipc'")
+    if not info.get("curve_secretkey") or not info.get("curve_publickey"):
+        raise ValueError("transport is 'tcp' without the keys curve_publickey and curve_secretkey")
     if not 0 < port < 65536:
         raise ValueError(f"{channel}_port is {port}")
     return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
@@ -143,9 +154,9 @@ class Clients:
     ) -> zmq.Socket[bytes]:
         socket: zmq.Socket[bytes] = context.socket(zmq.XPUB if channel == "iopub" else zmq.ROUTER)
         socket.linger = 0
-        if ":" in str(info["ip"]):
-            socket.ipv6 = True
-        if info.get("curve_secretkey"):
+        socket.maxmsgsize = MAX_PART_BYTES
+        if info["transport"] == "tcp":
+            socket.ipv6 = ":" in str(info["ip"])
             socket.curve_server = True
             socket.curve_secretkey = str(info["curve_secretkey"]).encode()
         if channel == "iopub":

@@ -20,7 +20,7 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound, Singularity
 from zmq.utils import z85
 
 from .relay_clients import RelayError, bind
-from .tunnel import Frame, Kind
+from .tunnel import MAX_PART_BYTES, Frame, Kind
 
 DOMAIN = b"tunnel"
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
@@ -84,6 +84,7 @@ class Listener:
         self.socket.linger = 0
         self.socket.ipv6 = ":" in ip
         self.socket.set_hwm(0)  # bounded by the windows of the tunnel
+        self.socket.maxmsgsize = MAX_PART_BYTES
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, BEAT_MS)
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)

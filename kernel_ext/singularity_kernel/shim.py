@@ -33,7 +33,7 @@ from typing import Any
 
 import zmq
 
-from .tunnel import Dialer, Frame, Kind, TunnelError, refusal
+from .tunnel import MAX_PART_BYTES, Dialer, Frame, Kind, TunnelError, refusal
 
 ROUTED = ("shell", "control", "stdin")
 
@@ -332,10 +332,17 @@ class Shim:
                 if not box.room:
                     break  # the kernel's own queue fills up next
                 try:
-                    box.add(socket.recv_multipart(zmq.NOBLOCK))
+                    parts = socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
                 spoke.add(name)
+                if (longest := max(map(len, parts))) <= MAX_PART_BYTES:
+                    box.add(parts)
+                else:
+                    self._say(
+                        f"a message of the kernel ({name}) was left out: {longest >> 20} MiB of it "
+                        f"are in one piece, and at most {MAX_PART_BYTES >> 20} can be sent"
+                    )
         return spoke
 
     def _open_gate(self, spoke: set[str]) -> None:

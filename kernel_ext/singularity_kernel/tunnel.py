@@ -45,6 +45,10 @@ QUEUE_BYTES = 32 << 20
 QUEUE_MESSAGES = 50_000
 """A lane's outbox takes no more beyond either; one message may exceed the first."""
 
+MAX_PART_BYTES = 256 << 20
+"""The relay closes a connection that brings a longer part before that takes memory, whoever it is
+from: also one that has not shown its key yet. A shim leaves such a message out and says so."""
+
 Parts = Sequence[bytes]
 
 

@@ -15,6 +15,7 @@ import pytest
 from singularity_proxy.errors import NoSpace, SingularityError
 from singularity_proxy.wire.rpc import SyncPeer
 from support.agent import SUPPORT, AgentBox, alive, until
+from support.agent_kernels import connection
 from support.agent_moves import listed
 from support.disks import fill, needs_root, small_disk
 
@@ -287,38 +288,23 @@ async def test_nonsense_on_the_sockets_changes_nothing() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_dead_relay_comes_back_on_the_same_ports() -> None:
-    ports = []
-    holders = []
-    for _ in range(5):
-        holder = socket.socket()
-        holder.bind(("127.0.0.1", 0))
-        holders.append(holder)
-        ports.append(holder.getsockname()[1])
-    for holder in holders:
-        holder.close()
-    names = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
-    connection = {
-        "transport": "tcp",
-        "ip": "127.0.0.1",
-        "key": "k",
-        "signature_scheme": "hmac-sha256",
-        "kernel_name": "x",
-        **dict(zip(names, ports, strict=True)),
-    }
+async def test_a_dead_relay_comes_back_at_the_same_place() -> None:
     async with AgentBox() as box:
-        session = await box.worker("sleep", connection=connection)
+        session = await box.worker("sleep", connection=connection(box))
+        told = box.started["connection"]
+        place = f"{told['ip']}-{told['shell_port']}"
         [relay] = box.relays(session)
         os.kill(relay, signal.SIGKILL)
         await until(lambda: [p for p in box.relays(session) if p != relay] != [])
-        await until(lambda: _listens(ports[0]))
+        await until(lambda: _listens(place))
         [relay] = box.relays(session)
         await box.kill_agent()
         assert box.relays(session) == [relay]
         await box.end(session)
         assert not alive(relay)
+        assert not _listens(place)
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
+def _listens(place: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        return sock.connect_ex(place) == 0

@@ -21,8 +21,8 @@ NO_HISTORY = "--HistoryManager.enabled=False"
 
 async def start_kernel(box: AgentBox, *options: str, **launch: Any) -> tuple[str, dict[str, Any]]:
     """Start a session that is a kernel; it and what its clients connect to."""
-    info = connection(box)
-    return await box.start([*KERNEL, *options], connection=info, **launch), info
+    session = await box.start([*KERNEL, *options], connection=connection(box), **launch)
+    return session, dict(box.started["connection"])
 
 
 def connection(box: AgentBox) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import zmq
 from jupyter_client.blocking import BlockingKernelClient
 from singularity_proxy.wire.rpc import SyncPeer
 from zmq.utils import garbage
@@ -41,22 +42,28 @@ def wait_until(what: Any, seconds: float = 20.0, why: str = "it did not happen")
 
 @dataclass
 class Channels:
-    """The two connection files of one kernel: tcp for clients, ipc for the kernel."""
+    """The two connection files of one kernel: for clients (`tcp`: with ports and keys, else with
+    unix sockets), and for the kernel."""
 
     folder: Path
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     session: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    tcp: bool = False
 
     def __post_init__(self) -> None:
-        self.ports = dict(zip(CHANNELS, free_ports(5), strict=True))
+        numbers = free_ports(5) if self.tcp else range(5001, 5006)
+        self.ports = dict(zip(CHANNELS, numbers, strict=True))
         common = {"key": self.key, "signature_scheme": "hmac-sha256", "kernel_name": ""}
-        tcp = {"transport": "tcp", "ip": "127.0.0.1"} | {
-            f"{name}_port": port for name, port in self.ports.items()
-        }
+        public, secret = zmq.curve_keypair()
+        keys = {"curve_publickey": public.decode(), "curve_secretkey": secret.decode()}
+        place = {"transport": "tcp", "ip": "127.0.0.1", **keys}
+        if not self.tcp:
+            place = {"transport": "ipc", "ip": str(self.folder / "c" / "k")}
+        clients = place | {f"{name}_port": port for name, port in self.ports.items()}
         ipc = {"transport": "ipc", "ip": str(self.folder / "k")} | {
             f"{name}_port": number for number, name in enumerate(CHANNELS, start=1)
         }
-        self.client.write_text(json.dumps(common | tcp))
+        self.client.write_text(json.dumps(common | clients))
         self.kernel.write_text(json.dumps(common | ipc))
 
     @property
@@ -82,7 +89,12 @@ class Channels:
 
     def connect(self, channel: str) -> socket.socket:
         """A client's connection to `channel`."""
-        return socket.create_connection(("127.0.0.1", self.ports[channel]), timeout=20)
+        if self.tcp:
+            return socket.create_connection(("127.0.0.1", self.ports[channel]), timeout=20)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(20)
+        connection.connect(str(self.folder / "c" / f"k-{self.ports[channel]}"))
+        return connection
 
 
 class RelayProcess:

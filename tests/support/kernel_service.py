@@ -16,10 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import Conflict, Forbidden, NotFound, SingularityError, to_wire
 from singularity_proxy.wire.rpc import SyncPeer
+from singularity_scheduler.agent.client_places import CURVE, place_clients
+from singularity_scheduler.agent.relays import kernel_connection
 from support.kernel_relay import free_ports
 from tornado import web
 from tornado.iostream import StreamClosedError
@@ -37,19 +41,17 @@ class Session:
     kernel_id: str | None = None
     kernel: subprocess.Popen[bytes] | None = None
     relay: subprocess.Popen[bytes] | None = None
+    local: bool = True
+    """Whether the Jupyter server is on the relay's machine."""
     signals: list[int] = field(default_factory=list)
     ends: list[dict[str, str]] = field(default_factory=list)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     """Verbs that it was asked for, with their bodies."""
 
     def start(self) -> None:
-        connection = self.launch["connection"]
+        connection = self.launch["connection"] = self._place(self.launch["connection"])
         kernel = self.folder / "kernel.json"
-        ports = {
-            k: n for n, k in enumerate(sorted(k for k in connection if k.endswith("_port")), 1)
-        }
-        ipc = {**connection, "transport": "ipc", "ip": str(self.folder / "k"), **ports}
-        kernel.write_text(json.dumps(ipc))
+        kernel.write_text(json.dumps(kernel_connection(connection, str(self.folder))))
         tunnel = self._start_relay(self.folder)
         shim = [sys.executable, "-m", "singularity_kernel.shim"]
         shim += ["--kernel", str(kernel), "--tunnel", str(tunnel), "--"]
@@ -61,6 +63,16 @@ class Session:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    def _place(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Where an agent would let the relay listen for a server of this machine, or of another
+        one."""
+        settings = SimpleNamespace(
+            clients_dir=lambda uid: str(self.folder.parent / "c" / str(uid)), client_ip=""
+        )
+        record = SimpleNamespace(uid=os.geteuid(), gid=os.getegid())
+        owner = ProcessIdentity.of(os.getpid()) if self.local else None
+        return place_clients(settings, record, asked, owner)  # type: ignore[arg-type]
 
     def _start_relay(self, state: Path, *options: str) -> Path:
         """Returns the tunnel file."""
@@ -85,14 +97,19 @@ class Session:
         return tunnel
 
     def lose_relay(self) -> None:
-        """Its node is gone: the kernel goes on behind another relay, at other ports."""
+        """Its node is gone: the kernel goes on behind another relay, at another place."""
         assert self.relay is not None
         assert self.relay.stderr is not None
         self.relay.kill()
         self.relay.communicate(timeout=20)
-        ports = [k for k in self.launch["connection"] if k.endswith("_port")]
-        self.launch["connection"] |= dict(zip(ports, free_ports(len(ports)), strict=True))
-        state = self.folder / "again"
+        before = self.launch["connection"]
+        ports = [k for k in before if k.endswith("_port")]
+        again = dict(zip(ports, free_ports(len(ports)), strict=True))
+        plain = {k: v for k, v in before.items() if k not in CURVE}
+        self.launch["connection"] = self._place(
+            {**plain, "transport": "tcp", "ip": "127.0.0.1", **again}
+        )
+        state = self.folder / f"again-{self.json['epoch']}"
         state.mkdir(mode=0o700)
         self._start_relay(state, "--absent")
         self.json["epoch"] += 1
@@ -134,6 +151,8 @@ class Scheduler:
         self.sessions: list[Session] = []
         self.refusal: SingularityError | None = None
         """Raised by the next session starts while it is set."""
+        self.local = True
+        """Whether Jupyter servers are on the machine of their relays."""
         self.keys: dict[str, Session] = {}
         self.polls = 0
         self.events: list[tuple[str, Any]] = []
@@ -211,7 +230,7 @@ class Scheduler:
         created = datetime.now(timezone.utc).isoformat()
         answer |= {"id": sid, "epoch": 1, "created_at": created}
         answer |= {"process_state": "live", "device_state": "none", "exit_code": None}
-        session = Session(answer, body["launch"], folder, body.get("kernel_id"))
+        session = Session(answer, body["launch"], folder, body.get("kernel_id"), local=self.local)
         if body["launch"]["mode"] == "capsule":
             session.start()
         self.sessions.append(session)

@@ -33,7 +33,8 @@ class Gang:
 @dataclass(frozen=True)
 class LaunchRequest:
     """A checked start command. `env` is the whole environment a capsule asks for; `connection` is
-    Jupyter's client-facing connection (tcp) or None for a run without a kernel connection."""
+    Jupyter's client-facing connection as its server asks for it (see `client_places`), or None for
+    a run without a kernel connection."""
 
     session: str
     user: str
@@ -89,11 +90,9 @@ class LaunchRequest:
             gang=_gang_to_start(launch, mode),
         )
 
-    def listening_at(self, ip: str) -> LaunchRequest:
-        """The same with the relay at this address of the node ("": where it was asked for)."""
-        if not ip or self.connection is None:
-            return self
-        return replace(self, connection={**self.connection, "ip": ip})
+    def reached_at(self, connection: dict[str, Any] | None) -> LaunchRequest:
+        """The same with the relay at another place."""
+        return replace(self, connection=connection)
 
 
 def text(params: Mapping[str, Any], name: str) -> str:
@@ -176,8 +175,10 @@ def _connection(launch: Mapping[str, Any]) -> dict[str, Any] | None:
     connection = launch.get("connection")
     if connection is None:
         return None
-    if not isinstance(connection, Mapping) or connection.get("transport") != "tcp":
-        raise BadRequest("the connection must be Jupyter's connection info with transport 'tcp'")
+    if not isinstance(connection, Mapping) or connection.get("transport") not in ("tcp", "ipc"):
+        raise BadRequest(
+            "the connection must be Jupyter's connection info with transport 'tcp' or 'ipc'"
+        )
     for port in PORTS:
         value = connection.get(port)
         if not isinstance(value, int) or not 0 < value < 65536:

@@ -33,6 +33,7 @@ from singularity_proxy.errors import BadRequest, Conflict, SingularityError, Una
 from singularity_scheduler import logs
 
 from .bridges import BridgeKeeper, variables
+from .client_places import place_clients
 from .devices import DeviceKeeper
 from .folders import open_session_folders
 from .histories import HistoryKeeper
@@ -87,7 +88,6 @@ class Lifecycle:
             raise Unavailable("this node is being stopped; nothing was started")
         await self._end_earlier(request)
         identity = await node.identities.of(request.user)
-        request = request.listening_at(node.settings.client_ip)
         owner = find_owner(request, identity.uid)
         record = SessionRecord(
             session=request.session,
@@ -111,6 +111,9 @@ class Lifecycle:
             open_session_folders(node.settings, record)
             self.logs.go_on(live)
             await live.socket.start()
+            if request.connection is not None:
+                place = place_clients(node.settings, record, request.connection, owner)
+                request = request.reached_at(place)
             if request.mode == "joined":
                 assert owner is not None
                 record.process = owner

@@ -77,9 +77,9 @@ class MoveSettings(HasTraits):  # type: ignore[misc]
     )
     client_ip = Unicode(
         config=True,
-        help="""Address of this node at which its relays listen for Jupyter's clients; the notebook
-        server learns it when a kernel starts. Empty: the address that the server asks for,
-        127.0.0.1 as a rule.""",
+        help="""Address of this node at which its relays listen (encrypted) for Jupyter's clients
+        that cannot use unix sockets of this machine; the notebook server learns it when a kernel
+        starts. Empty: the address that the server asks for, 127.0.0.1 as a rule.""",
     )
     uids_file = Unicode(
         config=True,

@@ -3,21 +3,18 @@ that is gone. All of it travels with the session's files.
 
 Two files in the session's folder, its user's alone: kernel.json has the key that the kernel signs
 with, clients.json the connection that Jupyter's clients had. On the machine where that was a new
-relay takes the same ports, and the clients' sockets connect again by themselves; elsewhere, or
-when somebody else has them, it takes others, and clients ask for the new ones.
+relay listens at the same unix sockets, and the clients' own connect again by themselves; elsewhere,
+or when somebody else has them, it takes another place, and clients ask for the new one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import importlib
-import ipaddress
 import os
-import socket
 import uuid
 from typing import Any
 
+from .client_places import former_place, is_local, other_place
 from .launch import PORTS
 from .node import Settings
 from .relays import kernel_key_file, read_user_file, write_private
@@ -28,16 +25,16 @@ CLIENTS, KERNEL = "clients.json", "kernel.json"
 Json = dict[str, Any]
 
 
-def machine() -> str:
-    """The same for two agents that can listen at the same address."""
+def _boot() -> str:
+    """The same for agents of one machine, until that is started again."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
+        return file.read().strip()
 
 
 def note_clients(settings: Settings, record: SessionRecord, connection: Json) -> None:
     """Write down how clients reach the session here, to travel with it."""
     noted = {name: connection[name] for name in _CLIENT_FIELDS if name in connection}
-    noted |= {"encrypted": "curve_secretkey" in connection, "machine": machine()}
+    noted["boot"] = _boot()
     path = os.path.join(settings.session_dir(record.session), CLIENTS)
     write_private(path, noted, (record.uid, record.gid))
 
@@ -56,39 +53,16 @@ def clients_of_image(
     if kernel is None:
         return None
     signing = {**kernel, "key": uuid.uuid4().hex} if fork else _signing(noted) or kernel
-    name = str(noted.get("kernel_name") or "")
-    same = not fork and noted.get("machine") == machine() and not noted.get("encrypted")
-    before = _place(noted) if same else None
+    here = noted.get("boot") == _boot()
+    made = {**signing, "kernel_name": str(noted.get("kernel_name") or "")}
+    before = former_place(noted, record.uid) if here and not fork else None
     if before is not None:
-        return {**signing, **before, "kernel_name": name}, True
-    ip = settings.client_ip or settings.tunnel_ip
-    exposed = not _local(ip) and _local(str(noted.get("ip") or "127.0.0.1"))
-    made = {**signing, "ip": ip, "transport": "tcp", "kernel_name": name}
-    return other_ports(made, exposed or bool(noted.get("encrypted"))), False
-
-
-def _local(ip: str) -> bool:
-    """Whether what is sent to this address stays on the machine."""
-    try:
-        return ipaddress.ip_address(ip).is_loopback
-    except ValueError:
-        return False
-
-
-def other_ports(connection: Json, encrypted: bool = False) -> Json:
-    """`connection` with ports that nobody has at this moment."""
-    ip = str(connection["ip"])
-    with contextlib.ExitStack() as stack:
-        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-        probes = [stack.enter_context(socket.socket(family)) for _ in PORTS]
-        for probe in probes:
-            probe.bind((ip, 0))
-        ports = {name: probe.getsockname()[1] for name, probe in zip(PORTS, probes, strict=True)}
-    keys = {}
-    if encrypted:
-        made = importlib.import_module("singularity_kernel.relay_tunnel").new_client_keys()
-        keys = {"curve_publickey": made["public"], "curve_secretkey": made["secret"]}
-    return {**connection, **ports, **keys}
+        return {**made, **before}, True
+    # Clients stay on their machine. Of those of another one nothing is known here, and none can be
+    # there where everything of this node is for its own machine.
+    local = is_local(settings.client_ip or settings.tunnel_ip)
+    unix = noted.get("transport") == "ipc" if here else local
+    return other_place(settings, record, made, unix), False
 
 
 def give_kernel_key(settings: Settings, record: SessionRecord, connection: Json) -> None:
@@ -109,14 +83,3 @@ def _signing(found: Json | None) -> Json | None:
         return None
     known = scheme.removeprefix("hmac-") in hashlib.algorithms_available
     return {"key": key, "signature_scheme": scheme} if known else None
-
-
-def _place(noted: Json) -> Json | None:
-    """Where clients connected."""
-    try:
-        ports = {name: int(noted[name]) for name in PORTS}
-        if noted["transport"] != "tcp":
-            return None
-        return {"ip": str(ipaddress.ip_address(noted["ip"])), "transport": "tcp", **ports}
-    except (KeyError, TypeError, ValueError):
-        return None

@@ -57,7 +57,7 @@ class Settings:
     tunnel_ip: str = "127.0.0.1"
     """Where relays listen for the kernels' side, and bridges for those of other nodes."""
     client_ip: str = ""
-    """Where they listen for Jupyter's clients; "": where those ask for."""
+    """Where they listen for Jupyter's clients on other machines; "": where those ask for."""
     python: str = sys.executable
     spot: bool = False
     """Its machine may be taken back with a notice."""
@@ -73,6 +73,10 @@ class Settings:
     def relay_dir(self, session: str) -> str:
         """State of the session's relay, which stays when the session leaves this node."""
         return os.path.join(self.runtime_dir, "r", session)
+
+    def clients_dir(self, uid: int) -> str:
+        """Where clients reach the relays of a user: theirs alone (0700)."""
+        return os.path.join(self.runtime_dir, "c", str(uid))
 
     def bridge_dir(self, session: str) -> str:
         """Of the bridge of a session that is a part of a gang: the session's user's, as a relay's,

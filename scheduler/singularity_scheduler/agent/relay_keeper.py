@@ -18,9 +18,10 @@ from typing import Any
 from singularity_proxy.capsule.launcher import trim_log
 from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unavailable
 
+from .client_places import other_place, place_clients
 from .far_relays import FarRelay
 from .live import LiveSession
-from .new_relays import clients_of_image, give_kernel_key, note_clients, other_ports
+from .new_relays import clients_of_image, give_kernel_key, note_clients
 from .node import Node
 from .relays import (
     Relay,
@@ -255,7 +256,8 @@ class RelayKeeper:
         if not record.connected:
             return []
         if connection and "shell_port" in connection:
-            await self._begin_anew(live, connection, undo)
+            place = place_clients(self._node.settings, record, connection, record.owner)
+            await self._begin_anew(live, place, undo)
             return [UNANSWERED]
         fork = request.source != request.session
         made = await asyncio.to_thread(clients_of_image, self._node.settings, record, fork)
@@ -269,7 +271,9 @@ class RelayKeeper:
             except Conflict as error:
                 if "port" not in error.fields:
                     raise
-                connection, same = other_ports(connection), False
+                unix = connection["transport"] == "ipc"
+                connection = other_place(self._node.settings, record, connection, unix)
+                same = False
             else:
                 return [] if fork else [UNANSWERED, *(() if same else (OTHER_PORTS,))]
         raise Unavailable("no free ports were found for the session's kernel connection; try again")

@@ -1,9 +1,9 @@
 """The relay of a session: its files, its process, and the agent's line to it.
 
-Clients connect to the relay's tcp ports (client.json). The capsule runs the shim, which starts the
-kernel, talks to it over unix sockets in the session's folder (kernel.json, the same key, so that
-messages pass unchanged) and dials out to the relay (tunnel.json). The relay keeps its state in a
-folder of its own: a session may leave this node, its relay stays.
+Clients connect to the relay where client.json says (see `client_places`). The capsule runs the
+shim, which starts the kernel, talks to it over unix sockets in the session's folder (kernel.json,
+the same key, so that messages pass unchanged) and dials out to the relay (tunnel.json). The relay
+keeps its state in a folder of its own: a session may leave this node, its relay stays.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.errors import Conflict, SingularityError, Unavailable
 from singularity_proxy.wire import rpc
 
+from .client_places import CURVE
 from .folders import own_folder
 from .launch import PORTS
 from .node import Settings
@@ -44,15 +45,13 @@ _START_SHIM = (
     "from singularity_kernel.shim import main; sys.exit(main())"
 )
 
-_CURVE = ("curve_publickey", "curve_secretkey")
-
 
 def kernel_connection(client: dict[str, Any], folder: str) -> dict[str, Any]:
     """The connection of the kernel behind the relay that listens at `client`: same key and
     scheme, unix sockets `<folder>/k-1` to `k-5`. Encryption ends at the relay's ports: the tunnel
     has its own, and the unix sockets are in the session's private folder."""
     ports = {name: place for place, name in enumerate(PORTS, start=1)}
-    kept = {name: value for name, value in client.items() if name not in _CURVE}
+    kept = {name: value for name, value in client.items() if name not in CURVE}
     return {**kept, "transport": "ipc", "ip": os.path.join(folder, "k"), **ports}
 
 

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden, NotFound
+from singularity_scheduler.agent.client_places import CURVE
 from support.agent import AgentBox, alive, sleeper, stop, until
 from support.uids import needs_own_uids
 
@@ -270,6 +271,7 @@ async def test_a_kernel_port_that_is_taken_is_named_and_nothing_is_left() -> Non
             "signature_scheme": "hmac-sha256",
             "kernel_name": "x",
             **dict.fromkeys(names, port),
+            **dict(zip(CURVE, ("p" * 40, "s" * 40), strict=True)),
         }
         async with AgentBox() as box:
             with pytest.raises(Conflict, match=str(port)) as refused:

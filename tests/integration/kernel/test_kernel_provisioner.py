@@ -20,9 +20,14 @@ import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
-from singularity_kernel.provisioner import KernelNotStarted, Mode, SingularityProvisioner
+from singularity_kernel.provisioner import (
+    CHANNEL_PORTS,
+    KernelNotStarted,
+    Mode,
+    SingularityProvisioner,
+)
 from singularity_proxy.errors import BadRequest, Unavailable
-from support.kernel_relay import wait_until
+from support.kernel_relay import free_ports, wait_until
 from support.kernel_service import TOKEN, Scheduler, scheduler
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -190,16 +195,21 @@ async def test_a_kernel_of_another_language_is_a_session_too(
 
 
 @pytest.mark.asyncio
-async def test_restart_keeps_the_ports_and_makes_a_new_session(
-    platform: Scheduler, specs: KernelSpecManager
+@pytest.mark.parametrize("local", [True, False])
+async def test_restart_keeps_the_place_and_makes_a_new_session(
+    platform: Scheduler, specs: KernelSpecManager, local: bool
 ) -> None:
+    platform.local = local
     async with kernel(specs) as (manager, client):
         await run(client, "x = 1")
-        ports = manager.ports
+        ports, place = manager.ports, (manager.transport, manager.ip, manager.curve_publickey)
+        assert manager.transport == ("ipc" if local else "tcp")
+        assert (manager.curve_publickey is None) is local
         for now in (False, True):
             await manager.restart_kernel(now=now)
             await client.wait_for_ready(timeout=60)
             assert manager.ports == ports
+            assert (manager.transport, manager.ip, manager.curve_publickey) == place
             assert await run(client, "print('x' in globals()); x = 1") == "False\n"
     first, second, third = platform.sessions
     for session in (first, second, third):
@@ -364,6 +374,7 @@ async def test_a_number_of_devices_that_is_none_is_said(
 async def test_a_port_taken_in_the_meantime_gets_others(
     platform: Scheduler, specs: KernelSpecManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    platform.local = False
     taken: list[socket.socket] = []
     create = platform.create
 
@@ -381,6 +392,26 @@ async def test_a_port_taken_in_the_meantime_gets_others(
             assert _on_disk(manager)["shell_port"] == manager.shell_port
     finally:
         taken[0].close()
+
+
+@pytest.mark.asyncio
+async def test_ports_that_a_user_chose_are_kept_and_encrypted(
+    platform: Scheduler, specs: KernelSpecManager
+) -> None:
+    ports = dict(zip(CHANNEL_PORTS, free_ports(5), strict=True))
+    manager = AsyncKernelManager(kernel_name="singularity", kernel_spec_manager=specs, **ports)
+    await manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    try:
+        await client.wait_for_ready(timeout=60)
+        assert manager.transport == "tcp"
+        assert {name: getattr(manager, name) for name in CHANNEL_PORTS} == ports
+        assert _on_disk(manager)["curve_secretkey"]
+    finally:
+        client.stop_channels()
+        await manager.shutdown_kernel(now=True)
+        manager.context.destroy(linger=0)
 
 
 @pytest.mark.asyncio

@@ -397,18 +397,22 @@ def test_a_wrong_key_and_a_wrong_session_stay_outside(channels: Channels) -> Non
             found.get_shell_msg(timeout=60)
 
 
-def test_ports_are_encrypted_when_the_connection_file_has_keys(channels: Channels) -> None:
-    public, secret = (key.decode() for key in zmq.curve_keypair())
+def test_ports_are_encrypted(short_dir: Path) -> None:
+    channels = Channels(short_dir, tcp=True)
     info = json.loads(channels.client.read_text())
-    replace(channels.client, {**info, "curve_publickey": public, "curve_secretkey": secret})
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    without = {name: value for name, value in info.items() if not name.startswith("curve")}
     with relay(channels), ipykernel(channels):
         with client(channels) as found:
             assert run(found, "print(1)")[1] == "1\n"
-        replace(channels.client, info)
-        with raw_client(channels) as found:
-            found.kernel_info()
-            with pytest.raises(queue.Empty):
-                found.get_shell_msg(timeout=0.5)
+        # Neither without keys, nor with others, nor with the server's public one alone.
+        others = {"curve_publickey": public, "curve_secretkey": secret}
+        for wrong in ({}, others, {**others, "curve_publickey": info["curve_publickey"]}):
+            replace(channels.client, {**without, **wrong})
+            with raw_client(channels) as found:
+                found.kernel_info()
+                with pytest.raises(queue.Empty):
+                    found.get_shell_msg(timeout=0.5)
 
 
 def test_requests_without_the_key_leave_no_trace(channels: Channels) -> None:
@@ -620,7 +624,8 @@ def _fails(channels: Channels, *options: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_taken_port_is_said_in_one_sentence(channels: Channels) -> None:
+def test_a_taken_port_is_said_in_one_sentence(short_dir: Path) -> None:
+    channels = Channels(short_dir, tcp=True)
     with socket.create_server(("127.0.0.1", channels.ports["iopub"])):
         code, said = _fails(channels, "--bind-s", "0.1")
     assert code == 3
@@ -628,7 +633,37 @@ def test_a_taken_port_is_said_in_one_sentence(channels: Channels) -> None:
     assert f"127.0.0.1:{channels.ports['iopub']} is taken" in said
 
 
-def test_a_port_that_becomes_free_in_time_is_used(channels: Channels) -> None:
+def test_two_relays_never_have_one_place(channels: Channels) -> None:
+    """Closing the sockets of the first must not take away those of the second."""
+    first = RelayProcess(channels)
+    code, said = _fails(channels, "--bind-s", "0.1")
+    assert code == 3
+    assert said.count("\n") == 1
+    assert f"the sockets in {channels.folder}/c are taken" in said
+    later = subprocess.Popen(relay_command(channels, "--bind-s", "20"), stderr=subprocess.PIPE)
+    try:
+        first.stop()
+        wait_until(channels.control.exists, why="the relay did not start")
+        channels.connect("shell").close()
+    finally:
+        later.terminate()
+        _, said_later = later.communicate(timeout=20)
+    assert (later.returncode, said_later) == (0, b"")
+    assert not (channels.folder / "c").exists()
+
+
+@pytest.mark.parametrize("mode", [0o711, 0o770])
+def test_a_folder_that_others_can_enter_is_refused(channels: Channels, mode: int) -> None:
+    (channels.folder / "c").mkdir()
+    (channels.folder / "c").chmod(mode)
+    code, said = _fails(channels)
+    assert code == 2
+    assert said.count("\n") == 1
+    assert "other users can enter it" in said
+
+
+def test_a_port_that_becomes_free_in_time_is_used(short_dir: Path) -> None:
+    channels = Channels(short_dir, tcp=True)
     holder = socket.create_server(("127.0.0.1", channels.ports["shell"]))
     new = subprocess.Popen(relay_command(channels, "--bind-s", "20"), stderr=subprocess.PIPE)
     try:
@@ -650,7 +685,12 @@ def test_a_port_that_becomes_free_in_time_is_used(channels: Channels) -> None:
         ("[]", "is not one of Jupyter's"),
         ('{"ip": "127.0.0.1", "transport": "tcp"}', "is not one of Jupyter's"),
         ('{"ip": "x", "transport": "pigeon", "shell_port": 1}', "'pigeon'"),
-        ('{"ip": "x", "transport": "tcp", "shell_port": 70000}', "shell_port is 70000"),
+        ('{"ip": "x", "transport": "tcp", "shell_port": 5001}', "without the keys"),
+        (
+            '{"ip": "x", "transport": "tcp", "shell_port": 70000, "curve_publickey": "a", '
+            '"curve_secretkey": "b"}',
+            "shell_port is 70000",
+        ),
     ],
 )
 def test_a_wrong_connection_file_is_said_in_one_sentence(

@@ -104,19 +104,22 @@ def test_a_page_goes_on_when_the_kernel_is_reached_elsewhere(
     async def page() -> None:
         first = await websocket_connect(request)
         assert await _run_in(first, "x = 'kept'; print(x)") == "kept\n"
-        session.lose_relay()
-        await _closed(first)
-        assert first.close_code == 1012  # upon which a browser connects again
-        second = await websocket_connect(request)
-        assert await _run_in(second, "print(x)") == "kept\n"
-        second.close()
-        await _closed(second)
+        page = first
+        for local in (False, True, True):  # from sockets to ports with keys, back, and elsewhere
+            session.local = local
+            session.lose_relay()
+            await _closed(page)
+            assert page.close_code == 1012  # upon which a browser connects again
+            page = await websocket_connect(request)
+            assert await _run_in(page, "print(x)") == "kept\n"
+        page.close()
+        await _closed(page)
 
     asyncio.run(page())
     state = jupyter.ask(f"api/kernels/{started.body['id']}").body
     assert state["execution_state"] == "idle"
     assert jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE").status == 204
-    assert session.look()["exit_code"] == 0, "it was not asked to end at its new ports"
+    assert session.look()["exit_code"] == 0, "it was not asked to end at its new place"
 
 
 def test_a_kernel_is_used_by_its_connection_file(

@@ -332,7 +332,7 @@ def test_a_start_as_a_part_of_a_gang() -> None:
         ({"launch": {"owner_pid": 1}}, "owner_pid must be"),
         ({"launch": {"owner_pid": "5"}}, "owner_pid must be"),
         ({"launch": {"mode": "joined", "owner_pid": None}}, "needs owner_pid"),
-        ({"launch": {"connection": {"transport": "ipc"}}}, "transport 'tcp'"),
+        ({"launch": {"connection": {"transport": "udp"}}}, "transport 'tcp' or 'ipc'"),
         ({"launch": {"connection": {"transport": "tcp", "shell_port": 0}}}, "shell_port is 0"),
         ({"launch": {"gang": "ab"}}, "'gang' must say"),
         ({"launch": {"gang": {**GANG, "id": "../x"}}}, "id and key of a gang are hexadecimal"),
