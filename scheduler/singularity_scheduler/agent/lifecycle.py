@@ -59,6 +59,10 @@ LIKED = {"USE_LIBUV": "0"}
 ranks to meet at without libuv, whose io_uring no process image can be taken of
 (`singularity_proxy.worker.stores`)."""
 
+ALONE = {"GLOO_SOCKET_IFNAME": "lo"}
+"""The same for what is no part of a program on several nodes: ranks on host tensors listen on the
+loopback only. gloo asks nobody who it is, and by itself it listens at the machine's name."""
+
 KEEP_TOMBSTONES = 256
 """Ended sessions kept until the service has asked how they ended."""
 
@@ -290,7 +294,13 @@ class Lifecycle:
         name = {"USER": record.user, "LOGNAME": record.user}
         spec = CapsuleSpec(
             argv=argv,
-            env={**LIKED, **name, **stripped_environment(request.env), **self._variables(live)},
+            env={
+                **LIKED,
+                **({} if record.part else ALONE),
+                **name,
+                **stripped_environment(request.env),
+                **self._variables(live),
+            },
             cwd=request.cwd,
             log_path=os.path.join(folder, CAPSULE_LOG),
             uid=record.uid,

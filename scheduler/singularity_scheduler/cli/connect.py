@@ -23,7 +23,7 @@ class ConnectApp(SessionApp):
     synopsis = "SESSION"
     most = 1
     description = """Write the connection file of one of your sessions, so that another client can
-    use its kernel: that of a fork, which no notebook is connected to, or one that got other ports
+    use its kernel: that of a fork, which no notebook is connected to, or one that got another place
     because the node of its connection was lost. The file holds the kernel's key and is yours alone.
     SESSION is an id, the beginning of one, or the name of an active session."""
     examples = """

@@ -415,6 +415,20 @@ def test_ports_are_encrypted(short_dir: Path) -> None:
                     found.get_shell_msg(timeout=0.5)
 
 
+def test_a_console_uses_the_connection_file(kernel: tuple[Channels, int]) -> None:
+    """What `jupyter console --existing` is made of, which knows sockets and no keys."""
+    existing = ["--existing", str(kernel[0].client)]
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter_client.runapp", *existing],
+        input="print(6 * 7)",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+
+
 def test_requests_without_the_key_leave_no_trace(channels: Channels) -> None:
     with relay(channels) as running, raw_client(channels) as found:
         deep = b"[" * 100_000

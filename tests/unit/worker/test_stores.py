@@ -12,7 +12,7 @@ from singularity_proxy.worker import stores
 class Store:
     def __init__(
         self,
-        host: str,
+        host_name: str,
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
@@ -47,6 +47,7 @@ def test_who_decides(
     monkeypatch.delenv("USE_LIBUV", raising=False)
     if environ is not None:
         monkeypatch.setenv("USE_LIBUV", environ)
+    monkeypatch.setenv(stores.OPEN, "1")
     ours = type("Ours", (Store,), {"__init__": Store.__init__})
     stores.apply(SimpleNamespace(TCPStore=ours))
     assert ours("127.0.0.1", 0, *more, **options).libuv is libuv

@@ -20,6 +20,7 @@ from typing import Any
 
 from singularity_proxy.elastic.ranks import part_of
 from singularity_proxy.errors import SingularityError
+from singularity_proxy.wire.peers import uid_of_peer
 
 from .lanes import Lane
 
@@ -144,7 +145,11 @@ class Rendezvous:
     # ---- connections
 
     async def _rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A rank of this part wants to meet the others."""
+        """A rank of this part wants to meet the others; nobody else may."""
+        with contextlib.suppress(OSError):
+            if uid_of_peer(writer.get_extra_info("socket")) != os.geteuid():
+                writer.close()
+                return
         self._numbers += 1
         number = self._numbers
         came = self._streams[0, number] = asyncio.Queue[bytes]()
