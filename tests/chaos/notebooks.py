@@ -37,6 +37,7 @@ class Notebook(Subject):
         super().__init__(world, user, number)
         self.tab: Tab | None = None
         self._cells = asyncio.Lock()
+        self._visits = asyncio.Lock()
 
     @property
     def path(self) -> str:
@@ -124,6 +125,14 @@ class Notebook(Subject):
             cell.sent_at, quiet_since = now, None
             await tab.send(cell)
 
+    async def visit(self) -> str:
+        async with self._visits:
+            return await self.look()
+
+    async def look(self) -> str:
+        """Ask the notebook for what only its memory has; what was wrong, or ""."""
+        return ""
+
     def is_idle(self) -> bool:
         """Whether the service says, now, that it lives and runs no cell."""
         fresh = self.world.timeline.now - self.seen_at < 3.0
@@ -181,7 +190,7 @@ class Training(Notebook):
         if wrong := await self.visit():
             self.world.timeline.violate("bitwise", self.name, wrong)
 
-    async def visit(self) -> str:
+    async def look(self) -> str:
         if self.tab is None:
             return ""
         cell = await self.run(programs.DIGEST)
@@ -220,7 +229,7 @@ class CsvWriter(Notebook):
         except OSError:
             return []
 
-    def look(self) -> None:
+    def look_at_file(self) -> None:
         """Called by the watch: the rows so far are there once and in order."""
         found = self.file(f"rows-{self.rounds}.csv")
         if len(found) > self.counted:
@@ -260,7 +269,7 @@ class Idle(Notebook):
         if self.tab is not None and (wrong := await self.visit()):
             self.world.timeline.violate("variables", self.name, wrong)
 
-    async def visit(self) -> str:
+    async def look(self) -> str:
         if self.tab is None:
             return ""
         was = self.counted
@@ -294,7 +303,7 @@ class Notes(Notebook):
         if self.tab is not None and (wrong := await self.visit()):
             self.world.timeline.violate("variables", self.name, wrong)
 
-    async def visit(self) -> str:
+    async def look(self) -> str:
         if self.tab is None:
             return ""
         was = self.counted

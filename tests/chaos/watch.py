@@ -73,7 +73,7 @@ class Watch:
         for subject in self.subjects:
             self._look_at(subject)
             if isinstance(subject, CsvWriter):
-                subject.look()
+                subject.look_at_file()
         if self._looks % REALITY_EVERY == 0:
             roles = await world.find()
             self.growth.look(world.timeline.now, roles)

@@ -52,7 +52,8 @@ def node_lost(draft: Draft, event: ev.NodeLost) -> None:
                 _fail(draft, view, event.silent_s)
         elif not event.stopped or view.final or view.process_state in _NOT_LOST:
             continue
-        elif _whole(draft, view) and _could_go(draft, view, others, event):
+        elif _whole(draft, view) and (event.hopeless or _could_go(draft, view, others)):
+            # What is stored waits in the store, also when nobody can take it as things are.
             if event.hopeless or _would_lose_s(draft, view, event.silent_s) <= event.silent_s:
                 lose(draft, view, event.silent_s)
         elif _begin_elsewhere(draft, view, event):
@@ -87,11 +88,10 @@ def _would_lose_s(draft: Draft, view: SessionView, silent_s: float) -> float:
     return draft.now - silent_s - newest.at
 
 
-def _could_go(draft: Draft, view: SessionView, others: Iterable[Node], event: ev.NodeLost) -> bool:
-    """Whether another node could take it, however busy it is. A gang needs one for each part; in
-    the end it waits for them in the store, where all of it is."""
+def _could_go(draft: Draft, view: SessionView, others: Iterable[Node]) -> bool:
+    """Whether another node could take it, however busy it is. A gang needs one for each part."""
     if view.part is not None:
-        return event.hopeless or gang_retries.could_go_elsewhere(draft, view)
+        return gang_retries.could_go_elsewhere(draft, view)
     return any(not placement.barred(draft, view, node.id) for node in others)
 
 

@@ -225,9 +225,11 @@ def _answers(view: SessionView, event: object) -> bool:
 
 def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None:
     """Of a suspended session; `policy` has the others."""
-    reference = checkpoints.usable(view, event.checkpoint, draft.now)
     newest = view.newest_whole
-    back = newest is not None and reference.id != newest.id
+    # A fork that has never come back yet still begins where its source was.
+    unborn = event.checkpoint is None and newest is None and is_unborn_fork(view)
+    reference = None if unborn else checkpoints.usable(view, event.checkpoint, draft.now)
+    back = newest is not None and reference is not None and reference.id != newest.id
     if event.node is not None:
         require_node(draft, view, event.node)
     elif event.cluster is not None:
@@ -240,13 +242,19 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None
     view = replace(
         view,
         held_by=None,
-        restore_from=reference.id,
+        restore_from=view.restore_from if reference is None else reference.id,
         rollback=view.rollback or back,
         undo=view.undo or back,
         target=event.node or "",
         target_cluster=event.cluster or "",
     )
     call(draft, view, reasons.called(event.by, reference if back else None), "user.resume")
+
+
+def is_unborn_fork(view: SessionView) -> bool:
+    """Whether it is a fork that has nothing of its own yet: it begins at a checkpoint of its
+    source."""
+    return bool(view.source and view.restore_from) and view.newest_whole is None
 
 
 def require_node(draft: Draft, view: SessionView, word: str) -> None:
@@ -272,7 +280,7 @@ def wanted(draft: Draft, event: ev.Wanted) -> None:
     if view is None or view.final or view.called or view.held_back:
         return
     if view.process_state is ProcessState.SUSPENDED:
-        if view.newest_whole is not None:
+        if view.newest_whole is not None or is_unborn_fork(view):
             call(draft, view, "a request reached it while it was suspended", "session.wanted")
     elif view.process_state is ProcessState.SUSPENDING:
         draft.put(replace(view, called=True))

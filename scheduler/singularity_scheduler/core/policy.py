@@ -170,7 +170,7 @@ def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
     for one in gangs.together(draft, view):
         held = replace(one, held_by=event.by, moving=False, asked=False, preferred=())
         reason = reasons.held_back(held)
-        if held.device_state is DeviceState.HELD and held.process_state is ProcessState.LIVE:
+        if held.device_state is DeviceState.HELD and held.here:
             queue.park(draft, held, reason, "user.preempt")
         else:
             draft.note(held, reason, "user.preempt")

@@ -73,6 +73,8 @@ class Commander:
         """Told when a command that reports progress has ended."""
         self.bridged: Callable[[str, str], None] = lambda session, address: None
         """Told where the bridge of a part of a gang listens, that was just started."""
+        self.unknown: Callable[[str], None] = lambda node: None
+        """Told of a node whose agent does not know a session that the ledger has there."""
 
     # -- told by the controller -------------------------------------------------------------
 
@@ -149,6 +151,8 @@ class Commander:
                 return await self.transfers.suspend(action)
             if isinstance(action, ev.Resume):
                 await self._after_fences(action)
+                if not self._in_process(action, ProcessState.RESUMING):
+                    return None  # it was ended meanwhile, or goes on elsewhere
                 return await self.transfers.resume(action)
             if isinstance(action, ev.PutBack):
                 return await self.transfers.put_back(action)
@@ -250,6 +254,7 @@ class Commander:
                 await self._report(
                     failed(action.session, action.epoch, error.message, _least(error))
                 )
+                self._look_again(action, error)
             return
         placed = tuple(answer.get("devices") or ())
         await self._report(done(action.session, action.epoch, float(answer["ms"]), placed))
@@ -270,6 +275,7 @@ class Commander:
             if self._in_device(action, DeviceState.PARKING):
                 self.failures[action.session] = error
                 await self._report(ev.ParkFailed(action.session, action.epoch, error.message))
+                self._look_again(action, error)
             return
         await self._report(
             ev.Parked(
@@ -282,7 +288,12 @@ class Commander:
         )
 
     async def _end(self, action: ev.End) -> None:
-        starts = [t for k, t in self._tasks.items() if k[:2] == (ev.Start, action.session)]
+        starts = [
+            task
+            for (kind, session, _, _, node), task in self._tasks.items()
+            if session == action.session
+            and (kind is ev.Start or (kind is ev.Resume and node == action.node))
+        ]
         await asyncio.gather(*starts, return_exceptions=True)  # half of one cannot be removed
         while True:
             try:
@@ -328,6 +339,12 @@ class Commander:
                 # The agent's own word, unless the connection broke meanwhile.
                 if self._generation.get(action.node) == generation or not wanted():
                     raise
+
+    def _look_again(self, action: ev.Action, error: SingularityError) -> None:
+        """Have the node asked what it has, when its agent does not know the session: it was lost
+        there without a word."""
+        if isinstance(error, NotFound):
+            self.unknown(action.node)
 
     def _in_device(self, action: ev.Action, state: DeviceState) -> bool:
         view = self._look(action.session)

@@ -249,6 +249,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self.observers.append(self.peers)
         self.commander.bridged = self.commander.transfers.bridged = self.peers.told
         self.reports = NodeReports(self)
+        self.commander.unknown = self.commander.transfers.unknown = self.reports.look_again
         self.commander.over = self.progress.over
         self.leases = LeaseKeeper(
             self.state,

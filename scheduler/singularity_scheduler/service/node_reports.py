@@ -41,6 +41,8 @@ class NodeReports:
     def __init__(self, controller: Controller) -> None:
         self._c = controller
         self._reports: asyncio.Queue[ev.Event | Callable[[], Awaitable[None]]] = asyncio.Queue()
+        self._looking: set[str] = set()
+        """Nodes that are to be asked what they have."""
 
     async def run(self) -> None:
         """Decide on what was said, in order, until cancelled."""
@@ -113,6 +115,18 @@ class NodeReports:
         else:
             self._c.node_trouble = f"node {node} does not answer"
             self._later(ev.NodeAway(node))
+
+    def look_again(self, node: str) -> None:
+        """Ask a node what it has, in order with everything else: its agent did not know a session
+        that the ledger has there. Nothing while that is asked already."""
+        if node not in self._looking:
+            self._looking.add(node)
+            self._reports.put_nowait(lambda: self._look_again(node))
+
+    async def _look_again(self, node: str) -> None:
+        self._looking.discard(node)
+        if self._c.state.node(node).connected:
+            await self._resync_until_done(node)
 
     async def _resync_until_done(self, node: str) -> None:
         while True:

@@ -83,6 +83,8 @@ class Transfers:
         self._sets = GangSets(self.cuts, report)
         self.terms: Callable[[str], Json | None] = lambda node: None
         """What a node is told of its lease: what comes back there must have an end at once."""
+        self.unknown: Callable[[str], None] = lambda node: None
+        """As of `Commander`."""
         self.bridged: Callable[[str, str], None] = lambda session, address: None
         """Told where the bridge of a part of a gang listens, that has come back."""
 
@@ -116,6 +118,8 @@ class Transfers:
                 await self._report(
                     ev.SuspendFailed(action.session, action.epoch, action.seq, error.message)
                 )
+                if isinstance(error, NotFound):
+                    self.unknown(action.node)
             return
         await self._report(ev.Suspended(action.session, action.epoch, action.seq, reference, ms))
 
