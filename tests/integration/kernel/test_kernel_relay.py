@@ -429,6 +429,31 @@ def test_a_console_uses_the_connection_file(kernel: tuple[Channels, int]) -> Non
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
 
+@pytest.mark.parametrize("where", ["sockets", "ports", "tunnel"])
+def test_a_frame_that_says_it_is_huge_takes_no_memory(short_dir: Path, where: str) -> None:
+    """Nobody has to show a key before: it is what comes first on a connection."""
+    channels = Channels(short_dir, tcp=where == "ports")
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    with relay(channels) as running:
+        before = running.memory_kib()
+        address = running.ask("status")["tunnel"]["address"].removeprefix("tcp://")
+        host, _, port = address.rpartition(":")
+        for channel in ("shell", "stdin", "control", "hb", "iopub"):
+            if where == "tunnel":
+                connection = socket.create_connection((host, int(port)), 20)
+            else:
+                connection = channels.connect(channel)
+            with connection:
+                connection.sendall(greeting + b"\x02" + (1 << 30).to_bytes(8, "big"))
+                with contextlib.suppress(ConnectionError):
+                    for _ in range(64):
+                        connection.sendall(bytes(1 << 20))
+                with contextlib.suppress(ConnectionResetError):
+                    while connection.recv(1 << 16):
+                        pass  # until it is closed
+        assert running.memory_kib() - before < 16 << 10
+
+
 def test_requests_without_the_key_leave_no_trace(channels: Channels) -> None:
     with relay(channels) as running, raw_client(channels) as found:
         deep = b"[" * 100_000
