@@ -276,6 +276,10 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
                 self.log.warning("Singularity: %s", error.message)
         return await self._create_once(cmd, env)
 
+    def owner_pid(self) -> int:
+        """The process that the session belongs to: the Jupyter server, so this one."""
+        return os.getpid()
+
     async def _create_once(self, cmd: list[str], env: dict[str, str]) -> dict[str, Any]:
         key, give_up_at = uuid.uuid4().hex, time.monotonic() + self.service_wait_s
         launch = {
@@ -284,7 +288,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
             "env": env,
             "cwd": self.cwd,
             "connection": _as_json(self.connection_info),
-            "owner_pid": os.getpid(),
+            "owner_pid": self.owner_pid(),
         }
         client = self._client()
         while True:

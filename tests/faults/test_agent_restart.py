@@ -57,7 +57,7 @@ async def test_a_waiting_worker_rings_on_through_the_restart() -> None:
 @pytest.mark.asyncio
 async def test_what_ended_meanwhile_is_noticed() -> None:
     async with AgentBox("--NodeAgent.orphan_grace_s=0.1", double=True) as box:
-        owner = sleeper()
+        owner = sleeper(**await box.user_options())
         gone = await box.worker("open", "need", "sleep")
         gone_pid = box.started["pid"]
         orphan = await box.worker("open", "sleep", owner_pid=owner.pid)

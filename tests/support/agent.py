@@ -154,7 +154,8 @@ class AgentBox:
                 "env": env,
                 "cwd": str(self.work),
                 "connection": None,
-                "owner_pid": os.getpid(),
+                # Where users have uids of their own this process is none of theirs.
+                "owner_pid": None if await self.user_options(user) else os.getpid(),
                 **launch,
             },
         )

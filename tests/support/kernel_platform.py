@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from singularity_kernel.provisioner import SingularityProvisioner
+from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.service.app import SchedulerApp
-from support.agent import SUPPORT, ScriptFleet
+from support.agent import SUPPORT, ScriptFleet, sleeper, stop
 from support.kernel_relay import free_ports, wait_until
 from traitlets.config import Config
 
@@ -99,6 +101,12 @@ class Platform:
             self._thread.join()
             self._thread = None
 
+    def identity(self, user: str) -> dict[str, Any]:
+        """The uid of a user's processes."""
+        assert self._loop is not None
+        work = ServiceClient(self.url, f"token-of-{user}").identity(user)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
     def decide(self, event: Any) -> None:
         """Have the service's policy take this event in."""
         assert self._loop is not None
@@ -141,6 +149,19 @@ def _running(script: str) -> type[ScriptFleet]:
             super().__init__(SUPPORT / script, **traits)
 
     return Scripted
+
+
+@contextmanager
+def server_of(user: str, platform: Platform) -> Iterator[None]:
+    """Kernels that this process starts belong meanwhile to a process of `user`'s, as a Jupyter
+    server is one: a session belongs to nobody else's."""
+    identity = platform.identity(user)
+    server = sleeper(**({"user": identity["uid"]} if identity["mapped"] else {}))
+    try:
+        with mock.patch.object(SingularityProvisioner, "owner_pid", return_value=server.pid):
+            yield
+    finally:
+        stop(server)
 
 
 @contextmanager

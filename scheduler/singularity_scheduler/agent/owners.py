@@ -45,11 +45,14 @@ def find_owner(request: LaunchRequest, uid: int) -> ProcessIdentity | None:
             "belong to; nothing was started",
             owner_pid=request.owner_pid,
         ) from None
-    # The end of a joined session ends this process: it must be the user's own.
-    if request.mode == "joined" and owner_uid != uid:
+    # The session ends with this process, or this process with it: it must be the user's own.
+    if owner_uid != uid:
+        where = "start it from that user's terminal"
+        if request.mode != "joined":
+            where = "nothing was started: ask from a process of that user"
         raise Forbidden(
             f"process {request.owner_pid} runs as uid {owner_uid}, but sessions of "
-            f"{request.user} run as uid {uid}; start it from that user's terminal",
+            f"{request.user} run as uid {uid}; {where}",
             owner_pid=request.owner_pid,
         )
     return owner

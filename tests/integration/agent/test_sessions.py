@@ -130,7 +130,7 @@ async def test_a_repeated_start_is_answered_again_and_not_done_again() -> None:
                 "argv": ["/bin/sleep", "600"],
                 "env": {},
                 "cwd": "/",
-                "owner_pid": os.getpid(),
+                "owner_pid": None,
             },
         }
         first = await box.call("session.start", epoch=0, seq=5, **params)
@@ -141,8 +141,8 @@ async def test_a_repeated_start_is_answered_again_and_not_done_again() -> None:
 
 @pytest.mark.asyncio
 async def test_a_session_without_its_owner_ends_after_the_grace_time() -> None:
-    owner = sleeper()
     async with AgentBox("--NodeAgent.orphan_grace_s=0.2") as box:
+        owner = sleeper(**await box.user_options())
         session = await box.worker("sleep", owner_pid=owner.pid)
         await box.logged(session, "sleeping")
         stop(owner)
@@ -180,10 +180,16 @@ async def test_users_are_kept_apart() -> None:
         assert alice["uid"] != bob["uid"]
         session = await box.worker("sleep")
         await box.logged(session, "sleeping")
-        # A foreign process cannot be joined, and so not be ended by the session's end.
+        # A foreign process cannot be joined, and so not be ended by the session's end; nor can a
+        # session belong to one.
         foreign = sleeper(user=bob["uid"])
         with pytest.raises(Forbidden, match="runs as uid"):
             await box.start([], mode="joined", owner_pid=foreign.pid)
+        for pid in (foreign.pid, os.getpid(), box.agent_pid):
+            with pytest.raises(Forbidden, match="sessions of alice run as uid"):
+                await box.worker("sleep", owner_pid=pid)
+        [hello] = await box.fleet.hello()
+        assert [one["session"] for one in hello["sessions"]] == [session]
         stop(foreign)
 
 

@@ -250,7 +250,7 @@ async def test_without_a_process_image_the_device_state_is_saved() -> None:
 @pytest.mark.asyncio
 async def test_a_kernel_whose_server_is_gone_can_wait_in_the_store() -> None:
     async with AgentBox("--NodeAgent.orphan_grace_s=0.2") as box:
-        owner = sleeper()
+        owner = sleeper(**await box.user_options())
         session, info = await start_kernel(box, owner_pid=owner.pid)
         client = await client_of(info)
         client.stop_channels()
@@ -274,7 +274,7 @@ async def test_a_kernel_whose_server_is_gone_can_wait_in_the_store() -> None:
 @pytest.mark.asyncio
 async def test_a_server_that_ends_while_its_kernel_comes_back_leaves_an_orphan() -> None:
     async with AgentBox("--NodeAgent.orphan_grace_s=0.2") as box:
-        owner = sleeper()
+        owner = sleeper(**await box.user_options())
         session, _ = await start_kernel(box, owner_pid=owner.pid)
         await suspend(box, session, 1)
         await gone(box, session)

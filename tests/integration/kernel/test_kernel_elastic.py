@@ -16,7 +16,7 @@ from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.core import administration as adm
 from support.cli_commands import Commands
 from support.kernel_notebooks import Notebook, manager
-from support.kernel_platform import Platform, platform
+from support.kernel_platform import Platform, platform, server_of
 from support.service_resizing import begin
 from support.sharing_ranks import CODE
 
@@ -44,7 +44,8 @@ def running(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Platfor
     with platform(folder, **options) as found:
         for name, value in found.environment("ada").items():
             monkeypatch.setenv(name, value)
-        yield found
+        with server_of("ada", found):
+            yield found
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ from singularity_kernel.provisioner import KernelNotStarted
 from singularity_proxy import build
 from singularity_scheduler.client import ServiceClient
 from support.kernel_notebooks import Notebook, manager
-from support.kernel_platform import Platform, platform
+from support.kernel_platform import Platform, platform, server_of
 from support.kernel_relay import wait_until
 
 
@@ -29,7 +29,7 @@ def running() -> Iterator[Platform]:
 
 
 @pytest.fixture
-def real(running: Platform, monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> Platform:
+def real(running: Platform, monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> Iterator[Platform]:
     """The platform, in the environment of ada's server."""
     for name, value in running.environment("ada").items():
         monkeypatch.setenv(name, value)
@@ -37,7 +37,8 @@ def real(running: Platform, monkeypatch: pytest.MonkeyPatch, short_dir: Path) ->
     for name in ("HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
         monkeypatch.setenv(name, str(short_dir))  # ada's own, whatever uid that is
     monkeypatch.chdir(short_dir)
-    return running
+    with server_of("ada", running):
+        yield running
 
 
 @pytest.mark.asyncio
