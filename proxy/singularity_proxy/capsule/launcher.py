@@ -39,6 +39,7 @@ SESSION_VARIABLES = frozenset(
         "SINGULARITY_DEVICES",
         "SINGULARITY_DEVICE_TYPE",
         "SINGULARITY_GANG",
+        "SINGULARITY_LOG",
     }
 )
 """What the agent sets for a session's processes; never taken from anywhere else."""
@@ -193,17 +194,19 @@ def open_log(path: str, uid: int | None, gid: int | None) -> int:
     return fd
 
 
-def trim_log(path: str, limit: int) -> int:
+def trim_log(path: str, limit: int, uid: int | None = None) -> int:
     """Cut the log at `path` to its last half when it is longer than `limit` bytes; its writers
     append, so they go on behind the cut. Returns how many bytes were cut off. Called by the agent
-    every few seconds."""
+    every few seconds. Nothing is done to a file that is not one of `uid` (None: our own) alone:
+    in a folder of a user it may be a link to somebody else's."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return 0
     try:
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size <= limit:
+        own = info.st_uid == (os.geteuid() if uid is None else uid) and info.st_nlink == 1
+        if not stat.S_ISREG(info.st_mode) or info.st_size <= limit or not own:
             return 0
         tail = os.pread(fd, limit // 2, info.st_size - limit // 2)
         os.pwrite(fd, tail, 0)  # over what is there: that needs no space

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from singularity_proxy.standalone import Standalone
@@ -183,7 +184,13 @@ def test_a_long_wait_says_why_once_when_nobody_else_can(session: Standalone) -> 
             worker.communicate()
 
 
-def test_a_device_proxy_that_does_not_answer_is_named(session: Standalone) -> None:
+@pytest.mark.parametrize("run", [False, True], ids=["notebook", "run"])
+def test_a_device_proxy_that_does_not_answer_is_named(
+    session: Standalone, tmp_path: Path, run: bool
+) -> None:
+    """Beneath the cell of a notebook; in the log of a run, whose output shows nothing of it."""
+    log = tmp_path / "capsule.log"
+    log.touch()
     code = """
     import torch
     x = torch.ones(2, device="cuda")
@@ -193,7 +200,7 @@ def test_a_device_proxy_that_does_not_answer_is_named(session: Standalone) -> No
     """
     worker = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env=session.env(),
+        env={**session.env(), **({"SINGULARITY_LOG": str(log)} if run else {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -208,11 +215,17 @@ def test_a_device_proxy_that_does_not_answer_is_named(session: Standalone) -> No
         os.kill(proxy, signal.SIGSTOP)
         worker.stdin.write("\n")
         worker.stdin.flush()
-        assert worker.stderr.readline() == (
+        sentence = (
             "waiting for the device: its device proxy does not answer; nothing is lost, it is "
             "replaced by the node agent. The code goes on by itself; interrupt it to stop "
             "waiting.\n"
         )
+        if run:
+            while not log.read_text():
+                time.sleep(0.1)
+            assert log.read_text() == sentence
+        else:
+            assert worker.stderr.readline() == sentence
         os.kill(proxy, signal.SIGCONT)
         out, rest = worker.communicate(timeout=30)
         assert (worker.returncode, out, rest) == (0, "[2.0, 2.0]\n", "")

@@ -1,11 +1,13 @@
 #include "channel.h"
 
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/version.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -153,10 +155,19 @@ void Channel::say_why(uint32_t state) {
     why = "the node agent does not answer; nothing is lost, it goes on when the agent is back";
   }
   if (said_why_.exchange(true) || !Py_IsInitialized()) return;
+  const std::string text = std::string("waiting for the device: ") + why +
+                           ". The code goes on by itself; interrupt it to stop waiting.\n";
+  if (const char* log = std::getenv("SINGULARITY_LOG")) {  // a run: what it prints goes into its output notebook
+    const int fd = ::open(log, O_WRONLY | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return;
+    [[maybe_unused]] const ssize_t written = ::write(fd, text.data(), text.size());
+    ::close(fd);
+    return;
+  }
   const PyGILState_STATE gil = PyGILState_Ensure();
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
-  PySys_WriteStderr("waiting for the device: %s. The code goes on by itself; interrupt it to stop waiting.\n", why);
+  PySys_WriteStderr("%s", text.c_str());
   PyErr_Restore(type, value, trace);
   PyGILState_Release(gil);
 }
