@@ -17,6 +17,7 @@ _BY_STATUS = {
     405: "BadRequest",
     409: "Conflict",
     413: "TooLarge",
+    429: "TooMany",
     501: "Unsupported",
     503: "Unavailable",
     507: "NoSpace",

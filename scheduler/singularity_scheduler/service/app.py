@@ -28,8 +28,7 @@ from urllib.parse import urlsplit
 from jupyter_events import EventLogger
 from singularity_proxy.errors import Conflict, SingularityError, Unavailable
 from singularity_proxy.wire.systemd import Systemd
-from tornado.httpserver import HTTPServer
-from traitlets import Bool, Dict, Enum, Float, TraitError, Type, Unicode, default
+from traitlets import Bool, Dict, Enum, Float, Int, TraitError, Type, Unicode, default
 from traitlets.config import Application
 
 from singularity_scheduler import logs
@@ -37,6 +36,7 @@ from singularity_scheduler.fleet.local import LocalFleet
 
 from .audit import Audit, event_logger
 from .auth import Gate, make_hub_auth, read_operator_token
+from .callers import BoundedServer, Bounds, Callers
 from .controller import Controller
 from .endpoint import MAX_DISCARD_BYTES
 from .handlers import make_application
@@ -122,6 +122,46 @@ class SchedulerApp(Application):  # type: ignore[misc]
         help="""Whether ``metrics`` asks for a token with the scope read:metrics or
         custom:singularity:admin. False: anybody who reaches the service reads them; they name no
         users and no sessions.""",
+    )
+    max_connections = Int(
+        2048,
+        min=16,
+        config=True,
+        help="""Connections to the service's port at a time. One more takes the place of the one
+        that has waited longest without a request, or is refused with 503.""",
+    )
+    header_timeout_s = Float(
+        20.0,
+        min=0.1,
+        config=True,
+        help="""Seconds in which a connection sends the headers of its next request; then it is
+        closed.""",
+    )
+    body_timeout_s = Float(
+        60.0,
+        min=0.1,
+        config=True,
+        help="Seconds in which the body of a request comes; then its connection is closed.",
+    )
+    answer_timeout_s = Float(
+        60.0,
+        min=0.1,
+        config=True,
+        help="""Seconds in which a client takes an answer, or the next piece of a stream; then its
+        connection is closed.""",
+    )
+    max_requests_per_user = Int(
+        128,
+        min=1,
+        config=True,
+        help="""Requests that one user may have open at a time, streams included; further ones are
+        refused with 429. Services of the Hub are not counted.""",
+    )
+    max_streams_per_user = Int(
+        32,
+        min=1,
+        config=True,
+        help="Streams of events and logs that one user may follow at a time.",
     )
     event_log = Unicode(
         "",
@@ -224,7 +264,7 @@ class SchedulerApp(Application):  # type: ignore[misc]
             stack.callback(sock.close)
             self._standing_by = "the scheduler service is starting: try again in a moment"
             door = Door(standby_application(lambda: self._standing_by))
-            server = HTTPServer(door, max_body_size=MAX_DISCARD_BYTES)
+            server = BoundedServer(door, self._bounds(), MAX_DISCARD_BYTES)
             stack.push_async_callback(_close, server)
             server.add_socket(sock)
             self.log.info("the scheduler listens at http://%s:%d%s", host, port, prefix)
@@ -253,7 +293,9 @@ class SchedulerApp(Application):  # type: ignore[misc]
             events = event_logger(self.event_log, parent=self)
             stack.callback(_close_handlers, events)
             audit = Audit(events, controller.state)
-            services = Services(controller, gate, audit, self.authenticate_metrics)
+            services = Services(
+                controller, gate, audit, self.authenticate_metrics, Callers(self._bounds())
+            )
             self.services = services
             application = make_application(services, service_address(os.environ)[2])
             stack.push_async_callback(controller.stop)
@@ -303,6 +345,16 @@ class SchedulerApp(Application):  # type: ignore[misc]
                 await self._trim(ledger)
             except SingularityError as error:
                 self.log.warning("old sessions were not forgotten today: %s", error.message)
+
+    def _bounds(self) -> Bounds:
+        return Bounds(
+            connections=self.max_connections,
+            header_s=self.header_timeout_s,
+            body_s=self.body_timeout_s,
+            answer_s=self.answer_timeout_s,
+            requests=self.max_requests_per_user,
+            streams=self.max_streams_per_user,
+        )
 
     def _ledger_url(self) -> str:
         return self.ledger_url or f"sqlite:///{Path(self.state_dir).resolve() / 'ledger.sqlite'}"
@@ -405,7 +457,7 @@ async def _resign(ledger: Ledger) -> None:
             await ledger.resign()
 
 
-async def _close(server: HTTPServer) -> None:
+async def _close(server: BoundedServer) -> None:
     server.stop()
     await server.close_all_connections()
 

@@ -17,6 +17,7 @@ from jsonschema.exceptions import (  # type: ignore[import-untyped]
     best_match,
 )
 from singularity_proxy.errors import BadRequest, NotFound
+from singularity_proxy.wire.limits import is_deeper
 
 from singularity_scheduler.core.refusals import refuse_unknown
 
@@ -28,6 +29,9 @@ Json = dict[str, Any]
 
 MAX_KEY = 200
 """Characters of an Idempotency-Key."""
+
+MAX_DEPTH = 64
+"""Lists and objects in each other, in a body."""
 
 MAX_WHOLE = 1 << 63
 """Whole numbers in cursors are smaller: the database takes no others."""
@@ -50,6 +54,10 @@ def read_json(raw: bytes) -> Json:
         raise BadRequest("the request's body is not JSON") from None
     if not isinstance(value, dict):
         raise BadRequest("the request's body must be a JSON object")
+    if is_deeper(value, MAX_DEPTH):
+        raise BadRequest(
+            f"the request's body has more than {MAX_DEPTH} lists or objects in each other"
+        )
     return value
 
 

@@ -19,14 +19,14 @@ from singularity_proxy.errors import (
     TooLarge,
     Unavailable,
 )
-from tornado.http1connection import HTTP1Connection
-from tornado.web import RequestHandler, stream_request_body
+from tornado.web import stream_request_body
 
 from singularity_scheduler import logs
 from singularity_scheduler.core.model import SessionView
 
 from . import checks
 from .auth import Caller
+from .callers import Counted
 from .operations import Operation, Reply, Who
 from .problems import NotAllowed, outcome_of, problem
 
@@ -45,7 +45,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 @stream_request_body
-class Endpoint(RequestHandler):
+class Endpoint(Counted):
     """All operations of one path."""
 
     caller: Caller
@@ -96,9 +96,20 @@ class Endpoint(RequestHandler):
         elif who is not Who.ANYBODY:
             self.caller = await gate.caller(authorization)
             logs.bind_now(user=self.caller.name)
+            length = self.request.headers.get("Content-Length", "")
+            most = int(length) if length.isascii() and length.isdecimal() else MAX_BODY_BYTES
+            reads = self.request.method in ("GET", "HEAD")
+            self.count_in(
+                self.services.callers,
+                self.caller,
+                stream=self.operation.stream,
+                body_bytes=0 if reads else min(most, MAX_BODY_BYTES),
+            )
 
     def data_received(self, chunk: bytes) -> None:
         self._size += len(chunk)
+        if self._finished:  # it was refused already
+            return
         if self._size <= MAX_BODY_BYTES:
             self._raw += chunk
         else:
@@ -127,6 +138,13 @@ class Endpoint(RequestHandler):
     # -- the operation ----------------------------------------------------------------------
 
     async def _serve(self, **path: str) -> None:
+        self.begin()
+        try:
+            await self._act(**path)
+        finally:
+            self.end()
+
+    async def _act(self, **path: str) -> None:
         if self.request.method == "OPTIONS":
             self.set_status(204)
             self.set_header("Allow", self.allowed)
@@ -207,12 +225,6 @@ class Endpoint(RequestHandler):
     def on_connection_close(self) -> None:
         self._when_left()
         super().on_connection_close()
-
-    def cut(self) -> None:
-        """End an answer that has begun and cannot be completed."""
-        connection = self.request.connection
-        if isinstance(connection, HTTP1Connection):
-            connection.close()
 
     def about(self, session: str) -> None:
         """The session that the request made; for the log and the audit."""

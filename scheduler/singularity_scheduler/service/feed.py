@@ -17,6 +17,9 @@ MAX_EVENTS = 10_000
 MAX_BYTES = 16 << 20
 """The oldest events are forgotten beyond this; who has not read them starts anew."""
 
+PIECE_BYTES = 256 << 10
+"""A listener that is far behind takes about so much at a time."""
+
 _ID = re.compile(r"([0-9a-f]{8})-([0-9]{1,15})")
 
 
@@ -77,13 +80,13 @@ class Listener:
         return True
 
     def take(self) -> bytes | None:
-        """All that came since, ready to be sent; None when the stream is over: its reader left, the
-        service stops, or what it has not read is forgotten already."""
+        """What came since, ready to be sent, or the first of it when it is much; None when the
+        stream is over: its reader left, the service stops, or what it has not read is forgotten
+        already."""
         feed = self._feed
         if self.over or feed.closed or not feed.covers(self.position):
             return None
-        text = feed.since(self.position, self.user)
-        self.position = feed.newest
+        text, self.position = feed.piece(self.position, self.user)
         return text
 
     @property
@@ -141,12 +144,20 @@ class Feed:
 
     def since(self, number: int, user: str | None) -> bytes:
         """What this user may see of everything after `number`."""
-        parts = []
+        return self.piece(number, user, MAX_BYTES)[0]
+
+    def piece(self, number: int, user: str | None, most: int = PIECE_BYTES) -> tuple[bytes, int]:
+        """(what this user may see of what came after `number`, the number of the last event of
+        it): no more events once it has `most` bytes."""
+        parts, size = [], 0
         first = self.newest - len(self._events) + 1
         for n in range(number + 1, self.newest + 1):
             if text := self._events[n - first].seen_by(user):
                 parts.append(b"id: %b\n%b\n" % (self.id_of(n).encode(), text))
-        return b"".join(parts)
+                size += len(text)
+                if size >= most:
+                    return b"".join(parts), n
+        return b"".join(parts), self.newest
 
     def close(self) -> None:
         """End all streams; the service stops."""

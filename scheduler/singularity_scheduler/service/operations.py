@@ -22,6 +22,7 @@ from singularity_proxy.errors import (
     NotFound,
     SingularityError,
     TooLarge,
+    TooMany,
     Unavailable,
 )
 
@@ -207,6 +208,8 @@ def operation(
     found: set[type[SingularityError]] = {BadRequest, TooLarge, Unavailable, *errors}
     if who is not Who.ANYBODY:
         found |= {Unauthenticated, Forbidden}
+    if who not in (Who.ANYBODY, Who.METRICS):
+        found.add(TooMany)
     if "{" in path:
         found.add(NotFound)
     if method != "GET":

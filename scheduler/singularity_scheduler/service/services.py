@@ -12,6 +12,7 @@ from .accounts import Accounts
 from .announcer import Announcer
 from .audit import Audit
 from .auth import Gate
+from .callers import Callers
 from .controller import Controller
 from .feed import Feed
 from .metrics import Metrics
@@ -26,6 +27,7 @@ class Services:
     gate: Gate
     audit: Audit
     authenticate_metrics: bool = True
+    callers: Callers = field(default_factory=Callers)
     feed: Feed = field(default_factory=Feed)
     texts: Texts = field(init=False)
     metrics: Metrics = field(init=False)

@@ -74,7 +74,7 @@ async def stream_events(call: Endpoint) -> None:
             text = f'{{"sessions": {call.services.texts.sessions(views)}}}'
             call.write(b"id: %b\n" % feed.id_of(listener.position).encode())
             call.write(lines("snapshot", text) + b"\n")
-        await call.flush()
+        await call.push()
         await _tell(call, listener)
     except StreamClosedError:
         pass
@@ -96,7 +96,7 @@ async def _tell(call: Endpoint, listener: Listener) -> None:
             text = b": heartbeat\n" + listener.place
         if text:  # else it was for others
             call.write(text)
-            await call.flush()
+            await call.push()
 
 
 class Beats:
@@ -163,7 +163,7 @@ async def stream_log(call: Endpoint) -> None:
                 call.write(text)
                 pause = LOG_POLL_S
                 call.services.metrics.log_bytes.inc(len(text))
-            await call.flush()
+            await call.push()
             if left is not None:
                 left -= part["next_offset"] - part["offset"]
             if part["ended"] or (left is not None and left < MIN_LIMIT) or not (text or follow):

@@ -20,6 +20,7 @@ from .page import Page
 class Live(Page):
     """Server-sent events: `snapshot` at the beginning, `change` after each change."""
 
+    streams = True
     _listener: Listener | None = None
 
     async def get(self) -> None:
@@ -30,7 +31,7 @@ class Live(Page):
         self.dashboard.pace.viewers += 1
         try:
             self.write(lines("snapshot", "{}") + b"\n")
-            await self.flush()
+            await self.push()
             await self._tell(listener)
         except StreamClosedError:
             pass
@@ -54,7 +55,7 @@ class Live(Page):
                 self.write(b": heartbeat\n\n")
             else:
                 continue  # it was for others
-            await self.flush()
+            await self.push()
             if news:
                 await asyncio.sleep(self.dashboard.pace.gap_s)
 

@@ -17,6 +17,7 @@ from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 from singularity_scheduler import logs
 from singularity_scheduler.service.auth import Caller
+from singularity_scheduler.service.callers import Counted
 from singularity_scheduler.service.problems import Unauthenticated, problem
 from singularity_scheduler.service.services import Services
 
@@ -56,7 +57,7 @@ class Dashboard:
         return self.services.gate.hub
 
 
-class Guarded(RequestHandler):
+class Guarded(Counted):
     """Headers and the access log of everything below the dashboard."""
 
     dashboard: Dashboard
@@ -139,6 +140,7 @@ class Page(HubOAuthenticated, Guarded):  # type: ignore[misc]
     caller: Caller
     login: Login
     admins_only = False
+    streams = False
     _began: float
     """The processor's time when it was known who asks."""
 
@@ -163,6 +165,7 @@ class Page(HubOAuthenticated, Guarded):  # type: ignore[misc]
         logs.bind_now(user=caller.name)
         self._check_origin(found)  # first: the answer to who is refused holds nothing of the login
         self.login, self.caller = found, caller
+        self.count_in(self.services.callers, caller, stream=self.streams, body_bytes=0)
         self._began = time.thread_time()
         if self.admins_only and not caller.admin:
             raise Forbidden(
