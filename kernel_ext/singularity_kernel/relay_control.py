@@ -11,16 +11,18 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
 from singularity_proxy.errors import BadRequest, Forbidden, NotFound, SingularityError, to_wire
-
-MAX_LINE_BYTES = 1 << 20
-"""A longer line ends the connection."""
-
-UNSENT_BYTES = 4 << 20
-"""A peer that leaves more than this unread is disconnected."""
+from singularity_proxy.wire.limits import (
+    RELAY,
+    line_too_long,
+    line_too_slow,
+    read_message,
+    too_many_peers,
+)
 
 Handler = Callable[[dict[str, Any]], Any]
 
@@ -29,6 +31,8 @@ class _Peer:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.read = b""
+        self.began = 0.0
+        """When the line began that is not ended yet."""
         self.unsent = b""
 
 
@@ -75,13 +79,26 @@ class Control:
             return
         sock.setblocking(False)
         peer = _Peer(sock)
+        self._drop_slow()
+        full = len(self._peers) >= RELAY.peers
         self._peers[sock.fileno()] = peer
         who = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         uid = struct.unpack("3i", who)[1]
         if uid not in self._uids:
-            refusal = Forbidden(f"uid {uid} may not use this socket", uid=uid)
-            self._send(peer, {"id": 1, "error": to_wire(refusal)})
-            self._drop(peer)
+            self._refuse(peer, Forbidden(f"uid {uid} may not use this socket", uid=uid))
+        elif full:
+            self._refuse(peer, too_many_peers(RELAY))
+
+    def _refuse(self, peer: _Peer, error: SingularityError) -> None:
+        """Say why, and end the connection."""
+        self._send(peer, {"id": 1, "error": to_wire(error)})
+        self._drop(peer)
+
+    def _drop_slow(self) -> None:
+        """Make room: end connections whose line was not ended in time."""
+        before = time.monotonic() - RELAY.line_s
+        for peer in [one for one in self._peers.values() if one.read and one.began < before]:
+            self._refuse(peer, line_too_slow(RELAY))
 
     def _exchange(self, peer: _Peer) -> None:
         if peer.unsent:
@@ -92,19 +109,25 @@ class Control:
             return
         except OSError:
             data = b""
-        if not data or len(peer.read) + len(data) > MAX_LINE_BYTES:
+        if not data:
             self._drop(peer)
             return
+        if not peer.read or b"\n" in data:
+            peer.began = time.monotonic()
         *lines, peer.read = (peer.read + data).split(b"\n")
         for line in lines:
-            self._answer(peer, line)
+            if self._peers.get(peer.sock.fileno()) is peer:  # not refused meanwhile
+                self._answer(peer, line)
+        if len(peer.read) > RELAY.line_bytes:
+            self._refuse(peer, line_too_long(RELAY))
 
     def _answer(self, peer: _Peer, line: bytes) -> None:
         try:
-            message = json.loads(line)
-            method, params = message["method"], message.get("params") or {}
-        except (ValueError, KeyError, TypeError):
-            self._drop(peer)
+            message = read_message(line, RELAY)
+            method, params = message["method"], message["params"]
+        except (BadRequest, KeyError) as error:
+            wrong = error if isinstance(error, BadRequest) else BadRequest("'method' is missing")
+            self._refuse(peer, wrong)
             return
         call_id = message.get("id")
         try:
@@ -133,7 +156,7 @@ class Control:
             self._drop(peer)
             return
         peer.unsent = peer.unsent[sent:]
-        if len(peer.unsent) > UNSENT_BYTES:
+        if len(peer.unsent) > RELAY.unsent_bytes:
             self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:

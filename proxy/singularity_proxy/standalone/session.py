@@ -27,6 +27,7 @@ from singularity_proxy.errors import (
     Unavailable,
 )
 from singularity_proxy.wire import rpc
+from singularity_proxy.wire.limits import SESSION
 from singularity_proxy.wire.ring import RingFile
 
 from .proxies import START_SECONDS, Parks, Proxy, Spares
@@ -202,7 +203,10 @@ class Standalone:
     async def _start(self) -> None:
         self._lock = asyncio.Lock()
         self._server = await rpc.serve(
-            self.folder / "agent.sock", {"ring.open": self._open_ring}, allowed_uids={os.getuid()}
+            self.folder / "agent.sock",
+            {"ring.open": self._open_ring},
+            allowed_uids={os.getuid()},
+            limits=SESSION,
         )
         self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._bell.bind(str(self.folder / "doorbell"))

@@ -8,9 +8,10 @@ One connection, two equal peers: each may call the other. A line is one of
     {"id": 7, "error": {"type", "message", "fields"}}
 
 Who calls: the scheduler service and the node agent (`agent.sock`), magics and workers with the
-agent (the per-session socket), the agent with its device proxies. Sockets are created 0600 and
-every accepted peer's uid is checked with SO_PEERCRED (`Credentials`), because a file mode alone
-does not protect against a descriptor that was handed on.
+agent (the per-session socket), the agent with its device proxies. What a peer may take is in
+`limits`; an error without an id refuses the whole connection. Sockets are created 0600 and every
+accepted peer's uid is checked with SO_PEERCRED (`Credentials`), because a file mode alone does not
+protect against a descriptor that was handed on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from singularity_proxy.errors import (
+    BadRequest,
     Forbidden,
     NotFound,
     SingularityError,
@@ -34,8 +36,24 @@ from singularity_proxy.errors import (
     to_wire,
 )
 
-MAX_LINE_BYTES = 16 << 20
-"""A line longer than this ends the connection: no peer of ours sends one."""
+from .limits import (
+    CALL_BYTES,
+    PARSED,
+    TRUSTED,
+    Held,
+    Limits,
+    Pace,
+    line_too_long,
+    line_too_slow,
+    read_message,
+    too_many_peers,
+    too_much_held,
+)
+
+CLOSE_S = 5.0
+"""What was said last may take so long to be read, before a closed connection is cut."""
+
+READ_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -61,23 +79,34 @@ class Peer:
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        transport: asyncio.Transport,
         handlers: dict[str, Handler],
-        on_close: Callable[[Peer], None] | None = None,
+        on_close: Callable[[Peer], None] | None,
+        held: Held,
+        pace: Pace,
     ) -> None:
-        self._reader = reader
-        self._writer = writer
+        self._transport = transport
         self._handlers = handlers
         self._on_close = on_close
+        self._held = held
+        self._pace = pace
         self._next_id = 0
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int | str | None, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.credentials = Credentials.of(writer.get_extra_info("socket"))
+        self._begun = bytearray()
+        """What came and was not looked at: a line that goes on, or lines that wait their turn."""
+        self._searched = 0
+        """So much of it has no line's end."""
+        self._slow: asyncio.TimerHandle | None = None
+        """Ends the connection unless the line that was begun is ended in time."""
+        self._later: asyncio.TimerHandle | None = None
+        """Looks at lines that came too fast."""
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.credentials = Credentials.of(transport.get_extra_info("socket"))
         self.closed = asyncio.Event()
         self.data: dict[str, Any] = {}
         """Free for the owner: what it knows of this connection."""
-        self._loop_task = asyncio.create_task(self._loop())
 
     async def call(self, method: str, timeout: float | None = 60.0, **params: Any) -> Any:
         """Call the other end and return its answer; raises its typed error, or `Unavailable`
@@ -102,45 +131,145 @@ class Peer:
             self._send({"method": method, "params": params})
 
     async def close(self) -> None:
-        """End the connection and wait until its tasks are gone."""
-        self._writer.close()
-        self._loop_task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._loop_task
+        """End the connection; what was said before still goes out. Calls in hand go on."""
+        self._end()
+
+    # ---- what goes out
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        self._write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
-    async def _loop(self) -> None:
+    def _write(self, line: bytes) -> None:
+        self._transport.write(line)
+        if self._transport.get_write_buffer_size() > self._held.limits.unsent_bytes:
+            self._end()
+            self._transport.abort()
+
+    def _refuse(self, error: SingularityError, call_id: int | str | None = None) -> None:
+        """Say why, and end the connection."""
+        if not self.closed.is_set():
+            self._send({"id": call_id, "error": to_wire(error)})
+            self._end()
+
+    def _end(self) -> None:
+        """The connection is over: called for every end, once."""
+        if self.closed.is_set():
+            return
+        self.closed.set()
+        self._writable.set()
+        for timer in (self._slow, self._later):
+            if timer is not None:
+                timer.cancel()
+        self._held.give_back(len(self._begun))
+        self._begun = bytearray()
+        self._held.leave()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(Unavailable("the other process closed the connection"))
+        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
+        if self._on_close:
+            self._on_close(self)
+
+    # ---- what comes in
+
+    def _came(self, data: memoryview) -> None:
+        if self.closed.is_set():
+            return
+        if not self._held.take(len(data)):
+            self._refuse(too_much_held(self._held.limits))
+            return
+        self._begun += data
+        self._look()
+
+    def _look(self) -> None:
+        """Take every whole line, as far as calls in hand and pace allow."""
+        limits = self._held.limits
+        self._later = None
+        while not self.closed.is_set():
+            end = self._begun.find(b"\n", self._searched)
+            if end < 0:
+                self._searched = len(self._begun)
+                break
+            if len(self._tasks) >= limits.calls:
+                self._transport.pause_reading()  # `_ended` looks again
+                return
+            if wait_s := self._pace.wait_s():
+                self._transport.pause_reading()
+                loop = asyncio.get_running_loop()
+                self._later = self._later or loop.call_later(wait_s, self._look)
+                return
+            line = bytes(memoryview(self._begun)[:end])
+            self._drop(end + 1)
+            if end > limits.line_bytes:
+                self._refuse(line_too_long(limits))
+            else:
+                self._take(line)
+        if self.closed.is_set():
+            return
+        if len(self._begun) > limits.line_bytes:
+            self._refuse(line_too_long(limits))
+            return
+        self._transport.resume_reading()
+        self._watch_line()
+
+    def _drop(self, count: int) -> None:
+        """The first bytes of what came are taken."""
+        del self._begun[:count]
+        self._searched = 0
+        self._held.give_back(count)
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _watch_line(self) -> None:
+        limits = self._held.limits
+        if limits.line_s and self._begun and self._slow is None:
+            loop = asyncio.get_running_loop()
+            self._slow = loop.call_later(limits.line_s, self._refuse, line_too_slow(limits))
+
+    def _take(self, line: bytes) -> None:
         try:
-            while line := await self._reader.readline():
-                message = json.loads(line)
-                if "method" in message:
-                    task = asyncio.create_task(self._serve(message))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
-                elif (future := self._waiting.get(message["id"])) and not future.done():
-                    if "error" in message:
-                        future.set_exception(from_wire(message["error"]))
-                    else:
-                        future.set_result(message.get("result"))
-        except (ConnectionError, ValueError, asyncio.LimitOverrunError, OSError):
-            pass
-        finally:
-            self.closed.set()
-            for future in self._waiting.values():
-                if not future.done():
-                    future.set_exception(Unavailable("the other process closed the connection"))
-            self._writer.close()
-            if self._on_close:
-                self._on_close(self)
+            message = read_message(line, self._held.limits)
+        except BadRequest as wrong:
+            self._refuse(wrong)
+            return
+        if "method" in message:
+            cost = CALL_BYTES + PARSED * len(line)
+            if not self._held.take(cost):
+                self._refuse(too_much_held(self._held.limits), message.get("id"))
+                return
+            task = asyncio.create_task(self._serve(message))
+            self._tasks.add(task)
+            task.add_done_callback(lambda done: self._ended(done, cost))
+            return
+        error, call_id = message.get("error"), message.get("id")
+        asked = list(self._waiting.values()) if call_id is None else [self._waiting.get(call_id)]
+        for future in asked:  # a refusal of the connection is one of every call
+            if future is None or future.done():
+                continue
+            if error is not None:
+                future.set_exception(from_wire(error))
+            elif call_id is not None:
+                future.set_result(message.get("result"))
+
+    def _ended(self, task: asyncio.Task[None], cost: int) -> None:
+        """A call was answered."""
+        full = len(self._tasks) >= self._held.limits.calls
+        self._tasks.discard(task)
+        self._held.give_back(cost)
+        if full and not self.closed.is_set() and self._later is None:
+            self._look()
 
     async def _serve(self, message: dict[str, Any]) -> None:
         method, call_id = message["method"], message.get("id")
         try:
             handler = self._handlers.get(method)
             if handler is None:
-                raise NotFound(f"there is no method '{method}' on this socket", method=method)
+                raise NotFound(
+                    f"there is no method '{method[:64]}' on this socket", method=method[:64]
+                )
             answer: dict[str, Any] = {
                 "id": call_id,
                 "result": await handler(self, message["params"]),
@@ -151,25 +280,80 @@ class Peer:
             answer = {"id": call_id, "error": to_wire(error)}
             if not isinstance(error, SingularityError):
                 asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"rpc method '{method}' failed", "exception": error}
+                    {"message": f"rpc method '{method[:64]}' failed", "exception": error}
                 )
         if call_id is not None and not self.closed.is_set():
-            self._send(answer)
-            with contextlib.suppress(ConnectionError):
-                await self._writer.drain()
+            await self._answer(answer)
+
+    async def _answer(self, answer: dict[str, Any]) -> None:
+        """Send it, and count it as held until the other end has read what there is to read."""
+        line = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
+        if not self._held.take(len(line)):
+            self._end()  # others of its socket do not read theirs
+            return
+        try:
+            self._write(line)
+            await self._writable.wait()
+        finally:
+            self._held.give_back(len(line))
+
+
+class _Wire(asyncio.BufferedProtocol):
+    """Reads for a peer with one small buffer; `made` makes the peer, or None after it refused."""
+
+    def __init__(self, made: Callable[[asyncio.Transport], Peer | None]) -> None:
+        self._made = made
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self.peer: Peer | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.peer = self._made(transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.peer is not None:
+            self.peer._came(self._buffer[:nbytes])
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.peer is not None:
+            self.peer._end()
+
+    def pause_writing(self) -> None:
+        if self.peer is not None and not self.peer.closed.is_set():
+            self.peer._writable.clear()
+
+    def resume_writing(self) -> None:
+        if self.peer is not None:
+            self.peer._writable.set()
 
 
 async def connect(
     path: str | os.PathLike[str],
     handlers: dict[str, Handler] | None = None,
     on_close: Callable[[Peer], None] | None = None,
+    limits: Limits = TRUSTED,
 ) -> Peer:
     """Connect to the socket at `path`; raises `Unavailable` when nobody listens there."""
+    held, pace = Held(limits), Pace(limits)
+    held.admit()
+
+    def made(transport: asyncio.Transport) -> Peer:
+        return Peer(transport, handlers or {}, on_close, held, pace)
+
     try:
-        reader, writer = await asyncio.open_unix_connection(os.fspath(path), limit=MAX_LINE_BYTES)
+        _, wire = await asyncio.get_running_loop().create_unix_connection(
+            lambda: _Wire(made), os.fspath(path)
+        )
     except OSError as error:
         raise Unavailable(f"nobody answers at {path} ({error.strerror})", path=str(path)) from None
-    return Peer(reader, writer, handlers or {}, on_close)
+    assert wire.peer is not None
+    return wire.peer
 
 
 async def serve(
@@ -180,11 +364,14 @@ async def serve(
     owner: tuple[int, int] | None = None,
     on_connect: Callable[[Peer], None] | None = None,
     on_close: Callable[[Peer], None] | None = None,
+    limits: Limits = TRUSTED,
+    within: Held | None = None,
 ) -> asyncio.AbstractServer:
     """Listen at `path` (0600, chowned to `owner` = (uid, gid) if given) and serve `handlers`.
 
-    A peer whose uid is not in `allowed_uids` gets one `Forbidden` error line and is disconnected.
-    An existing file at `path` is replaced.
+    A peer whose uid is not in `allowed_uids` gets one `Forbidden` error line and is disconnected;
+    so is, with a sentence of its own, one that goes beyond `limits`, or beyond what is left
+    `within` a larger one. An existing file at `path` is replaced.
     """
     path = os.fspath(path)
     with contextlib.suppress(FileNotFoundError):
@@ -198,23 +385,27 @@ async def serve(
     if owner:
         os.lchown(path, *owner)  # never what a link points to
     sock.setblocking(False)
+    held, pace = Held(limits, within), Pace(limits)
 
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        who = Credentials.of(writer.get_extra_info("socket"))
+    def made(transport: asyncio.Transport) -> Peer | None:
+        who = Credentials.of(transport.get_extra_info("socket"))
+        refusal: SingularityError
         if who.uid not in allowed_uids:
             refusal = Forbidden(
                 f"uid {who.uid} may not use this socket: it belongs to another user", uid=who.uid
             )
-            writer.write(json.dumps({"id": 1, "error": to_wire(refusal)}).encode() + b"\n")
-            with contextlib.suppress(ConnectionError):
-                await writer.drain()
-            writer.close()
-            return
-        peer = Peer(reader, writer, handlers, on_close)
-        if on_connect:
-            on_connect(peer)
+        elif not held.admit():
+            refusal = too_many_peers(limits)
+        else:
+            peer = Peer(transport, handlers, on_close, held, pace)
+            if on_connect:
+                on_connect(peer)
+            return peer
+        transport.write(json.dumps({"id": 1, "error": to_wire(refusal)}).encode() + b"\n")
+        transport.close()
+        return None
 
-    return await asyncio.start_unix_server(accept, sock=sock, limit=MAX_LINE_BYTES)
+    return await asyncio.get_running_loop().create_unix_server(lambda: _Wire(made), sock=sock)
 
 
 class ConnectionCut(Unavailable):
@@ -250,7 +441,8 @@ class SyncPeer:
                 self._sock.sendall(json.dumps(request, separators=(",", ":")).encode() + b"\n")
             while line := self._file.readline():
                 answer = json.loads(line)
-                if answer.get("id") == self._next_id:
+                refused = answer.get("id") is None and "error" in answer  # of the connection
+                if refused or answer.get("id") == self._next_id:
                     if "error" in answer:
                         raise from_wire(answer["error"])
                     return answer.get("result")

@@ -122,9 +122,9 @@ class BridgeKeeper:
         await self._end_strays(session)
         await asyncio.to_thread(shutil.rmtree, self._node.settings.bridge_dir(session), True)
 
-    def trim(self, session: str) -> None:
+    def trim(self, record: SessionRecord) -> None:
         """Keep its log bounded."""
-        trim_log(self._log(session), self._node.settings.log_bytes)
+        trim_log(self._log(record.session), self._node.settings.log_bytes, record.uid)
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -75,5 +75,6 @@ def open_session_folders(settings: Settings, record: SessionRecord) -> None:
         os.mkdir(folder, 0o700)
     os.chmod(folders[-1], 0o1777)  # as programs expect of /tmp; the folder around it is 0700
     if os.geteuid() == 0:
-        for folder in folders:
-            os.chown(folder, record.uid, record.gid)
+        # What is inside first: as soon as a folder is the user's, a link may stand in its place.
+        for folder in reversed(folders):
+            os.chown(folder, record.uid, record.gid, follow_symlinks=False)

@@ -39,7 +39,7 @@ from .folders import open_session_folders
 from .histories import HistoryKeeper
 from .launch import LaunchRequest
 from .live import LiveSession
-from .node import Node
+from .node import Node, Settings
 from .owners import Owners, find_owner, how_it_ended, told_exit
 from .processes import end_marked, end_process
 from .relay_keeper import RelayKeeper
@@ -261,6 +261,7 @@ class Lifecycle:
             on_need=lambda ring_id: (
                 self._devices.needed(live, ring_id) if ring_number(ring_id) else None
             ),
+            within=self._node.held_by(record.uid),
         )
         live = LiveSession(record, rings, socket)
         return live
@@ -274,6 +275,7 @@ class Lifecycle:
             "SINGULARITY_DEVICES": str(live.record.virtual_devices),
             "SINGULARITY_DEVICE_TYPE": self._node.device_type,
             "CUDA_VISIBLE_DEVICES": "",
+            **_log_variable(live.record, self._node.settings),
             **variables(live.record),
         }
 
@@ -398,6 +400,8 @@ class Lifecycle:
         await self.bridges.end(live)
         if record.elsewhere:
             await self.relays.wait_for(live)
+        else:
+            await self.relays.stop_replacing(record.session)
         if live.relay:
             await live.relay.end(1.0)
             await asyncio.to_thread(remove_relay_folder, settings, record.session)
@@ -533,11 +537,19 @@ class Lifecycle:
     def trim_logs(self, live: LiveSession) -> None:
         """Keep the session's log files bounded; called every few seconds."""
         self.logs.trim(live)
-        self.relays.trim(live.record.session)
+        self.relays.trim(live.record)
         if live.bridge is not None:
-            self.bridges.trim(live.record.session)
+            self.bridges.trim(live.record)
         for proxy in (*live.proxies.values(), *live.off_device.values()):
             trim_log(proxy.log_path, self._node.settings.log_bytes)
+
+
+def _log_variable(record: SessionRecord, settings: Settings) -> dict[str, str]:
+    """Where the processes of a run say what they wait for. Those of a notebook say it on stderr,
+    beneath the cell; a run's stderr is part of its output, which must not depend on its devices."""
+    if record.mode == "joined" or record.kind != "batch":
+        return {}
+    return {"SINGULARITY_LOG": os.path.join(settings.session_dir(record.session), CAPSULE_LOG)}
 
 
 def part_of(request: LaunchRequest) -> GangPart | None:

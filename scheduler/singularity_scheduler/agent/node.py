@@ -15,6 +15,7 @@ from singularity_proxy.capsule.launcher import CapsuleLauncher
 from singularity_proxy.checkpoint import park_policy
 from singularity_proxy.checkpoint.steps import OnStep, nothing
 from singularity_proxy.errors import NotFound, SingularityError
+from singularity_proxy.wire.limits import USER, Held
 from singularity_proxy.wire.rpc import Peer
 
 from .capsules import ProcessImages
@@ -140,6 +141,8 @@ class Node:
     """Of the node as a whole."""
     on_step: OnStep = nothing
     """Called at every place where an agent that is killed leaves something half done."""
+    _held: dict[int, Held] = field(default_factory=dict)
+    """What the sessions of each uid hold of our memory, by their sockets."""
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -163,6 +166,10 @@ class Node:
         if live is None:
             raise NotFound(f"this node has no session '{session}'", session=session)
         return live
+
+    def held_by(self, uid: int) -> Held:
+        """What all sessions of this uid together hold by their sockets."""
+        return self._held.setdefault(uid, Held(USER))
 
     def emit(self, session: str, type: str, **data: Any) -> None:
         """Tell the service; dropped while it is away, it then reads the truth from `hello`."""

@@ -65,6 +65,8 @@ class RelayKeeper:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.kept: dict[str, Kept] = {}
+        self._replacing: dict[str, asyncio.Task[Any]] = {}
+        """Starts of relays that take the place of others."""
 
     # -- of a session that is here ----------------------------------------------------------------
 
@@ -342,6 +344,7 @@ class RelayKeeper:
         kept = self.kept.pop(session, None)
         if kept is None:
             return None
+        await self.stop_replacing(session)
         if kept.relay is not None:
             await kept.relay.end(1.0)
         await asyncio.to_thread(remove_relay_folder, self._node.settings, session)
@@ -381,9 +384,10 @@ class RelayKeeper:
             if session not in self._node.sessions
         ]
 
-    def trim(self, session: str) -> None:
-        folder = self._node.settings.relay_dir(session)
-        trim_log(os.path.join(folder, "relay.log"), self._node.settings.log_bytes)
+    def trim(self, record: SessionRecord) -> None:
+        """Keep the log of its relay bounded."""
+        log_path = os.path.join(self._node.settings.relay_dir(record.session), "relay.log")
+        trim_log(log_path, self._node.settings.log_bytes, record.uid)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -406,15 +410,27 @@ class RelayKeeper:
         return live if live is not None and live.record.life is Life.LIVE else None
 
     def _event(self, session: str, name: str, data: dict[str, Any]) -> None:
-        """A relay said something by itself."""
+        """A relay said something by itself: a process of the user, so it may be anything."""
         if name == "wanted":
-            self._node.emit(session, "session.wanted", **data)
-        elif data["requests_again"] or data["outputs_rolled_back"] or data["requests_lost"]:
-            log.warning("session %s: %s", session, data)
+            self._node.emit(session, "session.wanted", request=str(data.get("request"))[:64])
+            return
+        names = ("requests_again", "outputs_rolled_back", "requests_lost")
+        undone = {key: data.get(key) for key in names if isinstance(data.get(key), int)}
+        if any(undone.values()):
+            log.warning("session %s: %s", session, undone)
 
     def _exited(self, session: str) -> None:
-        if self._holder(session) is not None:
-            self._node.spawn(self._replace(session), "start of another relay")
+        running = self._replacing.get(session)
+        if self._holder(session) is not None and (running is None or running.done()):
+            task = self._node.spawn(self._replace(session), "start of another relay")
+            self._replacing[session] = task
+
+    async def stop_replacing(self, session: str) -> None:
+        """Start no other relay for a session that ends here, and end one that just starts."""
+        task = self._replacing.pop(session, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
 
     async def _replace(self, session: str) -> None:
         """Clients come back by themselves once the ports listen again."""
@@ -422,11 +438,17 @@ class RelayKeeper:
         while (holder := self._holder(session)) is not None:
             if isinstance(holder, Kept) and await self._usable(session) is None:
                 return
+            before, done = holder.relay, False
             try:
                 await self.run(holder)
-                return
+                done = self._holder(session) is holder  # else the session has left meanwhile
+                if done:
+                    return
             except (SingularityError, OSError) as error:
                 log.warning("session %s: %s", session, error)
+            finally:
+                if not done and holder.relay is not None and holder.relay is not before:
+                    await holder.relay.end(0.0)
             await asyncio.sleep(delay)
             delay = min(delay * 2, RELAY_RETRY_MAX_S)
 

@@ -28,6 +28,7 @@ from singularity_proxy.capsule.launcher import (
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.errors import Conflict, SingularityError, Unavailable
 from singularity_proxy.wire import rpc
+from singularity_proxy.wire.limits import RELAY
 
 from .client_places import CURVE
 from .folders import own_folder
@@ -117,6 +118,7 @@ class Relay:
             self._peer = await rpc.connect(
                 os.path.join(self._folder, "control.sock"),
                 {name: self._handler(name) for name in ("wanted", "joined")},
+                limits=RELAY,
             )
         return await self._peer.call(method, CALL_LIMIT_S, **params)
 
@@ -130,25 +132,23 @@ class Relay:
         """`connected`, `joined` (a capsule has joined the present incarnation), `waiting` (requests
         that the capsule does not have), `positions`, and what the begin of the present
         `incarnation` changed: `requests_again`, `outputs_rolled_back`, `requests_lost`."""
-        found: dict[str, Any] = await self.call("standing")
-        return found
+        return _object(await self.call("standing"))
 
     async def status(self) -> dict[str, Any]:
         """`standing` and `tunnel`."""
-        found: dict[str, Any] = await self.call("status")
+        found = _object(await self.call("status"))
+        _checked_tunnel(found)
         return found
 
     async def tunnel(self) -> dict[str, Any]:
         """What a shim needs to reach it: the content of the tunnel file (`write_tunnel`, on the
         node of the capsule). Holds keys."""
-        found: dict[str, Any] = (await self.status())["tunnel"]
-        return found
+        return _checked_tunnel(await self.status())
 
     async def positions(self) -> dict[str, Any]:
         """Where the connection stands, for a checkpoint's manifest: asked for while the capsule is
         frozen. From here on the relay keeps what a rollback to it needs, until `forget`."""
-        found: dict[str, Any] = await self.call("positions", keep=True)
-        return found
+        return _object(await self.call("positions", keep=True))
 
     async def forget(self, kept: list[dict[str, Any]]) -> None:
         """Keep only what rollbacks to the checkpoints with these positions need."""
@@ -167,10 +167,9 @@ class Relay:
         changed is exact once a capsule has `joined`. A fork has a relay of its own and begins with
         one more than its image's incarnation. Idempotent until a capsule has joined; raises
         `Conflict` for a number that is not new."""
-        found: dict[str, Any] = await self.call(
-            "begin_incarnation", number=incarnation, fresh=fresh, undo=undo
+        return _object(
+            await self.call("begin_incarnation", number=incarnation, fresh=fresh, undo=undo)
         )
-        return found
 
     async def rolled_back(self, incarnation: int) -> list[dict[str, Any]]:
         """The newest outputs that the begin of `incarnation` rolled back, oldest first: `at` (unix
@@ -188,6 +187,24 @@ class Relay:
         """End the process; its state stays."""
         await self.hang_up()
         await self.capsule.end(grace_s)
+
+
+def _object(answer: Any) -> dict[str, Any]:
+    """An answer that must be an object; the relay is a process of the session's user, so it may be
+    anything. Raises `Unavailable`."""
+    if not isinstance(answer, dict):
+        raise Unavailable("the relay of the kernel does not answer as one does; nothing was done")
+    return answer
+
+
+def _checked_tunnel(status: dict[str, Any]) -> dict[str, Any]:
+    """The tunnel in a relay's status, with the types that it has. Raises `Unavailable`."""
+    found = _object(status.get("tunnel"))
+    number = found.get("incarnation")
+    texts = all(isinstance(found.get(name), str) for name in ("address", "server"))
+    if not texts or not isinstance(number, int) or isinstance(number, bool):
+        return _object(None)
+    return found
 
 
 def write_tunnel(settings: Settings, record: SessionRecord, tunnel: dict[str, Any]) -> None:

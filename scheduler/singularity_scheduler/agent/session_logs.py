@@ -76,7 +76,7 @@ class SessionLogs:
 
     def trim(self, live: LiveSession) -> None:
         """Keep the log of a live session bounded; called every few seconds."""
-        cut = trim_log(self._path(live), self._node.settings.log_bytes)
+        cut = trim_log(self._path(live), self._node.settings.log_bytes, live.record.uid)
         if cut:
             live.record.log_cut += cut
             self._node.try_save(live)

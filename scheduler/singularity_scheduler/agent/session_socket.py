@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable
 
 from singularity_proxy.wire import rpc
+from singularity_proxy.wire.limits import SESSION, Held
 
 MAX_DATAGRAMS = 64
 """Doorbell datagrams read in one turn of the event loop."""
@@ -32,6 +33,7 @@ class SessionSocket:
         gid: int,
         handlers: dict[str, rpc.Handler],
         on_need: Callable[[str], None],
+        within: Held,
     ) -> None:
         self._folder = folder
         self._private = private_dir
@@ -39,6 +41,8 @@ class SessionSocket:
         self._owner = (uid, gid) if os.geteuid() == 0 else None
         self._handlers = handlers
         self._on_need = on_need
+        self._within = within
+        """What all sessions of this user hold of the agent's memory."""
         self._server: asyncio.AbstractServer | None = None
         self._doorbell: socket.socket | None = None
         self._peers: set[rpc.Peer] = set()
@@ -61,6 +65,8 @@ class SessionSocket:
             owner=self._owner,
             on_connect=self._peers.add,
             on_close=self._peers.discard,
+            limits=SESSION,
+            within=self._within,
         )
         os.rename(first, self.path)
         bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -110,6 +110,7 @@ class Bridge:
             lambda: Connection(lambda made: self._spawn(self._accepted(made))),
             *(one.host, one.port),
             ssl=self._listens,
+            ssl_handshake_timeout=GREET_SECONDS,  # who does not show the gang's certificate leaves
             ssl_shutdown_timeout=FAREWELL_SECONDS,
             reuse_address=True,
         )
