@@ -118,6 +118,8 @@ class ProxyNotReady(Unavailable):
     in its files, as it was."""
 
     reason = "proxy_not_ready"
+
+
 class TooMany(Unavailable):
     """The caller has more open at once than one user may; nothing of the new request was done."""
 

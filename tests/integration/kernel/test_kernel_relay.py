@@ -24,6 +24,7 @@ from singularity_kernel.relay_clients import LEAVE
 from singularity_proxy.capsule.sockets import tcp_sockets
 from singularity_proxy.errors import NoSpace
 from singularity_proxy.wire.rpc import SyncPeer
+from support.attacks import attack
 from support.kernel_relay import (
     COUNT,
     Channels,
@@ -379,6 +380,12 @@ def test_the_last_words_of_a_kernel_reach_the_client(channels: Channels) -> None
         assert process.wait(30) == 0
 
 
+@attack(
+    "tunnel-of-another-session",
+    "a shim with another key, or of another session, joins a relay",
+    "it stays outside; the kernel's own tunnel goes on",
+    root=False,
+)
 def test_a_wrong_key_and_a_wrong_session_stay_outside(channels: Channels) -> None:
     with relay(channels) as running:
         good = json.loads(channels.tunnel.read_text())
@@ -429,6 +436,12 @@ def test_a_console_uses_the_connection_file(kernel: tuple[Channels, int]) -> Non
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
 
+@attack(
+    "frames-without-end",
+    "frames that say that they are 1 GiB, without any key, at a relay's sockets, ports and tunnel",
+    "the relay grows by less than 16 MiB",
+    root=False,
+)
 @pytest.mark.parametrize("where", ["sockets", "ports", "tunnel"])
 def test_a_frame_that_says_it_is_huge_takes_no_memory(short_dir: Path, where: str) -> None:
     """Nobody has to show a key before: it is what comes first on a connection."""
@@ -454,6 +467,12 @@ def test_a_frame_that_says_it_is_huge_takes_no_memory(short_dir: Path, where: st
         assert running.memory_kib() - before < 16 << 10
 
 
+@attack(
+    "requests-without-the-key",
+    "clients that do not sign send requests to a kernel's ports",
+    "nothing of them reaches the kernel or takes space",
+    root=False,
+)
 def test_requests_without_the_key_leave_no_trace(channels: Channels) -> None:
     with relay(channels) as running, raw_client(channels) as found:
         deep = b"[" * 100_000

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import ProxyFailed, SingularityError
 from support import proxy_device as w
+from support.attacks import attack
 from support.proxy_device import Device, Proxies, Proxy, RingClient, T, Value, make_ring
 
 HUGE = [2**31, 2**32 - 1, 2**62, 2**63 - 1, -1, -(2**63)]
@@ -233,6 +234,12 @@ def test_generator_states_that_lie(victim: RingClient) -> None:
     refused(victim, "shorter than it says")(reply)
 
 
+@attack(
+    "ids-without-end",
+    "a session fills the tables of its device proxy",
+    "each has a bound, and the ring goes on",
+    root=False,
+)
 def test_tables_are_bounded(victim: RingClient) -> None:
     for number in range(1, (1 << 14) + 10):
         victim.record(w.SEED, struct.pack("<Q", 1), base=number)
@@ -372,6 +379,12 @@ def test_the_journals_end_is_not_believed_while_it_is_written(victim: RingClient
     assert victim.read(1, 64) == bytes(range(64))
 
 
+@attack(
+    "state-files-that-lie",
+    "saved states and journals with offsets and sizes that cannot be",
+    "each is refused in a sentence; the proxy lives on",
+    root=False,
+)
 def test_state_files_that_lie_are_refused(proxies: Proxies, shm: Path) -> None:
     client = make_ring(shm / "lies.ring")
     first = proxies.bound()

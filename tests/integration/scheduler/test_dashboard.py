@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from singularity_scheduler.service.standby import standby_application
+from support.attacks import attack
 from support.dashboard_pages import Visitor, visitor
 from support.scheduler_service import PREFIX, Platform, platform, until
 from tornado.httpserver import HTTPServer
@@ -43,6 +44,12 @@ async def test_a_login_leads_back_and_the_browser_gets_no_token(tmp_path: Path) 
         assert (await v.get("static/dashboard.css")).headers["Content-Type"] == "text/css"
 
 
+@attack(
+    "oauth-state",
+    "a login at the dashboard that another browser began, and one that nobody began",
+    "nobody is logged in by it",
+    root=False,
+)
 async def test_a_login_of_another_browser_or_without_a_request_counts_for_nothing(
     tmp_path: Path,
 ) -> None:
@@ -206,6 +213,12 @@ async def test_an_admin_cordons_and_drains_and_is_told_why_not(tmp_path: Path) -
         assert (await v.post("nodes/node-1/undrain")).status_code == 303
 
 
+@attack(
+    "forms-of-other-sites",
+    "another page makes a browser that is logged in send the forms of the dashboard",
+    "refused without the page's own token; nothing is done",
+    root=False,
+)
 async def test_nobody_else_makes_a_browser_do_something(tmp_path: Path) -> None:
     async with (
         platform(tmp_path, nodes=("node-1", "node-2")) as p,

@@ -14,6 +14,7 @@ from singularity_proxy.elastic.bridge.bridge import Settings
 from singularity_proxy.elastic.bridge.connection import Connection
 from singularity_proxy.elastic.bridge.frames import Hello, Kind
 from singularity_proxy.errors import BadRequest
+from support.attacks import attack
 from support.bridge_connections import feed
 
 KEY, OTHER = bytes(range(32)), bytes(32)
@@ -195,6 +196,12 @@ def test_one_key_is_one_identity() -> None:
     assert asyncio.run(greet(KEY, KEY)) == b"hello"
 
 
+@attack(
+    "key-of-another-gang",
+    "a bridge that has no certificate, or that of another gang, connects to a gang's",
+    "it gets no greeting, at either end",
+    root=False,
+)
 def test_another_key_is_let_in_nowhere() -> None:
     with pytest.raises(ssl.SSLError):
         asyncio.run(greet(KEY, OTHER))

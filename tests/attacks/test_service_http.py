@@ -1,0 +1,284 @@
+"""Whoever reaches the service's port, and users with tokens, against the service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from singularity_proxy.errors import BadRequest
+from singularity_scheduler.service.operations import TABLE, Who
+from support.attacks import Peak, attack
+from support.cli_commands import Commands
+from support.dashboard_pages import visitor
+from support.scheduler_service import PREFIX, platform, until
+from tornado.httpclient import AsyncHTTPClient
+
+Measured = Callable[[str], None]
+
+SERVICE_MIB = 128
+"""How much a flood may make the service grow."""
+
+
+class Raw:
+    """Connections to the service's port of which nothing is read."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Raw:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+    async def open(self, data: bytes) -> asyncio.StreamReader | None:
+        try:
+            async with asyncio.timeout(5):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=64)
+                self._writers.append(writer)
+                writer.write(data)
+                await writer.drain()
+        except (OSError, TimeoutError):
+            return None
+        return reader
+
+
+def head(path: str, who: str, method: str = "GET", more: str = "") -> bytes:
+    return (
+        f"{method} {PREFIX}api/v1/{path} HTTP/1.1\r\nHost: here\r\n"
+        f"Authorization: token {who}-token\r\n{more}\r\n"
+    ).encode()
+
+
+@attack(
+    "half-sent-requests",
+    "1500 connections with half of the headers of a request, and 300 with half of a body",
+    f"they are closed in time, the service grows by at most {SERVICE_MIB} MiB, others are served",
+    root=False,
+)
+async def test_half_sent_requests(measured: Measured, tmp_path: Path) -> None:
+    app = {"header_timeout_s": 3.0, "body_timeout_s": 3.0, "max_connections": 512}
+    async with platform(tmp_path, app=app) as p, Raw(p.port) as raw:
+        peak = Peak(os.getpid())
+        open_ = [await raw.open(b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000) for _ in range(1500)]
+        body = head("sessions", "alice", "POST", "Content-Length: 4000000\r\n")
+        open_ += [await raw.open(body + b"x" * 200_000) for _ in range(300)]
+        assert await p.client("bob").cluster()
+
+        async def ends(reader: asyncio.StreamReader) -> None:
+            with contextlib.suppress(ConnectionError):
+                while await asyncio.wait_for(reader.read(4096), 20):
+                    pass
+
+        await asyncio.gather(*(ends(one) for one in open_ if one is not None))
+        assert p.services.callers.count("alice") == 0
+        grown = peak.grown()
+        assert grown < SERVICE_MIB
+        measured(f"all closed; the process of both ends grew by {grown:.0f} MiB")
+
+
+@attack(
+    "streams-that-nobody-reads",
+    "500 event streams of one user, from the oldest event on, of which nothing is read",
+    f"the 33rd is refused; the service grows by at most {SERVICE_MIB} MiB and leaves the others",
+    root=False,
+)
+async def test_streams_that_nobody_reads(measured: Measured, tmp_path: Path) -> None:
+    async with platform(tmp_path, app={"answer_timeout_s": 2.0}) as p, Raw(p.port) as raw:
+        feed = p.services.feed
+        for number in range(1000):
+            feed.add("alice", "session", json.dumps([number, "x" * 12_000]))
+        peak = Peak(os.getpid())
+        since = f"Last-Event-ID: {feed.id_of(1)}\r\n"
+        for _ in range(500):
+            await raw.open(head("events", "alice", more=since))
+        most = p.services.callers.count("alice")
+        assert most <= 128
+        assert feed.listeners <= 32
+        assert await p.client("bob").cluster()
+        await until(lambda: feed.listeners == 0, "nobody reads, so nobody listens")
+        grown = peak.grown()
+        assert grown < SERVICE_MIB
+        measured(f"at most 32 of 500; the process of both ends grew by {grown:.0f} MiB")
+
+
+@attack(
+    "sessions-without-end",
+    "a user asks for 3000 runs at once, with large parameters and 80 levels of JSON",
+    "each is taken or refused with a sentence; other users are served",
+    root=False,
+)
+async def test_sessions_without_end(measured: Measured, tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        client = AsyncHTTPClient(force_instance=True, defaults={"request_timeout": 120.0})
+        run = {"notebook": "/home/alice/a.ipynb", "output": "/home/alice/b.ipynb", "folder": "/"}
+        deep: Any = 1
+        for _ in range(80):
+            deep = {"a": deep}
+        bodies = [
+            {"kind": "batch", "run": {**run, "parameters": {"x": "y" * 10_000}}},
+            {"kind": "batch", "run": {**run, "parameters": {"x": deep}}},
+            {"kind": "batch", "run": run, "name": "\x1b[2J<script>"},
+        ]
+        codes: dict[int, int] = {}
+
+        async def ask(number: int) -> None:
+            response = await client.fetch(
+                f"{p.url}api/v1/sessions",
+                method="POST",
+                headers={"Authorization": "token alice-token"},
+                body=json.dumps(bodies[number % 3]),
+                raise_error=False,
+            )
+            codes[response.code] = codes.get(response.code, 0) + 1
+
+        asks = [asyncio.ensure_future(ask(number)) for number in range(600)]
+        for _ in range(5):
+            assert await p.client("bob").cluster()
+        await asyncio.gather(*asks)
+        assert set(codes) <= {201, 400, 409, 429}, codes
+        client.close()
+        measured(", ".join(f"{count} times {code}" for code, count in sorted(codes.items())))
+
+
+@attack(
+    "another-users-session",
+    "every operation of the API on a session of another user, with a user's token; every one of "
+    "administrators; all of them without a token",
+    "404 as for one that does not exist, 403, 401; nothing changes",
+    root=False,
+)
+async def test_another_users_session(measured: Measured, tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        session = await p.holder("alice", name="a")
+        before = await p.client("alice").get_session(session)
+        asked = 0
+        for one in TABLE:
+            if one.who in (Who.ANYBODY, Who.METRICS):
+                continue
+            path = one.path.format_map(Values(session))
+            for who, right in (("", {401}), ("bob-token", {403, 404})):
+                mine = "{session}" in one.path or one.who is Who.ADMIN
+                if who and not mine:
+                    continue
+                response = await AsyncHTTPClient().fetch(
+                    f"{p.url}api/v1/{path}",
+                    method=one.method,
+                    body=None if one.method in ("GET", "DELETE") else "{}",
+                    headers={"Authorization": f"token {who}"} if who else {},
+                    raise_error=False,
+                )
+                asked += 1
+                # What is wrong with a body may be said first: that says nothing of the session.
+                refused = right | {400} if one.body and who else right
+                assert response.code in refused, (one.method, path, who, response.code)
+                assert b"alice" not in response.body
+        after = await p.client("alice").get_session(session)
+        for name in ("state", "devices", "tier", "epoch", "checkpoints"):
+            assert after.get(name) == before.get(name)
+        measured(f"{asked} requests refused")
+
+
+class Values(dict[str, str]):
+    """A value for each place in an address."""
+
+    def __init__(self, session: str) -> None:
+        super().__init__(session=session)
+
+    def __missing__(self, name: str) -> str:
+        return "alice" if name == "user" else "x"
+
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "\"><img src=x onerror='alert(1)'>",
+    "{{ 7 * 7 }}${7*7}",
+    "javascript:alert(1)",
+    "]]></div><iframe srcdoc='x'>",
+)
+"""Names that a session may have; those with control characters are refused at the door."""
+
+
+class Tags(HTMLParser):
+    """What a browser would make of a page: its elements and their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+@attack(
+    "hostile-names",
+    "sessions, runs and notebooks named with HTML, scripts, templates, terminal escapes, bidi "
+    "marks and line breaks, on every page of the dashboard and in the command line's output",
+    "pages have no element and no attribute of theirs; control characters never reach a terminal",
+    root=False,
+)
+async def test_hostile_names(measured: Measured, tmp_path: Path) -> None:
+    async with platform(tmp_path) as p:
+        for name in ("a\x1b[2J", "a\nb", "a\u202eb", "a\x00", "x" * 5000):
+            with pytest.raises(BadRequest):
+                await p.kernel("alice", name=name)
+        sessions = [await p.kernel("alice", name=name) for name in HOSTILE]
+        for number, session in enumerate(sessions[:3]):
+            reason = f"ended \x1b]0;owned\x07\x1b[2J\u202e{HOSTILE[number]}"
+            p.controller.reports.on_event(
+                "local", session, "process.exited", {"exit_code": 1, "reason": reason}
+            )
+            await p.state(session, "failed")
+        pages = ["sessions", "", "log", "nodes", "usage", "queue"]
+        pages += [f"sessions/{session}" for session in sessions]
+        pages += [f"sessions?text={quote(text)}" for text in HOSTILE]
+        looked = 0
+        for who in ("alice", "admin"):
+            async with visitor(p, who) as browser:
+                for page in pages:
+                    answer = await browser.get(page)
+                    if answer.status_code != 200:
+                        continue
+                    looked += 1
+                    tags = Tags()
+                    tags.feed(answer.text)
+                    for tag, attributes in tags.found:
+                        assert tag not in ("img", "iframe"), (page, tag)
+                        own = str(attributes.get("src", ""))
+                        assert tag != "script" or own.startswith(PREFIX), (page, attributes)
+                        for name, value in attributes.items():
+                            assert not name.startswith("on"), (page, tag, name)
+                            assert (
+                                name == "srcdoc"
+                                or "javascript:" not in str(value)
+                                or (name in ("title", "value", "content", "aria-label"))
+                            ), (page, tag, name, value)
+                    assert "alert(1)</script>" not in answer.text
+        assert looked >= 16
+        jupyter = Commands(p.url, "alice-token")
+        shown = [
+            await jupyter(*words)
+            for words in (
+                ("ls", "--all"),
+                ("ls",),
+                *(("why", session) for session in sessions),
+                *(("history", session) for session in sessions),
+                *(("show", session) for session in sessions),
+            )
+        ]
+        bad = [
+            c for one in shown for c in one.out + one.err if not (c.isprintable() or c in "\n\t")
+        ]
+        assert bad == [], sorted(set(bad))
+        measured(f"{looked} pages and {len(shown)} commands, none obeys; 5 names refused")
