@@ -18,12 +18,17 @@ from jupyter_server.utils import url_path_join
 from singularity_proxy.errors import SingularityError
 from singularity_scheduler.client import ServiceClient
 from tornado import web
+from tornado.http1connection import HTTP1Connection
 from tornado.iostream import StreamClosedError
 
 from . import planned
 
 HEARTBEAT_S = 15.0
 """A comment line this often keeps the event stream open through proxies."""
+
+TAKEN_S = 60.0
+"""So long a browser may leave a piece of a stream unread. How many streams there may be is the
+scheduler's word: each is one of its own."""
 
 PREFIX = "/singularity/api/v1"
 
@@ -301,7 +306,7 @@ class _StreamHandler(_Handler):
                 else:
                     self.write(lines(following.result()))
                     following = asyncio.ensure_future(anext(stream))
-                await self.flush()
+                await self._push()
         except StopAsyncIteration:
             self.finish("event: end\ndata: {}\n\n")
         except SingularityError as error:
@@ -314,6 +319,17 @@ class _StreamHandler(_Handler):
             with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, SingularityError):
                 await following
             await stream.aclose()
+
+    async def _push(self) -> None:
+        """Send what was written; a browser that does not take it in time is left."""
+        try:
+            async with asyncio.timeout(TAKEN_S):
+                await self.flush()
+        except TimeoutError:
+            connection = self.request.connection
+            if isinstance(connection, HTTP1Connection):
+                connection.close()
+            raise StreamClosedError from None
 
 
 class EventsHandler(_StreamHandler):
