@@ -33,7 +33,7 @@ BOUNDS = {
     "hub_back_s": 10.0,
     "hub_proxy_back_s": 3.0,
 }
-CALM_S = 2.0
+CALM_S = 4.0
 """Pause between two kills: the service has renewed the leases, and a kill at any moment of its
 rounds is measured."""
 

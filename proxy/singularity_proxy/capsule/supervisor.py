@@ -35,8 +35,10 @@ class RestartPolicy:
     within_s: float = 60.0
     """Window of `limit`, in seconds."""
     first_pause_s: float = 0.1
-    """Pause before the first start within the window; it doubles with each further one."""
+    """Pause before a start; it doubles with each part that ended within `steady_s` of its start."""
     longest_pause_s: float = 5.0
+    steady_s: float = 3.0
+    """A part that went on for so long was well: the next one is started after the first pause."""
 
 
 class GaveUp(Unavailable):
@@ -64,6 +66,8 @@ class Restarts:
         self.policy = policy
         self._clock = clock
         self._starts: deque[float] = deque()
+        self._short_lived = 0
+        self._started = clock()
 
     def next_pause(self) -> float | None:
         """Count one more start; seconds to wait before it, None when there were too many."""
@@ -73,8 +77,12 @@ class Restarts:
         if self.policy.limit and len(self._starts) >= self.policy.limit:
             return None
         self._starts.append(now)
-        doubled = self.policy.first_pause_s * 2.0 ** min(len(self._starts) - 1, 16)
-        return min(doubled, self.policy.longest_pause_s)
+        well = now - self._started >= self.policy.steady_s
+        self._short_lived = 0 if well else self._short_lived + 1
+        doubled = self.policy.first_pause_s * 2.0 ** min(self._short_lived, 16)
+        pause = min(doubled, self.policy.longest_pause_s)
+        self._started = now + pause
+        return pause
 
 
 async def keep_running(

@@ -24,12 +24,17 @@ def pauses(policy, times):
 
 def test_pauses_double_up_to_the_longest():
     policy = RestartPolicy(first_pause_s=0.1, longest_pause_s=0.5)
-    assert pauses(policy, range(5)) == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.5])
+    assert pauses(policy, [9, 10, 11, 12, 13]) == pytest.approx([0.1, 0.2, 0.4, 0.5, 0.5])
 
 
-def test_a_part_that_went_on_for_a_while_begins_anew():
-    policy = RestartPolicy(limit=2, within_s=10.0, first_pause_s=0.1)
-    assert pauses(policy, [0, 5, 11, 12, 20]) == [0.1, 0.2, 0.2, None, 0.2]
+def test_a_part_that_went_on_for_a_while_is_started_at_once_however_often():
+    policy = RestartPolicy(first_pause_s=0.1, steady_s=3.0)
+    assert pauses(policy, [9, 13, 17, 21, 22, 26]) == [0.1, 0.1, 0.1, 0.1, 0.2, 0.1]
+
+
+def test_the_limit_is_of_a_moving_window():
+    policy = RestartPolicy(limit=2, within_s=10.0, first_pause_s=0.1, steady_s=0.0)
+    assert pauses(policy, [0, 5, 9, 11, 12, 20]) == [0.1, 0.1, None, 0.1, None, 0.1]
 
 
 def test_without_a_limit_it_is_never_given_up():
