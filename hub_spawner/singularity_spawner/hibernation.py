@@ -85,9 +85,9 @@ async def end_sessions(
     mine: Callable[[dict[str, Any]], bool],
     reason: str,
     only: dict[str, str] | None = None,
-) -> None:
+) -> int:
     """End all sessions for which `mine` holds; `only`: of those, these, each with its own reason.
-    Raises `Unavailable` when some did not end."""
+    Returns how many; raises `Unavailable` when some did not end."""
     ids = [s["id"] for s in await client.sessions("active") if mine(s)]
     reasons = {
         sid: f"{reason} ({only[sid]})" if only else reason
@@ -101,6 +101,7 @@ async def end_sessions(
     failed = [error for error in results if isinstance(error, Exception)]
     if failed:
         raise Unavailable(f"{len(failed)} of {len(reasons)} sessions did not end: {failed[0]}")
+    return len(reasons)
 
 
 def read(done: dict[str, Any]) -> Hibernation:
@@ -142,6 +143,15 @@ def waiting_sentence(notebooks: Sequence[dict[str, Any]]) -> str:
         return ""
     waits, comes = ("waits", "It comes") if count == 1 else ("wait", "Each comes")
     return f"{_notebooks(count)} {waits} in the store. {comes} back when it is opened."
+
+
+def removed_sentence(title: str, count: int) -> str:
+    """For the log of a Hub that removed a server, or its user, with `count` notebooks."""
+    return (
+        f"{_notebooks(count)} of {title}, which was removed, ended; what was stored of them last "
+        "is kept for Controller.undo_end_s: until then 'jupyter singularity reopen' of an "
+        "administrator takes that back"
+    )
 
 
 def _notebooks(count: int) -> str:

@@ -449,7 +449,9 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
         reason = f"the notebook server of {title} {what}"
         end = partial(hibernation.end_sessions, client, mine, reason, only)
         try:
-            await asyncio.wait_for(end(), self.release_timeout)
+            ended = await asyncio.wait_for(end(), self.release_timeout)
+            if forever and ended:
+                self._hub_log.warning("%s", hibernation.removed_sentence(title, ended))
         except (SingularityError, asyncio.TimeoutError, TimeoutError) as error:
             later = "ended when the scheduler answers" if forever else "left to their leases"
             self._hub_log.warning("The sessions of %s are %s: %s", title, later, error)

@@ -19,7 +19,7 @@ RETRY_S, RETRY_MAX_S = 1.0, 5.0
 _open: dict[tuple[str, str], asyncio.Task[None]] = {}
 
 
-def repeat(user: str, server: str, end: Callable[[], Awaitable[None]]) -> None:
+def repeat(user: str, server: str, end: Callable[[], Awaitable[int]]) -> None:
     """Call `end`, which ends all sessions of the removed server, until it raises no more."""
     key = (user, server)
     if key not in _open:
@@ -40,7 +40,7 @@ async def finished(user: str, server: str, seconds: float) -> None:
         )
 
 
-async def _until_done(end: Callable[[], Awaitable[None]]) -> None:
+async def _until_done(end: Callable[[], Awaitable[int]]) -> None:
     pause = RETRY_S
     while True:
         await asyncio.sleep(pause)

@@ -201,7 +201,7 @@ class Scheduler:
             (prefix + "/([^/]+)/log", _Log, {"scheduler": self}),
             (prefix + "/([^/]+)/owner", _Owner, {"scheduler": self}),
             (
-                prefix + r"/([^/]+)/(checkpoint|suspend|resume|migrate|park|restore|fork|"
+                prefix + r"/([^/]+)/(checkpoint|suspend|resume|migrate|park|restore|fork|reopen|"
                 r"keep|tier|priority|resize)",
                 _Verb,
                 {"scheduler": self},

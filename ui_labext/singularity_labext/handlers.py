@@ -69,6 +69,14 @@ class _Handler(APIHandler):  # type: ignore[misc]
         )
 
 
+def below(file: str, root: str | None) -> str | None:
+    """The path of `file` below `root`, as a page opens it; None: it is elsewhere, or unknown."""
+    if not file or not root:
+        return None
+    there, top = Path(root, file).resolve(), Path(root).resolve()
+    return there.relative_to(top).as_posix() if there.is_relative_to(top) else None
+
+
 class SessionsHandler(_Handler):
     """GET sessions[?state=]: this user's sessions; with ?limit=[&cursor=] a page of them, newest
     first, whose `next` is the cursor of the one after it."""
@@ -137,11 +145,7 @@ class SessionHandler(_Handler):
         sees it, and its `path` below the server's root, by which a page opens it (None: it is
         elsewhere)."""
         file: str = (session.get("run") or {}).get("output") or ""
-        root = getattr(self.contents_manager, "root_dir", None)
-        path = None
-        if file and root:
-            there, top = Path(file).resolve(), Path(root).resolve()
-            path = there.relative_to(top).as_posix() if there.is_relative_to(top) else None
+        path = below(file, getattr(self.contents_manager, "root_dir", None))
         return {"file": file or None, "path": path, "exists": bool(file) and Path(file).exists()}
 
 
@@ -160,6 +164,7 @@ class VerbHandler(_Handler):
         "priority": ("priority",),
         "restore": ("checkpoint", "discard"),
         "fork": ("checkpoint", "name"),
+        "reopen": (),
     }
     """What a page may ask for: verb -> keys of its body."""
 
@@ -185,10 +190,23 @@ class VerbHandler(_Handler):
             raise web.HTTPError(400, f"{verb} needs {needed}: nothing was done")
         try:
             answer = await getattr(self.client, verb)(session, **body)
+            if verb == "reopen":
+                answer = {**answer, "kernel": await self._kernel(session)}
         except SingularityError as error:
             self.refuse(error)
             return
         self.finish(json.dumps(answer))
+
+    async def _kernel(self, session: str) -> dict[str, Any] | None:
+        """The kernel of a session that is back, once this server lists it: its `id`, and the `path`
+        of its notebook below the server's root. None: the session is of another server, or this
+        one finds no kernels again."""
+        find_again = getattr(self.kernel_manager, "find_again", None)
+        found = await find_again(session) if find_again else None
+        if found is None:
+            return None
+        root = getattr(self.contents_manager, "root_dir", None)
+        return {"id": found["kernel_id"], "path": below(found["notebook"], root)}
 
 
 class KernelsHandler(_Handler):

@@ -8,6 +8,7 @@ import {
 import { TranslationBundle } from '@jupyterlab/translation';
 
 import { Api } from './api';
+import { IBack } from './model/back';
 import { otherTiers } from './model/choices';
 import { inWords, sentence } from './model/refused';
 import { ISession, otherSizes } from './model/session';
@@ -26,7 +27,9 @@ export class Actions {
   constructor(
     private readonly _api: Api,
     private readonly _tiers: OpenTiers,
-    private readonly _trans: TranslationBundle
+    private readonly _trans: TranslationBundle,
+    /** Opens the notebook of a session that is back; false: it could not be, or must not. */
+    private readonly _open: (back: IBack) => Promise<boolean>
   ) {}
 
   /**
@@ -41,6 +44,10 @@ export class Actions {
       const body = await this._asked(verb, session, given);
       if (!body) {
         return false;
+      }
+      if (verb === 'reopen') {
+        await this._reopen(session);
+        return true;
       }
       await this._api.act(verb, session.id, body);
       if (verb === 'fork') {
@@ -57,6 +64,22 @@ export class Actions {
       const title = this._trans.__('Refused: %1 %2', verbLabel(verb, this._trans), session.name);
       await showErrorMessage(title, inWords(sentence(error), this._trans));
       return false;
+    }
+  }
+
+  /** Take its end back, and let its notebook have its kernel again where that takes nothing away. */
+  private async _reopen(session: ISession): Promise<void> {
+    const back = await this._api.reopen(session.id);
+    const shown = session.run ? false : await this._open(back);
+    if (!shown) {
+      Notification.success(
+        session.run
+          ? this._trans.__('"%1" goes on as of its newest checkpoint.', session.name)
+          : this._trans.__(
+              '"%1" is suspended again as of its newest checkpoint: Resume, or choosing its kernel in its notebook, brings it back.',
+              session.name
+            )
+      );
     }
   }
 

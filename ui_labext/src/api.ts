@@ -2,6 +2,7 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
 import { ISource } from './model/feed';
+import { IBack, readBack } from './model/back';
 import { IChange, readHistory } from './model/history';
 import { isObject, list, text, texts } from './model/json';
 import { IPage } from './model/load';
@@ -107,6 +108,11 @@ export class Api implements ISource, ILogSource {
   /** What is planned for the kernels of this server by who stops servers and kernels. */
   async planned(): Promise<IPlans> {
     return readPlans(await this._json('planned', {}, LIMIT_MS));
+  }
+
+  /** Take the end of a session back; how a page opens its notebook then. */
+  async reopen(session: string): Promise<IBack> {
+    return readBack(await this.act('reopen', session));
   }
 
   /** Do something with a session; raises `Refused` with the server's sentence. */

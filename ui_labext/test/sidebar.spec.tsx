@@ -1,6 +1,7 @@
 import * as React from 'react';
 
 import { Announcer } from '../src/model/announce';
+import { nextOf, readBack } from '../src/model/back';
 import { Feed } from '../src/model/feed';
 import { IChange } from '../src/model/history';
 import { IPage } from '../src/model/load';
@@ -500,4 +501,44 @@ test('a lost connection is one line, and opened again on demand', async () => {
   );
   await page.do(() => page.button('Try again').click());
   expect(times).toBe(2);
+});
+
+const UNDO = { checkpoint: 'c1', name: '', until: '2026-01-02T10:00:00.000+00:00' };
+const OVER = { state: 'completed', process_state: 'completed', device_state: 'none', devices: [] };
+
+test('the end of a session is taken back on its card', async () => {
+  sessions.replace([
+    { ...DOCUMENT, ...OVER, id: 'closed', name: 'closed.ipynb', undo_end: UNDO },
+    { ...DOCUMENT, ...OVER, id: 'gone', name: 'gone.ipynb', undo_end: null },
+    { ...DOCUMENT, id: 'live', name: 'live.ipynb', undo_end: null }
+  ]);
+  sidebar.choose({ ended: true });
+  await showPanel();
+  await page.do(() => page.button('Take back closed.ipynb').click());
+  expect(asked).toEqual(['reopen closed']);
+  for (const name of ['gone.ipynb', 'live.ipynb']) {
+    expect(() => page.button(`Take back ${name}`)).toThrow('no button');
+  }
+});
+
+test('with what an end can be taken back is read, and nothing is made up', () => {
+  expect(sample({ undo_end: UNDO }).undo).toEqual({
+    checkpoint: 'c1',
+    until: Date.UTC(2026, 0, 2, 10)
+  });
+  expect(sample({ undo_end: { ...UNDO, until: null } }).undo?.until).toBeNull();
+  for (const nothing of [undefined, null, 'c1', {}, { checkpoint: 7 }]) {
+    expect(sample({ undo_end: nothing }).undo).toBeNull();
+  }
+});
+
+test('a notebook that is back takes no other kernel away', () => {
+  const back = readBack({ id: 'a1', kernel: { id: 'k', path: 'a.ipynb' } });
+  expect(back).toEqual({ kernel: 'k', path: 'a.ipynb' });
+  expect(nextOf(back, false, false)).toBe('open');
+  expect(nextOf(back, true, false)).toBe('connect');
+  expect(nextOf(back, true, true)).toBe('say');
+  for (const other of [null, {}, { kernel: null }, { kernel: { id: 'k', path: null } }]) {
+    expect(nextOf(readBack(other), false, false)).toBe('say');
+  }
 });

@@ -56,7 +56,8 @@ test('devices, checkpoint and progress in words', () => {
 test('verbs are offered where they make sense', () => {
   const offered = (changes: Record<string, unknown>) =>
     VERBS.filter(verb => isOffered(verb, sample(changes)));
-  expect(offered({})).toEqual(VERBS.filter(verb => verb !== 'resume' && verb !== 'resize'));
+  expect(offered({})).toEqual(VERBS.filter(verb => !['resume', 'resize', 'reopen'].includes(verb)));
+  expect(offered({ undo_end: { checkpoint: 'c1', name: '', until: null } })).toContain('reopen');
   expect(offered({ state: 'parked', device_state: 'parked' })).toContain('resume');
   expect(offered({ state: 'suspended', process_state: 'suspended' })).toEqual([
     'resume',

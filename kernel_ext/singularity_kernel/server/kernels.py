@@ -201,6 +201,23 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
             "" if connection else "; it has no connection until it has come back",
         )
 
+    async def find_again(self, session: str) -> Json | None:
+        """List a session whose end was taken back while this server runs; called by the handler of
+        that verb. Returns its `kernel_id` and its `notebook` ("": not known); None when it is not a
+        notebook of this server. Raises what the scheduler refuses."""
+        user = os.environ.get("JUPYTERHUB_USER", "")
+        if not user or not await self.restored():
+            return None
+        client = ServiceClient.from_environment()
+        found = await client.suspended(user, server_name(), live=True)
+        item = next((one for one in found if one["session"]["id"] == session), None)
+        if item is None or not item["kernel_id"]:
+            return None
+        kernel_id = str(item["kernel_id"])
+        self._notes.mark_back(kernel_id)
+        await self._attach(item, client)
+        return {"kernel_id": kernel_id, "notebook": self._notes.of(kernel_id).get("notebook", "")}
+
     def _manager_of(self, kernel_id: str, connection: Json | None) -> Any:
         told = (connection or {}).get("kernel_name")
         name = self._notes.of(kernel_id).get("kernel_name") or told

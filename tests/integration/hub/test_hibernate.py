@@ -262,3 +262,77 @@ async def test_a_node_without_process_images():
         await page.open(url, await platform.user_token("alice"))
         assert (await session_of(platform.service(), "alice"))["id"] != session["id"]
         page.close()
+
+
+async def reopened(page, session):
+    """Take the end of a session back, as its card in JupyterLab does; what its server answers."""
+    path = f"singularity/api/v1/sessions/{session}/reopen"
+    return (await page.server.rest("POST", path, {}))["kernel"]
+
+
+async def test_a_kernel_that_was_shut_down_by_mistake_comes_back(platform):
+    page = await opened(platform, Page())
+    kernel = page.kernel
+    await page.run("x = 41")
+    session = (await session_of(platform.service(), "alice"))["id"]
+    await platform.service().checkpoint(session)
+    await page.run("x = 0")
+    await page.server.rest("DELETE", f"api/kernels/{kernel}", None)
+    page.close()
+    over = await platform.service().get_session(session)
+    assert over["state"] == "completed"
+    assert "is kept for 24.0 h: reopen brings it back from there" in over["reason"]
+    back = await reopened(page, session)
+    assert back == {"id": kernel, "path": "train.ipynb"}
+    body = {"path": page.path, "name": page.path, "type": "notebook", "kernel": {"id": kernel}}
+    await page.server.rest("POST", "api/sessions", body)
+    await opened(platform, page)
+    assert page.kernel == kernel
+    assert await page.run("print(x)") == "41"
+    assert (await session_of(platform.service(), "alice", "live"))["id"] == session
+    await ended(platform, page)
+
+
+async def test_what_was_there_before_a_restart_comes_back_beside_it(platform):
+    page = await opened(platform, Page())
+    await page.run("x = 41")
+    before = (await session_of(platform.service(), "alice"))["id"]
+    await platform.service().checkpoint(before)
+    await page.server.rest("POST", f"api/kernels/{page.kernel}/restart", {})
+    assert await page.run("print('x' in globals())") == "False"
+    back = await reopened(page, before)
+    assert back["id"] not in ("", page.kernel)
+    kernels = await page.server.rest("GET", "api/kernels", None)
+    assert {k["id"] for k in kernels} == {back["id"], page.kernel}
+    other = Page("before.ipynb")
+    body = {
+        "path": other.path,
+        "name": other.path,
+        "type": "notebook",
+        "kernel": {"id": back["id"]},
+    }
+    await page.server.rest("POST", "api/sessions", body)
+    await opened(platform, other)
+    assert await other.run("print(x)") == "41"
+    assert await page.run("print('x' in globals())") == "False", "and this one goes on"
+    for each in (other, page):
+        await each.server.rest("DELETE", f"api/kernels/{each.kernel}", None)
+        each.close()
+    await platform.stop_server("alice")
+
+
+async def test_a_user_who_is_removed_takes_nothing_along_that_cannot_be_taken_back(platform):
+    page = await opened(platform, Page())
+    await page.run("x = 41")
+    await platform.stop_server("alice")
+    page.close()
+    session = (await session_of(platform.service(), "alice", "suspended"))["id"]
+    await platform.hub.call("DELETE", "users/alice")
+    over = await platform.service().get_session(session)
+    while over["process_state"] == "suspended":
+        await asyncio.sleep(0.1)
+        over = await platform.service().get_session(session)
+    assert "the notebook server of alice was removed; its newest checkpoint, " in over["reason"]
+    assert len(await platform.service().checkpoints(session)) == 1
+    assert (await platform.service().reopen(session))["state"] == "suspended"
+    await platform.service().end_session(session)

@@ -213,6 +213,30 @@ async def test_an_admin_cordons_and_drains_and_is_told_why_not(tmp_path: Path) -
         assert (await v.post("nodes/node-1/undrain")).status_code == 303
 
 
+async def test_the_end_of_a_session_is_taken_back_where_it_is_listed(tmp_path: Path) -> None:
+    async with (
+        platform(tmp_path, nodes=("node-1", "node-2"), devices=2) as p,
+        visitor(p, "alice") as alice,
+        visitor(p, "bob") as bob,
+    ):
+        closed, bare = await p.kernel(name="closed.ipynb"), await p.kernel(name="bare.ipynb")
+        await p.client().checkpoint(closed)
+        for session in (closed, bare):
+            await p.client().end_session(session)
+        page = await alice.see("sessions?show=all")
+        assert page.count(">Take back</button>") == 1
+        assert f'action="{PREFIX}dashboard/sessions/{closed}/reopen"' in page
+        assert (await bob.post(f"sessions/{closed}/reopen")).status_code == 404
+        refused = await alice.post(f"sessions/{bare}/reopen")
+        assert refused.status_code == 409
+        assert "there is no checkpoint of its process" in refused.text
+        done = await alice.post(f"sessions/{closed}/reopen")
+        assert (done.status_code, done.headers["Location"]) == (303, f"{PREFIX}dashboard/sessions")
+        assert (await p.client().get_session(closed))["state"] == "suspended"
+        assert "alice took its end back" in await alice.see("sessions")
+        assert (await alice.post(f"sessions/{closed}/reopen")).status_code == 409
+
+
 @attack(
     "forms-of-other-sites",
     "another page makes a browser that is logged in send the forms of the dashboard",

@@ -276,7 +276,7 @@ async def test_what_an_open_page_calls_back_is_suspended_once_the_server_is_gone
 
 
 @pytest.mark.asyncio
-async def test_a_removed_named_server_takes_only_its_own_notebooks_along(service):
+async def test_a_removed_named_server_takes_only_its_own_notebooks_along(service, caplog):
     service.sessions = [
         session("aaaaaaaaaaaa", owner={"server": "big"}),
         session("bbbbbbbbbbbb", owner={}),
@@ -284,6 +284,12 @@ async def test_a_removed_named_server_takes_only_its_own_notebooks_along(service
     ]
     await make(service.url, name="big").delete_forever()
     assert [sid for sid, _ in service.ended] == ["aaaaaaaaaaaa"]
+    (said,) = [r.getMessage() for r in caplog.records if "which was removed" in r.getMessage()]
+    assert said == (
+        "1 notebook of alice/big, which was removed, ended; what was stored of them last is kept "
+        "for Controller.undo_end_s: until then 'jupyter singularity reopen' of an administrator "
+        "takes that back"
+    )
     await make(service.url).delete_forever()
     assert [sid for sid, _ in service.ended[1:]] == ["bbbbbbbbbbbb", "cccccccccccc"]
 

@@ -30,6 +30,14 @@ export interface ICheckpoint {
   bytes: number;
 }
 
+/** With what the end of a session can be taken back. */
+export interface IUndo {
+  /** Id of a checkpoint. */
+  checkpoint: string;
+  /** Until when it is kept; null: as long as nobody deletes it. */
+  until: number | null;
+}
+
 /** What a batch session runs. */
 export interface IRun {
   notebook: string;
@@ -95,6 +103,8 @@ export interface ISession {
   checkpoint: ICheckpoint | null;
   /** How many are stored. */
   checkpoints: number;
+  /** Of an ended session: with what its end can be taken back; null: it cannot be. */
+  undo: IUndo | null;
   /** null: it is no batch run. */
   run: IRun | null;
   /** null: all of it runs on one node. */
@@ -107,7 +117,7 @@ export interface ISession {
 
 const ENDED = new Set(['completed', 'failed', 'cancelled']);
 
-/** Whether the session is over, with no way back. */
+/** Whether the session is over; `undo` says whether that can be taken back. */
 export function hasEnded(session: ISession): boolean {
   return ENDED.has(session.state);
 }
@@ -141,6 +151,13 @@ export function readCheckpoint(value: unknown): ICheckpoint | null {
     level: text(value.level),
     bytes: count(value.bytes)
   };
+}
+
+function readUndo(value: unknown): IUndo | null {
+  if (!isObject(value) || !text(value.checkpoint)) {
+    return null;
+  }
+  return { checkpoint: text(value.checkpoint), until: time(value.until) };
 }
 
 function readRun(value: unknown): IRun | null {
@@ -227,6 +244,7 @@ export function readSession(value: unknown): ISession | null {
     heldBack: value.held_back === true,
     checkpoint: readCheckpoint(value.last_checkpoint),
     checkpoints: count(value.checkpoints),
+    undo: readUndo(value.undo_end),
     run: readRun(value.run),
     part: readPart(value.part),
     progress: readProgress(value.progress),

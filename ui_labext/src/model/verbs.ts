@@ -13,7 +13,8 @@ export type Verb =
   | 'tier'
   | 'restore'
   | 'fork'
-  | 'cancel';
+  | 'cancel'
+  | 'reopen';
 
 /** In the order of menus. */
 export const VERBS: readonly Verb[] = [
@@ -27,11 +28,12 @@ export const VERBS: readonly Verb[] = [
   'tier',
   'restore',
   'fork',
-  'cancel'
+  'cancel',
+  'reopen'
 ];
 
 /** Those with a button on the card; the others are in its menu. */
-export const BUTTONS: readonly Verb[] = ['checkpoint', 'suspend', 'resume'];
+export const BUTTONS: readonly Verb[] = ['checkpoint', 'suspend', 'resume', 'reopen'];
 
 /** All that a page knows, the best one first. */
 export const TIERS: readonly string[] = ['premium', 'standard', 'basic'];
@@ -54,7 +56,8 @@ export const KEYS: Record<Verb, readonly string[]> = {
   tier: ['tier'],
   restore: ['checkpoint', 'discard'],
   fork: ['checkpoint', 'name'],
-  cancel: []
+  cancel: [],
+  reopen: []
 };
 
 /** A request to the server. */
@@ -114,6 +117,8 @@ export function isOffered(verb: Verb, session: ISession): boolean {
     case 'tier':
     case 'cancel':
       return !hasEnded(session);
+    case 'reopen':
+      return session.undo !== null;
   }
 }
 
@@ -142,6 +147,8 @@ export function verbLabel(verb: Verb, texts: ITexts): string {
       return texts.__('Fork');
     case 'cancel':
       return texts.__('Cancel');
+    case 'reopen':
+      return texts.__('Take back');
   }
 }
 
@@ -152,6 +159,8 @@ export function commandLabel(verb: Verb, texts: ITexts): string {
       return texts.__('Keep session alive');
     case 'tier':
       return texts.__('Change tier of session');
+    case 'reopen':
+      return texts.__('Take back the end of session');
     default:
       return texts.__('%1 session', verbLabel(verb, texts));
   }
@@ -183,6 +192,8 @@ export function verbCaption(verb: Verb, texts: ITexts): string {
     case 'fork':
       return texts.__('Begin a second session where a checkpoint of this one is');
     case 'cancel':
-      return texts.__('End it; its variables are lost');
+      return texts.__('End it; its variables are lost, but for its newest checkpoint');
+    case 'reopen':
+      return texts.__('Take its end back: it is suspended again as of its newest checkpoint');
   }
 }

@@ -5,6 +5,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
 import { Actions } from '../actions';
+import { nextOf } from '../model/back';
 import { inWords, sentence } from '../model/refused';
 import { ISession } from '../model/session';
 import { commandLabel, isOffered, KEYS, Verb, verbCaption, verbLabel, VERBS } from '../model/verbs';
@@ -29,7 +30,22 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const category = trans.__('Singularity');
-    const actions = new Actions(api, tiers, trans);
+    const actions = new Actions(api, tiers, trans, async back => {
+      const panel = notebooks.find(each => each.context.path === back.path) ?? null;
+      switch (nextOf(back, panel !== null, kernelOf(panel) !== null)) {
+        case 'open': {
+          const kernel = { id: back.kernel };
+          await app.commands.execute('docmanager:open', { path: back.path, kernel });
+          return true;
+        }
+        case 'connect':
+          await panel?.sessionContext.changeKernel({ id: back.kernel });
+          app.shell.activateById(panel?.id ?? '');
+          return true;
+        case 'say':
+          return false;
+      }
+    });
     const subject = (args: ReadonlyPartialJSONObject): ISession | null => {
       const kernel = kernelOf(notebooks.currentWidget);
       return typeof args.session === 'string'

@@ -31,6 +31,7 @@ def routes(services: Services, prefix: str) -> list[tuple[Any, ...]]:
         name: views.ShowNode,
         rf"{name}/(?P<verb>[a-z]+)": acts.ChangeNode,
         "sessions": views.ShowSessions,
+        r"sessions/(?P<session>[^/]+)/reopen": acts.Reopen,
         "queue": views.ShowQueue,
         "day": views.ShowDay,
         "usage": usage_views.ShowUsage,

@@ -1,4 +1,5 @@
-"""The pages that change something of a node: each asks first, then says what the scheduler said."""
+"""The pages that change something. What changes a node asks first, then says what the scheduler
+said; taking the end of a session back needs no question."""
 
 from __future__ import annotations
 
@@ -118,6 +119,17 @@ class ChangeNode(Page):
             filled=filled,
             refused=refused,
         )
+
+
+class Reopen(Page):
+    """POST takes the end of a session back; what cannot be taken back is said."""
+
+    async def post(self, session: str) -> None:
+        view = await self.controller.find(session)
+        if self.caller.sees not in (None, view.user):
+            raise NotFound(f"there is no session {session}", session=session)
+        await self.controller.desk.reopen(view, self.caller.name)
+        self.redirect(self.link("sessions"), status=303)
 
 
 def _known(verb: str) -> Ask:

@@ -12,7 +12,7 @@ from singularity_scheduler.core.estimate import estimate, span, waited_s
 from singularity_scheduler.core.explain import text
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import Tier
-from singularity_scheduler.service.documents import may_wait, queue_document
+from singularity_scheduler.service.documents import may_wait, queue_document, undo_document
 
 ROWS_PER_PAGE = 50
 
@@ -118,6 +118,8 @@ class SessionRow:
     expected: str
     place: int | None
     checkpoint: str
+    undo: bool
+    """Whether its end can be taken back."""
 
 
 def session_row(state: ClusterState, view: SessionView, now: float) -> SessionRow:
@@ -138,4 +140,5 @@ def session_row(state: ClusterState, view: SessionView, now: float) -> SessionRo
         expected(state, view, now) if may_wait(view) else "",
         place["place"] if place else None,
         stored,
+        undo_document(view) is not None,
     )
