@@ -28,7 +28,13 @@ from singularity_proxy.capsule.namespace import (
 )
 from singularity_proxy.capsule.process import ProcessWatch
 from singularity_proxy.capsule.tree import has_ended
-from singularity_proxy.errors import BadRequest, Conflict, SingularityError, Unavailable
+from singularity_proxy.errors import (
+    BadRequest,
+    Conflict,
+    NoSpace,
+    SingularityError,
+    Unavailable,
+)
 
 from singularity_scheduler import logs
 
@@ -62,6 +68,9 @@ ranks to meet at without libuv, whose io_uring no process image can be taken of
 ALONE = {"GLOO_SOCKET_IFNAME": "lo"}
 """The same for what is no part of a program on several nodes: ranks on host tensors listen on the
 loopback only. gloo asks nobody who it is, and by itself it listens at the machine's name."""
+
+ADOPT_AGAIN_S = (0.2, 1.0, 3.0)
+"""Pauses before a session that could not be taken over is tried again."""
 
 KEEP_TOMBSTONES = 256
 """Ended sessions kept until the service has asked how they ended."""
@@ -457,18 +466,49 @@ class Lifecycle:
 
     async def adopt(self, record: SessionRecord) -> None:
         """Take over a session of the agent before this one: its processes never noticed. Raises
-        nothing: what cannot be taken over ends, and keeps no other session from it."""
+        nothing: an error that may pass is waited for a while, what cannot be taken over then ends,
+        and keeps no other session from it."""
         with logs.bind(session=record.session):
+            error = await self._try_adopt(record)
+            if error is None:
+                return
+            log.error("session %s cannot be taken over", record.session, exc_info=error)
+            try:
+                live = self._node.sessions[record.session]
+                await self.end(live, f"the node agent could not take it over ({error})", 0.0)
+            except Exception as worse:
+                log.error("session %s cannot be ended", record.session, exc_info=worse)
+
+    async def _try_adopt(self, record: SessionRecord) -> Exception | None:
+        """Take it over, again where an error may pass; returns the last one, None: it is done."""
+        for pause in (*ADOPT_AGAIN_S, None):
             try:
                 await self._adopt(record)
+                return None
             except Exception as error:
-                log.error("session %s cannot be taken over", record.session, exc_info=error)
-                try:
-                    live = self._node.sessions[record.session]
-                    why = f"the node agent could not take it over ({error})"
-                    await self.end(live, why, 0.0)
-                except Exception as worse:
-                    log.error("session %s cannot be ended", record.session, exc_info=worse)
+                if pause is None or record.life is not Life.LIVE or not _may_pass(error):
+                    return error
+                log.warning("session %s is not taken over yet: %s", record.session, error)
+            await self._let_go(record.session)
+            await asyncio.sleep(pause)
+        raise AssertionError("the last try has no pause")
+
+    async def _let_go(self, session: str) -> None:
+        """Hold nothing of a session that was taken over in part, so that it can be tried again; its
+        processes go on."""
+        live = self._node.sessions.pop(session, None)
+        if live is None:
+            return
+        capsules = [c for c in (live.capsule, live.relay and live.relay.capsule, live.bridge) if c]
+        for watch in (live.owner, live.joined, *(capsule.watch for capsule in capsules)):
+            if watch is not None:
+                watch.close()
+        live.rings.let_go()
+        if live.word is not None:
+            live.word.close()
+            live.word = None
+        with contextlib.suppress(OSError):
+            await live.socket.close()
 
     async def _adopt(self, record: SessionRecord) -> None:
         node = self._node
@@ -550,6 +590,13 @@ def _log_variable(record: SessionRecord, settings: Settings) -> dict[str, str]:
     if record.mode == "joined" or record.kind != "batch":
         return {}
     return {"SINGULARITY_LOG": os.path.join(settings.session_dir(record.session), CAPSULE_LOG)}
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same may work in a moment: a full disk or machine, somebody who does not answer
+    yet. What is gone stays gone."""
+    gone = isinstance(error, FileNotFoundError | NotADirectoryError)
+    return isinstance(error, OSError | NoSpace | Unavailable) and not gone
 
 
 def part_of(request: LaunchRequest) -> GangPart | None:

@@ -120,17 +120,25 @@ class RingSet:
 
     def adopt(self) -> list[RingRecord]:
         """Open the rings of the ledger after an agent restart; returns those whose file is gone
-        or no ring any more (dropped: their workers get an error from the file they still map)."""
+        or no ring any more (dropped: their workers get an error from the file they still map).
+        Raises `OSError` for one that cannot be opened now."""
         lost = []
         for record in list(self._record.rings.values()):
             try:
                 file = RingFile.open(record.path)
-            except (OSError, Conflict):
+            except (FileNotFoundError, Conflict):
                 lost.append(record)
                 del self._record.rings[record.ring_id]
                 continue
             self.rings[record.ring_id] = LiveRing(record, file, self._on_worker_exit)
         return lost
+
+    def let_go(self) -> None:
+        """Watch and hold none of the rings any more; files and workers stay as they are."""
+        for ring in self.rings.values():
+            ring.worker.close()
+            ring.file.close()
+        self.rings.clear()
 
     def forget(self, ring: LiveRing) -> None:
         """Remove the ring and its files."""

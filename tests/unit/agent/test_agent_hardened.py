@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from singularity_proxy.errors import NoSpace
+from singularity_scheduler.agent import lifecycle as lifecycle_module
 from singularity_scheduler.agent import relay_keeper, server
 from singularity_scheduler.agent.lifecycle import Lifecycle
 from singularity_scheduler.agent.relay_keeper import RelayKeeper
 from singularity_scheduler.agent.server import CommandServer
-from singularity_scheduler.agent.sessions import SessionRecord
+from singularity_scheduler.agent.sessions import Life, SessionRecord
 
 pytestmark = pytest.mark.asyncio
 
@@ -37,6 +40,45 @@ async def test_one_that_cannot_be_taken_over_stops_no_agent() -> None:
     assert ended == [
         "the node agent could not take it over (cannot convert float infinity to integer)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "tries", "ends"),
+    [
+        (OSError(errno.EMFILE, "too many open files"), 3, False),
+        (NoSpace("the disk is full"), 3, False),
+        (OSError(errno.EMFILE, "too many open files"), 99, True),
+        (FileNotFoundError(errno.ENOENT, "its folder is gone"), 99, True),
+    ],
+    ids=["files, passes", "disk, passes", "files, stays", "folder"],
+)
+async def test_an_error_that_passes_ends_no_session_of_the_agent_before(
+    error: Exception, tries: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle_module, "ADOPT_AGAIN_S", (0.0, 0.0, 0.0))
+    ended: list[str] = []
+    let_go: list[str] = []
+    tried: list[SessionRecord] = []
+    lifecycle: Any = object.__new__(Lifecycle)
+    lifecycle._node = SimpleNamespace(sessions={"s": "live"})
+
+    async def fails(record: SessionRecord) -> None:
+        tried.append(record)
+        if len(tried) < tries:
+            raise error
+
+    async def end(live: Any, reason: str, grace_s: float) -> None:
+        ended.append(reason)
+
+    async def let(session: str) -> None:
+        let_go.append(session)
+
+    lifecycle._adopt, lifecycle.end, lifecycle._let_go = fails, end, let
+    one = record()
+    one.life = Life.LIVE
+    await lifecycle.adopt(one)
+    assert bool(ended) is ends
+    assert len(let_go) == (0 if isinstance(error, FileNotFoundError) else min(tries - 1, 3))
 
 
 @pytest.mark.parametrize(
