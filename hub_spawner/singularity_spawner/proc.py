@@ -17,10 +17,11 @@ class Process:
 
 
 def read_process(pid: int) -> Process | None:
-    """What /proc says of `pid` now; None when there is no such process."""
+    """What /proc says of `pid` now; None when there is no such process. Raises `OSError` when that
+    cannot be told now."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat[stat.rindex(b")") + 2 :].split()
     return Process(pid, int(fields[19]), int(fields[1]), fields[0] in (b"Z", b"X"))

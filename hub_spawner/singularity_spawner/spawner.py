@@ -181,7 +181,13 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
         After a restart of the Hub the server is no child of ours any more: its pid may be another
         process's by now, or a zombie that nobody reaps.
         """
-        now = read_process(self.pid)
+        try:
+            now = read_process(self.pid)
+        except OSError as error:  # of this process: too many open files, for one
+            self.log.warning(
+                "Whether the server runs is not known now (%s): it counts as it was", error
+            )
+            return True
         if now is None or now.zombie or self._server_started not in (None, now.started):
             return False
         alive: bool = await super()._signal(sig)

@@ -69,11 +69,12 @@ def namespace_of(pid: int, kind: str) -> str:
 
 
 def state_of(path: int | str) -> str:
-    """The state letter of process or thread `path` (below /proc); "" when it is gone."""
+    """The state letter of process or thread `path` (below /proc); "" when it is gone. Raises
+    `OSError` when that cannot be told now."""
     try:
         with open(f"/proc/{path}/stat", "rb") as file:
             return chr(file.read().rpartition(b") ")[2][0])
-    except (OSError, IndexError):
+    except (FileNotFoundError, ProcessLookupError, IndexError):
         return ""
 
 

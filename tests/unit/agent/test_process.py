@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from singularity_proxy.capsule.process import (
     processes_with,
     uid_of,
 )
+from singularity_proxy.capsule.tree import has_ended, state_of
 from singularity_proxy.errors import BadRequest, Conflict
 from singularity_scheduler.agent import processes
 from singularity_scheduler.agent.processes import end_marked, reap_orphans
@@ -283,3 +285,20 @@ async def test_whoever_waits_for_a_helper_learns_how_it_ended() -> None:
             assert done.returncode == 3
     finally:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+
+def test_a_process_that_cannot_be_looked_at_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that starts with too many open files ends no session for that."""
+    me = ProcessIdentity.of(os.getpid())
+    assert not has_ended(me)
+    assert has_ended(ProcessIdentity(me.pid, me.start - 1))
+    assert has_ended(ProcessIdentity(2**22 + 1, 1))
+
+    def too_many(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr("builtins.open", too_many)
+    with pytest.raises(OSError, match="too many open files"):
+        has_ended(me)
+    with pytest.raises(OSError, match="too many open files"):
+        state_of(me.pid)

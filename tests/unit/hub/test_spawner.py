@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
 import json
 import os
@@ -178,6 +179,19 @@ async def test_a_pid_that_belongs_to_another_process_is_not_our_server(service, 
     me = read_process(os.getpid())
     spawner.load_state({"pid": me.pid, "started": me.started - 1, "identity": {"uid": 1, "gid": 1}})
     assert await spawner.poll() == 0
+
+
+@pytest.mark.asyncio
+async def test_a_hub_that_cannot_look_takes_no_server_for_dead(service, homes, monkeypatch):
+    spawner = make(service, homes)
+    me = read_process(os.getpid())
+    spawner.load_state({"pid": me.pid, "started": me.started, "identity": {"uid": 1, "gid": 1}})
+
+    def too_many(path):
+        raise OSError(errno.EMFILE, "too many open files", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", too_many)
+    assert await spawner.poll() is None
 
 
 @pytest.mark.filterwarnings("ignore:The declarative_mixin decorator")
