@@ -177,6 +177,13 @@ class Unsupported(SingularityError):
     http_status = 501
 
 
+def may_pass(error: BaseException) -> bool:
+    """Tell whether the same may work in a moment: a full disk or machine, somebody who does not
+    answer yet. What is gone stays gone."""
+    gone = isinstance(error, FileNotFoundError | NotADirectoryError)
+    return isinstance(error, OSError | NoSpace | Unavailable) and not gone
+
+
 def _types(base: type[SingularityError]) -> dict[str, type[SingularityError]]:
     found = {base.__name__: base}
     for sub in base.__subclasses__():

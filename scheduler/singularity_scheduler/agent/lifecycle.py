@@ -31,9 +31,9 @@ from singularity_proxy.capsule.tree import has_ended
 from singularity_proxy.errors import (
     BadRequest,
     Conflict,
-    NoSpace,
     SingularityError,
     Unavailable,
+    may_pass,
 )
 
 from singularity_scheduler import logs
@@ -486,7 +486,7 @@ class Lifecycle:
                 await self._adopt(record)
                 return None
             except Exception as error:
-                if pause is None or record.life is not Life.LIVE or not _may_pass(error):
+                if pause is None or record.life is not Life.LIVE or not may_pass(error):
                     return error
                 log.warning("session %s is not taken over yet: %s", record.session, error)
             await self._let_go(record.session)
@@ -590,13 +590,6 @@ def _log_variable(record: SessionRecord, settings: Settings) -> dict[str, str]:
     if record.mode == "joined" or record.kind != "batch":
         return {}
     return {"SINGULARITY_LOG": os.path.join(settings.session_dir(record.session), CAPSULE_LOG)}
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether the same may work in a moment: a full disk or machine, somebody who does not answer
-    yet. What is gone stays gone."""
-    gone = isinstance(error, FileNotFoundError | NotADirectoryError)
-    return isinstance(error, OSError | NoSpace | Unavailable) and not gone
 
 
 def part_of(request: LaunchRequest) -> GangPart | None:
