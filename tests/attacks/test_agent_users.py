@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import psutil
 import pytest
 from singularity_proxy.capsule.launcher import last_words, trim_log
 from singularity_proxy.capsule.process import uid_of
@@ -200,6 +203,63 @@ async def test_sockets_of_others(measured: Measured) -> None:
         )
         assert said == "", said
         measured(f"0 of {len(paths)} sockets")
+
+
+@attack(
+    "outputs-and-replies-of-others",
+    "another user subscribes to every port that a session's processes listen on, and connects there "
+    "under the routing ids of its clients",
+    "no cell, no output and no reply comes; the session's own client is answered",
+)
+async def test_outputs_and_replies_of_others(measured: Measured) -> None:
+    async with AgentBox() as box:
+        session, info = await start_kernel(box)
+        client = await client_of(info)
+        pids = {*box.relays(session), *(one.pid for one in box.everything_of(session))}
+        ports = sorted(
+            {
+                one.laddr.port
+                for pid in pids
+                for one in psutil.Process(pid).net_connections("tcp")
+                if one.status == psutil.CONN_LISTEN
+            }
+        )
+        eve = await uid_of_user(box, "eve")
+        ids = [client.session.session, client.session.bsession.decode()]
+        code = """
+import json, sys, time, zmq
+ports, ids = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+context, socks = zmq.Context(), []
+for port in ports:
+    for kind, names in ((zmq.SUB, [""]), (zmq.DEALER, ids)):
+        for name in names:
+            sock = context.socket(kind)
+            sock.linger = 0
+            if kind == zmq.SUB:
+                sock.subscribe(b"")
+            else:
+                sock.routing_id = name.encode()
+            sock.connect(f"tcp://127.0.0.1:{port}")
+            socks.append(sock)
+print("listens", flush=True)
+until, got = time.monotonic() + 8, 0
+while time.monotonic() < until:
+    for sock in socks:
+        while sock.poll(0):
+            sock.recv_multipart()
+            got += 1
+    time.sleep(0.05)
+print("got", got, flush=True)
+context.destroy(linger=0)
+"""
+        with in_background(eve, code, json.dumps(ports), json.dumps(ids)) as process:
+            assert await asyncio.to_thread(process.stdout.readline) == "listens\n"
+            for number in range(20):
+                shown = await run(client, f"secret = {number}; print(secret)")
+                assert shown == f"{number}\n"
+            assert await asyncio.to_thread(process.stdout.readline) == "got 0\n"
+        client.stop_channels()
+        measured(f"nothing at {len(ports)} ports while 20 cells were answered")
 
 
 @attack(

@@ -45,6 +45,7 @@ ELSEWHERE = (
     "tests/integration/scheduler/test_dashboard.py",
     "tests/integration/proxy_device/test_untrusted.py",
     "tests/integration/kernel/test_kernel_relay.py",
+    "tests/integration/proxy_worker/test_store_guard.py",
     "tests/unit/elastic/test_bridge_parts.py",
 )
 """Files with attacks among their tests."""

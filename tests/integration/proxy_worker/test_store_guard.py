@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from support.attacks import attack
 from support.uids import needs_own_uids
 
 OTHER = 1_900_009_991
@@ -82,6 +83,11 @@ def ask(
     )
 
 
+@attack(
+    "store-of-ranks",
+    "another user connects to the store at which ranks of a program meet, lists and sets keys",
+    "no byte of it is read; the ranks' own user is served",
+)
 @needs_own_uids
 @pytest.mark.parametrize(
     ("options", "libuv"),
