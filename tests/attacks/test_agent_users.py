@@ -207,7 +207,7 @@ async def test_sockets_of_others(measured: Measured) -> None:
 
 @attack(
     "outputs-and-replies-of-others",
-    "another user subscribes to every port that a session's processes listen on, and connects there "
+    "another user subscribes to all ports that a session's processes listen on, and connects there "
     "under the routing ids of its clients",
     "no cell, no output and no reply comes; the session's own client is answered",
 )
