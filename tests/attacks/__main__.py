@@ -42,7 +42,7 @@ class Told:
             mark = item.get_closest_marker("attack")
             if mark is None or (self._names and mark.args[0] not in self._names):
                 continue
-            if self._quick and item.get_closest_marker("full"):
+            if self._quick and LIST[mark.args[0]].slow:
                 continue
             self._of[item.nodeid] = mark.args[0]
             chosen.append(item)
@@ -81,7 +81,7 @@ class Told:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev attack", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="without those that take minutes")
+    parser.add_argument("--quick", action="store_true", help="without those that take long")
     parser.add_argument("--json", metavar="FILE", help="where the report goes")
     parser.add_argument("name", nargs="*", help="only these attacks")
     options = parser.parse_args()
@@ -90,7 +90,6 @@ def main() -> int:
         return 2
     told = Told(options.name, options.quick)
     words = ["-qq", "--no-header", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
-    words += [] if options.quick else ["--full"]
     places = [str(HERE), *(str(ROOT / file) for file in ELSEWHERE)]
     code = int(pytest.main([*words, *places], [told]))
     findings = [name for name, one in told.found.items() if one["outcome"] == "FINDING"]

@@ -70,6 +70,7 @@ time.sleep(0.5)
     "unfinished-lines-of-many-sessions",
     "six sessions of one user, 60 connections each, every one with a line just short of the limit",
     "all sessions of a user together hold at most 64 MiB of the agent",
+    slow=True,
 )
 async def test_unfinished_lines_of_many_sessions(measured: Measured) -> None:
     async with AgentBox(double=True) as box:
@@ -283,6 +284,7 @@ time.sleep(60)
     "a session puts a program of its own in the place of its relay's control socket: bad answers, "
     "floods of events, a line without an end",
     f"the agent grows by at most {AGENT_MIB} MiB, logs no traceback and ends the session at once",
+    slow=True,
 )
 async def test_relay_of_the_user(measured: Measured) -> None:
     async with AgentBox() as box:

@@ -210,6 +210,7 @@ async def test_sockets_of_others(measured: Measured) -> None:
     "another user subscribes to all ports that a session's processes listen on, and connects there "
     "under the routing ids of its clients",
     "no cell, no output and no reply comes; the session's own client is answered",
+    slow=True,
 )
 async def test_outputs_and_replies_of_others(measured: Measured) -> None:
     async with AgentBox() as box:
@@ -266,6 +267,7 @@ context.destroy(linger=0)
     "holder-killed",
     "a session kills pid 1 of its capsule, its relay and its device proxy, again and again",
     "only that session ends or is mended; others' go on and nothing of it stays",
+    slow=True,
 )
 async def test_holder_killed(measured: Measured) -> None:
     async with AgentBox() as box:
@@ -308,6 +310,7 @@ async def test_holder_killed(measured: Measured) -> None:
     "a session puts links to a file of root in the place of its log, tunnel, exit code, sockets "
     "and /tmp while the agent trims, reads, resumes and ends it",
     "the file is neither read, changed, handed over nor removed",
+    slow=True,
 )
 async def test_links_in_a_sessions_folder(measured: Measured, tmp_path: Path) -> None:
     secret = tmp_path / "secret"

@@ -36,6 +36,8 @@ class Attack:
     """What somebody does who should not."""
     holds: str
     """What must be so all the same."""
+    slow: bool
+    """It takes more than some seconds: not with --quick."""
 
 
 LIST: dict[str, Attack] = {}
@@ -51,10 +53,12 @@ ELSEWHERE = (
 """Files with attacks among their tests."""
 
 
-def attack(name: str, tries: str, holds: str, *, root: bool = True) -> Callable[[F], F]:
+def attack(
+    name: str, tries: str, holds: str, *, root: bool = True, slow: bool = False
+) -> Callable[[F], F]:
     """Declares the test below it. `root`: it needs users with uids of their own."""
     assert name not in LIST, f"two attacks have the name {name}"
-    LIST[name] = Attack(name, tries, holds)
+    LIST[name] = Attack(name, tries, holds, slow)
 
     def declare(test: F) -> F:
         marks = [pytest.mark.attack(name)]
