@@ -57,6 +57,7 @@ class AgentBox:
         """session -> what it uses of its devices, by the newest report."""
         self.connections: list[bool] = []
         self._news = asyncio.Event()
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
         self._seq = 0
         options = {
             "state_dir": str(self.root / "state"),
@@ -95,6 +96,8 @@ class AgentBox:
     async def __aexit__(self, *failure: object) -> None:
         shm, runtime = self.shm, self.runtime
         await self.fleet.stop_agent()
+        for server in self._servers.values():
+            stop(server)
         leftover = [p for p in (shm, runtime) if p.exists()]
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.rmtree(shm, ignore_errors=True)
@@ -154,12 +157,21 @@ class AgentBox:
                 "env": env,
                 "cwd": str(self.work),
                 "connection": None,
-                # Where users have uids of their own this process is none of theirs.
-                "owner_pid": None if await self.user_options(user) else os.getpid(),
+                "owner_pid": await self.server(user),
                 **launch,
             },
         )
         return session
+
+    async def server(self, user: str) -> int:
+        """The process that sessions of `user` belong to, in the place of a Jupyter server: this one
+        where users have no uids of their own."""
+        options = await self.user_options(user)
+        if not options:
+            return os.getpid()
+        if user not in self._servers:
+            self._servers[user] = sleeper(**options)
+        return self._servers[user].pid
 
     async def python(self, code: str, **options: Any) -> str:
         """Start a session that runs Python `code`."""
