@@ -170,7 +170,7 @@ class AgentBox:
         if not options:
             return os.getpid()
         if user not in self._servers:
-            self._servers[user] = sleeper(**options)
+            self._servers[user] = sleeper(env={}, **options)
         return self._servers[user].pid
 
     async def python(self, code: str, **options: Any) -> str:
