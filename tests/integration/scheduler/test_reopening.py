@@ -138,6 +138,7 @@ async def test_a_restarted_service_knows_what_is_kept_and_what_came_back(tmp_pat
             await client.end_session(session)
         await client.reopen(back)
         undo = (await client.get_session(ended))["undo_end"]
+        assert (await p.controller.ledger.compare()).sessions == ()
         await p.stop()
         await p.start()
         await p.ready()
