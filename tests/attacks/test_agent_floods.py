@@ -99,7 +99,7 @@ time.sleep(60)
 
 @attack(
     "connections",
-    "3000 connections from one session, all kept open",
+    "900 connections from one session, all kept open",
     "the 65th gets a sentence; other sessions are served",
 )
 async def test_connections(measured: Measured) -> None:

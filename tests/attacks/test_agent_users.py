@@ -35,8 +35,8 @@ Measured = Callable[[str], None]
 
 @attack(
     "what-opens",
-    "another user walks state, runtime and ring folders of a platform with a kernel, a run that "
-    "holds a device, a checkpoint and a stored session",
+    "another user walks state, runtime, ring and store folders of a node with a kernel, a run that "
+    "holds a device, and a checkpoint",
     "nothing opens: no file, and no folder can be listed",
 )
 async def test_what_opens(measured: Measured, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ USERS_OWN = (b"AZURE_STORAGE_CONNECTION_STRING", b"SINGULARITY_CHECKPOINT_KEYS",
 @attack(
     "sockets-of-others",
     "another user connects to the agent's socket, a session's, its doorbell, its relay's and the "
-    "proxies', by path and by an inherited descriptor of the folder",
+    "proxies'",
     "no connection is made",
 )
 async def test_sockets_of_others(measured: Measured) -> None:

@@ -115,7 +115,7 @@ async def test_streams_that_nobody_reads(measured: Measured, tmp_path: Path) -> 
 
 @attack(
     "sessions-without-end",
-    "a user asks for 3000 runs at once, with large parameters and 80 levels of JSON",
+    "a user asks for 600 runs at once, with large parameters, 80 levels of JSON and hostile names",
     "each is taken or refused with a sentence; other users are served",
     root=False,
 )
@@ -223,8 +223,8 @@ class Tags(HTMLParser):
 
 @attack(
     "hostile-names",
-    "sessions, runs and notebooks named with HTML, scripts, templates, terminal escapes, bidi "
-    "marks and line breaks, on every page of the dashboard and in the command line's output",
+    "sessions named with HTML, scripts and templates, and reasons of ends with terminal escapes and "
+    "bidi marks besides, on pages of the dashboard and in the output of ls, why, history and show",
     "pages have no element and no attribute of theirs; control characters never reach a terminal",
     root=False,
 )
