@@ -265,7 +265,7 @@ context.destroy(linger=0)
 
 @attack(
     "holder-killed",
-    "a session kills pid 1 of its capsule, its relay and its device proxy, again and again",
+    "a user kills her session's relay three times, then pid 1 of its capsule and all its processes",
     "only that session ends or is mended; others' go on and nothing of it stays",
     slow=True,
 )
@@ -308,7 +308,7 @@ async def test_holder_killed(measured: Measured) -> None:
 @attack(
     "links-in-a-sessions-folder",
     "a session puts links to a file of root in the place of its log, tunnel, exit code, sockets "
-    "and /tmp while the agent trims, reads, resumes and ends it",
+    "and /tmp while the agent trims, reads, stores and ends it",
     "the file is neither read, changed, handed over nor removed",
     slow=True,
 )

@@ -223,7 +223,7 @@ class Tags(HTMLParser):
 
 @attack(
     "hostile-names",
-    "sessions named with HTML, scripts and templates, and reasons of ends with terminal escapes and "
+    "sessions named with HTML, scripts and templates, reasons of ends with terminal escapes and "
     "bidi marks besides, on pages of the dashboard and in the output of ls, why, history and show",
     "pages have no element and no attribute of theirs; control characters never reach a terminal",
     root=False,
