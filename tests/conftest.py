@@ -137,7 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if reason is not None and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
         parts = item.path.relative_to(ROOT).parts if item.path.is_relative_to(ROOT) else ()
-        if _REAL.intersection(parts):
+        if _REAL.intersection(parts) and item.get_closest_marker("flaky") is None:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
         limit = next((s for folder, s in _LIMITS.items() if folder in parts), None)
         if limit is not None and item.get_closest_marker("timeout") is None:

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from . import processes
+from . import processes, scenes
 from .processes import Found
 from .schedule import Step
 from .world import World
@@ -225,4 +225,8 @@ FAULTS: dict[str, Fault] = {
     "store.frozen": slow_store,
     "store.readonly": readonly_store,
     "link.cut": cut_link,
+    "chunk.flip": scenes.flip_chunk,
+    "files.swap": scenes.swap_file,
+    "up.kill": scenes.kill_up,
+    "clock.step": scenes.step_clock,
 }

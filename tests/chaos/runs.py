@@ -27,6 +27,8 @@ RUN_S = 1500.0
 class Run(Subject):
     """Something that is started, watched until its end, and looked at."""
 
+    ends_with_platform: ClassVar[bool] = True
+
     @abc.abstractmethod
     async def start(self) -> str:
         """Start one; its session."""
@@ -41,7 +43,12 @@ class Run(Subject):
             self.session = session
             self.world.timeline.add("session", f"{self.name} is session {session}")
         deadline = self.world.timeline.now + RUN_S
-        while (found := await self.world.session(self.session)).get("process_state") not in ENDED:
+        while True:
+            found = await self.world.session(self.session)
+            if found.get("process_state") in ENDED and not self.reopening:
+                found = await self.world.session(self.session)
+                if found.get("process_state") in ENDED and not self.reopening:
+                    break
             if not found:
                 raise Lost("the service does not know it any more")
             if self.world.timeline.now > deadline:

@@ -36,6 +36,10 @@ FAULTS: Mapping[str, int] = {
     "store.frozen": 1,
     "store.readonly": 1,
     "link.cut": 3,
+    "chunk.flip": 1,
+    "files.swap": 1,
+    "up.kill": 1,
+    "clock.step": 1,
 }
 """Fault -> how many of it are in one deck. A deck is shuffled and dealt to its end, so that each
 fault comes as often as it should in every campaign that is long enough."""
@@ -58,6 +62,8 @@ VERBS: Mapping[str, int] = {
     "drain.device": 1,
     "upgrade": 1,
     "server.restart": 1,
+    "reopen": 1,
+    "platform.restart": 1,
 }
 """Verb -> how many of it are in one deck."""
 
@@ -66,6 +72,8 @@ CALM_S: Mapping[str, float] = {
     "drain.node": 120.0,
     "suspend": 90.0,
     "preempt": 90.0,
+    "platform.restart": 300.0,
+    "reopen": 120.0,
 }
 """Verb -> how many calm seconds it may take, where it is more than one thing; 60 for the others."""
 

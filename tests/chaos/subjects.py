@@ -25,7 +25,10 @@ NOTEBOOK_VERBS = frozenset(
     }
 )
 RUN_VERBS = frozenset(
-    {"park", "suspend", "migrate.node", "migrate.device", "checkpoint", "preempt", "keep", "tier"}
+    {
+        *("park", "suspend", "migrate.node", "migrate.device", "checkpoint", "preempt"),
+        *("keep", "tier", "reopen"),
+    }
 )
 JOINED_VERBS = frozenset({"park", "migrate.device", "preempt", "keep", "tier"})
 
@@ -72,10 +75,14 @@ class Subject(abc.ABC):
         """The verb that is under way."""
         self.locked = asyncio.Lock()
         """Held by whoever exchanges the session for a new one, and by verbs meanwhile."""
+        self.reopening = False
+        """Its end is about to be taken back."""
         self.kept_back = ""
         """Why it does not go on at the moment: somebody suspended or preempted it."""
         self.history: list[str] = []
         """Sessions that it had before."""
+        self._stopped_at: float | None = None
+        """When the platform was stopped last: runs end with it."""
         self._powerless: list[tuple[float, bool]] = []
         """(when its node lost power, whether a checkpoint of its process was stored)."""
 
@@ -142,6 +149,13 @@ class Subject(abc.ABC):
             whole = checkpoint.get("level") == "process" or self.retries
             self._powerless.append((self.world.timeline.now, bool(whole)))
 
+    def note_restart(self) -> None:
+        """The whole platform stops now, as by Ctrl-C."""
+        self._stopped_at = self.world.timeline.now
+
+    ends_with_platform: ClassVar[bool] = False
+    """A stop of the platform ends it, as the documentation says."""
+
     retries: ClassVar[bool] = False
     """Begins again by itself when it is lost."""
 
@@ -151,6 +165,9 @@ class Subject(abc.ABC):
         now = self.world.timeline.now
         if any(now - at < 300 and not whole for at, whole in self._powerless):
             return "its node lost power before anything of it was stored"
+        stopped = self._stopped_at
+        if self.ends_with_platform and stopped is not None and now - stopped < 300:
+            return "the platform was stopped, and runs end with it"
         return ""
 
     async def judge_loss(self, what: str) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from singularity_proxy.errors import NotFound, SingularityError
 from singularity_scheduler.client import ServiceClient
 
+from . import scenes
 from .schedule import Step
-from .subjects import ENDED
 from .world import PATIENCE_S, Json, World
 
 if TYPE_CHECKING:
@@ -70,19 +70,8 @@ async def suspend(world: World, subject: Subject, step: Step, service: ServiceCl
 async def _resume(world: World, subject: Subject, service: ServiceClient) -> None:
     """Bring a session back, again after each refusal that a fault explains, until it is back."""
     session = subject.session
-    began, said = world.calm_s, ""
-    while world.calm_s - began < PATIENCE_S:
-        try:
-            await service.resume(session)
-            return
-        except SingularityError as error:
-            said = error.message
-            found = await world.session(session)
-            if found.get("process_state") in (*ENDED, "live", "resuming", None):
-                return
-            world.timeline.add("refused", f"resume of {subject}: {said}")
-            await asyncio.sleep(1.0)
-    world.timeline.violate("comes back", subject.name, f"{session} was not resumed: {said}")
+    if why := await scenes.comes_back(world, subject, service):
+        world.timeline.violate("comes back", subject.name, f"{session} was not resumed: {why}")
 
 
 async def migrate_node(world: World, subject: Subject, step: Step, service: ServiceClient) -> str:
@@ -266,6 +255,7 @@ VERBS: dict[str, Verb] = {
             "tier": tier,
             "resize": resize,
             "visit": visit,
+            "reopen": scenes.reopen,
         }.items()
     },
     "close": close,
@@ -273,4 +263,5 @@ VERBS: dict[str, Verb] = {
     "drain.device": drain_device,
     "upgrade": upgrade,
     "server.restart": restart_server,
+    "platform.restart": scenes.restart_platform,
 }

@@ -59,7 +59,7 @@ class Watch:
     async def look(self) -> None:
         """One look at everything."""
         world = self.world
-        if world.up_code() is not None and not world.ending.is_set():
+        if world.up_code() is not None and not world.ending.is_set() and not world.is_starting:
             text = f"up ended with code {world.up_code()}: {world.up_said()}"
             world.timeline.violate("up", "platform", text, key=str(world.starts))
             await world.ensure_up()

@@ -24,6 +24,7 @@ from singularity_spawner.platform.ports import free_ports
 from singularity_spawner.platform.settings import Settings, StateFolder
 
 from . import processes
+from .clock import Clock
 from .disk import Disk
 from .processes import Found
 from .timeline import Timeline
@@ -52,6 +53,7 @@ class World:
         self.state = StateFolder(self.folder)
         store = self.folder / "scheduler" / "agent" / "store"
         self.disk = Disk(store, self.folder / "store.img", store_mib)
+        self.clock = Clock(self.folder / "clock")
         self.off: set[str] = set()
         """Nodes without power."""
         self.ending = asyncio.Event()
@@ -85,6 +87,7 @@ class World:
         for folder in (self.state.scheduler / "agent",):
             folder.mkdir(mode=0o700, exist_ok=True)
         await self.disk.make()
+        self.clock.make()
 
     async def start(self) -> None:
         """Start the platform and wait until both nodes answer. Raises Unavailable."""
@@ -93,8 +96,7 @@ class World:
         command = [sys.executable, "-m", "jupyter", "singularity", "up"]
         command += ["--state", str(self.folder), "--port", str(self._port)]
         command += ["--nodes", str(len(self.nodes)), "--devices", str(self.devices)]
-        self.state.settings.unlink(missing_ok=True)
-        self._up = _start(command, self.folder, log)
+        self._up = _start(command, self.folder, log, self.clock.environment())
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if self._up.poll() is not None:
@@ -128,6 +130,29 @@ class World:
             up.kill()
             up.wait()
         return self.up_said()
+
+    async def restart(self) -> str:
+        """Stop the platform as a person does, and start it again; what the first one said."""
+        async with self._starting:
+            said = await self.stop()
+            await self.start()
+        return said
+
+    async def kill_up(self, seconds: float) -> bool:
+        """Kill `up` itself, and start it again so many seconds later."""
+        if self._up is None or self._starting.locked():
+            return False
+        async with self._starting:
+            self._up.kill()
+            await asyncio.to_thread(self._up.wait)
+            await asyncio.sleep(seconds)
+            await self.start()
+        return True
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the campaign itself has stopped `up`, and starts it."""
+        return self._starting.locked()
 
     async def ensure_up(self) -> None:
         """Start the platform again when `up` has ended; called by the watch."""
@@ -318,11 +343,14 @@ class World:
                 shutil.copyfile(path, place)
 
 
-def _start(command: list[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], folder: Path, log: Path, environment: dict[str, str]
+) -> subprocess.Popen[bytes]:
     with log.open("wb") as file:
         return subprocess.Popen(
             command,
             cwd=folder,
+            env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

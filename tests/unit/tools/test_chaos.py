@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos import faults, growth, programs, report, schedule, verbs
 from chaos.campaign import Result, sum_up
+from chaos.clock import Clock
 from chaos.subjects import Lines
 from chaos.timeline import Timeline, Violation
 
@@ -138,3 +143,20 @@ def test_the_rows_of_the_writer_and_where_two_lists_differ() -> None:
     assert programs.first_difference(["a", "b"], ["a", "c"]) == 1
     assert programs.first_difference(["a"], ["a", "c"]) == 1
     assert programs.lines("rank 1 step 2 0x1p+0\nstep 3 x\nstep") == [(1, 2, "0x1p+0"), (0, 3, "x")]
+
+
+def test_the_clock_moves_for_service_and_agents_alone(tmp_path: Path) -> None:
+    clock = Clock(tmp_path / "clock")
+    clock.make()
+    clock.set(7200.0)
+
+    def ahead(*words: str) -> float:
+        program = "import time; print(time.time() - time.clock_gettime(time.CLOCK_REALTIME))"
+        env = {**os.environ, **clock.environment()}
+        command = [sys.executable, "-c", program, *words]
+        return float(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+
+    assert ahead("singularity_scheduler.agent") == pytest.approx(7200.0, abs=1.0)
+    assert ahead("singularity_proxy.device") == pytest.approx(0.0, abs=1.0)
+    clock.set(0.0)
+    assert ahead("singularity_scheduler.service") == pytest.approx(0.0, abs=1.0)
