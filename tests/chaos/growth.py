@@ -7,7 +7,6 @@ earlier.
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -16,6 +15,9 @@ from .processes import Found
 
 SETTLED_S = 25.0
 """Age from which on a process is looked at: it has loaded what it needs."""
+
+LEAST_S = 200.0
+"""Shorter thirds of a campaign say nothing: the first checkpoint of an agent weighs more."""
 
 
 @dataclass
@@ -40,8 +42,7 @@ class Growth:
                     self.samples[one.role, one.node, what].append((now, float(value)))
 
     def of(self, role: str, what: str) -> float | None:
-        """How much higher the median of the last third of the time is than that of the first, as a
-        share of it; the worst of all nodes; None without enough samples."""
+        """The growth as a share; the worst of all nodes; None when it cannot be said."""
         grown = [
             value
             for (whose, _, quantity), found in self.samples.items()
@@ -51,13 +52,14 @@ class Growth:
 
 
 def grown_by(found: list[tuple[float, float]]) -> float | None:
-    """The growth of one quantity of one role."""
-    if len(found) < 12:
-        return None
-    begin, end = found[0][0], found[-1][0]
+    """How much higher the 90th percentile of the last third of the time is than that of the first;
+    None when that is shorter than `LEAST_S`."""
+    begin, end = (found[0][0], found[-1][0]) if found else (0.0, 0.0)
     third = (end - begin) / 3
-    early = [v for t, v in found if t <= begin + third]
-    late = [v for t, v in found if t >= end - third]
+    if third < LEAST_S:
+        return None
+    early = sorted(v for t, v in found if t <= begin + third)
+    late = sorted(v for t, v in found if t >= end - third)
     if not early or not late:
         return None
-    return statistics.median(late) / statistics.median(early) - 1.0
+    return late[int(0.9 * (len(late) - 1))] / early[int(0.9 * (len(early) - 1))] - 1.0

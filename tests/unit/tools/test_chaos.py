@@ -116,11 +116,17 @@ def test_the_same_violation_counts_once() -> None:
     assert "ada/gpt" in str(entry)
 
 
-def test_growth_is_the_last_third_beside_the_first() -> None:
-    assert growth.grown_by([(float(t), 100.0) for t in range(30)]) == 0.0
-    grown = growth.grown_by([(float(t), 100.0 + t) for t in range(30)])
-    assert grown == pytest.approx(0.19, abs=0.02)
-    assert growth.grown_by([(0.0, 1.0)]) is None
+def test_growth_is_what_the_largest_have_late_beside_early() -> None:
+    def grown(*values: float) -> float | None:
+        return growth.grown_by([(60.0 * t, v) for t, v in enumerate(values * 10)])
+
+    def rising(by: float) -> float | None:
+        return growth.grown_by([(60.0 * t, 100.0 + by * t) for t in range(30)])
+
+    assert grown(100.0, 20.0, 100.0) == 0.0  # some were just killed and are small yet
+    assert rising(0.0) == 0.0
+    assert rising(1.0) == pytest.approx(0.18, abs=0.02)
+    assert growth.grown_by([(0.0, 1.0), (100.0, 2.0)]) is None
 
 
 def test_the_report_has_sums_the_worst_and_each_violation() -> None:
