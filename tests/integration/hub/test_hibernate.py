@@ -286,7 +286,7 @@ async def test_a_kernel_that_was_shut_down_by_mistake_comes_back(platform):
     assert back == {"id": kernel, "path": "train.ipynb"}
     body = {"path": page.path, "name": page.path, "type": "notebook", "kernel": {"id": kernel}}
     await page.server.rest("POST", "api/sessions", body)
-    await opened(platform, page)
+    await page.open(page.server.url, await platform.user_token("alice"))
     assert page.kernel == kernel
     assert await page.run("print(x)") == "41"
     assert (await session_of(platform.service(), "alice", "live"))["id"] == session
@@ -312,7 +312,7 @@ async def test_what_was_there_before_a_restart_comes_back_beside_it(platform):
         "kernel": {"id": back["id"]},
     }
     await page.server.rest("POST", "api/sessions", body)
-    await opened(platform, other)
+    await other.open(page.server.url, await platform.user_token("alice"))
     assert await other.run("print(x)") == "41"
     assert await page.run("print('x' in globals())") == "False", "and this one goes on"
     for each in (other, page):
