@@ -64,7 +64,7 @@ class Found(StrEnum):
     UNREACHABLE = "unreachable"
     """Its storage gives an error."""
     ELSEWHERE = "elsewhere"
-    """Missing on another node, whose folder is another one: home is not shared."""
+    """Missing with its folder: home is not mounted, or not shared with this node."""
 
 
 class Action(StrEnum):

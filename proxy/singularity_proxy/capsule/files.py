@@ -76,8 +76,9 @@ class OpenFile:
     """Also in memory, beside its descriptors."""
     mode: int = 0o644
     inode: int = 0
+    device: int = 0
     folder: int = 0
-    """Inode of the folder that it is in: tells whether another node sees the same storage."""
+    """Inode of its folder: tells, with the device, whether this is the same storage."""
     held: list[Descriptor] = field(default_factory=list)
     """Of files outside that are no libraries."""
 
@@ -164,6 +165,7 @@ def describe(capsule: NamespaceCapsule, *, session_folder: str, ring_folder: str
                     info.st_mtime_ns,
                     mode=stat.S_IMODE(info.st_mode),
                     inode=info.st_ino,
+                    device=info.st_dev,
                     folder=_folder_inode(path),
                 )
             elif known.use != "library":
@@ -221,6 +223,7 @@ def _look_at(link: str, path: str, place: str, use: str) -> OpenFile:
         wal=kind is Kind.SQLITE and has_wal(head),
         mode=stat.S_IMODE(info.st_mode),
         inode=info.st_ino,
+        device=info.st_dev,
         folder=_folder_inode(path),
     )
 

@@ -51,10 +51,13 @@ def digest(fd: int, size: int) -> str:
 
 def examine(wanted: dict[str, Any]) -> dict[str, Any]:
     """Tell how the file is, held against what the checkpoint knows: `found` (a `Found`), `size`,
-    `inode` as (device, number), whether somebody else `locked` it, and the inode of its `folder`.
+    `inode` as (device, number), whether somebody else `locked` it, the inode of its `folder`, and
+    the `device` on which that is or would be.
     """
     path = wanted["path"]
-    answer: dict[str, Any] = {"folder": _inode(os.path.dirname(path)), "locked": False}
+    folder = os.path.dirname(path)
+    answer: dict[str, Any] = {"folder": _inode(folder), "locked": False}
+    answer["device"] = _device(folder)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -97,6 +100,12 @@ def _inode(path: str) -> list[int] | None:
     except OSError:
         return None
     return [info.st_dev, info.st_ino]
+
+
+def _device(path: str) -> int | None:
+    while (found := _inode(path)) is None and path != "/":
+        path = os.path.dirname(path)
+    return None if found is None else int(found[0])
 
 
 def _compare(fd: int, info: os.stat_result, wanted: dict[str, Any]) -> str:

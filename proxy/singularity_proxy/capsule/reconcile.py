@@ -204,7 +204,7 @@ def check(
     groups: dict[str, list[tuple[OpenFile, dict[str, Any]]]] = {}
     checked: list[Checked] = []
     for one, answer in zip(files, answers, strict=True):
-        if answer["found"] == "missing" and other_node and _is_elsewhere(one, answer):
+        if answer["found"] == "missing" and _is_elsewhere(one, answer, other_node):
             answer["found"] = "elsewhere"
         if one.kind in _OF_A_DATABASE:
             name = database_of(one.path, Kind(one.kind))
@@ -216,7 +216,9 @@ def check(
     checked = _with_writers(checked, way)
     wrong = {one.file.path: one.found.value for one in checked if one.action is Action.REFUSE}
     if wrong:
-        names = ", ".join(f"{path} ({what})" for path, what in sorted(wrong.items())[:5])
+        names = ", ".join(
+            f"{path} ({_WRONG.get(what, what)})" for path, what in sorted(wrong.items())[:5]
+        )
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise OpenFilesChanged(
             f"the session cannot be restored because files that it has in memory or open are not "
@@ -236,6 +238,11 @@ def check(
         )
     return Outlook(checked, way, own)
 
+
+_WRONG = {
+    Found.ELSEWHERE.value: "its folder is not on this node, or not mounted",
+    Found.UNREACHABLE.value: "its storage gives an error",
+}
 
 _OF_A_DATABASE = {Kind.SQLITE.value, Kind.JOURNAL.value, Kind.WAL.value, Kind.WAL_INDEX.value}
 
@@ -317,9 +324,12 @@ def _for_companion(one: OpenFile, found: Found) -> Action:
     return Action.READ if found is Found.READ_ONLY else Action.KEEP
 
 
-def _is_elsewhere(one: OpenFile, answer: dict[str, Any]) -> bool:
+def _is_elsewhere(one: OpenFile, answer: dict[str, Any], other_node: bool) -> bool:
+    """Whether a file is missing with all of its storage: home is not mounted, or not shared."""
     folder = answer.get("folder")
-    return not folder or not one.folder or folder[1] != one.folder
+    if not one.folder or (folder and folder[1] == one.folder):
+        return False
+    return other_node or answer.get("device") != one.device
 
 
 def _with_writers(checked: list[Checked], way: Way) -> list[Checked]:

@@ -383,6 +383,7 @@ class Lifecycle:
         log.info("session of %s ended: %s", record.user, record.reason)
         node.try_save(live)
         if not record.elsewhere:
+            node.writers.forget(record.session)
             node.emit(
                 record.session, "process.exited", exit_code=record.exit_code, reason=record.reason
             )

@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.capsule.launcher import CapsuleLauncher
+from singularity_proxy.capsule.writers import WriterWatch
 from singularity_proxy.checkpoint import park_policy
 from singularity_proxy.checkpoint.steps import OnStep, nothing
 from singularity_proxy.errors import NotFound, SingularityError
@@ -146,6 +147,8 @@ class Node:
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.writers = WriterWatch()
+        """Who else writes to files that sessions have open."""
         self.lease = LeaseKeeper(self)
 
     @property

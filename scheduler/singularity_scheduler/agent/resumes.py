@@ -349,6 +349,7 @@ class Resumer:
         shared: frozenset[str] = frozenset()
         if way is Way.ROLLBACK and opened.written_outside():
             shared = await self._written_by_others(request, summary)
+            shared |= self._node.writers.foreign(request.session, summary.time)
         outlook = await asyncio.to_thread(
             reconcile.check,
             opened,
@@ -361,7 +362,12 @@ class Resumer:
         if outlook.cuts:
             await asyncio.shield(rest)
         name = f"after-{summary.id}" if way is not Way.FORK else f"fork-{request.session}"
-        reconciled = await asyncio.to_thread(reconcile.carry_out, outlook, label=name, **owner)
+
+        def carry_out() -> reconcile.Reconciled:
+            with self._node.writers.ignoring(request.session):
+                return reconcile.carry_out(outlook, label=name, **owner)
+
+        reconciled = await asyncio.to_thread(carry_out)
         live.reconciled = reconciled.sentences()
         return reconciled
 
@@ -402,6 +408,8 @@ class Resumer:
             stopped=opened.stopped,
             plan=plan,
         )
+        session = live.record.session
+        await asyncio.to_thread(self._node.writers.begin, session, capsule, opened)
 
     def _install(self, record: SessionRecord, stage: str, shm: str) -> None:
         """Rings and their state to their place, as their user's and as nobody's who served them."""

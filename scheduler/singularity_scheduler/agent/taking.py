@@ -263,6 +263,7 @@ class Taker:
             session_folder=places["folder"],
             ring_folder=places["shm"],
         )
+        await asyncio.to_thread(node.writers.begin, record.session, capsule, opened)
         roots, skip = files.scratch_roots(record, places["folder"])
         copy = os.path.basename(files.copy_folder(settings, record.session, work.id))
         skip.append(os.path.join(places["folder"], copy))

@@ -8,12 +8,14 @@ import fcntl
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import reconcile
+from singularity_proxy.capsule import files, reconcile
 from singularity_proxy.capsule.file_rules import Action, Way
+from singularity_proxy.capsule.writers import WriterWatch
 from singularity_proxy.errors import OpenFilesChanged
 from support.capsule_returns import back, bring_back, saved
 from support.capsules import Place, Places, needs_criu
@@ -320,6 +322,25 @@ async def test_a_transaction_that_others_have_overtaken_is_given_up(
     assert "was given up, because the database was used by others" in told
 
 
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+@pytest.mark.parametrize(
+    ("opened", "expected"),
+    [("", None), ("db.execute('begin'); db.execute('select x from t')", None), (OPEN, "study.db")],
+)
+async def test_a_checkpoint_sees_that_a_database_is_being_changed(
+    mode: str, opened: str, expected: str | None
+) -> None:
+    """It lets the session go on for a moment then, and tries again."""
+    async with Places() as place:
+        code = DATABASE.format(mode=mode, open=opened or "pass", then="pass")
+        capsule = await place.python(code)
+        await place.logged("on")
+        await asyncio.to_thread(capsule.freeze)
+        found = await asyncio.to_thread(files.in_the_middle, capsule)
+        wanted = {"study.db", "study.db-shm"} if expected else {None}
+        assert (Path(found).name if found else None) in wanted
+
+
 async def test_a_lock_that_another_program_has_now_is_not_waited_for(tmp_path: Path) -> None:
     code = """
 import fcntl, os, time
@@ -415,3 +436,35 @@ except OSError as error: print("refused", flush=True)
         (place.tmp / "go").touch()
         await place.logged("refused")
         assert "may not be opened any more" in done.sentences()[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is told who writes")
+async def test_who_wrote_to_a_file_is_known(tmp_path: Path) -> None:
+    code = """
+import os, time
+files = [open(name, "a") for name in ("own.csv", "shared.csv")]
+print("on", flush=True)
+while not os.path.exists("/tmp/go"): time.sleep(0.01)
+for file in files: file.write("mine"); file.flush()
+print("done", flush=True)
+time.sleep(600)
+"""
+    async with Places() as place:
+        watch = WriterWatch()
+        capsule = await place.python(code)
+        await place.logged("on")
+        record = await saved(place, capsule, tmp_path / "c")
+        watch.begin("s", capsule, record)
+        await asyncio.to_thread(capsule.thaw)
+        began = time.time()
+        (place.tmp / "go").touch()
+        await place.logged("done")
+        shared = str(place.home / "shared.csv")
+        with watch.ignoring("s"):
+            append(Path(shared), b"the agent's")
+        assert watch.foreign("s", began) == frozenset()
+        append(Path(shared), b"theirs")
+        await place.until(lambda: watch.foreign("s", began) == {shared})
+        assert watch.foreign("s", time.time()) == frozenset()
+        watch.forget("s")
+        assert watch.foreign("s", began) == frozenset()

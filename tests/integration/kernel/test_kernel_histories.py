@@ -3,21 +3,17 @@ history of IPython is whole and has every line once."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import os
 import random
 import sqlite3
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from singularity_proxy import build
-from singularity_scheduler.client import ServiceClient
 from support.capsules import needs_criu
-from support.kernel_notebooks import Notebook, manager
+from support.kernel_homes import notebooks
 from support.kernel_platform import Platform, platform
 
 pytestmark = [needs_criu, pytest.mark.asyncio]
@@ -42,77 +38,6 @@ def home(running: Platform, monkeypatch: pytest.MonkeyPatch, short_dir: Path) ->
         monkeypatch.setenv(name, str(short_dir))
     monkeypatch.chdir(short_dir)
     return short_dir
-
-
-class Notebooks:
-    """Open notebooks of one user, and every line that was run in them."""
-
-    def __init__(self, home: Path, opened: list[Notebook]) -> None:
-        self.shared = home / "profile_default/history.sqlite"
-        self.opened = opened
-        self.service = ServiceClient.from_environment()
-        self.lines: Counter[str] = Counter()
-        self.away: set[int] = set()
-
-    async def run(self, number: int, code: str) -> str:
-        self.lines[code] += 1
-        return await self.opened[number].run(code)
-
-    async def work(self, number: int) -> None:
-        """A line that nobody else ran, and what was there before is still there."""
-        done = self.lines.total()
-        said = await self.run(number, f"mine = globals().get('mine', 0) + 1; print({done}, mine)")
-        assert said.startswith(f"{done} "), said
-
-    async def suspend(self, number: int) -> None:
-        await self.service.suspend(self.opened[number].session)
-        self.away.add(number)
-
-    async def resume(self, number: int) -> None:
-        back = await self.service.resume(self.opened[number].session)
-        assert (back["loss"] or {}).get("lost", []) == [], back["loss"]
-        self.away.discard(number)
-
-    async def close(self) -> None:
-        for notebook in self.opened:
-            notebook.client.stop_channels()
-            await notebook.manager.shutdown_kernel(now=True)
-            notebook.manager.context.destroy(linger=0)
-        for _ in range(600):  # their ends
-            if not await self.service.sessions("active"):
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError("the sessions did not end")
-
-    def check(self) -> None:
-        """After all have ended: the shared history is whole, and has every line once."""
-        db = sqlite3.connect(self.shared)
-        assert db.execute("pragma integrity_check").fetchall() == [("ok",)]
-        found = Counter(raw for (raw,) in db.execute("select source_raw from history"))
-        db.close()
-        assert found == self.lines
-        assert list(self.shared.parent.glob("*corrupt*")) == []
-        assert list(self.shared.parent.glob("*.after-*")) == []
-
-
-@contextlib.asynccontextmanager
-async def notebooks(home: Path, tmp_path: Path, count: int) -> AsyncIterator[Notebooks]:
-    opened = []
-    for number in range(count):
-        folder = tmp_path / f"n{number}"
-        folder.mkdir(parents=True)
-        kernel = manager(folder)
-        await kernel.start_kernel()
-        notebook = Notebook(kernel)
-        notebook.client.start_channels()
-        opened.append(notebook)
-    found = Notebooks(home, opened)
-    try:
-        for notebook in opened:
-            await notebook.client.wait_for_ready(timeout=60)
-        yield found
-    finally:
-        await found.close()
 
 
 async def test_a_notebook_that_comes_back_leaves_the_history_of_another_alone(
