@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import sqlite3
 import sys
 import urllib.parse
@@ -32,6 +33,9 @@ _MERGED = "singularity_merged"
 
 BUSY_S = 5.0
 """So long the shared file may be locked; then it is tried again another time."""
+
+MEMORY_BYTES = 1 << 30
+"""So much a merge may use: what is in the kernel's own file is the user's work."""
 
 _SCHEMA = (
     "create table if not exists sessions (session integer primary key autoincrement, "
@@ -212,14 +216,15 @@ class _Shared:
 
 def main() -> None:
     asked = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         if not os.path.isfile(asked["path"]):
             json.dump({"added": 0}, sys.stdout)
             return
         added = merge(asked["path"], asked["session"], asked["incarnation"])
         json.dump({"added": added}, sys.stdout)
-    except (sqlite3.Error, OSError) as error:
-        json.dump({"error": str(error)}, sys.stdout)
+    except (sqlite3.Error, OSError, MemoryError, TypeError) as error:
+        json.dump({"error": str(error) or type(error).__name__}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,9 @@ from .sockets import busy_ports
 
 _HELPER_S = 600.0
 
+ASIDE_BYTES = 1 << 30
+"""A fork gets a copy of a file up to this size, and has a longer one open for reading only."""
+
 STAND_INS = "closed-files"
 """Folder in a session's own one with files in the place of those that it may not use any more."""
 
@@ -269,6 +272,8 @@ def _check_one(one: OpenFile, answer: dict[str, Any], way: Way, shared: Collecti
     file_class, found = classify(one), Found(answer["found"])
     foreign = one.path in shared
     action = decide(file_class, found, way, foreign=foreign)
+    if action is Action.ASIDE and one.size > ASIDE_BYTES:
+        action = Action.READ
     if file_class is FileClass.MAPPED and action is Action.KEEP and one.use == "write":
         # In memory everything can stay. What is written through a descriptor has its own rule.
         of_descriptors = decide(FileClass.IN_PLACE, found, way, foreign=True)

@@ -59,14 +59,13 @@ class Disk:
         self._mount("-o", "remount,ro", str(self.path))
 
     def fill(self) -> None:
-        with (self.path / "theirs").open("wb") as file:
-            for size in (PAGE, 1):
+        """Leave no room for one more page."""
+        with (self.path / "theirs").open("wb", buffering=0) as file:
+            while True:
                 try:
-                    while True:
-                        file.write(b"x" * size)
-                        file.flush()
+                    file.write(bytes(PAGE))
                 except OSError:
-                    continue
+                    return
 
     def remove(self) -> None:
         if self.there:
