@@ -174,7 +174,9 @@ async def test_cancel(tmp_path: Path) -> None:
         done = await cli("cancel", "n0", "--reason", "not needed")
         assert (done.code, done.err) == (0, "")
         assert done.out.startswith(f"{first} (n0) is ")
-        assert (await client.get_session(first))["reason"].endswith("not needed")
+        assert (await client.get_session(first))["reason"].startswith(
+            "closed by alice: not needed; "
+        )
 
         admin = Commands(running.url, "admin-token")
         one_sentence(await admin("cancel", "--all", "-y"), "cancel", 64, "2 users (alice, bob)")
