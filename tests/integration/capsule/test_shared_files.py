@@ -176,9 +176,9 @@ time.sleep(600)
         await place.logged("done")
         await capsule.end(0)
         (place.tmp / "go").unlink()
-        rows, log = place.home / "rows.csv", place.home / "log.csv"
-        shared = {str(rows), str(log)} if who == "a session" else set()
-        others = [path.open("a") for path in (rows, log) if who == "a program"]
+        rows, log, part = (place.home / name for name in ("rows.csv", "log.csv", "part.parquet"))
+        shared = {str(path) for path in (rows, log, part) if who == "a session"}
+        others = [path.open("a") for path in (rows, log, part) if who == "a program"]
         done = await asyncio.to_thread(
             reconcile.reconcile, record, **back(place), label="after-1", shared=shared
         )
@@ -192,12 +192,16 @@ time.sleep(600)
         if who == "nobody":
             assert rows.read_text() == log.read_text() == "1\n2\n"
             assert (place.home / "rows.csv.after-1").read_text() == "1\n2\n"
-            assert actions == [Action.CUT, Action.CUT]
+            assert part.read_text() == "PAR1 1\n2\n"
+            assert actions == [Action.CUT] * 3
         else:
             assert rows.read_text() == log.read_text() == "1\n2\n2\n"
-            assert actions == [Action.KEEP, Action.END]
+            # Places in it are known by heart: it could only be written wrong.
+            assert part.read_text() == "PAR1 1\n2\n"
+            assert place.log().startswith("Bad file descriptor\n")
+            assert actions == [Action.KEEP, Action.READ, Action.END]
             assert "because others write to it" in done.sentences()[0]
-            assert len(list(place.home.iterdir())) == 2
+            assert len(list(place.home.iterdir())) == 3
 
 
 async def test_a_fork_has_its_own_copy_of_what_the_first_one_writes(tmp_path: Path) -> None:
