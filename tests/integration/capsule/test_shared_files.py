@@ -160,10 +160,13 @@ async def test_a_rollback_cuts_only_what_is_the_sessions_own(tmp_path: Path, who
 import os, time
 rows = open("rows.csv", "w"); rows.write("1\\n"); rows.flush()
 log = open("log.csv", "a"); log.write("1\\n"); log.flush()
+part = open("part.parquet", "wb", buffering=0); part.write(b"PAR1 1\\n")
 print("on", flush=True)
 while not os.path.exists("/tmp/go"): time.sleep(0.01)
 for file in (rows, log):
     file.write("2\\n"); file.flush()
+try: part.write(b"2\\n")
+except OSError as error: print(error.strerror, flush=True)
 print("done", flush=True)
 time.sleep(600)
 """
@@ -198,7 +201,7 @@ time.sleep(600)
             assert rows.read_text() == log.read_text() == "1\n2\n2\n"
             # Places in it are known by heart: it could only be written wrong.
             assert part.read_text() == "PAR1 1\n2\n"
-            assert place.log().startswith("Bad file descriptor\n")
+            assert "Bad file descriptor" in place.log()
             assert actions == [Action.KEEP, Action.READ, Action.END]
             assert "because others write to it" in done.sentences()[0]
             assert len(list(place.home.iterdir())) == 3
