@@ -133,6 +133,12 @@ class StoreUnavailable(Unavailable):
     reason = "store_unavailable"
 
 
+class StoreChanged(StoreUnavailable):
+    """At the place of the checkpoint store is an empty or another one; nothing is done with it."""
+
+    reason = "store_changed"
+
+
 class StoreRefused(SingularityError):
     """The checkpoint store does not take the credentials that it was given."""
 

@@ -13,27 +13,45 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from singularity_proxy.errors import DamagedCheckpoint, KeyUnavailable, SingularityError
+from singularity_proxy.errors import (
+    DamagedCheckpoint,
+    KeyUnavailable,
+    NotFound,
+    SingularityError,
+)
 
 from .chunks import Codec
-from .collect import DEAD_AFTER_S, SPARE_S, Collected, collect
+from .collect import (
+    DEAD_AFTER_S,
+    FULL_DEAD_AFTER_S,
+    FULL_SPARE_S,
+    SPARE_S,
+    Collected,
+    collect,
+)
 from .files import Part
 from .heads import Heads, checkpoint_of
 from .keys import KeyProvider
 from .layout import UserKeys
 from .loading import MissingManifest, read_damaged, read_manifest
 from .manifest import Head, Manifest, Summary
+from .measure import share_of_pages, share_of_pieces
 from .progress import OnProgress
 from .reader import Place, Reader, Restored, damaged, empty_folder
 from .retention import Policy, keep
+from .room import MakeRoom, RoomStore
 from .steps import OnStep, nothing
 from .store import ObjectStore
+from .usage import Freeable, freeable, said
 from .writer import Request, save
+
+log = logging.getLogger("singularity.checkpoint")
 
 
 class Checkpoints:
@@ -57,16 +75,23 @@ class Checkpoints:
         cancel: threading.Event | None = None,
         on_step: OnStep = nothing,
         threads: int | None = None,
+        keep_free: int = 0,
+        make_room: MakeRoom | None = None,
     ) -> Summary:
         """Save files as a checkpoint that is listed, and the head's, when this returns; see
         `writer.save` for errors. After a failure or a crash the same call sends only what is not
-        there yet."""
-        current = self._provider.current() if self._provider else None
-        codec = Codec(self.user, current)
-        return save(
+        there yet. A store without room is collected at once, by `make_room` (None: the garbage of
+        this user); `keep_free` bytes of it stay free for others."""
+        room = RoomStore(
             self.store,
+            make_room or self.make_room,
+            lambda: self.what_frees(request.session),
+            keep_free,
+        )
+        return save(
+            room,
             self.user,
-            self._codecs.setdefault(codec.key_id, codec),
+            self._current(),
             request,
             parts,
             progress=progress,
@@ -238,7 +263,47 @@ class Checkpoints:
             on_step=on_step,
         )
 
+    def measure_pages(self, session: str, sample: bytes) -> float:
+        """Which part of pages of memory a save of `session` would send, by some of them: not what
+        its newest checkpoint has, and the rest compressed."""
+        codec, base = self._current(), None
+        with contextlib.suppress(DamagedCheckpoint, NotFound):
+            summary = self.find(session)
+            if summary.key == codec.key_id:
+                base = self._manifest(summary)
+        return share_of_pages(self.store, self._keys, codec, base, sample)
+
+    def measure_pieces(self, pieces: Sequence[bytes]) -> float:
+        """The same of pieces of device state, whichever checkpoint has them."""
+        return share_of_pieces(self.store, self._keys, self._current(), pieces)
+
+    def make_room(self) -> int:
+        """Collect now what nobody needs, also what is young, because the store is full; the bytes
+        that were freed. Raises nothing: who finds no room is told why."""
+        try:
+            return self.collect(dead_after_s=FULL_DEAD_AFTER_S, spare_s=FULL_SPARE_S).bytes
+        except SingularityError as error:
+            log.warning("no room could be made in %s: %s", self.store.url, error.message)
+            return 0
+
+    def freeable(self) -> builtins.list[Freeable]:
+        """What deleting checkpoints would free, by session; see `usage.freeable`."""
+        return freeable(self.store, self.user, self._codec)
+
+    def what_frees(self, session: str) -> str:
+        """What would make room for a checkpoint of `session`, as the end of a sentence. Raises
+        nothing."""
+        try:
+            return said(self.freeable(), but=session)
+        except SingularityError:
+            return ""
+
     # ---- inside ----------------------------------------------------------------------------------
+
+    def _current(self) -> Codec:
+        """The codec of what is saved now."""
+        codec = Codec(self.user, self._provider.current() if self._provider else None)
+        return self._codecs.setdefault(codec.key_id, codec)
 
     def _codec(self, key: str | None) -> Codec:
         if key not in self._codecs:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 
-from singularity_proxy.errors import DamagedCheckpoint
+from singularity_proxy.errors import DamagedCheckpoint, NoSpace
 
 from .chunks import Codec
 from .heads import Heads
@@ -34,6 +34,14 @@ from .store import Entry, ObjectMissing, ObjectStore
 
 DEAD_AFTER_S = 6 * 3600.0
 SPARE_S = 3600.0
+
+FULL_DEAD_AFTER_S = 1800.0
+FULL_SPARE_S = 0.0
+"""The same in a store that is full: room counts for more than what a save that broke off need not
+send again. A writer gives a sign of life every ten minutes."""
+
+_AT_ONCE = 30_000
+"""So many chunks are condemned by one list: it fits the room that a full store lends."""
 
 _ID = re.compile(r"[0-9a-f]{64}")
 
@@ -90,25 +98,37 @@ class _Collector:
         self._step("collect.listed")
         unneeded = set(listed) - self._live()
         self._step("collect.judged")
-        if unneeded:
-            self._store.put(self._list, [pack(sorted(unneeded))])
+        ordered = sorted(unneeded)
+        for at in range(0, len(ordered), _AT_ONCE):
+            some = set(ordered[at : at + _AT_ONCE])
+            self._put(self._list, pack(sorted(some)))
             self._step("collect.condemned")
-            unneeded -= self._live()
+            some -= self._live()
             self._step("collect.judged_again")
-            self._remove([listed[id] for id in sorted(unneeded)])
+            self._remove([listed[id] for id in sorted(some)])
             self._step("collect.swept")
             self._store.delete(self._list)
             self._step("collect.pardoned")
         self._leftovers(now)
         self._step("collect.leftovers")
+        self._store.keep_room()
         return self._result
 
     # ---- the parts -------------------------------------------------------------------------------
 
+    def _put(self, key: str, data: bytes) -> None:
+        """Write what a removal needs, also in a full store."""
+        try:
+            self._store.put(key, [data])
+        except NoSpace:
+            if not self._store.lend_room():
+                raise
+            self._store.put(key, [data])
+
     def _now(self) -> float:
         """The time by the store's clock: when an object was written that nobody removes."""
         while True:
-            self._store.put(self._keys.clock, [b""])
+            self._put(self._keys.clock, b"")
             entry = self._store.stat(self._keys.clock)
             if entry is not None:
                 return entry.modified

@@ -15,10 +15,24 @@ from collections.abc import Callable, Iterator, Sequence
 
 from singularity_proxy.errors import NoSpace, SingularityError, StoreUnavailable
 
-from .store import Data, Entry, Moved, ObjectMissing, ObjectStore, check_key
+from .reservations import HeldRoom, reserved_bytes
+from .store import (
+    Data,
+    Entry,
+    Moved,
+    ObjectMissing,
+    ObjectStore,
+    Reservation,
+    Space,
+    check_key,
+    decimal_size,
+)
 
 _LOCKS = 64
-_TMP, _LOCK = ".tmp", ".lock"
+_TMP, _LOCK, _RESERVED, _KEPT = ".tmp", ".lock", ".reserved", ".kept"
+_KEPT_MOST, _KEPT_LEAST, _KEPT_OF = 1 << 20, 64 << 10, 64
+"""Bytes kept back for the bookkeeping of a removal (heads, and the list of what is removed next):
+the 64th part of a small file system."""
 
 
 class FolderStore(ObjectStore):
@@ -29,7 +43,8 @@ class FolderStore(ObjectStore):
     with -o flock). The folder and everything in it is for its owner alone.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, *, make: bool = True) -> None:
+        """`make`: the folder, if it is not there; else nothing is written until `prepare`."""
         self.root = os.path.abspath(root)
         self.url = self.root
         # More than cores: some of them wait for the disk.
@@ -41,9 +56,14 @@ class FolderStore(ObjectStore):
         self._dirty: set[str] = set()
         self._known: set[str] = {self.root}
         self._guard, self._flushing = threading.Lock(), threading.Lock()
+        if make:
+            self.prepare()
+
+    def prepare(self) -> None:
         with self._errors("opened"):
-            for folder in (self.root, self._path(_TMP), self._path(_LOCK)):
+            for folder in (self.root, *map(self._path, (_TMP, _LOCK, _RESERVED))):
                 os.makedirs(folder, 0o700, exist_ok=True)
+        self.keep_room()
 
     # ---- the interface ---------------------------------------------------------------------------
 
@@ -148,6 +168,54 @@ class FolderStore(ObjectStore):
                         os.unlink(item.path)
                         removed += 1
         return removed
+
+    # ---- room ------------------------------------------------------------------------------------
+
+    def space(self) -> Space:
+        with self._errors("read"):
+            found = os.statvfs(self.root)
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+    def reserve(self, need: int, keep: int) -> Reservation:
+        folder = self._path(_RESERVED)
+        with self._locked("+reserve"), self._errors("written"):
+            free = self.space().free - reserved_bytes(folder)
+            if need + keep > free:
+                spare = max(0, free)
+                held = f", of which {decimal_size(keep)} are kept for suspends" if keep else ""
+                raise NoSpace(
+                    f"the checkpoint store {self.url} has {decimal_size(spare)} free{held}, and "
+                    f"about {decimal_size(need)} are needed",
+                    store=self.url,
+                    needed=need,
+                    free=spare,
+                    kept=keep,
+                )
+            return HeldRoom(folder, need)
+
+    def lend_room(self) -> bool:
+        try:
+            os.unlink(self._path(_KEPT))
+        except OSError:
+            return False
+        return True
+
+    def keep_room(self) -> bool:
+        try:
+            fd = os.open(
+                self._path(_KEPT), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+            )
+        except OSError as error:
+            return isinstance(error, FileExistsError)
+        try:
+            part = self.space().total // _KEPT_OF
+            os.posix_fallocate(fd, 0, min(_KEPT_MOST, max(_KEPT_LEAST, part)))
+        except (OSError, SingularityError):
+            self.lend_room()
+            return False
+        finally:
+            os.close(fd)
+        return True
 
     # ---- inside ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from singularity_proxy.errors import (
     Conflict,
     DamagedCheckpoint,
+    NoSpace,
     NotFound,
     StaleEpoch,
     StoreUnavailable,
@@ -102,7 +103,7 @@ class Heads:
             writing = tuple(w for w in head.writing if w.id != checkpoint)
             return dataclasses.replace(head, writing=writing)
 
-        self._change(session, change)
+        self._change(session, change, shrinks=True)
         return found
 
     def remove(
@@ -130,7 +131,7 @@ class Heads:
             found = [c.id for c in head.complete if c.id in checkpoints]
             return _without(head, found)
 
-        self._change(session, change)
+        self._change(session, change, shrinks=True)
         return found
 
     def forget(
@@ -148,7 +149,7 @@ class Heads:
             left = _without(head, found)
             return dataclasses.replace(left, epoch=max(head.epoch, epoch or 0), writing=())
 
-        self._change(session, change)
+        self._change(session, change, shrinks=True)
         return found
 
     # ---- inside ----------------------------------------------------------------------------------
@@ -167,7 +168,10 @@ class Heads:
                 object=session.head,
             ) from None
 
-    def _change(self, session: SessionKeys, change: Callable[[Head], Head]) -> Head:
+    def _change(
+        self, session: SessionKeys, change: Callable[[Head], Head], *, shrinks: bool = False
+    ) -> Head:
+        """`shrinks`: something can be freed afterwards, so a full store lends room for it."""
         for attempt in range(_TRIES):
             head, etag = self._read(session)
             wanted = change(head)
@@ -176,6 +180,9 @@ class Heads:
             try:
                 self._store.swap(session.head, wanted.to_bytes(), etag)
                 return wanted
+            except NoSpace:
+                if not shrinks or not self._store.lend_room():
+                    raise
             except Moved:
                 time.sleep(random.uniform(0, 0.002 * min(attempt + 1, 20)))
         raise StoreUnavailable(

@@ -43,6 +43,25 @@ class Entry:
     etag: str
 
 
+@dataclass(frozen=True)
+class Space:
+    """Bytes of the file system that a store is in: free for the store's owner, and all."""
+
+    free: int
+    total: int
+
+
+class Reservation:
+    """Room that one writer is going to need, which other writers do not take for free. This one is
+    of a store that has no bounds."""
+
+    def use(self, sent: int) -> None:
+        """So many bytes of it are in the store by now."""
+
+    def release(self) -> None:
+        """The writer has ended. Idempotent."""
+
+
 class ObjectStore(ABC):
     """Objects by key (`a/b/c`). All methods may be called from any thread.
 
@@ -97,6 +116,29 @@ class ObjectStore(ABC):
         """Compare and swap: write `data` if the object still has `etag` (None: if there is none).
         Returns the new etag and is durable. Raises Moved."""
 
+    def prepare(self) -> None:  # noqa: B027 (most have nothing to prepare)
+        """Make what the store needs before it is written to. Idempotent."""
+
+    # What only stores with bounds have.
+
+    def space(self) -> Space | None:
+        """How much room there is; None: nobody knows of a bound."""
+        return None
+
+    def reserve(self, need: int, keep: int) -> Reservation:
+        """Set `need` bytes aside, so that `keep` bytes stay free besides what all writers have
+        reserved. Raises NoSpace, with `needed` and `free`; nothing is set aside then."""
+        return Reservation()
+
+    def lend_room(self) -> bool:
+        """Free the little that the store keeps back, so that something can be removed from a full
+        one: that takes writing, too. False: nothing was kept back."""
+        return False
+
+    def keep_room(self) -> bool:
+        """Keep that back again, if there is room for it; whether anything is kept back."""
+        return False
+
     def get(self, key: str) -> bytes:
         """The contents alone. Raises ObjectMissing."""
         return self.read(key)[0]
@@ -110,6 +152,15 @@ class ObjectStore(ABC):
         """Give back connections. The store is not used afterwards."""
 
 
+def decimal_size(count: float) -> str:
+    """`count` bytes as disks are sold, for sentences: "1.2 GB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit in ("B", "kB") else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
 def check_key(key: str) -> str:
     """`key` if it is one. A key never leaves its store, whatever it was made of."""
     if not _KEY.fullmatch(key):
@@ -117,11 +168,12 @@ def check_key(key: str) -> str:
     return key
 
 
-def open_store(url: str, **options: Any) -> ObjectStore:
+def open_store(url: str, *, make: bool = True, **options: Any) -> ObjectStore:
     """The store behind `url`: a folder's path or `file://` URL, or Azure Blob as
     `abs://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX[?SAS]` or the same with https.
 
-    `options` are those of `AzureStore` (credentials, retries); a folder has none. Called by the
+    `options` are those of `AzureStore` (credentials, retries); a folder has none, and with `make`
+    False is left as it is until `prepare`: it may not be the one that is wanted. Called by the
     node agent at start. Raises BadRequest, Unsupported (a library is missing), StoreUnavailable.
     """
     scheme = urlsplit(url).scheme if "://" in url else ""
@@ -133,7 +185,7 @@ def open_store(url: str, **options: Any) -> ObjectStore:
         path = unquote(urlsplit(url).path) if scheme else url
         if not posixpath.isabs(path):
             raise BadRequest(f"the checkpoint folder '{url}' is not an absolute path")
-        return FolderStore(path)
+        return FolderStore(path, make=make)
     if scheme in ("abs", "https", "http"):
         from .azure_store import AzureStore
 

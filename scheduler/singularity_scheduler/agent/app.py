@@ -30,6 +30,7 @@ from traitlets.config import Application
 from singularity_scheduler import logs
 from singularity_scheduler.core.geography import require_name
 
+from .abilities import AbilityWatch
 from .capsules import choose_launcher
 from .device_restores import undo_unfinished
 from .devices import DeviceKeeper
@@ -354,7 +355,7 @@ class AgentProcess:
             pool=ProxyPool(private, app.warm_proxies),
             launcher=launcher,
             images=images,
-            stores=open_stores(app, settings.state_dir),
+            stores=open_stores(app, settings.state_dir, ledger),
         )
         self._devices = devices = DeviceKeeper(node)
         self._lifecycle = lifecycle = Lifecycle(node, devices)
@@ -382,7 +383,10 @@ class AgentProcess:
         health = DeviceHealth(node, self._app.health_every_s)
         idle_s = self._app.idle_exit_s
         rounds = Rounds(node, self._devices, self._lifecycle, idle_s, self._stop_soon)
-        jobs = (rounds.run(), Pulse(node).run(), health.run(), self._systemd.report())
+        jobs = (
+            *(rounds.run(), Pulse(node).run(), health.run()),
+            *(self._systemd.report(), AbilityWatch(node).run()),
+        )
         watchers = [asyncio.ensure_future(job) for job in jobs]
         await self._stopped.wait()
         for watcher in watchers:

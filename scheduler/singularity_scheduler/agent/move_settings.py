@@ -3,17 +3,21 @@ what nodes must agree on."""
 
 from __future__ import annotations
 
+import logging
 import os
+from urllib.parse import urlsplit
 
 from singularity_proxy.capsule.launcher import looks_secret
 from singularity_proxy.checkpoint.retention import Policy
 from singularity_proxy.errors import SingularityError
-from traitlets import Enum, Float, HasTraits, Integer, List, Unicode
+from traitlets import Bool, Enum, Float, HasTraits, Integer, List, Unicode
 
 from .capsules import WAYS
 from .ledger import Ledger
 from .stores import Stores
 from .uids import FileUids, LedgerUids, Uids
+
+log = logging.getLogger("singularity.agent")
 
 
 class MoveSettings(HasTraits):  # type: ignore[misc]
@@ -39,6 +43,22 @@ class MoveSettings(HasTraits):  # type: ignore[misc]
         help="""Where checkpoints are kept: a folder, the same for all nodes, or Azure Blob as
         abs://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX. Empty: the folder `store` in the
         state folder.""",
+    )
+    checkpoint_store_new = Bool(
+        False,
+        config=True,
+        help="""Take the store that is found at `checkpoint_store`, also when it is another one than
+        this agent has used there before. Otherwise nothing is done with such a store: it may be a
+        folder that is not mounted.""",
+    )
+    checkpoint_reserve_percent = Float(
+        5.0,
+        min=0.0,
+        max=90.0,
+        config=True,
+        help="""Percent of the file system of a checkpoint folder that stay free for suspends which
+        keep a session from loss: of a platform, server or node that stops. Other checkpoints and
+        suspends are refused when they would need that room. A store in Azure has no bound.""",
     )
     checkpoint_keys = Unicode(
         config=True,
@@ -92,8 +112,9 @@ class MoveSettings(HasTraits):  # type: ignore[misc]
         return FileUids(self.uids_file, ledger) if self.uids_file else LedgerUids(ledger)
 
 
-def open_stores(settings: MoveSettings, state_dir: str) -> Stores:
-    """The store of the agent whose state folder is `state_dir`; it is opened when it is used."""
+def open_stores(settings: MoveSettings, state_dir: str, ledger: Ledger) -> Stores:
+    """The store of the agent whose state folder is `state_dir`; it is opened when it is used, and
+    is the one then that `ledger` knows."""
     policy = Policy(
         settings.checkpoint_keep_count or None,
         settings.checkpoint_keep_hours * 3600 if settings.checkpoint_keep_hours else None,
@@ -106,4 +127,22 @@ def open_stores(settings: MoveSettings, state_dir: str) -> Stores:
         )
     url = settings.checkpoint_store or os.path.join(state_dir, "store")
     at_once = settings.checkpoints_at_once or max(2, os.cpu_count() or 1)
-    return Stores(url, settings.checkpoint_keys, policy, at_once)
+    place = urlsplit(url)._replace(query="").geturl()  # no credential in the ledger
+    known: dict[str, str] = ledger.get("node", "stores") or {}
+
+    def remember(identity: str) -> None:
+        known[place] = identity
+        try:
+            ledger.put("node", "stores", known)
+        except SingularityError as error:  # written with the next start
+            log.error("%s", error.message)
+
+    return Stores(
+        url,
+        settings.checkpoint_keys,
+        policy,
+        at_once,
+        identity="" if settings.checkpoint_store_new else known.get(place, ""),
+        remember=remember,
+        keep_percent=settings.checkpoint_reserve_percent,
+    )

@@ -318,11 +318,11 @@ class CommandServer:
         session, name = text(params, "session"), _name(params)
         epoch, reason = number(params, "epoch"), str(params.get("reason") or "")
         seq = None if params.get("seq") is None else number(params, "seq")
-        standing = params.get("standing") is True
+        standing, urgent = params.get("standing") is True, params.get("urgent") is True
 
         async def run() -> Any:
             live = self._node.session(session)  # here: a repeated command finds none
-            job = self._suspender.suspend(live, epoch, seq, name, reason, standing)
+            job = self._suspender.suspend(live, epoch, seq, name, reason, standing, urgent)
             done = await self._fenced(live, job)
             await self._lifecycle.leave(live)
             return done

@@ -14,15 +14,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
+from singularity_proxy.checkpoint.identity import check_identity, give_identity
 from singularity_proxy.checkpoint.keys import KeyProvider, open_keys
+from singularity_proxy.checkpoint.layout import component
 from singularity_proxy.checkpoint.manifest import Summary
 from singularity_proxy.checkpoint.progress import OnProgress, Progress
 from singularity_proxy.checkpoint.retention import Policy
-from singularity_proxy.checkpoint.store import ObjectStore, open_store
-from singularity_proxy.errors import SingularityError, StoreUnavailable
+from singularity_proxy.checkpoint.store import ObjectStore, Reservation, decimal_size, open_store
+from singularity_proxy.errors import NoSpace, SingularityError, StoreUnavailable
 
 if TYPE_CHECKING:
     from .node import Node
@@ -42,14 +44,40 @@ COLLECT_AFTER_S = 600.0
 earliest: several removals are one collection."""
 
 
+CHECK_EVERY_S = 10.0
+"""A store that costs something to ask is asked so often whether it is still the same one."""
+
+ROOM_REST_S = 10.0
+"""A full store in which nothing could be freed is not collected again for so long."""
+
+
 class Stores:
     """The store of the agent. `url` is a folder or an address of Azure Blob; `keys` says where the
     keys are that checkpoints are encrypted with ("": not at all); so many sessions are frozen
-    `at_once` for it."""
+    `at_once` for it. `identity` is that of the store which was used at this address before ("":
+    none was); `remember` is told another one. `keep_percent` of a folder's file system stay free
+    for suspends that keep a session from loss."""
 
-    def __init__(self, url: str, keys: str, policy: Policy, at_once: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        keys: str,
+        policy: Policy,
+        at_once: int,
+        *,
+        identity: str = "",
+        remember: Callable[[str], None] = lambda identity: None,
+        keep_percent: float = 0.0,
+    ) -> None:
         self._url, self._keys_source = url, keys
         self.policy = policy
+        self.identity = identity
+        self._remembered, self._remember = identity, remember
+        self._keep_percent = keep_percent
+        self._checked = 0.0
+        self._room = threading.Lock()
+        self._full_since = -ROOM_REST_S
+        """When nothing could be freed last (CLOCK_MONOTONIC)."""
         self.turns = asyncio.Semaphore(at_once)
         """Held by who has a session frozen to save it."""
         # Of its own: a save may wait in its thread for what the event loop's threads still make.
@@ -62,12 +90,12 @@ class Stores:
         self._reason = ""
 
     def _open(self) -> ObjectStore:
+        """The store, which is the one that was used before."""
         with self._opening:
-            if self._store is None:
+            if self._store is None or self._store.stat_is_cheap or self._is_check_due():
                 try:
-                    self._keys = open_keys(self._keys_source)
-                    self._store = open_store(self._url)
-                    self._reason = ""
+                    self._store = self._checked_store(self._store)
+                    self._checked, self._reason = time.monotonic(), ""
                 except SingularityError as error:
                     self._reason = error.message
                     raise
@@ -78,9 +106,24 @@ class Stores:
                     ) from None
             return self._store
 
+    def _is_check_due(self) -> bool:
+        return bool(self._reason) or time.monotonic() - self._checked > CHECK_EVERY_S
+
+    def _checked_store(self, store: ObjectStore | None) -> ObjectStore:
+        if store is None:
+            self._keys = open_keys(self._keys_source)
+            store = open_store(self._url, make=not self.identity)
+        if self.identity:
+            check_identity(store, self.identity)
+            if self._store is None:
+                store.prepare()
+        else:
+            self.identity = give_identity(store)
+        return store
+
     def of(self, user: str) -> Checkpoints:
         """The checkpoints of one user; blocks, and raises `StoreUnavailable`, `KeyUnavailable` or
-        `BadRequest` while the store cannot be opened."""
+        `BadRequest` while the store cannot be opened, `StoreChanged` while it is another one."""
         store = self._open()
         with self._opening:
             if user not in self._of:
@@ -90,7 +133,16 @@ class Stores:
     async def call(self, user: str, work: Callable[[Checkpoints], T]) -> T:
         """`work(checkpoints of the user)` in a thread."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: work(self.of(user)))
+        try:
+            return await loop.run_in_executor(self._threads, lambda: work(self.of(user)))
+        finally:
+            self._note_identity()
+
+    def _note_identity(self) -> None:
+        """On the event loop: whose ledger it is."""
+        if self.identity != self._remembered:
+            self._remembered = self.identity
+            self._remember(self.identity)
 
     async def has_whole(self, user: str, session: str) -> bool:
         """Whether the session can go on from a checkpoint; what cannot be asked is believed."""
@@ -102,17 +154,72 @@ class Stores:
         return any(summary.level == "process" for summary in found)
 
     async def probe(self) -> None:
-        """Open the store, so that `describe` can tell; a failure is tried again when needed."""
+        """Open the store, or see whether it is still the same, so that `describe` can tell; a
+        failure is tried again when needed."""
+        before = self._reason
         try:
             await asyncio.to_thread(self._open)
         except SingularityError as error:
-            log.warning("checkpoints cannot be stored now: %s", error.message)
+            if error.message != before:
+                log.warning("checkpoints cannot be stored now: %s", error.message)
+        else:
+            if before:
+                log.info("the checkpoint store can be used again")
+        self._note_identity()
 
     def describe(self) -> dict[str, Any]:
-        """Capability `store` of `hello`: {available, url, reason}; no credential is in it."""
+        """Capability `store` of `hello`: {available, url, id, reason}; no credential is in it."""
         store = self._store
         url = store.url if store is not None else urlsplit(self._url)._replace(query="").geturl()
-        return {"available": store is not None, "url": url, "reason": self._reason}
+        return {
+            "available": store is not None and not self._reason,
+            "url": url,
+            "id": self.identity,
+            "reason": self._reason,
+        }
+
+    # -- room -------------------------------------------------------------------------------------
+
+    def keep_free(self, urgent: bool) -> int:
+        """Bytes of the store that a save leaves free: what is kept for suspends that keep a session
+        from loss, 0 for such a one (`urgent`). Blocks; raises what `of` raises."""
+        if urgent or not self._keep_percent:
+            return 0
+        space = self._open().space()
+        return 0 if space is None else int(space.total * self._keep_percent / 100)
+
+    def reserve(self, box: Checkpoints, session: str, need: int, keep: int) -> Reservation:
+        """Set `need` bytes aside for a save that is about to begin, `keep` bytes staying free. What
+        nobody needs is collected where they are not there. Blocks. Raises `NoSpace`."""
+        try:
+            return box.store.reserve(need, keep)
+        except NoSpace as error:
+            said = error
+        if self.make_room():
+            try:
+                return box.store.reserve(need, keep)
+            except NoSpace as error:
+                said = error
+        hint = box.what_frees(session)
+        raise NoSpace(f"{said.message}{f': {hint}' if hint else ''}", **said.fields)
+
+    def make_room(self) -> int:
+        """Collect the garbage of all users at once, because the store is full; the bytes that were
+        freed. Blocks; raises nothing. Several that ask at a time get what one collection gave."""
+        asked = time.monotonic()
+        with self._room:
+            if self._full_since > asked - ROOM_REST_S:
+                return 0
+            try:
+                users = _users(self._open())
+                freed = sum(self.of(user).make_room() for user in users)
+            except SingularityError as error:
+                log.warning("no room could be made: %s", error.message)
+                return 0
+            if not freed:
+                self._full_since = time.monotonic()
+            log.warning("the checkpoint store is full: %s were freed", decimal_size(freed))
+            return freed
 
     # -- housekeeping -----------------------------------------------------------------------------
 
@@ -221,6 +328,11 @@ def reference(summary: Summary) -> dict[str, Any]:
         "incarnation": summary.incarnation,
         "reason": summary.reason,
     }
+
+
+def _users(store: ObjectStore) -> list[str]:
+    """All users who have something in the store, but for those with very long names."""
+    return [user for name in store.names("") if component(user := unquote(name)) == name]
 
 
 def _positions(box: Checkpoints, session: str, checkpoint: str) -> dict[str, Any] | None:

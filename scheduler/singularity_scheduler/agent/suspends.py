@@ -18,16 +18,19 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timezone
 from typing import Any
 
 from singularity_proxy.capsule import connections
 from singularity_proxy.capsule.io_rings import with_io_ring
 from singularity_proxy.capsule.namespace import NamespaceCapsule
+from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.feed import Feed
 from singularity_proxy.checkpoint.files import Part
 from singularity_proxy.checkpoint.manifest import Summary
+from singularity_proxy.checkpoint.progress import Progress
+from singularity_proxy.checkpoint.store import Reservation
 from singularity_proxy.checkpoint.writer import Request, new_checkpoint_id
 from singularity_proxy.errors import (
     Conflict,
@@ -40,6 +43,7 @@ from singularity_proxy.errors import (
 
 from . import parts as files
 from .devices import DeviceKeeper
+from .estimates import expected_bytes
 from .gang_barrier import storing
 from .live import LiveSession
 from .node import Node, Settings
@@ -120,20 +124,21 @@ class Suspender:
         with live.savings.begin() as saving:
             why = why if level == "device" else ""
             work = self._work(live, saving, epoch, name, level, why)
-            async with self._node.stores.turns, self._busy(live, work, standing=standing):
+            async with self._room(live, work):
+                async with self._node.stores.turns, self._busy(live, work, standing=standing):
+                    try:
+                        take = self._taker.copied if level == "process" else self._taker.states
+                        parts = await take(live, work)
+                    except OSError as error:
+                        raise _unsaved(live, work, error) from None
                 try:
-                    take = self._taker.copied if level == "process" else self._taker.states
-                    parts = await take(live, work)
-                except OSError as error:
-                    raise _unsaved(live, work, error) from None
-            try:
-                await live.savings.settle(before=saving)
-                summary = await self._save(live, work, parts)
-            except SingularityError as error:
-                self._judge(live, error)
-                raise
-            finally:
-                await self._tidy(live, work)
+                    await live.savings.settle(before=saving)
+                    summary = await self._save(live, work, parts)
+                except SingularityError as error:
+                    self._judge(live, error)
+                    raise
+                finally:
+                    await self._tidy(live, work)
         made: dict[str, Any] = {**reference(summary), "ms": work.ms}
         if record.alive and self._node.sessions.get(record.session) is live:
             record.last_checkpoint = made
@@ -149,13 +154,15 @@ class Suspender:
         name: str,
         reason: str,
         standing: bool = False,
+        urgent: bool = False,
     ) -> dict[str, Any]:
         """Save the session and mark it as gone; the caller ends it (`Lifecycle.leave`). Returns
-        the answer of `session.suspend`. On any error the session goes on here. `standing`: as of
-        `checkpoint`."""
+        the answer of `session.suspend`. On any error the session goes on here, and when there is
+        no room for it nothing of it was stopped. `standing`: as of `checkpoint`. `urgent`: what is
+        not stored is lost, so it may use the room that the store keeps back."""
         live.record.check_live()
         with storing(live, standing):
-            return await self._suspend(live, epoch, seq, name, reason, standing)
+            return await self._suspend(live, epoch, seq, name, reason, standing, urgent)
 
     async def _suspend(
         self,
@@ -165,6 +172,7 @@ class Suspender:
         name: str,
         reason: str,
         standing: bool,
+        urgent: bool,
     ) -> dict[str, Any]:
         record = live.record
         if why := await self.why_no_image(live):
@@ -173,8 +181,9 @@ class Suspender:
             )
         with live.savings.begin() as saving:
             work = self._work(live, saving, epoch, name, "process", "")
-            work.seq = seq
-            await self._send_away(live, work, reason, standing)
+            work.seq, work.urgent = seq, urgent
+            async with self._room(live, work):
+                await self._send_away(live, work, reason, standing)
         await self._tidy(live, work)
         assert record.saving is not None
         return dict(record.saving["published"])
@@ -244,6 +253,38 @@ class Suspender:
                 )
         return ""
 
+    # -- room -------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _room(self, live: LiveSession, work: Work) -> AsyncIterator[None]:
+        """Room in the store for this checkpoint, set aside before anything is stopped. Raises
+        `NoSpace` when there is none, also after what nobody needs was removed."""
+        record, stores = live.record, self._node.stores
+
+        def reserve(box: Checkpoints) -> Reservation:
+            work.keep_free = stores.keep_free(work.urgent)
+            if box.store.space() is None:
+                return Reservation()
+            need = expected_bytes(live, self._node.settings, box, work.level)
+            return stores.reserve(box, record.session, need, work.keep_free)
+
+        began = time.monotonic()
+        try:
+            work.reserved = await stores.call(record.user, reserve)
+        except NoSpace as error:
+            verb = "suspended" if work.seq is not None else "stored"
+            raise NoSpace(
+                f"session {record.session} was not {verb} and goes on as it was: {error.message}",
+                **error.fields,
+            ) from None
+        except OSError as error:
+            raise _unsaved(live, work, error) from None
+        work.took("room", began)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(work.reserved.release)
+
     # -- steps ------------------------------------------------------------------------------------
 
     def _work(
@@ -304,11 +345,22 @@ class Suspender:
             uid=record.uid,
         )
         tell, cancel = teller(node, record.session), work.saving.cancel
+
+        def progress(now: Progress) -> None:
+            work.reserved.use(now.bytes_sent)
+            tell(now)
+
         began = time.monotonic()
         summary = await node.stores.call(
             record.user,
             lambda box: box.save(
-                request, parts, progress=tell, cancel=cancel, on_step=node.on_step
+                request,
+                parts,
+                progress=progress,
+                cancel=cancel,
+                on_step=node.on_step,
+                keep_free=work.keep_free,
+                make_room=node.stores.make_room,
             ),
         )
         work.took("store", began)

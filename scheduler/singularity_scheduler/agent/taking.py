@@ -18,6 +18,7 @@ from singularity_proxy.capsule import image, scratch
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.capsule.tree import inner_pid
 from singularity_proxy.checkpoint.files import Part
+from singularity_proxy.checkpoint.store import Reservation
 from singularity_proxy.errors import Conflict
 
 from . import parts as files
@@ -62,6 +63,12 @@ class Work:
     """Those to be taken back."""
     record: dict[str, Any] = field(default_factory=dict)
     """What the way back needs; filled while the parts are taken."""
+    urgent: bool = False
+    """What is not stored is lost."""
+    keep_free: int = 0
+    """Bytes of the store that it leaves free."""
+    reserved: Reservation = field(default_factory=Reservation)
+    """Room in the store that was set aside for it."""
 
     def took(self, step: str, since: float) -> None:
         self.ms[step] = round((time.monotonic() - since) * 1e3, 3)

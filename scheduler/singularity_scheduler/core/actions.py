@@ -68,6 +68,8 @@ class Suspend(Action):
     cut: tuple[str, ...] = ()
     """Of a part of a gang: the sessions that are stored with it, at a place where the ranks of all
     of them stand; (): they stand already, or this one goes on."""
+    urgent: bool = False
+    """What is not stored is lost: it may use the room that stores keep back."""
 
 
 @dataclass(frozen=True)

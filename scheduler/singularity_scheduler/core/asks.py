@@ -119,6 +119,8 @@ class SuspendAsked(Asked):
 
     name: str = ""
     why: str = ""
+    urgent: bool = False
+    """Its server or platform stops: what is not stored is lost."""
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,20 @@ class Abilities:
     """Its machine may be taken back with a notice."""
     cluster: str = ""
     """The cluster that it belongs to; "": the embedded one, or it never told."""
+    store_id: str = ""
+    """Of the store that is there; "": it does not say. The same place with another id is another
+    store: a folder that is not mounted on one of the nodes."""
 
     @property
     def trouble(self) -> str:
         """Why no whole session can leave it or come to it; "": it can."""
         return self.image_trouble or self.store_trouble
+
+    def has_other_store(self, than: Abilities) -> bool:
+        """Whether what `than` stores is not to be found here, as far as both say."""
+        places = self.store and than.store and self.store != than.store
+        ids = self.store_id and than.store_id and self.store_id != than.store_id
+        return bool(places or ids)
 
 
 @dataclass(frozen=True)

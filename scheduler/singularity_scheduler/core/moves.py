@@ -45,7 +45,8 @@ def suspend_asked(draft: Draft, view: SessionView, event: ev.SuspendAsked) -> No
     if view.process_state is not ProcessState.LIVE:
         raise Conflict(f"{view.label} {_why_not(view)}", session=view.id, state=view.word)
     require_images(draft, view)
-    leave(draft, view, reasons.suspending(by), "user.suspend", event.name)
+    reason = reasons.suspending(by)
+    leave(draft, view, reason, "user.suspend", event.name, urgent=event.urgent)
 
 
 def _why_not(view: SessionView) -> str:
@@ -94,9 +95,11 @@ def leave(
     rule: str,
     name: str = "",
     cut: tuple[str, ...] = (),
+    *,
+    urgent: bool = False,
 ) -> SessionView:
     """Command that everything of a live session goes to the store; as soon as its devices stand
-    still. `cut`: as of `Suspend`."""
+    still. `cut` and `urgent`: as of `Suspend`; a node that is emptied is always urgent."""
     if view.device_state in CHANGING or view.process_state is not ProcessState.LIVE:
         return draft.note(replace(view, leaving=name), reason, rule)
     wants = placement.waiting_for_device(view)
@@ -115,16 +118,24 @@ def leave(
         preferred=(),
         exit=None,
     )
-    draft.actions.append(leave_action(view, rule, name, cut))
+    urgent = urgent or draft.duty(view.node).leaving
+    draft.actions.append(leave_action(view, rule, name, cut, urgent=urgent))
     return view
 
 
 def leave_action(
-    view: SessionView, rule: str, name: str = "", cut: tuple[str, ...] = ()
+    view: SessionView,
+    rule: str,
+    name: str = "",
+    cut: tuple[str, ...] = (),
+    *,
+    urgent: bool = False,
 ) -> ev.Suspend | ev.Fence:
     """The command that a session in `suspending` waits for."""
     head = (view.id, view.node, view.reason, rule, view.epoch, view.seq)
-    return ev.Fence(*head) if _discards(view) else ev.Suspend(*head, name=name, cut=cut)
+    if _discards(view):
+        return ev.Fence(*head)
+    return ev.Suspend(*head, name=name, cut=cut, urgent=urgent)
 
 
 def _discards(view: SessionView) -> bool:

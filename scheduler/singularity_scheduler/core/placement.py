@@ -163,8 +163,7 @@ def barred(draft: Draft, view: SessionView, node_id: str) -> str:
     if node.abilities.trouble:
         return f"node {node_id} cannot bring processes back ({node.abilities.trouble})"
     before = draft.state.nodes.get(view.node)
-    here = before.abilities.store if before else ""
-    if here and node.abilities.store and here != node.abilities.store:
+    if before and node.abilities.has_other_store(before.abilities):
         return f"node {node_id} uses another store than node {view.node}"
     if before and (why := why_not(before.abilities.machine, node.abilities.machine)):
         return f"node {node_id} {why}"

@@ -502,7 +502,7 @@ def _orphaned(draft: Draft, event: ev.Orphaned) -> None:
         return
     sentence = event.sentence or "its Jupyter server is gone"
     if view.leaving is None and not draft.node(view.node).abilities.image_trouble:
-        moves.leave(draft, view, reasons.hibernating(sentence), "user.suspend")
+        moves.leave(draft, view, reasons.hibernating(sentence), "user.suspend", urgent=True)
     elif view.leaving is None:
         step, reason = endings.closed(view, "the scheduler", sentence)
         endings.finish(draft, view, step, reason, "user.end")

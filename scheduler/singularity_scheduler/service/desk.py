@@ -327,7 +327,7 @@ class Desk:
             if (live and view.leaving is None) or view.returning:
                 try:
                     controller.commander.failures.pop(session, None)
-                    event = ev.SuspendAsked(session, by, why="its server was stopped")
+                    event = ev.SuspendAsked(session, by, why="its server was stopped", urgent=True)
                     await controller.submit(event)
                     asked = True
                 except SingularityError as error:

@@ -72,6 +72,9 @@ class NodeReports:
             self._c.device_board.seen(node, data.get("sessions") or {})
             self._later(ev.DevicesLooked(node))
             return
+        if type_ == "node.abilities":
+            self._reports.put_nowait(lambda: self._resync_until_done(node))
+            return
         if type_ == "node.notice":
             self._later(NoticeGiven(node, self._c.now() + float(data["in_s"])))
             return

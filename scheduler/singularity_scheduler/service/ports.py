@@ -126,7 +126,8 @@ checkpoint.progress {bytes_done, bytes_total, bytes_sent, rate, eta_s}, steps {c
 steps or barriers since the session was started), recorded {values} (name -> value, those that are
 new), session.bridge {bridge} (of a part of a gang; also after its bridge was replaced, maybe at
 the same address, and after the part came back from the store); of the node itself (session "")
-node.devices, data {"devices": list of AgentDeviceHealth}. Called on the event loop; must not
+node.devices, data {"devices": list of AgentDeviceHealth}, and node.abilities (its capabilities are
+not what it said: ask for `hello`). Called on the event loop; must not
 block."""
 
 CommandCallback = Callable[[str, str, str, dict[str, Any], str], Awaitable[Any]]

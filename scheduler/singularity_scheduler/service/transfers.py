@@ -102,6 +102,7 @@ class Transfers:
                     name=action.name,
                     reason=action.reason,
                     **({"standing": True} if part else {}),
+                    **({"urgent": True} if action.urgent else {}),
                 )
             reference = reference_of(answer["checkpoint"])
             ms = float((answer.get("ms") or {}).get("total") or 0.0)

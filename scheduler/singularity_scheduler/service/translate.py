@@ -123,7 +123,14 @@ def abilities(told: Json) -> Abilities:
     if place.get("available") is False:
         missing = str(place.get("reason") or "its checkpoint store cannot be used")
     machine = Machine.from_json(image.get("machine"))
-    return Abilities(trouble, url, missing, stores=isinstance(store, dict), machine=machine)
+    return Abilities(
+        trouble,
+        url,
+        missing,
+        stores=isinstance(store, dict),
+        machine=machine,
+        store_id=str(place.get("id") or ""),
+    )
 
 
 def device_health(reports: Any) -> list[DeviceHealth]:

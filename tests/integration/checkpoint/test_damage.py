@@ -11,7 +11,7 @@ from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
 from singularity_proxy.checkpoint.folder_store import FolderStore
 from singularity_proxy.checkpoint.manifest import Summary
-from singularity_proxy.checkpoint.store import Entry
+from singularity_proxy.checkpoint.store import Entry, decimal_size
 from singularity_proxy.checkpoint.writer import Request
 from singularity_proxy.errors import DamagedCheckpoint, NoSpace, StoreUnavailable
 from support.checkpoint_data import contents, noise, parts_of
@@ -160,7 +160,8 @@ def test_a_full_disk_is_one_sentence(folder_store: StoreBox, tmp_path: Path, ste
         box.save(Request("s", 1, "files", name="n"), parts_of(tmp_path / "src"))
     assert caught.value.message == (
         "checkpoint 'n' of session s was not made: the checkpoint store "
-        f"{folder_store.url} is full (No space left on device); older checkpoints were kept"
+        f"{folder_store.url} is full (No space left on device): deleting the older checkpoints of "
+        f"session s would free {decimal_size(box.freeable()[0].older)}; older checkpoints were kept"
     )
     box.store.on_step = lambda name: None
     assert box.find("s") == second

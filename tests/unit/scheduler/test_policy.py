@@ -460,6 +460,16 @@ def test_lapsed_lease_of_a_connected_agent_is_parked_for_sure() -> None:
     assert world["a"].word == "parked"
 
 
+def test_a_session_without_a_device_proxy_is_set_down_and_says_so() -> None:
+    world = World(1)
+    world.holding("a")
+    world.do(ev.LeaseLapsed("a", "a device proxy did not get ready (it said nothing)"))
+    world.answer()
+    assert (world["a"].word, world["a"].devices) == ("parked", ())
+    assert "no other one got ready (a device proxy did not get ready" in world["a"].reason
+    assert "its device state is on file, nothing is lost" in world["a"].reason
+
+
 def test_proxy_events_are_told() -> None:
     world = World(1)
     world.holding("a")

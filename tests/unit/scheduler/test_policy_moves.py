@@ -179,6 +179,29 @@ def test_a_session_without_a_server_waits_in_the_store() -> None:
 # -- resume ---------------------------------------------------------------------------------
 
 
+def test_only_what_would_be_lost_may_use_the_room_that_is_kept_back() -> None:
+    world = two_nodes()
+    for sid in "abc":
+        world.holding(sid)
+    world.do(ev.SuspendAsked("a", "alice"))
+    world.do(ev.SuspendAsked("b", "alice", why="its server was stopped", urgent=True))
+    world.do(ev.Orphaned("c"))
+    commands = {a.session: a.urgent for a in world.pending if isinstance(a, ev.Suspend)}
+    assert commands == {"a": False, "b": True, "c": True}
+
+
+def test_a_store_of_the_same_name_may_be_another_one() -> None:
+    world = World(1, "n1", Abilities(store="/srv/store", store_id="1" * 32))
+    world.join("n2", 1, Abilities(store="/srv/store", store_id="2" * 32))
+    suspended(world)
+    with pytest.raises(Conflict, match="node n2 uses another store than node n1"):
+        world.do(ev.ResumeAsked("a", "alice", node="n2"))
+    world.join("n2", 1, Abilities(store="/srv/store", store_id="1" * 32))  # mounted now
+    world.do(ev.ResumeAsked("a", "alice", node="n2"))
+    world.answer()
+    assert (world["a"].node, world["a"].process_state) == ("n2", ProcessState.LIVE)
+
+
 def test_it_comes_back_where_it_was_else_where_there_is_room() -> None:
     world = two_nodes(1)
     suspended(world)

@@ -1,0 +1,54 @@
+"""Which part of some bytes a save would have to send, found out on a sample of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from .chunks import PAGE, PAGE_ID_BYTES, Codec, Damaged, is_zero
+from .layout import UserKeys
+from .loading import read_chunk
+from .manifest import Manifest
+from .pages import PageTable
+from .store import ObjectStore
+
+
+def share_of_pages(
+    store: ObjectStore, keys: UserKeys, codec: Codec, base: Manifest | None, sample: bytes
+) -> float:
+    """Of pages of a process image, what is stored for them by the bytes that they have: 0 for those
+    that are zero or in the checkpoint `base`. 1 where there is no sample."""
+    if not sample:
+        return 1.0
+    table = PageTable(lambda number: number)
+    if base is not None:
+        chunks = base.chunks
+
+        def read(number: int) -> bytes:
+            chunk = chunks[number]
+            return bytes(read_chunk(store, keys, codec, chunk.id, chunk.size))
+
+        with contextlib.suppress(Damaged):
+            table.load(base, read)
+    hashes, new = codec.pages(sample), []
+    for number in range(len(sample) // PAGE):
+        name = hashes[number * PAGE_ID_BYTES : (number + 1) * PAGE_ID_BYTES]
+        if name != codec.zero_page and table.find(name) is None:
+            new.append(sample[number * PAGE : (number + 1) * PAGE])
+    return _stored(codec, b"".join(new)) / len(sample)
+
+
+def share_of_pieces(
+    store: ObjectStore, keys: UserKeys, codec: Codec, pieces: Sequence[bytes]
+) -> float:
+    """The same of pieces of a file that are chunks, whichever checkpoint has them."""
+    size = sum(map(len, pieces))
+    new = 0
+    for piece in pieces:
+        if piece and not is_zero(piece) and store.stat(keys.chunk(codec.id(piece))) is None:
+            new += _stored(codec, piece)
+    return new / size if size else 1.0
+
+
+def _stored(codec: Codec, data: bytes) -> int:
+    return sum(map(len, codec.encode(codec.id(data), data))) if data else 0

@@ -1,0 +1,163 @@
+"""How much a session will take in the store, found out while it runs: before anything of it is
+stopped it is clear whether there is room.
+
+Counted is what a save would send: the anonymous memory of its processes (which is what a process
+image consists of), device state, rings and the session's own files. Of memory and parked state a
+sample is looked at: zeros and what the newest checkpoint has already cost nothing, and the rest is
+compressed as it would be. Device state that is on a device cannot be looked at and counts in full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+
+from singularity_proxy.capsule.namespace import NamespaceCapsule
+from singularity_proxy.checkpoint.checkpoints import Checkpoints
+from singularity_proxy.checkpoint.chunks import PAGE
+from singularity_proxy.checkpoint.cutting import cut
+
+from . import parts as files
+from .live import LiveSession
+from .node import Settings
+from .sessions import Phase
+
+MARGIN, LEAST = 1.1, 4 << 20
+"""What is estimated may be so much more, and this much besides: indexes, manifest, small files."""
+
+PAGES = 384
+"""Pages of memory that are looked at."""
+
+PIECES = 12
+"""Pieces of parked device state that are looked at."""
+
+MOST_FILES = 200_000
+
+
+def expected_bytes(live: LiveSession, settings: Settings, box: Checkpoints, level: str) -> int:
+    """Bytes that a checkpoint of this level adds to the store. Blocks for some hundredths of a
+    second, and seconds where device state is parked. Raises what the store raises."""
+    session = live.record.session
+    need = _device_bytes(live, settings, box)
+    if level == "process" and isinstance(live.capsule, NamespaceCapsule):
+        pids = [member.identity.pid for member in live.capsule.members()]
+        memory = sum(_anonymous(pid) for pid in pids)
+        need += round(memory * box.measure_pages(session, _sample(pids)))
+        need += _scratch_bytes(live, settings)
+        need += _allocated(settings.session_shm(session), ".ring")
+    return round(need * MARGIN) + LEAST
+
+
+def _device_bytes(live: LiveSession, settings: Settings, box: Checkpoints) -> int:
+    if live.record.phase is not Phase.PARKED:
+        return sum(ring.file.read().ring_memory_current for ring in live.rings.rings.values())
+    folder = settings.session_shm(live.record.session)
+    return sum(_state_bytes(path, box) for path in _ending(folder, ".snap"))
+
+
+def _state_bytes(path: str, box: Checkpoints) -> int:
+    """What a file of parked device state would add. It is the user's, and may be anything."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        size = os.fstat(fd).st_size
+        pieces = [piece for piece in cut(fd, size, device=True) if not piece.hole]
+        chosen = random.sample(pieces, min(PIECES, len(pieces)))
+        data = [os.pread(fd, piece.size, piece.at) for piece in chosen]
+        return round(sum(p.size for p in pieces) * box.measure_pieces(data))
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+
+
+def _anonymous(pid: int) -> int:
+    """Bytes of a process that are in no file, each shared page counted once; 0: it has ended."""
+    found = 0
+    with (
+        contextlib.suppress(OSError, ValueError),
+        open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file,
+    ):
+        for line in file:
+            name, _, value = line.partition(":")
+            if name in ("Pss_Anon", "SwapPss"):
+                found += int(value.split()[0]) * 1024
+    return found
+
+
+def _sample(pids: list[int]) -> bytes:
+    """Some pages of anonymous memory, chosen among all that there are; b"": they cannot be read."""
+    present = [(pid, at) for pid in pids for at in _present_pages(pid)]
+    chosen = random.sample(present, min(PAGES, len(present)))
+    found = []
+    for pid, at in sorted(chosen):
+        with contextlib.suppress(OSError):
+            fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                page = os.pread(fd, PAGE, at)
+            finally:
+                os.close(fd)
+            if len(page) == PAGE:
+                found.append(page)
+    return b"".join(found)
+
+
+def _present_pages(pid: int) -> Iterator[int]:
+    """Addresses of pages in memory, of writable mappings of no file."""
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            lines = [line.split(maxsplit=5) for line in file]
+        fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        for place, rights, _, _, inode, *_ in lines:
+            if not rights.startswith("rw") or rights[3] != "p" or inode != "0":
+                continue
+            first, end = (int(x, 16) for x in place.split("-"))
+            with contextlib.suppress(OSError):
+                entries = os.pread(fd, (end - first) // PAGE * 8, first // PAGE * 8)
+                for number in range(0, len(entries), 8):
+                    if entries[number + 7] & 0x80:  # bit 63: it is in memory
+                        yield first + number // 8 * PAGE
+    finally:
+        os.close(fd)
+
+
+def _scratch_bytes(live: LiveSession, settings: Settings) -> int:
+    """Of the session's own files: its folder, /tmp and /dev/shm, as they are inside."""
+    assert isinstance(live.capsule, NamespaceCapsule)
+    record, inside = live.record, f"/proc/{live.capsule.init.pid}/root"
+    folder = record.places.get("folder") or settings.session_dir(record.session)
+    roots, skip = files.scratch_roots(record, folder)
+    rings = record.places.get("shm") or settings.session_shm(record.session)
+    left_out = {inside + path for path in (*skip, rings)}
+    total = count = 0
+    for root in roots:
+        for at, folders, names in os.walk(inside + root):
+            folders[:] = [name for name in folders if os.path.join(at, name) not in left_out]
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(at, name)).st_blocks * 512
+            count += len(names)
+            if count > MOST_FILES:
+                return total
+    return total
+
+
+def _ending(folder: str, suffix: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return [os.path.join(folder, n) for n in os.listdir(folder) if n.endswith(suffix)]
+    return []
+
+
+def _allocated(folder: str, suffix: str) -> int:
+    total = 0
+    for path in _ending(folder, suffix):
+        with contextlib.suppress(OSError):
+            total += os.lstat(path).st_blocks * 512
+    return total
