@@ -27,8 +27,9 @@ from .sessions import Phase
 MARGIN, LEAST = 1.1, 4 << 20
 """What is estimated may be so much more, and this much besides: indexes, manifest, small files."""
 
-PAGES = 384
-"""Pages of memory that are looked at."""
+PAGES, PROBES = 384, 8192
+"""So many pages of memory are looked at, found by so many looks at addresses: most of what programs
+have reserved is not in memory."""
 
 PIECES = 12
 """Pieces of parked device state that are looked at."""
@@ -90,42 +91,48 @@ def _anonymous(pid: int) -> int:
 
 
 def _sample(pids: list[int]) -> bytes:
-    """Some pages of anonymous memory, chosen among all that there are; b"": they cannot be read."""
-    present = [(pid, at) for pid in pids for at in _present_pages(pid)]
-    chosen = random.sample(present, min(PAGES, len(present)))
-    found = []
-    for pid, at in sorted(chosen):
-        with contextlib.suppress(OSError):
-            fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                page = os.pread(fd, PAGE, at)
-            finally:
-                os.close(fd)
-            if len(page) == PAGE:
-                found.append(page)
-    return b"".join(found)
+    """Some pages of anonymous memory, from anywhere in it; b"": they cannot be read."""
+    places = [(pid, first, pages) for pid in pids for first, pages in _mappings(pid)]
+    if not places:
+        return b""
+    chosen = random.choices(places, [pages for _, _, pages in places], k=PROBES)
+    wanted: dict[int, list[int]] = {}
+    for pid, first, pages in chosen:
+        wanted.setdefault(pid, []).append(first + random.randrange(pages) * PAGE)
+    found = [page for pid, addresses in wanted.items() for page in _read_pages(pid, addresses)]
+    return b"".join(random.sample(found, min(PAGES, len(found))))
 
 
-def _present_pages(pid: int) -> Iterator[int]:
-    """Addresses of pages in memory, of writable mappings of no file."""
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            lines = [line.split(maxsplit=5) for line in file]
-        fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        for place, rights, _, _, inode, *_ in lines:
-            if not rights.startswith("rw") or rights[3] != "p" or inode != "0":
-                continue
-            first, end = (int(x, 16) for x in place.split("-"))
+def _mappings(pid: int) -> Iterator[tuple[int, int]]:
+    """(address, pages) of the writable mappings of no file."""
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file,
+    ):
+        for line in file:
+            place, rights, _, _, inode, *_ = line.split(maxsplit=5)
+            if rights.startswith("rw") and rights[3] == "p" and inode == "0":
+                first, end = (int(word, 16) for word in place.split("-"))
+                yield first, (end - first) // PAGE
+
+
+def _read_pages(pid: int, addresses: list[int]) -> Iterator[bytes]:
+    """The pages at these addresses that are in memory; the others were never used."""
+    with contextlib.ExitStack() as stack:
+        try:
+            pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, pagemap)
+            memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, memory)
+        except OSError:
+            return
+        for address in addresses:
             with contextlib.suppress(OSError):
-                entries = os.pread(fd, (end - first) // PAGE * 8, first // PAGE * 8)
-                for number in range(0, len(entries), 8):
-                    if entries[number + 7] & 0x80:  # bit 63: it is in memory
-                        yield first + number // 8 * PAGE
-    finally:
-        os.close(fd)
+                entry = os.pread(pagemap, 8, address // PAGE * 8)
+                if len(entry) == 8 and entry[7] & 0x80:  # bit 63: it is in memory
+                    page = os.pread(memory, PAGE, address)
+                    if len(page) == PAGE:
+                        yield page
 
 
 def _scratch_bytes(live: LiveSession, settings: Settings) -> int:
