@@ -66,7 +66,8 @@ async def test_three_are_suspended_and_two_fit(disk: Path) -> None:
         ]
         assert isinstance(error, NoSpace)
         assert error.message.startswith(
-            f"session {refused} was not suspended and goes on as it was: the checkpoint store "
+            f"session {refused} was not suspended and goes on as it was, older checkpoints "
+            "were kept: the checkpoint store "
         )
         assert error.fields["needed"] > 40 << 20
         assert len(stored) == 2

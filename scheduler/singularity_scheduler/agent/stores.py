@@ -200,8 +200,8 @@ class Stores:
                 return box.store.reserve(need, keep)
             except NoSpace as error:
                 said = error
-        hint = box.what_frees(session)
-        raise NoSpace(f"{said.message}{f': {hint}' if hint else ''}", **said.fields)
+        hint = box.what_frees(session) or "free some space there and try again"
+        raise NoSpace(f"{said.message}: {hint}", **said.fields)
 
     def make_room(self) -> int:
         """Collect the garbage of all users at once, because the store is full; the bytes that were

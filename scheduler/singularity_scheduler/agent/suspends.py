@@ -274,7 +274,8 @@ class Suspender:
         except NoSpace as error:
             verb = "suspended" if work.seq is not None else "stored"
             raise NoSpace(
-                f"session {record.session} was not {verb} and goes on as it was: {error.message}",
+                f"session {record.session} was not {verb} and goes on as it was, older checkpoints "
+                f"were kept: {error.message}",
                 **error.fields,
             ) from None
         except OSError as error:
