@@ -220,14 +220,20 @@ async def test_what_an_agent_had_stopped_that_was_killed_goes_on_with_the_schedu
 
 
 class Nodes(LocalFleet):
-    """Two agents; one that `held` names is not started again after its end."""
+    """Two agents; one that `held` names is not started again after its end, and one that is asleep
+    is left alone."""
 
     held: set[str] = set()
 
     def __init__(self, **traits: Any) -> None:
         few = ["--NodeAgent.warm_proxies=0"]
         super().__init__(
-            nodes=list(NODES), device_type="cpu", cpu_devices=1, agent_args=few, **traits
+            nodes=list(NODES),
+            device_type="cpu",
+            cpu_devices=1,
+            agent_args=few,
+            hung_agent_s=0.0,
+            **traits,
         )
 
     def command(self, node: str = "") -> list[str]:
