@@ -52,7 +52,7 @@ from .relay_keeper import RelayKeeper
 from .savings import Saving
 from .sessions import Life
 from .stores import reference, teller
-from .taking import Taker, Work
+from .taking import Room, Taker, Work
 
 log = logging.getLogger("singularity.agent")
 
@@ -121,16 +121,17 @@ class Suspender:
             raise Unsupported(f"an agent takes no checkpoints of level '{level}'")
         if level is None:
             level = "device" if why else "process"
-        with live.savings.begin() as saving:
-            why = why if level == "device" else ""
-            work = self._work(live, saving, epoch, name, level, why)
-            async with self._room(live, work):
+        why = why if level == "device" else ""
+        # Before the saving begins: savings and holders of the lock must have the same order.
+        async with self._room(live, level) as room:
+            with live.savings.begin() as saving:
+                work = self._work(live, saving, epoch, name, level, why, room)
                 async with self._node.stores.turns, self._busy(live, work, standing=standing):
                     try:
                         take = self._taker.copied if level == "process" else self._taker.states
                         parts = await take(live, work)
                     except OSError as error:
-                        raise _unsaved(live, work, error) from None
+                        raise _unsaved(live, work.name or work.id, error) from None
                 try:
                     await live.savings.settle(before=saving)
                     summary = await self._save(live, work, parts)
@@ -179,10 +180,14 @@ class Suspender:
             raise Unsupported(
                 f"session {record.session} cannot be suspended: {why}; it goes on here"
             )
-        with live.savings.begin() as saving:
-            work = self._work(live, saving, epoch, name, "process", "")
-            work.seq, work.urgent = seq, urgent
-            async with self._room(live, work):
+        if urgent:  # what it stores now has all of them, and needs their room
+            live.savings.give_up()
+            await live.savings.settle()
+        # Before the saving begins: savings and holders of the lock must have the same order.
+        async with self._room(live, "process", urgent) as room:
+            with live.savings.begin() as saving:
+                work = self._work(live, saving, epoch, name, "process", "", room)
+                work.seq = seq
                 await self._send_away(live, work, reason, standing)
         await self._tidy(live, work)
         assert record.saving is not None
@@ -199,7 +204,7 @@ class Suspender:
                 await self._taker.freeze(live, work)
                 summary = await self._save_while_taken(live, work)
             except OSError as error:
-                raise _unsaved(live, work, error) from None
+                raise _unsaved(live, work.name or work.id, error) from None
             record.check_live()  # it may have ended meanwhile, or somebody ended it
             work.took("total", work.began)
             answer = {
@@ -256,44 +261,52 @@ class Suspender:
     # -- room -------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _room(self, live: LiveSession, work: Work) -> AsyncIterator[None]:
-        """Room in the store for this checkpoint, set aside before anything is stopped. Raises
-        `NoSpace` when there is none, also after what nobody needs was removed."""
+    async def _room(
+        self, live: LiveSession, level: str, urgent: bool | None = None
+    ) -> AsyncIterator[Room]:
+        """Room in the store for a checkpoint of this level, set aside before anything is stopped.
+        `urgent`: as of `suspend`; None: it is none. Raises `NoSpace` when there is none, also after
+        what nobody needs was removed."""
         record, stores = live.record, self._node.stores
 
-        def reserve(box: Checkpoints) -> Reservation:
-            work.keep_free = stores.keep_free(work.urgent)
+        def reserve(box: Checkpoints) -> Room:
+            keep_free = stores.keep_free(urgent is True)
             if box.store.space() is None:
-                return Reservation()
-            need = expected_bytes(live, self._node.settings, box, work.level)
-            return stores.reserve(box, record.session, need, work.keep_free)
+                return Room(keep_free, Reservation())
+            need = expected_bytes(live, self._node.settings, box, level)
+            return Room(keep_free, stores.reserve(box, record.session, need, keep_free))
 
-        began = time.monotonic()
         try:
-            work.reserved = await stores.call(record.user, reserve)
+            room = await stores.call(record.user, reserve)
         except NoSpace as error:
-            verb = "suspended" if work.seq is not None else "stored"
+            verb = "stored" if urgent is None else "suspended"
             raise NoSpace(
                 f"session {record.session} was not {verb} and goes on as it was, older checkpoints "
                 f"were kept: {error.message}",
                 **error.fields,
             ) from None
         except OSError as error:
-            raise _unsaved(live, work, error) from None
-        work.took("room", began)
+            raise _unsaved(live, "", error) from None
         try:
-            yield
+            yield room
         finally:
-            await asyncio.to_thread(work.reserved.release)
+            await asyncio.to_thread(room.reserved.release)
 
     # -- steps ------------------------------------------------------------------------------------
 
     def _work(
-        self, live: LiveSession, saving: Saving, epoch: int | None, name: str, level: str, why: str
+        self,
+        live: LiveSession,
+        saving: Saving,
+        epoch: int | None,
+        name: str,
+        level: str,
+        why: str,
+        room: Room,
     ) -> Work:
         id = new_checkpoint_id(datetime.now(timezone.utc))
         folder = os.path.join(self._node.settings.images_dir, f"{live.record.session}-{id}")
-        return Work(id, name, level, why, folder, saving, epoch)
+        return Work(id, name, level, why, folder, saving, epoch, room)
 
     def _step(self, name: str) -> None:
         self._node.on_step(f"suspend.{name}")
@@ -348,7 +361,7 @@ class Suspender:
         tell, cancel = teller(node, record.session), work.saving.cancel
 
         def progress(now: Progress) -> None:
-            work.reserved.use(now.bytes_sent)
+            work.room.reserved.use(now.bytes_sent)
             tell(now)
 
         began = time.monotonic()
@@ -360,7 +373,7 @@ class Suspender:
                 progress=progress,
                 cancel=cancel,
                 on_step=node.on_step,
-                keep_free=work.keep_free,
+                keep_free=work.room.keep_free,
                 make_room=node.stores.make_room,
             ),
         )
@@ -394,8 +407,10 @@ def _command(work: Work) -> str | None:
     return None if work.seq is None else f"session.suspend/{work.epoch}/{work.seq}"
 
 
-def _unsaved(live: LiveSession, work: Work, error: OSError) -> SingularityError:
-    what = f"checkpoint '{work.name or work.id}' of session {live.record.session} was not made"
+def _unsaved(live: LiveSession, checkpoint: str, error: OSError) -> SingularityError:
+    """`checkpoint`: name or id; "": it has none yet."""
+    which = f"checkpoint '{checkpoint}'" if checkpoint else "a checkpoint"
+    what = f"{which} of session {live.record.session} was not made"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(
             f"{what}: the disk is full; the session goes on and older checkpoints were kept"

@@ -43,6 +43,16 @@ Give = Callable[[Iterable[Part]], None]
 """Called with parts that are complete."""
 
 
+@dataclass(frozen=True)
+class Room:
+    """Of the store, for one checkpoint."""
+
+    keep_free: int
+    """Bytes that it leaves free."""
+    reserved: Reservation
+    """What was set aside for it."""
+
+
 @dataclass
 class Work:
     """One checkpoint that is being taken."""
@@ -56,6 +66,7 @@ class Work:
     saving: Saving
     epoch: int | None
     """Of the command; as is `seq`."""
+    room: Room
     seq: int | None = None
     began: float = field(default_factory=time.monotonic)
     ms: dict[str, float] = field(default_factory=dict)
@@ -63,12 +74,6 @@ class Work:
     """Those to be taken back."""
     record: dict[str, Any] = field(default_factory=dict)
     """What the way back needs; filled while the parts are taken."""
-    urgent: bool = False
-    """What is not stored is lost."""
-    keep_free: int = 0
-    """Bytes of the store that it leaves free."""
-    reserved: Reservation = field(default_factory=Reservation)
-    """Room in the store that was set aside for it."""
 
     def took(self, step: str, since: float) -> None:
         self.ms[step] = round((time.monotonic() - since) * 1e3, 3)
