@@ -29,7 +29,6 @@ from .node import Node
 from .node_lease import Renewal
 from .relays import read_client_file
 from .resumes import ResumeRequest
-from .sessions import Life
 from .stores import reference
 from .suspends import Suspender
 
@@ -214,16 +213,14 @@ class CommandServer:
     async def end(self, _: Peer, params: dict[str, Any]) -> Any:
         live = self._node.sessions.get(text(params, "session"))
         if live is None:
-            if params.get("keep") is not True:
-                await self._end_away(text(params, "session"), params.get("user"))
-            elif params.get("keep_relay") is False:
+            if params.get("keep") is not True or params.get("keep_relay") is False:
                 await self._lifecycle.relays.end(text(params, "session"))
             return {"exit_code": None}
         grace_s = params.get("grace_s")
         if not isinstance(grace_s, int | float) or grace_s < 0:
             raise BadRequest("'grace_s' must be a number of seconds, 0 or more")
         reason = str(params.get("reason") or "ended by the scheduler")
-        own_end, published = live.record.life is Life.ENDED, live.record.published
+        published = live.record.published
         elsewhere = params.get("keep") is True  # it goes on from the store
         code = await self._lifecycle.end(live, reason, float(grace_s), elsewhere=elsewhere)
         self._lifecycle.forget(live)
@@ -231,25 +228,9 @@ class CommandServer:
             if params.get("keep_relay") is False:
                 await self._lifecycle.relays.end(live.record.session)
         elif published:
-            await self._end_away(live.record.session, live.record.user)
-        elif not own_end or code == 0:
-            # Wanted, or done; after a failure its checkpoints may be all that is left.
-            record = live.record
-            self._node.spawn(
-                self._node.stores.forget(record.user, record.session, record.epoch),
-                "removal of a session's checkpoints",
-            )
+            await self._lifecycle.relays.end(live.record.session)
+        # Its checkpoints stay: which of them go, and when, is the scheduler's to say.
         return {"exit_code": code}
-
-    async def _end_away(self, session: str, user: Any) -> None:
-        """A session ends that is in the store: its relay, if that is here, and its checkpoints."""
-        record = await self._lifecycle.relays.end(session)
-        owner = user if isinstance(user, str) and user else record.user if record else None
-        if owner is not None:
-            self._node.spawn(
-                self._node.stores.forget(owner, session, record.epoch if record else None),
-                "removal of a session's checkpoints",
-            )
 
     async def attach(self, _: Peer, params: dict[str, Any]) -> Any:
         live, lease, devices = self._placed(params)

@@ -237,23 +237,6 @@ class Stores:
         if gone:
             self.littered(user)
 
-    async def forget(self, user: str, session: str, epoch: int | None) -> None:
-        """The session has ended for good: its checkpoints go, but for those with a name. Best
-        effort; an agent that the session has left meanwhile removes none."""
-
-        def forget(box: Checkpoints) -> list[str]:
-            if not box.list(session):
-                return []
-            return box.forget(session, epoch=epoch, keep_named=True)
-
-        try:
-            gone = await self.call(user, forget)
-        except SingularityError as error:
-            log.warning("the checkpoints of session %s stay: %s", session, error.message)
-            return
-        if gone:
-            self.littered(user)
-
     async def positions(
         self, user: str, session: str, known: dict[str, dict[str, Any] | None]
     ) -> dict[str, dict[str, Any] | None]:

@@ -127,3 +127,29 @@ async def test_the_time_in_hello_is_that_of_the_answer(monkeypatch: pytest.Monke
         sessions={},
     )
     assert (await commands.hello(None, {"observer": True}))["sent_at"] == 160.0
+
+
+@pytest.mark.parametrize("published", [None, {"checkpoint": "k1"}], ids=["here", "stored"])
+@pytest.mark.parametrize("life", [Life.LIVE, Life.ENDED])
+async def test_an_end_removes_nothing_from_the_store(published: Any, life: Life) -> None:
+    """Which checkpoints go after an end, and when, is the scheduler's to say."""
+    one = record()
+    one.life = life
+    live = SimpleNamespace(record=SimpleNamespace(session="s", life=life, published=published))
+    ended: list[str] = []
+
+    async def end(*_: object, **__: object) -> int:
+        ended.append("session")
+        return 0
+
+    async def end_relay(session: str) -> None:
+        ended.append("relay")
+
+    handler: Any = object.__new__(CommandServer)
+    handler._node = SimpleNamespace(sessions={"s": live})  # there is no store at hand
+    handler._lifecycle = SimpleNamespace(
+        end=end, forget=lambda _: None, relays=SimpleNamespace(end=end_relay)
+    )
+    assert await handler.end(None, {"session": "s", "grace_s": 0.0}) == {"exit_code": 0}
+    assert ended == ["session"] + ["relay"] * bool(published)
+    assert await handler.end(None, {"session": "gone", "user": "alice"}) == {"exit_code": None}
