@@ -94,7 +94,7 @@ def test_a_server_of_another_user_or_in_another_root_gets_ports(
             raise FileNotFoundError(path)
         return stat(path, **more)
 
-    monkeypatch.setattr(client_places.os, "stat", elsewhere)
+    monkeypatch.setattr(os, "stat", elsewhere)
     assert place_clients(settings, record, TCP, here)["transport"] == "tcp"
 
 
