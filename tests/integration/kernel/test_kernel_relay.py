@@ -404,6 +404,12 @@ def test_a_wrong_key_and_a_wrong_session_stay_outside(channels: Channels) -> Non
             found.get_shell_msg(timeout=60)
 
 
+@attack(
+    "kernel-ports-without-keys",
+    "a client of a relay's TCP ports without keys, with others, with the public one alone",
+    "it gets no answer",
+    root=False,
+)
 def test_ports_are_encrypted(short_dir: Path) -> None:
     channels = Channels(short_dir, tcp=True)
     info = json.loads(channels.client.read_text())
