@@ -74,6 +74,7 @@ CALM_S: Mapping[str, float] = {
     "preempt": 90.0,
     "platform.restart": 300.0,
     "reopen": 120.0,
+    "visit": 240.0,
 }
 """Verb -> how many calm seconds it may take, where it is more than one thing; 60 for the others."""
 
