@@ -280,7 +280,9 @@ class Platform:
         node agents and sessions go on."""
         for keeper in self._keepers.values():
             keeper.cancel()
-        for part in self.parts:
+        service, proxy, hub = self.parts
+        # The proxy last: a Hub that stops its servers needs it for what they still send to pages.
+        for part in (service, hub, proxy):
             if not await part.end(30.0):
                 raise Unavailable(f"{part.name} did not end within 30 s")
         for part in self.parts:
