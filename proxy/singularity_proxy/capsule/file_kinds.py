@@ -8,10 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 
 
-class Kind(StrEnum):
+class Word(str, Enum):
+    """A word of a table: its text is its value. What `enum.StrEnum` is from Python 3.11 on."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Kind(Word):
     """What is in a file, as far as it matters for a way back."""
 
     PLAIN = "plain"

@@ -7,10 +7,10 @@ session comes back, and what is not as it was is told by name. Pure; `files` loo
 
 from __future__ import annotations
 
-from enum import StrEnum
+from .file_kinds import Word
 
 
-class Way(StrEnum):
+class Way(Word):
     """How a session comes back."""
 
     RESUME = "resume"
@@ -21,7 +21,7 @@ class Way(StrEnum):
     """As another session, beside the first one, which may still write to its files."""
 
 
-class FileClass(StrEnum):
+class FileClass(Word):
     """How the session uses a file."""
 
     APPENDED = "appended"
@@ -43,7 +43,7 @@ class FileClass(StrEnum):
     """Code in memory."""
 
 
-class Found(StrEnum):
+class Found(Word):
     """How the file is, held against what the checkpoint knows."""
 
     SAME = "same"
@@ -67,7 +67,7 @@ class Found(StrEnum):
     """Missing with its folder: home is not mounted, or not shared with this node."""
 
 
-class Action(StrEnum):
+class Action(Word):
     """What is done with the session's descriptors, or with the file."""
 
     KEEP = "keep"
