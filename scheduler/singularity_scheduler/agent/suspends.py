@@ -33,6 +33,7 @@ from singularity_proxy.checkpoint.progress import Progress
 from singularity_proxy.checkpoint.store import Reservation
 from singularity_proxy.checkpoint.writer import Request, new_checkpoint_id
 from singularity_proxy.errors import (
+    CheckpointCancelled,
     Conflict,
     NoSpace,
     SingularityError,
@@ -126,12 +127,19 @@ class Suspender:
         async with self._room(live, level) as room:
             with live.savings.begin() as saving:
                 work = self._work(live, saving, epoch, name, level, why, room)
-                async with self._node.stores.turns, self._busy(live, work, standing=standing):
-                    try:
+                try:
+                    async with self._node.stores.turns, self._busy(live, work, standing=standing):
                         take = self._taker.copied if level == "process" else self._taker.states
                         parts = await take(live, work)
-                    except OSError as error:
-                        raise _unsaved(live, work.name or work.id, error) from None
+                except OSError as error:
+                    raise _unsaved(live, work.name or work.id, error) from None
+                except Conflict:
+                    if record.alive:
+                        raise
+                    raise CheckpointCancelled(
+                        f"checkpoint {work.name or work.id} was not taken, because session "
+                        f"{record.session} was suspended or ended first; nothing else was changed"
+                    ) from None
                 try:
                     await live.savings.settle(before=saving)
                     summary = await self._save(live, work, parts)
