@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from jupyter_client.provisioning import KernelProvisionerFactory
 from singularity_kernel.server import kernels as kernels_module
 from singularity_kernel.server.kernels import SingularityKernelManager
 from singularity_kernel.server.notebooks import SingularitySessionManager
@@ -77,6 +78,7 @@ async def test_a_session_that_is_back_is_listed_by_the_server_that_runs(tmp_path
     monkeypatch.setenv("JUPYTERHUB_USER", "alice")
     monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "singularity")
     monkeypatch.setenv("SINGULARITY_API_URL", "http://127.0.0.1:1/services/singularity/")
+    KernelProvisionerFactory.clear_instance()  # it reads the default's name once
     kernel_id = "0c1d0000-0000-4000-8000-000000000000"
     scheduler = Scheduler(kernel_id)
     client = type("Client", (), {"from_environment": staticmethod(lambda: scheduler)})
@@ -96,3 +98,4 @@ async def test_a_session_that_is_back_is_listed_by_the_server_that_runs(tmp_path
         assert kernel_id in kernels._asleep, "it comes back when its notebook is opened"
     finally:
         await kernels.shutdown_all()
+        KernelProvisionerFactory.clear_instance()
