@@ -5,8 +5,12 @@ administrators ahead of time (`python -m singularity_proxy.build`). Needs a C++ 
 headers and the headers that torch itself ships; no CUDA toolkit. One library serves the CPU and the
 CUDA build of one torch version, because both have the same `git_version`.
 
+The few translation units in `native/units` are described in one `build.ninja`, and ninja compiles
+what changed. Where there is no ninja (a bare GPU machine) the same commands run side by side.
+
 The library is cached under a name that holds a hash of everything it depends on, so a changed
-source, another torch or another Python never loads a wrong one.
+source, another torch or another Python never loads a wrong one. A wheel brings libraries of the
+same names in `native/prebuilt`.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ COMPILER_BYTES = 2 << 30
 """Memory set aside for one compiler process when the number of parallel ones is chosen."""
 KEPT_LIBRARIES = 8
 """Older libraries stay this long: a process image may still map one of them."""
-KEPT_OBJECTS = 3
-"""Objects kept per source, so that two torches (or branches) do not evict each other's."""
+KEPT_TREES = 3
+"""Build trees kept, so that two torches (or a sanitizer's build) do not evict each other's."""
 FLAGS = [
     "-std=c++20",
     "-O2",
@@ -53,6 +57,7 @@ FLAGS = [
     "-Wno-unused-parameter",
     "-DNDEBUG",
     "-DTORCH_API_INCLUDE_EXTENSION_H",
+    "-ffile-prefix-map=.=singularity_proxy",  # torch says of each kernel in which file it is
 ]
 LIBRARIES = ("torch_cpu", "torch_python", "c10")
 SANITIZE = "SINGULARITY_SANITIZE"
@@ -66,8 +71,19 @@ SANITIZERS = {
         *("-fno-sanitize=vptr", "-fno-sanitize-recover=all"),
     )
 }
-
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+NINJA_FILE = """\
+builddir = .
+rule compile
+  command = {compile} -MD -MF $out.d -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = compiling $in
+rule link
+  command = {link}
+  description = linking
+{units}
+build {library}: link {objects}
+"""
 
 
 @dataclass(frozen=True)
@@ -93,23 +109,12 @@ class Torch:
         return cls(folder, found[1])
 
 
-def sources() -> list[Path]:
-    """Every C++ file of the package that goes into the library, in a fixed order."""
-    found = sorted([*PACKAGE.glob("*/src/*.cpp"), *PACKAGE.glob("native/*.cpp")])
-    return [p for p in found if not sanitizer() or p.relative_to(PACKAGE).parts[0] != "worker"]
-
-
 def sanitizer() -> str:
     """The sanitizer that the environment asks for; "" for none. Raises Unsupported."""
     name = os.environ.get(SANITIZE, "")
     if name and name not in SANITIZERS:
         raise Unsupported(f"{SANITIZE} can be {', '.join(SANITIZERS)} or nothing, not '{name}'.")
     return name
-
-
-def flags() -> list[str]:
-    """What the compiler is told, besides where the headers are."""
-    return [*FLAGS, *SANITIZERS.get(sanitizer(), ())]
 
 
 def sanitizer_runtime() -> Path | None:
@@ -119,32 +124,47 @@ def sanitizer_runtime() -> Path | None:
     return Path(answer).resolve() if "/" in answer and Path(answer).exists() else None
 
 
-def headers() -> list[Path]:
-    """Every header of the package, in a fixed order."""
+def flags() -> list[str]:
+    """What the compiler is told, besides where the headers are."""
+    return [*FLAGS, *SANITIZERS.get(sanitizer(), ())]
+
+
+def sources(root: Path | None = None) -> list[Path]:
+    """Every C++ file of the package (or of `root`) that the library is made of, in a fixed order.
+
+    A sanitizer's build leaves the units of the worker half out.
+    """
+    root = root or PACKAGE
+    patterns = (
+        "*/src/*.cpp",
+        "*/src/*.h",
+        "native/*.cpp",
+        "native/*.h",
+        "native/units/*",
+        "wire/*.h",
+    )
     return sorted(
-        [*PACKAGE.glob("*/src/*.h"), *PACKAGE.glob("native/*.h"), *PACKAGE.glob("wire/*.h")]
+        path
+        for pattern in patterns
+        for path in root.glob(pattern)
+        if not (sanitizer() and path.parent.name == "units" and path.name.startswith("worker"))
     )
 
 
-def library_name(torch: Torch) -> str:
-    """File name of the library for `torch`, this Python and the sources as they are now."""
+def library_name(torch: Torch, root: Path | None = None) -> str:
+    """File name of the library for `torch`, this Python and the sources as they are in `root`."""
+    root = root or PACKAGE
     digest = hashlib.blake2b(_environment_key(torch).encode(), digest_size=10)
-    for path in (*sources(), *headers()):
+    for path in sources(root):
         data = path.read_bytes()
-        digest.update(f"{path.relative_to(PACKAGE)} {len(data)}\n".encode())
+        digest.update(f"{path.relative_to(root)} {len(data)}\n".encode())
         digest.update(data)
     return f"{MODULE}-{digest.hexdigest()}.so"
 
 
 def find(torch: Torch) -> Path | None:
-    """The library for `torch` if it is already built in one of the cache folders."""
-    name = library_name(torch)
-    for folder in cache_folders():
-        path = folder / name
-        with contextlib.suppress(PermissionError):  # another user's folder has nothing for us
-            if path.is_file():
-                return path
-    return None
+    """The library for `torch` if it came with the package or is already built."""
+    return _find_file(library_name(torch))
 
 
 def cache_folders() -> list[Path]:
@@ -169,17 +189,16 @@ def build(*, force: bool = False, verbose: bool = False, announce: bool = False)
     if not force and (found := find(torch)):
         return found
     if announce:
-        _compile_command(torch)  # what is missing is not announced as a wait
+        _compile_command(torch, PACKAGE)  # what is missing is not announced as a wait
         print(
             "Building the device proxy's native module for this PyTorch: once, a minute or two.",
             file=sys.stderr,
             flush=True,
         )
-    folder = _writable_folder()
-    with _lock(folder):
+    with _writable_folder() as folder, _lock(folder) as lock:
         if not force and (found := find(torch)):  # built by someone else meanwhile
             return found
-        return _build(torch, folder, force=force, verbose=verbose)
+        return _build(torch, folder, lock, force=force, verbose=verbose)
 
 
 def build_program(source: Path) -> Path:
@@ -191,37 +210,24 @@ def build_program(source: Path) -> Path:
     possible, because it starts faster and then asks nothing of a folder it may not see. Raises
     Unsupported with one sentence when it cannot be compiled here.
     """
-    flags = ["-std=c++20", "-O2", "-g0", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"]
+    options = ["-std=c++20", "-O2", "-g0", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"]
     parts = [source, *sorted(source.parent.glob("*.h"))]
-    key = f"{platform.machine()} {' '.join(flags)}\n".encode()
+    key = f"{platform.machine()} {' '.join(options)}\n".encode()
     key += b"".join(part.read_bytes() for part in parts)
     name = f"{source.stem}-{hashlib.blake2b(key, digest_size=10).hexdigest()}"
-
-    def existing() -> Path | None:
-        for folder in cache_folders():
-            with contextlib.suppress(PermissionError):
-                if (folder / name).is_file():
-                    return folder / name
-        return None
-
-    if found := existing():
+    if found := _find_file(name):
         return found
-    command = [*_compiler(), *flags]
-    folder = _writable_folder()
-    with _lock(folder):
-        if found := existing():
+    command = [*_compiler(), *options]
+    with _writable_folder() as folder, _lock(folder):
+        if found := _find_file(name):
             return found
-        temporary = folder / f"{name}.{os.getpid()}.tmp"
-        last = [os.fspath(source), "-o", os.fspath(temporary)]
-        try:
+        with _replace_file(folder / name) as temporary:
+            last = [os.fspath(source), "-o", os.fspath(temporary)]
             try:
-                _run([*command, "-static", *last], source.name)
+                _run([*command, "-static", *last])
             except Unsupported:  # no static C library
-                _run([*command, *last], source.name)
-            temporary.replace(folder / name)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return folder / name
+                _run([*command, *last])
+        return folder / name
 
 
 def load() -> ModuleType:
@@ -263,29 +269,59 @@ def _environment_key(torch: Torch) -> str:
     )
 
 
-def _writable_folder() -> Path:
+def _find_file(name: str) -> Path | None:
+    for folder in (PACKAGE / "native" / "prebuilt", *cache_folders()):
+        with contextlib.suppress(PermissionError):  # another user's folder has nothing for us
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+@contextlib.contextmanager
+def _writable_folder() -> Iterator[Path]:
+    """The first cache folder that can be written. A full disk, now or later, raises Unsupported."""
     tried = []
     for folder in cache_folders():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
-                return folder
+                break
         except OSError as error:
             tried.append(f"{folder} ({error.strerror})")
-    raise Unsupported(
-        f"no folder to build the native module in: {', '.join(tried)}; "
-        "set SINGULARITY_CACHE to a writable one."
-    )
+    else:
+        raise Unsupported(
+            f"no folder to build the native module in: {', '.join(tried)}; "
+            "set SINGULARITY_CACHE to a writable one."
+        )
+    try:
+        yield folder
+    except OSError as error:
+        raise Unsupported(
+            f"the native module cannot be built in {folder}: {error.strerror}; "
+            "make room there or set SINGULARITY_CACHE to another folder."
+        ) from error
 
 
 @contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[int]:
+    """Hold the folder's lock. Compilers inherit it: those of a killed builder are waited for."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _replace_file(path: Path) -> Iterator[Path]:
+    """A temporary name that becomes `path` at the end, so that nobody sees half a file."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _compiler() -> list[str]:
@@ -300,10 +336,19 @@ def _compiler() -> list[str]:
     )
 
 
-def _cxx11_abi() -> int:
-    # torch._C is loaded already in every process that goes on to `load`.
-    module = sys.modules.get("torch._C") or importlib.import_module("torch")._C
-    return int(getattr(module, "_GLIBCXX_USE_CXX11_ABI", True))
+def _ninja() -> str | None:
+    """The ninja of this environment (the package `ninja`), else one on PATH."""
+    own = Path(sys.executable).with_name("ninja")
+    return os.fspath(own) if os.access(own, os.X_OK) else shutil.which("ninja")
+
+
+def _abi_flags(torch: Torch) -> list[str]:
+    """The old ABI of the C++ library, for a torch before 2.7 that says so in its CMake files."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text = (torch.folder / "share/cmake/Torch/TorchConfig.cmake").read_text()
+    old = "-D_GLIBCXX_USE_CXX11_ABI=0"
+    return [old] if old in text else []
 
 
 def _parallel() -> int:
@@ -315,7 +360,7 @@ def _parallel() -> int:
     return max(1, jobs)
 
 
-def _compile_command(torch: Torch) -> list[str]:
+def _compile_command(torch: Torch, root: Path) -> list[str]:
     include = torch.folder / "include"
     python = sysconfig.get_path("include")
     if not (Path(python) / "Python.h").is_file():
@@ -326,119 +371,121 @@ def _compile_command(torch: Torch) -> list[str]:
     return [
         *_compiler(),
         *flags(),
-        f"-D_GLIBCXX_USE_CXX11_ABI={_cxx11_abi()}",
-        f"-I{PACKAGE}",
+        *_abi_flags(torch),
+        f"-I{root}",
         f"-isystem{include}",
         f"-isystem{include / 'torch/csrc/api/include'}",
         f"-isystem{python}",
     ]
 
 
-def _object_key(path: Path, command: list[str], torch: Torch) -> str:
-    """Hash of a source, of our headers that it includes (directly or not) and of the command."""
-    digest = hashlib.blake2b(digest_size=10)
-    digest.update(f"{_environment_key(torch)}\n{shlex.join(command)}\n".encode())
-    waiting, seen = [path], {path}
-    while waiting:
-        current = waiting.pop()
-        data = current.read_bytes()
-        digest.update(f"{current.relative_to(PACKAGE)}\n".encode())
-        digest.update(data)
-        for name in _INCLUDE.findall(data):
-            for base in (current.parent, PACKAGE):
-                header = (base / name.decode()).resolve()
-                if header.is_file() and header.is_relative_to(PACKAGE):
-                    if header not in seen:
-                        seen.add(header)
-                        waiting.append(header)
-                    break
-    return digest.hexdigest()
+def _link_command(torch: Torch, objects: list[str], library: str) -> list[str]:
+    return [
+        *_compiler(),
+        *("-shared", "-o", library),
+        *(flag for flag in flags() if flag.startswith("-fsanitize")),
+        *objects,
+        f"-L{torch.folder / 'lib'}",
+        *(f"-l{name}" for name in LIBRARIES),
+        f"-Wl,-rpath,{torch.folder / 'lib'}",
+        "-Wl,--no-undefined-version",
+    ]
 
 
-def _run(command: list[str], what: str) -> None:
+def _run(command: list[str], *, cwd: Path | None = None, lock: int | None = None) -> str:
+    """What `command` printed. Raises Unsupported with the first error in that."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            pass_fds=() if lock is None else (lock,),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
     except OSError as error:
         raise Unsupported(
             f"the native module cannot be built: {command[0]} cannot be run ({error.strerror}); "
             "correct CXX or install g++ (on Debian and Ubuntu: sudo apt-get install g++)."
         ) from error
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if "error: " in line or "undefined reference" in line]
-        first = (errors or lines or ["no message"])[0]
-        raise Unsupported(f"the native module cannot be built: {what} failed: {first.strip()}")
-    if done.stderr.strip():
-        print(done.stderr.rstrip(), file=sys.stderr)
+        lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        telling = re.compile("No space left|: not found|Killed|error: |undefined reference")
+        first = next((line for line in lines if telling.search(line)), (lines or ["no message"])[0])
+        raise Unsupported(f"the native module cannot be built: {first.removeprefix('./')}")
+    return done.stdout
 
 
-def _build(torch: Torch, folder: Path, *, force: bool, verbose: bool) -> Path:
-    name = library_name(torch)
-    command = _compile_command(torch)
-    objects = folder / "objects"
-    objects.mkdir(exist_ok=True)
-    wanted: list[Path] = []
-    missing: list[tuple[Path, Path]] = []
-    for source in sources():
-        label = "-".join(source.relative_to(PACKAGE).with_suffix("").parts)
-        target = objects / f"{label}-{_object_key(source, command, torch)}.o"
-        wanted.append(target)
-        if force or not target.is_file():
-            missing.append((source, target))
-        else:
-            os.utime(target)  # `_prune` keeps what was used last
-
-    def compile_one(job: tuple[Path, Path]) -> None:
-        source, target = job
-        if verbose:
-            print(f"compiling {source.relative_to(PACKAGE)}", file=sys.stderr)
-        temporary = target.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            _run(
-                [*command, "-c", os.fspath(source), "-o", os.fspath(temporary)],
-                f"{source.relative_to(PACKAGE)}",
+def _build(torch: Torch, folder: Path, lock: int, *, force: bool, verbose: bool) -> Path:
+    key = hashlib.blake2b(_environment_key(torch).encode(), digest_size=6).hexdigest()
+    tree = folder / f"tree-{key}"
+    if force:
+        shutil.rmtree(tree, ignore_errors=True)
+    _copy_sources(tree)
+    name = library_name(torch, tree)  # of what is compiled, whatever somebody edits meanwhile
+    compile_command = _compile_command(torch, Path("."))
+    units = sorted(path.relative_to(tree) for path in sources(tree) if path.parent.name == "units")
+    objects = [f"{unit.stem}.o" for unit in units]
+    link_command = _link_command(torch, objects, MODULE)
+    if ninja := _ninja():
+        (tree / "build.ninja").write_text(
+            NINJA_FILE.format(
+                compile=shlex.join(compile_command).replace("$", "$$"),
+                link=shlex.join(link_command).replace("$", "$$"),
+                units="\n".join(
+                    f"build {unit.stem}.o: compile {unit.as_posix()}" for unit in units
+                ),
+                objects=" ".join(objects),
+                library=MODULE,
             )
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    with ThreadPoolExecutor(_parallel()) as pool:
-        results = [pool.submit(compile_one, job) for job in missing]
-        try:
-            for result in results:
-                result.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-    library = folder / name
-    temporary = folder / f"{name}.{os.getpid()}.tmp"
-    link = [*command[: len(_compiler())], "-shared", "-o", os.fspath(temporary)]
-    link += [flag for flag in flags() if flag.startswith("-fsanitize")]
-    link += [os.fspath(path) for path in wanted]
-    link += [f"-L{torch.folder / 'lib'}", *(f"-l{lib}" for lib in LIBRARIES)]
-    link += [f"-Wl,-rpath,{torch.folder / 'lib'}", "-Wl,--no-undefined-version"]
-    try:
-        _run(link, "linking")
-        temporary.replace(library)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _prune(folder, objects)
-    return library
+        )
+        _run([*_compiler(), "--version"])  # a compiler that cannot be run is told as that
+        said = _run(
+            [ninja, f"-j{_parallel()}", *([] if verbose else ["--quiet"])], cwd=tree, lock=lock
+        )
+    else:
+        commands = [
+            [*compile_command, "-c", unit.as_posix(), "-o", name]
+            for unit, name in zip(units, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(_parallel()) as pool:
+            said = "".join(pool.map(lambda command: _run(command, cwd=tree, lock=lock), commands))
+        said += _run(link_command, cwd=tree, lock=lock)
+    print(said, end="", file=sys.stderr)
+    with _replace_file(folder / name) as temporary:
+        shutil.copyfile(tree / MODULE, temporary)
+        temporary.chmod(0o755)
+    _prune(folder)
+    return folder / name
 
 
-def _prune(folder: Path, objects: Path) -> None:
-    """Forget all but the objects of each source and the libraries that were used last."""
-    by_source: dict[str, list[Path]] = {}
-    for path in objects.glob("*.o"):
-        by_source.setdefault(path.name.rpartition("-")[0], []).append(path)
-    libraries = list(folder.glob(f"{MODULE}-*.so"))
-    for group, kept in [
-        (libraries, KEPT_LIBRARIES),
-        *((g, KEPT_OBJECTS) for g in by_source.values()),
-    ]:
-        for path in sorted(group, key=lambda path: path.stat().st_mtime)[:-kept]:
-            path.unlink(missing_ok=True)
+def _copy_sources(tree: Path) -> None:
+    """Bring the build tree's copies of the sources up to date.
+
+    Ninja goes by the times of files, and an installer or a checkout may give a changed source an
+    old time. A copy is written when its contents change, and then it is new.
+    """
+    wanted = {path.relative_to(PACKAGE): path.read_bytes() for path in sources()}
+    for path in sources(tree):
+        if path.relative_to(tree) not in wanted:
+            path.unlink()
+    for name, data in wanted.items():
+        path = tree / name
+        if not path.is_file() or path.read_bytes() != data:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def _prune(folder: Path) -> None:
+    """Remove all but the libraries and the build trees that were used last."""
+    for pattern, kept in ((f"{MODULE}-*.so", KEPT_LIBRARIES), ("tree-*", KEPT_TREES)):
+        for path in sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)[:-kept]:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -449,9 +496,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--force", action="store_true", help="compile everything again")
     parser.add_argument("--print-path", action="store_true", help="print the library's path")
-    parser.add_argument("--quiet", action="store_true", help="do not name the files being compiled")
+    parser.add_argument("--quiet", action="store_true", help="print only what is wrong")
+    parser.add_argument("--program", metavar="FILE", help="compile this file of the package alone")
     options = parser.parse_args(arguments)
     try:
+        if options.program:
+            print(build_program(PACKAGE / options.program))
+            return 0
         path = build(force=options.force, verbose=not options.quiet)
     except SingularityError as error:
         print(error.message, file=sys.stderr)

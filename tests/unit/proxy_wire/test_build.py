@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from singularity_proxy import build
@@ -28,8 +30,8 @@ PyMODINIT_FUNC PyInit__singularity_native() {
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two sources and two headers in the places where the real ones are."""
-    for folder in ("native", "wire", "device/src"):
+    """Two units of one source each and two headers, in the places where the real ones are."""
+    for folder in ("native/units", "wire", "device/src"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "native/module.cpp").write_text(MODULE)
     (tmp_path / "wire/answer.h").write_text("#define ANSWER 40\n")
@@ -37,6 +39,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         '#include "half.h"\nint half() { return HALF; }\n'
     )
     (tmp_path / "device/src/half.h").write_text("#define HALF 2\n")
+    (tmp_path / "native/units/module.cpp").write_text('#include "native/module.cpp"\n')
+    (tmp_path / "native/units/half.cpp").write_text('#include "device/src/half.cpp"\n')
     monkeypatch.setattr(build, "PACKAGE", tmp_path)
     monkeypatch.setattr(build, "LIBRARIES", ("c10",))
     return tmp_path
@@ -53,56 +57,130 @@ def answer(path: Path) -> str:
     ).strip()
 
 
-def objects(package: Path) -> dict[str, list[tuple[int, int]]]:
-    """Source -> (inode, last used) of the objects kept for it, the latest one first."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    for path in (package / "native/build/objects").glob("*.o"):
-        status = path.stat()
-        found.setdefault(path.name.rpartition("-")[0], []).append(
-            (status.st_ino, status.st_mtime_ns)
-        )
-    return {
-        name: sorted(kept, key=lambda one: one[1], reverse=True) for name, kept in found.items()
-    }
-
-
-def inodes(package: Path, source: str) -> list[int]:
-    return [inode for inode, _ in objects(package)[source]]
+def objects(package: Path) -> dict[str, int]:
+    """Unit -> when its object was written; of the only build tree."""
+    (tree,) = (package / "native/build").glob("tree-*")
+    return {path.stem: path.stat().st_mtime_ns for path in tree.glob("*.o")}
 
 
 def test_only_what_changed_is_compiled_again(package: Path) -> None:
     first = build.build()
     assert first.parent == package / "native/build"
     assert answer(first) == "42"
-    module, half = inodes(package, "native-module"), inodes(package, "device-src-half")
-    assert objects(package).keys() == {"native-module", "device-src-half"}
-    assert (len(module), len(half)) == (1, 1)
+    before = objects(package)
+    assert before.keys() == {"module", "half"}
     assert build.build() == first
     (package / "device/src/half.h").write_text("#define HALF 3\n")
     second = build.build()
     assert second != first
     assert answer(second) == "43"
-    assert inodes(package, "native-module") == module
-    assert inodes(package, "device-src-half")[1:] == half
+    after = objects(package)
+    assert after["module"] == before["module"]
+    assert after["half"] > before["half"]
     (package / "device/src/half.h").write_text("#define HALF 2\n")
     assert build.build() == first  # still there
     assert build.build(force=True) == first
-    assert not set(inodes(package, "native-module")) & set(module)
+    assert objects(package)["module"] > before["module"]
 
 
-def test_what_another_torch_compiled_stays(package: Path) -> None:
-    """A few objects per source, those used last: switching back compiles nothing."""
+def test_a_changed_source_with_an_old_time_is_compiled(package: Path) -> None:
+    """An installer may give files the times at which they were packed."""
     header = package / "device/src/half.h"
-    for number in range(build.KEPT_OBJECTS + 2):
-        header.write_text(f"#define HALF {number}\n")
-        assert answer(build.build()) == str(40 + number)
-    kept = inodes(package, "device-src-half")
-    assert len(kept) == build.KEPT_OBJECTS
-    header.write_text(f"#define HALF {build.KEPT_OBJECTS}\n")  # the last but one
-    build.build().unlink()
-    assert answer(build.build()) == str(40 + build.KEPT_OBJECTS)
-    assert inodes(package, "device-src-half") == [kept[1], kept[0], *kept[2:]]
-    assert len(inodes(package, "native-module")) == 1
+    assert answer(build.build()) == "42"
+    header.write_text("#define HALF 7\n")
+    os.utime(header, (1, 1))
+    assert answer(build.build()) == "47"
+
+
+def test_a_source_that_is_gone_is_not_linked(package: Path) -> None:
+    (package / "native/units/more.cpp").write_text("int more() { return 1; }\n")
+    build.build()
+    assert objects(package).keys() == {"module", "half", "more"}
+    (package / "native/units/more.cpp").unlink()
+    (package / "device/src/half.h").write_text("#define HALF 4\n")
+    assert b"_Z4morev" not in build.build().read_bytes()
+
+
+def test_what_another_torch_compiled_stays(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each torch has a build tree of its own; the last few stay, and libraries longer."""
+    found = build.Torch.find()
+    libraries = []
+    for number in range(build.KEPT_TREES + 2):
+        other = build.Torch(found.folder, f"{number:x}")
+        monkeypatch.setattr(build.Torch, "find", classmethod(lambda cls, other=other: other))
+        libraries.append(build.build())
+    assert len(set(libraries)) == build.KEPT_TREES + 2
+    assert all(path.is_file() for path in libraries)
+    assert len(list((package / "native/build").glob("tree-*"))) == build.KEPT_TREES
+
+
+def test_without_ninja_the_same_is_built(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_ninja = build.build()
+    before = objects(package)
+    monkeypatch.setattr(build, "_ninja", lambda: None)
+    assert build.build(force=True) == with_ninja
+    assert answer(with_ninja) == "42"
+    assert objects(package).keys() == before.keys()
+    (package / "device/src/half.cpp").write_text("int half() { return nothing; }\n")
+    with pytest.raises(Unsupported, match=r"device/src/half\.cpp:1:\d+: error: .*nothing"):
+        build.build()
+
+
+def test_a_library_that_came_with_the_package_is_taken(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = build.build()
+    prebuilt = package / "native/prebuilt" / built.name
+    prebuilt.parent.mkdir()
+    built.rename(prebuilt)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert build.build() == prebuilt
+    (package / "wire/answer.h").write_text("#define ANSWER 1\n")  # it does not fit these sources
+    with pytest.raises(Unsupported, match=r"no C\+\+ compiler was found"):
+        build.build()
+
+
+@pytest.mark.root
+def test_a_full_disk_is_one_sentence(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = package / "native/build"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=True)
+    try:
+        assert build.main([]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("the native module cannot be built")
+        assert "No space left on device" in line
+        assert not list(folder.glob("*.so"))
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    assert answer(build.build()) == "42"  # repeated, with room
+
+
+def test_a_killed_build_is_repeated(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compilers of a killed builder are waited for, and half an object is never linked."""
+    slow = package / "slow-compiler"
+    slow.write_text(
+        "#!/bin/sh\n"
+        f'[ "$1" = --version ] || {{ echo >>{package}/begun; sleep 1; }}\n'
+        'exec g++ "$@"\n'
+    )
+    slow.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow))
+    code = (
+        "import sys; from pathlib import Path; from singularity_proxy import build;"
+        "build.PACKAGE = Path(sys.argv[1]); build.LIBRARIES = ('c10',); build.build()"
+    )
+    first = subprocess.Popen([sys.executable, "-c", code, package])
+    while not (package / "begun").exists():
+        assert first.poll() is None
+    first.kill()
+    first.wait()
+    assert not list((package / "native/build").glob("*.so"))
+    assert answer(build.build()) == "42"
+    assert not list((package / "native/build").rglob("*.tmp"))
 
 
 def test_a_built_library_needs_no_compiler(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +210,7 @@ def test_an_error_is_one_sentence(package: Path, capsys: pytest.CaptureFixture[s
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
-    assert line.startswith("the native module cannot be built: device/src/half.cpp failed: ")
+    assert line.startswith("the native module cannot be built: device/src/half.cpp:1:")
     assert "nothing" in line
     assert not list((package / "native/build").glob("*.so"))
 
@@ -151,24 +229,33 @@ def test_other_folders_are_used_when_the_package_is_read_only(
 
 
 def test_builders_wait_for_each_other(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[str] = []
-    real = build._run
+    built: list[Path] = []
+    real = build._build
 
-    def counted(command: list[str], what: str) -> None:
-        commands.append(what)
-        real(command, what)
+    def counted(*arguments: Any, **options: Any) -> Path:
+        built.append(real(*arguments, **options))
+        return built[-1]
 
-    monkeypatch.setattr(build, "_run", counted)
+    monkeypatch.setattr(build, "_build", counted)
     found: list[Path] = []
     threads = [threading.Thread(target=lambda: found.append(build.build())) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(100)
-    assert len(set(found)) == 1
-    assert len(found) == 3
-    assert sorted(commands) == ["device/src/half.cpp", "linking", "native/module.cpp"]
+    assert found == built * 3
     assert not list((package / "native/build").rglob("*.tmp"))
+
+
+def test_every_source_is_in_one_unit() -> None:
+    """What is in none would be missing in the library; torch's headers come once a unit."""
+    included = [
+        name
+        for unit in sorted((build.PACKAGE / "native/units").glob("*.cpp"))
+        for name in re.findall(r'^#include "(.*\.cpp)"$', unit.read_text(), re.MULTILINE)
+    ]
+    written = [*build.PACKAGE.glob("*/src/*.cpp"), *build.PACKAGE.glob("native/*.cpp")]
+    assert sorted(included) == sorted(str(path.relative_to(build.PACKAGE)) for path in written)
 
 
 def test_the_real_library_is_loaded_once_and_fits_this_torch() -> None:

@@ -28,7 +28,7 @@ struct Prefix {
 };
 static_assert(sizeof(Prefix) <= kPrefixBytes);
 
-void raise(std::atomic<uint64_t>& peak, uint64_t now) {
+void raise_peak(std::atomic<uint64_t>& peak, uint64_t now) {
   uint64_t known = peak.load(std::memory_order_relaxed);
   while (now > known && !peak.compare_exchange_weak(known, now, std::memory_order_relaxed)) {
   }
@@ -106,8 +106,8 @@ class Capacity final : public c10::Allocator {
         if (const auto make_room = make_room_.load(); make_room && make_room(now - capacity)) return take(bytes);
       refuse(bytes, now - bytes, mine - bytes, capacity, limit);
     }
-    raise(peak_, now);
-    if (account) raise(account->peak, mine);
+    raise_peak(peak_, now);
+    if (account) raise_peak(account->peak, mine);
   }
   [[noreturn]] static void refuse(uint64_t wanted, uint64_t used, uint64_t mine, uint64_t capacity, uint64_t limit) {
     const std::string allowed =
@@ -133,7 +133,7 @@ Memory capacity_memory() { return Capacity::one().memory(); }
 void reset_capacity_peak() { Capacity::one().reset_peak(); }
 
 void charge(Account& to, uint64_t bytes) {
-  raise(to.peak, to.current.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+  raise_peak(to.peak, to.current.fetch_add(bytes, std::memory_order_relaxed) + bytes);
 }
 void discharge(Account& from, uint64_t bytes) { from.current.fetch_sub(bytes, std::memory_order_relaxed); }
 Account* account_of(const c10::DataPtr& block) {

@@ -12,7 +12,7 @@ namespace singularity {
 namespace {
 
 constexpr uint64_t kPartAlignment = 64;
-constexpr uint32_t kMaxParts = 1 << 20;
+constexpr uint32_t kMaxContributedTensors = 1 << 20;
 
 uint64_t aligned(uint64_t n) { return (n + kPartAlignment - 1) & ~(kPartAlignment - 1); }
 
@@ -71,7 +71,7 @@ void get_call(Reader& in, Signature& s, std::string& failure) {
   s.factor = in.get<double>();
   s.root = in.get<int64_t>();
   const auto inputs = in.get<uint32_t>(), outputs = in.get<uint32_t>();
-  TORCH_CHECK(inputs <= kMaxParts && outputs <= kMaxParts, "a contribution of ", inputs, " and ", outputs, " tensors");
+  TORCH_CHECK(inputs <= kMaxContributedTensors && outputs <= kMaxContributedTensors, "a contribution of ", inputs, " and ", outputs, " tensors");
   for (uint32_t i = 0; i < inputs; i++) s.in.push_back(in.get<int64_t>());
   for (uint32_t i = 0; i < outputs; i++) s.out.push_back(in.get<int64_t>());
   failure.assign(in.bytes(failure_bytes), failure_bytes);

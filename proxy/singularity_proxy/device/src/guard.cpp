@@ -13,15 +13,15 @@
 
 namespace singularity {
 
-struct Slot {
+struct GuardedRange {
   std::atomic<uintptr_t> first, last;  // last 0: free
   std::atomic<bool> taken, hit;
 };
 
 namespace {
 
-constexpr size_t kSlots = 4096;  // four for each ring
-Slot slots[kSlots];
+constexpr size_t kGuardedRanges = 4096;  // four for each ring
+GuardedRange slots[kGuardedRanges];
 std::atomic<size_t> used{0};     // slots behind this one were never taken
 uintptr_t page_bytes = 4096;
 struct sigaction before;
@@ -31,7 +31,7 @@ void on_bus_error(int, siginfo_t* info, void*) {
   const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
   const size_t n = used.load();
   for (size_t i = 0; i < n; i++) {
-    Slot& slot = slots[i];
+    GuardedRange& slot = slots[i];
     if (at < slot.first.load() || at >= slot.last.load()) continue;
     slot.hit.store(true);
     void* page = reinterpret_cast<void*>(at & ~(page_bytes - 1));
@@ -59,7 +59,7 @@ void install() {
 
 Guard::Guard(const void* at, size_t bytes) {
   install();
-  for (size_t i = 0; i < kSlots; i++) {
+  for (size_t i = 0; i < kGuardedRanges; i++) {
     bool free = false;
     if (!slots[i].taken.compare_exchange_strong(free, true)) continue;
     slot_ = &slots[i];

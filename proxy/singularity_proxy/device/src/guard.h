@@ -22,7 +22,7 @@ class Guard {
 
  private:
   void release();
-  struct Slot* slot_ = nullptr;
+  struct GuardedRange* slot_ = nullptr;
 };
 
 // While one lives, this thread (and every thread that it starts) takes no signals but those that its

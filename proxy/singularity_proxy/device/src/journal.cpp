@@ -12,8 +12,8 @@
 
 namespace singularity {
 namespace {
-constexpr uint64_t kFirstBytes = 256 << 10;
-constexpr uint64_t kLargestStep = 64 << 20;
+constexpr uint64_t kFirstJournalBytes = 256 << 10;
+constexpr uint64_t kLargestJournalStep = 64 << 20;
 constexpr size_t kMaxText = 4096;  // of a failure
 #ifndef MADV_POPULATE_WRITE
 constexpr int MADV_POPULATE_WRITE = 23;  // Linux 5.14
@@ -29,7 +29,7 @@ void Journal::open(const std::string& path, uint64_t base_seq) {
   if (::fstat(fd_.get(), &info)) throw FileError(errno, "cannot open the journal", path);
   const auto bytes = static_cast<uint64_t>(info.st_size);
   // A proxy that was killed before it wrote the magic has not executed anything either.
-  map(std::max(bytes & ~uint64_t{4095}, kFirstBytes));
+  map(std::max(bytes & ~uint64_t{4095}, kFirstJournalBytes));
   if (header()->magic == 0) {
     header()->version = kJournalVersion;
     header()->base_seq = base_seq;
@@ -76,9 +76,9 @@ char* Journal::room(size_t bytes) {
   const uint64_t end = end_;
   if (__builtin_expect(guard_.hit(), 0)) throw FileError(EIO, "someone shortened the journal", path_);
   if (__builtin_expect(end + bytes > mapped_, 0)) {
-    uint64_t wanted = mapped_ + std::min(mapped_, kLargestStep);
+    uint64_t wanted = mapped_ + std::min(mapped_, kLargestJournalStep);
     if (mapped_ < planned_) wanted = std::min(wanted, planned_);
-    while (end + bytes > wanted) wanted += kLargestStep;
+    while (end + bytes > wanted) wanted += kLargestJournalStep;
     const uint64_t before = mapped_;
     map(wanted);
     // One call instead of a fault for every page; a kernel that does not know it changes nothing.
@@ -181,7 +181,7 @@ void Journal::restart(uint64_t base_seq) {
   end_ = kJournalHeaderBytes;
   header()->end.store(end_);
   header()->base_seq = base_seq;
-  const uint64_t kept = std::max(planned_, kFirstBytes);
+  const uint64_t kept = std::max(planned_, kFirstJournalBytes);
   if (mapped_ <= kept + kept / 2) return;  // plans go up and down with the state
   guard_ = Guard();
   ::munmap(base_, mapped_);

@@ -33,7 +33,7 @@ bool is_original(const RankWords& words) {
 // Devices of other nodes have the same names.
 uint64_t device_in(uint32_t part, uint64_t device) { return device ? (device ^ (home_in(part) * 0x9e3779b97f4a7c15ull)) | 1 : 0; }
 
-void raise(std::atomic<uint64_t>& word, uint64_t to) {
+void raise_word(std::atomic<uint64_t>& word, uint64_t to) {
   if (word.load(std::memory_order_relaxed) < to) word.store(to, std::memory_order_release);
 }
 
@@ -329,7 +329,7 @@ void Mirror::take(uint32_t peer, const Entry& entry, const char* body) {
   if (entry.what == Entry::What::received) {
     if (!is_original(words) || !is_from(one.file.rank(entry.to), peer))
       throw StateError("part " + std::to_string(peer) + " received what it cannot have received");
-    if (Arena* mine = arena(one, entry.rank, false)) raise(mine->mail(entry.to).received, entry.seq);
+    if (Arena* mine = arena(one, entry.rank, false)) raise_word(mine->mail(entry.to).received, entry.seq);
     return one.file.ring();
   }
   const uint64_t home = words.home.load(std::memory_order_acquire);
@@ -345,8 +345,8 @@ void Mirror::take(uint32_t peer, const Entry& entry, const char* body) {
       if (entry.bytes != sizeof now) throw StateError("part " + std::to_string(peer) + " told of a rank in another form");
       std::memcpy(&now, body, sizeof now);
       if (now.state > static_cast<uint32_t>(RankState::died)) throw StateError("part " + std::to_string(peer) + " told of a rank in no state");
-      raise(words.contributed, now.contributed);
-      raise(words.consumed, now.consumed);
+      raise_word(words.contributed, now.contributed);
+      raise_word(words.consumed, now.consumed);
       words.device.store(device_in(peer, now.device), std::memory_order_release);
       words.state.store(now.state, std::memory_order_release);
       bool over = true;  // who comes late learns that the others are gone

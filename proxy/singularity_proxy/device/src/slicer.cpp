@@ -9,7 +9,7 @@ namespace {
 // So long a rank runs while others wait. A rank that is stopped in the middle of a step keeps its
 // activations, so this is longer than steps are.
 constexpr auto kLongest = std::chrono::seconds(5);
-constexpr auto kLook = std::chrono::milliseconds(20);
+constexpr auto kSliceLook = std::chrono::milliseconds(20);
 
 }  // namespace
 
@@ -27,7 +27,7 @@ bool Slicer::take(Seat& seat, uint32_t order, const std::atomic<bool>& stop) {
   if (!holder_) call_next();
   const auto began = std::chrono::steady_clock::now();
   while (!seat.has_turn_ && !stop.load()) {
-    seat.called_.wait_for(lock, kLook);
+    seat.called_.wait_for(lock, kSliceLook);
     if (!seat.has_turn_ && std::chrono::steady_clock::now() - began > kLongest) asked_.store(true);
   }
   seat.waited_ns_ += static_cast<uint64_t>((std::chrono::steady_clock::now() - began).count());

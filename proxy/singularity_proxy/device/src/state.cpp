@@ -23,7 +23,7 @@ namespace {
 constexpr size_t kMaxEvents = 1 << 20;
 constexpr size_t kMaxFailed = 4096;
 constexpr size_t kStageSlots = 4;
-constexpr uint64_t kStageBytes = 1 << 20;  // what one record carries at most
+constexpr uint64_t kRecordStageBytes = 1 << 20;  // what one record carries at most
 constexpr size_t kMaxOriginBytes = 4096;
 // Beyond these a worker is refused more: each of them costs the host memory that no capacity counts.
 constexpr size_t kMaxStorages = 1 << 22;
@@ -178,7 +178,7 @@ void State::read(uint64_t id, uint64_t offset, uint64_t bytes, char* to) {
   copies().fetch(s, offset, bytes, [&](const char* from, uint64_t at, uint64_t n) { std::memcpy(to + at, from, n); });
 }
 Stage& State::copies() {
-  if (!stage) stage = std::make_unique<Stage>(device, kStageSlots, kStageBytes);
+  if (!stage) stage = std::make_unique<Stage>(device, kStageSlots, kRecordStageBytes);
   return *stage;
 }
 uint64_t State::bytes() const {

@@ -18,7 +18,7 @@
 namespace singularity {
 namespace {
 
-const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
+const c10::DispatchKeySet kStorageKeys(c10::DispatchKey::CUDA);
 
 // Under the channel's lock.
 c10::DataPtr make_pointer(Channel& channel, uint64_t id, uint64_t bytes) {
@@ -167,7 +167,7 @@ c10::Storage make_storage(Channel& channel, uint64_t id, uint64_t bytes) {
 
 at::Tensor make_tensor(c10::Storage storage, c10::ScalarType dtype, at::IntArrayRef sizes,
                        at::IntArrayRef strides, int64_t offset, uint8_t flags) {
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kKeys,
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kStorageKeys,
                                                                c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
   if (flags & kConjugate) tensor._set_conj(true);
@@ -176,11 +176,11 @@ at::Tensor make_tensor(c10::Storage storage, c10::ScalarType dtype, at::IntArray
 }
 
 ShapedTensor::ShapedTensor(c10::ScalarType dtype, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset)
-    : TensorImpl(kKeys, c10::scalarTypeToTypeMeta(dtype), c10::Device(c10::kCUDA, 0)) {
+    : TensorImpl(kStorageKeys, c10::scalarTypeToTypeMeta(dtype), c10::Device(c10::kCUDA, 0)) {
   set_sizes_and_strides(sizes, strides, offset);
 }
 ShapedTensor::ShapedTensor(c10::Storage&& storage, const ShapedTensor& like)
-    : TensorImpl(std::move(storage), kKeys, like.data_type_) {
+    : TensorImpl(std::move(storage), kStorageKeys, like.data_type_) {
   sizes_and_strides_ = like.sizes_and_strides_;
   storage_offset_ = like.storage_offset_;
   numel_ = like.numel_;

@@ -1,0 +1,16 @@
+// The worker's storages, operators and what they return, as one translation unit:
+// torch's headers take longer to compile than these files.
+#include "worker/src/device.cpp"
+#include "worker/src/encode.cpp"
+#include "worker/src/families.cpp"
+#include "worker/src/local_ops.cpp"
+#include "worker/src/memory.cpp"
+#include "worker/src/operators.cpp"
+#include "worker/src/profiler.cpp"
+#include "worker/src/results.cpp"
+#include "worker/src/rnn.cpp"
+#include "worker/src/settings.cpp"
+#include "worker/src/ship.cpp"
+#include "worker/src/sparse.cpp"
+#include "worker/src/storage.cpp"
+#include "worker/src/stretches.cpp"
