@@ -10,7 +10,7 @@ from singularity_spawner.platform.ports import free_ports
 from support.agent_kernels import run
 from support.agent_notebooks import notebook
 
-pytest.importorskip("accelerate", reason="requirements-libraries.lock is not installed")
+pytest.importorskip("accelerate", reason="requirements/libraries.lock is not installed")
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.asyncio]
 

@@ -13,7 +13,7 @@ import pytest
 from singularity_proxy.standalone import Standalone
 
 HERE = Path(__file__).parent
-LOCK = HERE.parents[1] / "requirements-libraries.lock"
+LOCK = HERE.parents[1] / "requirements/libraries.lock"
 pytest.importorskip("transformers", reason=f"{LOCK.name} is not installed: ./dev test does it")
 
 EXACT = {

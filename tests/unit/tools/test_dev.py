@@ -1,14 +1,26 @@
-"""The set-up of `./dev`: what it goes on without."""
+"""The set-up of `./dev`: its steps side by side, and one sentence for what goes wrong."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import signal
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tomllib
+
+from tools import lock, uv_install
 
 ROOT = Path(__file__).parents[3]
-FUNCTIONS = "seconds_since has_stamp attempt step compile_engine"
 BUILDS = "scheduler/singularity_scheduler/build"
 
 PYTHON = f"""#!/usr/bin/env bash
@@ -29,19 +41,35 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def compile_engine(checkout: Path) -> str:
-    program = f"""
+def functions() -> str:
+    """The functions of `./dev`, without the commands at its end."""
+    text = (ROOT / "dev").read_text()
+    found = re.findall(r"^\w+\(\) \{(?:.*\}$|(?:.*\n)+?\}$)", text, re.MULTILINE)
+    assert len(found) > 30
+    return "\n".join(found)
+
+
+def start(checkout: Path, program: str, **options: Any) -> subprocess.Popen[str]:
+    """`program` with the functions of `./dev`, below the folder `checkout`."""
+    text = f"""
         set -euo pipefail
-        for name in {FUNCTIONS}; do eval "$(sed -n "/^$name() {{/,/^}}/p" {ROOT}/dev)"; done
-        PY=./python STATE=. STAMPS=stamps
-        compile_engine
-        echo on
+        {functions()}
+        ROOT=$PWD PY=./python STATE=. STAMPS=stamps STARTED=$EPOCHREALTIME
+        PYTHONS=(/usr/bin/python3)
+        declare -A PIDS=() TEXTS=() BEGUN=() USUAL=()
+        trap stop_steps EXIT
+        {program}
     """
-    done = subprocess.run(
-        ["bash", "-c", program], cwd=checkout, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(["bash", "-c", text], cwd=checkout, text=True, **options)
+
+
+def run(checkout: Path, program: str, code: int = 0) -> str:
+    """What it says on stdout and stderr; it has to end with `code`."""
+    process = start(checkout, program, stderr=subprocess.STDOUT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    return str(said)
 
 
 def calls(checkout: Path) -> int:
@@ -49,22 +77,241 @@ def calls(checkout: Path) -> int:
 
 
 def test_the_engine_is_compiled_once_and_again_when_its_build_is_gone(checkout: Path) -> None:
-    assert compile_engine(checkout).endswith(" s\non\n")
-    assert compile_engine(checkout) == "on\n"
+    compile_engine = "compile_engine; echo on"
+    assert run(checkout, compile_engine).endswith(" s\non\n")
+    assert run(checkout, compile_engine) == "on\n"
     assert calls(checkout) == 1
     (checkout / BUILDS / "abc").rmdir()
-    compile_engine(checkout)
+    run(checkout, compile_engine)
     assert calls(checkout) == 2
     assert (checkout / BUILDS / "abc").is_dir()
 
 
 def test_without_a_compiled_engine_the_set_up_goes_on(checkout: Path) -> None:
     (checkout / "broken").touch()
-    line, on = compile_engine(checkout).splitlines()
+    _begun, line, on = run(checkout, "compile_engine; echo on").splitlines()
     assert line.endswith(
         " failed: simulations run interpreted, several times slower (.dev/log/engine.log says why)."
     )
     assert on == "on"
     (checkout / "broken").unlink()
-    assert " failed" not in compile_engine(checkout)
+    assert " failed" not in run(checkout, "compile_engine")
     assert calls(checkout) == 2
+
+
+MEET = """
+    meet() { echo here >"$1"; until [[ -e $2 ]]; do sleep 0.02; done; }
+    begin one key 'the one' 7 meet a b
+    begin two key 'the other' 7 meet b a
+    finish one two
+"""
+
+
+def test_steps_run_side_by_side_and_say_so_in_plain_lines(checkout: Path) -> None:
+    lines = run(checkout, MEET).splitlines()  # each waits for the other one
+    assert re.match(r"  the one +begun, usually 7 s$", lines[0])
+    assert re.match(r"  the other +begun, usually 7 s$", lines[1])
+    assert re.match(r"  the one +\d+\.\d s$", lines[2])
+    assert re.match(r"  the other +\d+\.\d s$", lines[3])
+    assert run(checkout, MEET) == ""  # done
+    usual = (checkout / "usual/one").read_text().strip()
+    assert f"usually {usual} s" in run(checkout, MEET.replace(" key ", " other-key "))
+
+
+def test_a_terminal_shows_what_is_waited_for(checkout: Path) -> None:
+    ours, theirs = pty.openpty()
+    program = "slow() { until [[ -e seen ]]; do sleep 0.02; done; }; step one key 'the one' 7 slow"
+    with contextlib.closing(os.fdopen(ours, "rb", buffering=0)) as terminal:
+        process = start(checkout, program, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        said = b""
+        while b"waiting for: the one" not in said:
+            said += terminal.read(1000)
+        (checkout / "seen").touch()
+        with contextlib.suppress(OSError):  # how a terminal ends
+            while more := terminal.read(1000):
+                said += more
+        assert process.wait(60) == 0
+    assert re.search(rb"\r\x1b\[K  waiting for: the one \d+\.\d s of about 7", said)
+    assert re.search(rb"  the one +\d+\.\d s\r\n$", said)
+
+
+def test_a_step_that_fails_ends_the_others(checkout: Path) -> None:
+    program = """
+        forever() { echo $BASHPID >pid; exec sleep 1000; }
+        fails() { until [[ -s pid ]]; do sleep 0.02; done; echo reason; false; echo never; }
+        begin one key 'the one' 7 forever
+        step two key 'the other' 7 fails
+    """
+    said = run(checkout, program, code=1)
+    assert said.endswith("the end of ./log/two.log:\nreason\n")
+    pid = int((checkout / "pid").read_text())
+    with contextlib.suppress(ProcessLookupError):  # it may be over already
+        fd = os.pidfd_open(pid)
+        assert select.select([fd], [], [], 30)[0], "a step goes on without ./dev"
+        os.close(fd)
+    assert not (checkout / "stamps/one").exists()
+    assert not (checkout / "stamps/two").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_step_is_repeated_and_told_to_repair(
+    checkout: Path, number: signal.Signals
+) -> None:
+    program = """
+        work() {
+          echo "repair=$REPAIR" >>calls
+          echo $BASHPID >pid
+          [[ -e free ]] || exec sleep 1000
+        }
+        step one key 'the one' 7 work
+    """
+    process = start(checkout, program, start_new_session=True)
+    while not (checkout / "pid").exists() or not (checkout / "pid").read_text():
+        assert process.poll() is None
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    if number == signal.SIGKILL:  # nobody is left to end it
+        os.kill(int((checkout / "pid").read_text()), signal.SIGKILL)
+    (checkout / "free").touch()
+    run(checkout, program)
+    run(checkout, program)
+    assert (checkout / "calls").read_text() == "repair=\nrepair=1\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("error: Failed to fetch: `https://example.invalid/simple/yarl/`", "no package index gave"),
+        ("ERROR: Could not find a version that satisfies uv==1", "no package index gave"),
+        ("npm error code EAI_AGAIN", "no package index gave"),
+        ("OSError: [Errno 28] No space left on device", "the disk is full; make room below"),
+        ("npm error code ENOSPC", "the disk is full; make room below"),
+    ],
+)
+def test_what_people_meet_is_one_sentence(checkout: Path, said: str, sentence: str) -> None:
+    program = f"fails() {{ cat <<'TEXT'\n{said}\nTEXT\nfalse; }}; step one key 'the one' 7 fails"
+    _begun, line = run(checkout, program, code=1).splitlines()
+    assert re.match(rf"  the one +failed: {sentence}.*run the same command again", line)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.root
+def test_a_full_disk_is_one_sentence_though_no_log_can_be_written(small_disk: Path) -> None:
+    for folder in ("stamps", "log"):
+        (small_disk / folder).mkdir()
+    program = """
+        fills() { dd if=/dev/zero of=file bs=64k count=100; }
+        step one key 'the one' 7 fails_after
+    """.replace("fails_after", "fills")
+    line = run(small_disk, program, code=1).splitlines()[-1]
+    assert "failed: the disk is full; make room below" in line
+    (small_disk / "file").unlink()
+    assert " s\n" in run(small_disk, program.replace("count=100", "count=1"))
+
+
+def test_two_at_once_wait_for_each_other(checkout: Path) -> None:
+    program = "STATE=. STAMPS=stamps; lock_setup; echo in; until [[ -e {0} ]]; do sleep 0.02; done"
+    first = start(checkout, program.format("free"))
+    assert first.stdout is not None
+    assert first.stdout.readline() == "in\n"
+    second = start(checkout, "lock_setup; echo in")
+    assert second.stdout is not None
+    assert second.stdout.readline() == (
+        "  another ./dev is setting up this checkout; waiting for it (at most 10 minutes)\n"
+    )
+    (checkout / "free").touch()
+    assert second.communicate(timeout=60)[0] == "in\n"
+    assert first.wait(60) == 0
+    first.communicate()
+
+
+def test_a_python_that_is_too_old_is_named(checkout: Path) -> None:
+    old = checkout / "python3"
+    old.write_text('#!/bin/sh\n[ "$1" = -c ] && echo 3.9\nexit $([ "$1" = -c ]; echo $?)\n')
+    old.chmod(0o755)
+    said = run(checkout, "PYTHONS=(./python3); install_system; echo on", code=1)
+    assert said == (
+        "./dev: Python 3.11 or newer is needed and ./python3 is 3.9; install a newer one with its "
+        "venv and headers, and run the same command again.\n"
+    )
+
+
+def test_a_missing_compiler_is_named(checkout: Path) -> None:
+    program = f"""
+        find_python() {{ echo {sys.executable}; }}
+        unset CXX
+        for name in bash sed tr paste; do ln -s "$(command -v $name)" .; done
+        PATH=$PWD
+        install_system
+    """
+    lines = run(checkout, program, code=1).splitlines()
+    assert lines == [
+        "  Missing Debian packages; to install them: "
+        "sudo apt-get install -y --no-install-recommends g++",
+        "./dev: cannot go on without: g++",
+    ]
+
+
+# ---- packages ------------------------------------------------------------------------------------
+
+
+def test_uv_gets_the_settings_of_pip() -> None:
+    listing = (
+        ":env:.find-links='/disk/wheels'\n"
+        "global.find-links='/other'\n"
+        "global.index-url='https://packages.example/simple'\n"
+        "global.extra-index-url='\\nfile:///disk/simple\\nfile:///disk/more'\n"
+        "global.constraint='/disk/limits.txt'\n"
+        "install.no-index='true'\n"
+        "list.format='columns'\n"
+    )
+    found = uv_install.uv_environment(
+        uv_install.read_pip_settings(listing), {"UV_CONSTRAINT": "mine", "HOME": "/home/me"}
+    )
+    assert found == {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_NO_PROGRESS": "1",
+        "UV_FIND_LINKS": "/disk/wheels",
+        "UV_DEFAULT_INDEX": "https://packages.example/simple",
+        "UV_INDEX": "file:///disk/simple file:///disk/more",
+        "UV_NO_INDEX": "true",
+        "UV_CONSTRAINT": "mine",
+        "HOME": "/home/me",
+    }
+
+
+def test_each_package_is_pinned_in_one_part() -> None:
+    pins = [
+        line.partition("==")[0].lower().replace("_", "-")
+        for path in sorted((ROOT / "requirements").glob("*.lock"))
+        for line in path.read_text().splitlines()
+    ]
+    assert len(pins) == len(set(pins)) > 200
+
+
+def test_the_parts_are_what_the_extras_need() -> None:
+    for name in ("uv", "accelerate"):
+        pytest.importorskip(name, reason="./dev setup test docs bench libraries was not run")
+    assert {path.stem for path in (ROOT / "requirements").glob("*.lock")} == lock.PARTS.keys()
+    for part, lines in lock.make_parts().items():
+        assert (ROOT / f"requirements/{part}.lock").read_text().splitlines() == lines, part
+
+
+def test_the_platform_alone_needs_no_browser_driver() -> None:
+    package = json.loads((ROOT / "package.json").read_text())
+    assert package["dependencies"].keys() == {"configurable-http-proxy"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert "pytest>=8" in extras["dev"]
+    platform = (ROOT / "requirements/platform.lock").read_text()
+    assert not re.search(r"^(pytest|hypothesis|mkdocs|azure|pyarrow|mypy)", platform, re.MULTILINE)
