@@ -1,9 +1,11 @@
 """Adds to a wheel what is not a package: the built JupyterLab extension, so that installing needs
-no node (the script of the dashboard, which is built with it, lies in a package); and
-`singularity_proxy.pth` to an editable install, which gets it by no other way."""
+no node (the script of the dashboard, which is built with it, lies in a package), and the native
+modules that SINGULARITY_PREBUILT names, with `:` between them (`./dev wheel`). An editable install
+gets `singularity_proxy.pth` by no other way."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 LABEXTENSION = "ui_labext/singularity_labext/labextension"
 DASHBOARD_SCRIPT = "scheduler/singularity_scheduler/service/dashboard/static/dashboard.js"
+PREBUILT = "SINGULARITY_PREBUILT"
+PREBUILT_FOLDER = "singularity_proxy/native/prebuilt"
 SHARED = "share/jupyter/labextensions/jupyter-singularity"
 
 
@@ -35,3 +39,9 @@ class FilesHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["shared_data"][str(root / "ui_labext/install.json")] = (
                 f"{SHARED}/install.json"
             )
+            prebuilt = [Path(name) for name in os.environ.get(PREBUILT, "").split(":") if name]
+            for path in prebuilt:
+                build_data["force_include"][str(path)] = f"{PREBUILT_FOLDER}/{path.name}"
+            if prebuilt:  # for this Python and machine; the module of another one is compiled there
+                build_data["pure_python"] = False
+                build_data["infer_tag"] = True

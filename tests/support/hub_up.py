@@ -40,14 +40,15 @@ class Up:
 
 
 @contextlib.asynccontextmanager
-async def up(folder, *options):
+async def up(folder, *options, prefix=sys.prefix, **variables):
+    """`up` of the environment at `prefix`, with `variables` beside this process's own."""
     process = await asyncio.create_subprocess_exec(
-        str(Path(sys.executable).with_name("jupyter-singularity")),
+        str(Path(prefix) / "bin/jupyter-singularity"),
         "up",
         "--state",
         str(folder),
         *options,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **variables},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -78,8 +78,10 @@ def test_front_page_and_readme_have_one_support_table() -> None:
     assert table == support_table(DOCS / "index.md")
 
 
-def test_readme_shows_the_two_commands_first() -> None:
-    first_screen = (ROOT / "README.md").read_text().splitlines()[:24]
+def test_readme_shows_administrators_pip_then_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text.split("```bash\n")[1].startswith("pip install ")
+    first_screen = text.splitlines()[:24]
     assert any(line.startswith("./dev up") for line in first_screen)
     assert any(line.startswith("./dev test") for line in first_screen)
 
