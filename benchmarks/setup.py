@@ -146,32 +146,29 @@ def time_start(checkout: Path, state: Path) -> float:
 
 
 def measure_all(quick: bool, say: Callable[[str], None]) -> dict[str, Figure]:
-    size = sizes(quick)
     figures = {name: Figure(note="not measured by --quick") for name in BOUNDS}
+
+    def keep(name: str, values: list[float]) -> None:
+        figures[name] = Figure(values)
+        say(f"{name}: {', '.join(f'{value:.1f}' for value in values)}")
+
     with tempfile.TemporaryDirectory(prefix="singularity-setup-") as temporary:
         folder = Path(temporary)
         folder.chmod(0o755)  # sessions of other users read the environment
-        checkout = ROOT
+        checkout, starts = ROOT, sizes(quick)["starts"]
         if not quick:
             checkout = folder / "clone"
             checkout.mkdir()
             clone_checkout(checkout)
-            say("a clean clone is set up")
-            figures["setup_cold_s"] = Figure([time_command([checkout / "dev", "setup"], checkout)])
-            say("the wheel is made and installed")
-            figures["wheel_install_s"] = Figure([time_wheel(checkout, folder / "environment")])
-        starts = []
-        for number in range(size["starts"] + (not quick)):
-            state = folder / "state"
-            state.mkdir(exist_ok=True)
-            say(f"start {number + 1}")
-            starts.append(time_start(checkout, state))
-        figures["second_start_s"] = Figure(starts if quick else starts[1:])
+            keep("setup_cold_s", [time_command([checkout / "dev", "setup"], checkout)])
+            keep("wheel_install_s", [time_wheel(checkout, folder / "environment")])
+            time_start(checkout, folder)
+        keep("second_start_s", [time_start(checkout, folder) for _ in range(starts)])
         if not quick:
-            say("the native module is built again")
             cold, one = time_native(checkout)
-            figures |= {"native_cold_s": Figure([cold]), "native_one_file_s": Figure([one])}
-    return {name: figures[name] for name in BOUNDS}
+            keep("native_cold_s", [cold])
+            keep("native_one_file_s", [one])
+    return figures
 
 
 async def measure(quick: bool, say: Callable[[str], None]) -> dict[str, Figure]:
