@@ -372,7 +372,9 @@ class PaperAgent:
         try:
             return self.sessions[params["session"]]
         except KeyError:
-            raise NotFound(f"no session {params['session']}") from None
+            session = params["session"]
+            said = f"this node has no session '{session}'"
+            raise NotFound(said, session=session, missing="session") from None
 
 
 class PaperFleet:

@@ -167,7 +167,9 @@ class Node:
         """The session, ended ones included until the service has asked; raises `NotFound`."""
         live = self.sessions.get(session)
         if live is None:
-            raise NotFound(f"this node has no session '{session}'", session=session)
+            raise NotFound(
+                f"this node has no session '{session}'", session=session, missing="session"
+            )
         return live
 
     def held_by(self, uid: int) -> Held:

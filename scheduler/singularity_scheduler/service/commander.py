@@ -73,7 +73,7 @@ class Commander:
         """Told when a command that reports progress has ended."""
         self.bridged: Callable[[str, str], None] = lambda session, address: None
         """Told where the bridge of a part of a gang listens, that was just started."""
-        self.unknown: Callable[[str], None] = lambda node: None
+        self.unknown: Callable[[str], object] = lambda node: None
         """Told of a node whose agent does not know a session that the ledger has there."""
 
     # -- told by the controller -------------------------------------------------------------

@@ -141,6 +141,14 @@ class Desk:
     ) -> SessionView:
         """One of `CHANGES`; returns the session as it is when that is done, was refused (raised) or
         has taken `settle_s`."""
+        try:
+            return await self._act(view, verb, args, by, key, fingerprint)
+        except NotFound as error:
+            raise await self._explain_missing(view, error) from None
+
+    async def _act(
+        self, view: SessionView, verb: str, args: Json, by: str, key: str | None, fingerprint: str
+    ) -> SessionView:
         async with self._c.keys.once(by, key):
             if before := await self._c.keys.before(by, key, fingerprint):
                 if (before.verb, before.session) != (verb, view.id):
@@ -166,6 +174,18 @@ class Desk:
             await self._c.keys.failed(by, key)
             raise error
         return await self._c.find(view.id)
+
+    async def _explain_missing(self, view: SessionView, error: NotFound) -> SingularityError:
+        """Return what a person should read when the agent of a session's node does not have it (its
+        process was lost there without a word): what became of it, as soon as the node was asked
+        what it has. Other errors are returned as they are."""
+        if error.fields.get("missing") != "session":
+            return error
+        node = (await self._c.find(view.id)).node
+        await asyncio.wait([self._c.reports.look_again(node)], timeout=MOVE_WAIT_S)
+        found = await self._c.find(view.id)
+        lost = f"node {node} has nothing of {view.label} any more, so this was not done"
+        return Conflict(f"{lost}: {found.reason}", session=view.id, state=found.word)
 
     async def _put_back(
         self, tasks: dict[ev.Action, asyncio.Task[Any]], by: str, key: str | None
@@ -199,7 +219,12 @@ class Desk:
                 return
             refuse_ended(view)
             await self._c.submit(ev.SignalAsked(view.id, by, signum))
-            await self._c.fleet.call(view.node, "session.signal", session=view.id, signum=signum)
+            try:
+                await self._c.fleet.call(
+                    view.node, "session.signal", session=view.id, signum=signum
+                )
+            except NotFound as error:
+                raise await self._explain_missing(view, error) from None
             await self._c.keys.happened(
                 self._c.keys.command(by, key, "signal", view.id, fingerprint)
             )

@@ -41,8 +41,8 @@ class NodeReports:
     def __init__(self, controller: Controller) -> None:
         self._c = controller
         self._reports: asyncio.Queue[ev.Event | Callable[[], Awaitable[None]]] = asyncio.Queue()
-        self._looking: set[str] = set()
-        """Nodes that are to be asked what they have."""
+        self._looking: dict[str, asyncio.Future[None]] = {}
+        """Nodes that are to be asked what they have; done when they were."""
 
     async def run(self) -> None:
         """Decide on what was said, in order, until cancelled."""
@@ -119,17 +119,23 @@ class NodeReports:
             self._c.node_trouble = f"node {node} does not answer"
             self._later(ev.NodeAway(node))
 
-    def look_again(self, node: str) -> None:
+    def look_again(self, node: str) -> asyncio.Future[None]:
         """Ask a node what it has, in order with everything else: its agent did not know a session
-        that the ledger has there. Nothing while that is asked already."""
+        that the ledger has there. Once while that is not begun. Returns what is done when that
+        has been decided on, or the node is away: then it is asked when it is back."""
         if node not in self._looking:
-            self._looking.add(node)
+            self._looking[node] = asyncio.get_running_loop().create_future()
             self._reports.put_nowait(lambda: self._look_again(node))
+        return self._looking[node]
 
     async def _look_again(self, node: str) -> None:
-        self._looking.discard(node)
-        if self._c.state.node(node).connected:
-            await self._resync_until_done(node)
+        looked = self._looking.pop(node)
+        try:
+            if self._c.state.node(node).connected:
+                await self._resync_until_done(node)
+        finally:
+            if not looked.done():
+                looked.set_result(None)
 
     async def _resync_until_done(self, node: str) -> None:
         while True:

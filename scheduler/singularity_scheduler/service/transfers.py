@@ -83,7 +83,7 @@ class Transfers:
         self._sets = GangSets(self.cuts, report)
         self.terms: Callable[[str], Json | None] = lambda node: None
         """What a node is told of its lease: what comes back there must have an end at once."""
-        self.unknown: Callable[[str], None] = lambda node: None
+        self.unknown: Callable[[str], object] = lambda node: None
         """As of `Commander`."""
         self.bridged: Callable[[str, str], None] = lambda session, address: None
         """Told where the bridge of a part of a gang listens, that has come back."""

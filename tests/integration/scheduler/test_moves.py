@@ -576,3 +576,28 @@ async def test_moves_are_measured(tmp_path: Path) -> None:
         for name in ("suspend", "resume"):
             assert f"singularity_{name}_duration_seconds_count 1.0" in text
             assert f'action="{name}"' in text
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("verb", ["checkpoint", "suspend", "park", "restore", "signal"])
+async def test_a_session_that_its_node_has_lost_says_what_became_of_it(
+    tmp_path: Path, verb: str
+) -> None:
+    """A verb may be the first to find out: the agent's bare answer is nobody's sentence."""
+    async with platform(tmp_path, nodes=("node-1",)) as p:
+        client, words = p.client(), {"restore": ("safe",), "signal": (2,)}
+        kept, gone = await p.holder(name="a"), await p.holder(name="b")
+        await client.checkpoint(kept, "safe")
+        if verb == "restore":
+            p.agent.image_trouble = "no images here"
+            await client.checkpoint(gone, "safe")
+            p.agent.image_trouble = ""
+        for session, fate in ((kept, "goes on from checkpoint 'safe'"), (gone, "is gone")):
+            del p.agent.sessions[session]
+            with pytest.raises(Conflict) as caught:
+                await getattr(client, verb)(session, *words.get(verb, ()))
+            label = (await p.controller.find(session)).label
+            first, _, rest = caught.value.message.partition(": ")
+            assert first == f"node node-1 has nothing of {label} any more, so this was not done"
+            assert fate in rest
+        assert (await client.get_session(gone))["process_state"] == "failed"
