@@ -235,7 +235,10 @@ def _answers(view: SessionView, event: object) -> bool:
 
 
 def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None:
-    """Of a suspended session; `policy` has the others."""
+    """Of a suspended session, or one on its way there; `policy` has the others."""
+    if view.process_state is ProcessState.SUSPENDING:
+        _call_leaving(draft, view, event)
+        return
     newest = view.newest_whole
     # A fork that has never come back yet still begins where its source was.
     unborn = event.checkpoint is None and newest is None and is_unborn_fork(view)
@@ -260,6 +263,18 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None
         target_cluster=event.cluster or "",
     )
     call(draft, view, reasons.called(event.by, reference if back else None), "user.resume")
+
+
+def _call_leaving(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None:
+    """Let a session that is on its way into the store come back from there at once: a page that
+    opened it meanwhile waits for it. Refused for a part of a gang, and to who names a checkpoint or
+    a place, which is decided on when it is there."""
+    named = (event.checkpoint, event.node, event.cluster)
+    if view.part is not None or any(word is not None for word in named):
+        refuse_in_flight(view)
+    if not view.called or view.held_back:  # else it is only moving, or was called before
+        reason = reasons.called_leaving(event.by)
+        draft.note(replace(view, called=True, held_by=None), reason, "user.resume")
 
 
 def is_unborn_fork(view: SessionView) -> bool:

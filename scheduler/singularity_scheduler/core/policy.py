@@ -193,7 +193,7 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
     view = _asked(draft, event.session)
     if view.part is not None and gang_store.resume_asked(draft, view, event):
         return
-    if view.process_state is ProcessState.SUSPENDED:
+    if view.process_state in (ProcessState.SUSPENDING, ProcessState.SUSPENDED):
         moves.resume_asked(draft, view, event)
         return
     moves.refuse_in_flight(view)

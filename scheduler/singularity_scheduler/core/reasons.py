@@ -375,6 +375,10 @@ def called(by: str, older: CheckpointRef | None) -> str:
     return f"called back by {by}{f' from checkpoint {shown(older)}' if older else ''}"
 
 
+def called_leaving(by: str) -> str:
+    return f"called back by {by} while it was being suspended: nothing is lost"
+
+
 def coming_back(view: SessionView, node: str) -> str:
     """What is done now, after why (the reason so far)."""
     why = view.reason.partition("; ")[0]

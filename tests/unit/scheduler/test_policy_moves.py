@@ -281,6 +281,24 @@ def test_a_request_brings_it_back_but_not_one_that_is_held_back() -> None:
     assert world["a"].word == "running"
 
 
+def test_one_that_is_called_back_while_it_leaves_comes_back_when_it_is_stored() -> None:
+    """A page that opens a notebook whose server has just stopped waits for it."""
+    for held_back in (False, True):
+        world = World(1)
+        world.holding("a")
+        world.do(ev.SuspendAsked("a", "spawner"))
+        if held_back:
+            world.do(ev.PreemptAsked("a", "root"))
+        world.do(ev.ResumeAsked("a", "alice"))
+        assert world["a"].reason.startswith("called back by alice while it was being suspended")
+        world.do(ev.ResumeAsked("a", "alice"))  # a second page
+        world.answer()
+        assert world["a"].word == "running"
+    world.do(ev.SuspendAsked("a", "spawner"))
+    with pytest.raises(Conflict, match="is being suspended already"):
+        world.do(ev.ResumeAsked("a", "alice", node="n1"))
+
+
 def test_one_that_is_held_back_when_it_leaves_says_what_brings_it_back() -> None:
     world = World(1)
     world.holding("a")
