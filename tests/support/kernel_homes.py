@@ -1,16 +1,36 @@
-"""Several notebooks of one user in one home, which leave and come back."""
+"""The home of a user, and several notebooks in it, which leave and come back."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from singularity_scheduler.client import ServiceClient
 from support.kernel_notebooks import Notebook, manager
+from support.kernel_platform import server_as
+
+
+@contextlib.contextmanager
+def home_of(
+    identity: dict[str, Any], folder: Path, patch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> Iterator[Path]:
+    """Make `folder` the home of a user, with what the spawner sets in the environment of the user's
+    server; kernels that this process starts belong to that server meanwhile."""
+    if identity["mapped"]:
+        os.chown(folder, identity["uid"], identity["gid"])
+    home = dict.fromkeys(("HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"), folder)
+    for name, value in {**environment, **home}.items():
+        patch.setenv(name, str(value))
+    patch.chdir(folder)
+    with server_as(identity):
+        yield folder
 
 
 class Notebooks:

@@ -155,7 +155,13 @@ def _running(script: str) -> type[ScriptFleet]:
 def server_of(user: str, platform: Platform) -> Iterator[None]:
     """Kernels that this process starts belong meanwhile to a process of `user`'s, as a Jupyter
     server is one: a session belongs to nobody else's."""
-    identity = platform.identity(user)
+    with server_as(platform.identity(user)):
+        yield
+
+
+@contextmanager
+def server_as(identity: dict[str, Any]) -> Iterator[None]:
+    """Like `server_of`, of a user whose processes have this identity."""
     server = sleeper(**({"user": identity["uid"]} if identity["mapped"] else {}))
     try:
         with mock.patch.object(SingularityProvisioner, "owner_pid", return_value=server.pid):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from singularity_proxy import build
 from support.capsules import needs_criu
-from support.kernel_homes import notebooks
+from support.kernel_homes import home_of, notebooks
 from support.kernel_platform import Platform, platform
 
 pytestmark = [needs_criu, pytest.mark.asyncio]
@@ -29,15 +29,11 @@ def running() -> Iterator[Platform]:
 
 
 @pytest.fixture
-def home(running: Platform, monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> Path:
+def home(running: Platform, monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> Iterator[Path]:
     """The home of ada, in the environment of her server."""
-    for name, value in running.environment("ada").items():
-        monkeypatch.setenv(name, value)
-    short_dir.chmod(0o777)
-    for name in ("HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
-        monkeypatch.setenv(name, str(short_dir))
-    monkeypatch.chdir(short_dir)
-    return short_dir
+    ada, environment = running.identity("ada"), running.environment("ada")
+    with home_of(ada, short_dir, monkeypatch, environment) as found:
+        yield found
 
 
 async def test_a_notebook_that_comes_back_leaves_the_history_of_another_alone(

@@ -16,6 +16,7 @@ from singularity_kernel.provisioner import SingularityProvisioner
 from singularity_proxy import build
 from singularity_scheduler.client import ServiceClient
 from support.capsules import needs_criu
+from support.kernel_homes import home_of
 from support.kernel_notebooks import Notebook, manager
 from support.service_process import ServiceProcess
 from tornado.httpserver import HTTPServer
@@ -111,23 +112,22 @@ class Watched:
         self.manager.context.destroy(linger=0)
 
 
-@pytest.fixture
-def home(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Alice's own, whatever uid she gets."""
-    short_dir.chmod(0o777)
-    for name in ("HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
-        monkeypatch.setenv(name, str(short_dir))
-    monkeypatch.chdir(short_dir)
-    return short_dir
+@pytest_asyncio.fixture
+async def home(
+    service: ServiceProcess, short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Path]:
+    """The home of alice, in the environment of her server."""
+    client = service.client()
+    environment = {"SINGULARITY_API_URL": client.url, "JUPYTERHUB_API_TOKEN": "alice-token"}
+    with home_of(await client.identity("alice"), short_dir, monkeypatch, environment) as found:
+        yield found
 
 
 @pytest.mark.asyncio
 async def test_no_silence_of_the_scheduler_ends_a_notebook(
-    service: ServiceProcess, home: Path, monkeypatch: pytest.MonkeyPatch
+    service: ServiceProcess, home: Path
 ) -> None:
     client = service.client()
-    monkeypatch.setenv("SINGULARITY_API_URL", client.url)
-    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "alice-token")
     notebooks = {fate: Watched(home / fate) for fate in FATES}
     sock, port = bind_unused_port()
     nonsense = Application([(r".*", Nonsense)])
