@@ -57,6 +57,8 @@ class Found(Word):
     MISSING = "missing"
     REPLACED = "replaced"
     """A folder, a pipe, or a database that is none any more."""
+    LINKED = "linked"
+    """A link in its place leads to another file, which does not begin with what it had."""
     READ_ONLY = "read-only"
     """The user may not write to it, or its file system is read-only."""
     UNREADABLE = "unreadable"
@@ -190,7 +192,7 @@ def decide(file_class: FileClass, found: Found, way: Way, *, foreign: bool = Fal
     to have written to it, so a rollback is as careful as a resume."""
     if found in (Found.ELSEWHERE, Found.UNREACHABLE):
         return Action.REFUSE
-    if found in (Found.REPLACED, Found.UNREADABLE):
+    if found in (Found.REPLACED, Found.LINKED, Found.UNREADABLE):
         return Action.REFUSE if file_class in _MEMORY else Action.SEVER
     if foreign and way is Way.ROLLBACK:
         way = Way.RESUME

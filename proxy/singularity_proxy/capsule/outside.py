@@ -69,6 +69,8 @@ def examine(wanted: dict[str, Any]) -> dict[str, Any]:
             return {**answer, "found": "replaced"}
         found = _compare(fd, info, wanted)
         if wanted["use"] == "write":
+            if found not in ("same", "longer") and _leads_elsewhere(path, info, wanted):
+                return {**answer, "found": "linked"}
             try:
                 writing = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as error:
@@ -82,6 +84,11 @@ def examine(wanted: dict[str, Any]) -> dict[str, Any]:
         return {**answer, "found": found}
     finally:
         os.close(fd)
+
+
+def _leads_elsewhere(path: str, info: os.stat_result, wanted: dict[str, Any]) -> bool:
+    """Whether a link in the file's place leads to another file than the one that was open."""
+    return os.path.islink(path) and info.st_ino != wanted["inode"]
 
 
 def _why_not(error: OSError) -> str:

@@ -121,6 +121,7 @@ _HOW = {
     Found.SHORTER: "was made shorter",
     Found.MISSING: "is gone",
     Found.REPLACED: "is another kind of file now",
+    Found.LINKED: "is a link to another file now",
     Found.READ_ONLY: "is read-only now",
     Found.UNREADABLE: "may not be opened any more",
     Found.ELSEWHERE: "is not on this node",
@@ -270,6 +271,8 @@ def classify(one: OpenFile) -> FileClass:
 
 def _check_one(one: OpenFile, answer: dict[str, Any], way: Way, shared: Collection[str]) -> Checked:
     file_class, found = classify(one), Found(answer["found"])
+    if found is Found.LINKED and file_class is FileClass.MAPPED:
+        found = Found.REWRITTEN if answer["size"] >= one.size else Found.SHORTER
     foreign = one.path in shared
     action = decide(file_class, found, way, foreign=foreign)
     if action is Action.ASIDE and one.size > ASIDE_BYTES:
@@ -324,7 +327,7 @@ def _for_companion(one: OpenFile, found: Found) -> Action:
         return Action.ANEW
     if one.kind == Kind.WAL.value and found is Found.MISSING:
         return Action.ANEW
-    if found in (Found.MISSING, Found.REPLACED, Found.UNREADABLE):
+    if found in (Found.MISSING, Found.REPLACED, Found.LINKED, Found.UNREADABLE):
         return Action.SEVER
     return Action.READ if found is Found.READ_ONLY else Action.KEEP
 
@@ -494,6 +497,7 @@ def _wanted(one: OpenFile) -> dict[str, Any]:
         "use": one.use,
         "size": one.size,
         "mtime_ns": one.mtime_ns,
+        "inode": one.inode,
         "digest": one.digest,
         "kind": one.kind,
         "wal": one.wal,

@@ -445,6 +445,50 @@ except OSError as error: print("refused", flush=True)
         assert "may not be opened any more" in done.sentences()[0]
 
 
+async def test_nothing_is_written_to_another_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    """The user's other files are not the session's, whatever stands in the place of one. A file
+    that was moved and left a link behind is still the same."""
+    code = """
+import os, time
+names = ("rows.csv", "log.csv", "place.bin", "moved.csv")
+for name in names:
+    with open(name, "w") as made: made.write("12345678")
+files = [open(name, "a" if name in ("log.csv", "moved.csv") else "r+") for name in names]
+files[0].seek(0, 2); files[2].seek(4)
+print("on", flush=True)
+while not os.path.exists("/tmp/go"): time.sleep(0.01)
+for name, file in zip(names, files):
+    try: os.write(file.fileno(), b"mine"); print(name, "ok", flush=True)
+    except OSError as error: print(name, error.strerror, flush=True)
+print("done", flush=True)
+"""
+    async with Places() as place:
+        capsule = await place.python(code)
+        await place.logged("on")
+        record = await saved(place, capsule, tmp_path / "c")
+        await capsule.end(0)
+        precious = place.home / "precious"
+        precious.write_text("precious, and longer than theirs")
+        os.chown(precious, place.uid, -1)
+        for name in ("rows.csv", "log.csv", "place.bin"):
+            (place.home / name).unlink()
+            (place.home / name).symlink_to(precious)
+        (place.home / "moved.csv").rename(place.home / "there.csv")
+        (place.home / "moved.csv").symlink_to(place.home / "there.csv")
+        done = await asyncio.to_thread(
+            reconcile.reconcile, record, **back(place, Way.RESUME), label="x"
+        )
+        assert sum("is a link to another file now" in said for said in done.sentences()) == 3
+        await bring_back(place, tmp_path / "c", done.plan)
+        (place.tmp / "go").touch()
+        await place.logged("done")
+        assert precious.read_text() == "precious, and longer than theirs"
+        assert (place.home / "there.csv").read_text() == "12345678mine"
+        for name in ("rows.csv", "log.csv", "place.bin"):
+            assert f"{name} Bad file descriptor" in place.log()
+        assert "moved.csv ok" in place.log()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is told who writes")
 async def test_who_wrote_to_a_file_is_known(tmp_path: Path) -> None:
     code = """
