@@ -153,7 +153,27 @@ def _running_criu(world: World) -> list[Found]:
     return [f for f in processes.find(world.settings.instance) if f.role == "criu"]
 
 
+async def kill_holder(world: World, subjects: Sequence[Subject], step: Step) -> str:
+    """The process that a capsule hangs on: all of the session ends with it, as if its own program
+    had been killed. That must be told, and nothing of it may go on or stay."""
+    found = _choose(await _candidates(world, "holder", subjects), step)
+    subject = next((s for s in subjects if found and s.session == found.session), None)
+    if found is None or subject is None:
+        return ""
+    subject.note_kill()
+    return f"killed {found} of {subject}" if found.signal(signal.SIGKILL) else ""
+
+
 async def cut_power(world: World, subjects: Sequence[Subject], step: Step) -> str:
+    return await _cut_power(world, subjects, step, wipe=False)
+
+
+async def cut_power_and_wipe(world: World, subjects: Sequence[Subject], step: Step) -> str:
+    """As when a machine loses power: what was in shared memory is gone as well."""
+    return await _cut_power(world, subjects, step, wipe=True)
+
+
+async def _cut_power(world: World, subjects: Sequence[Subject], step: Step, wipe: bool) -> str:
     node = world.nodes[step.target % len(world.nodes)]
     if world.off:  # the last node: its sessions would have nowhere to be
         return ""
@@ -161,8 +181,9 @@ async def cut_power(world: World, subjects: Sequence[Subject], step: Step) -> st
     world.timeline.add("fault", f"{node} without power for {seconds:.0f} s")
     for subject in subjects:
         subject.note_power_loss(node)
-    count = await world.cut_power(node, seconds)
-    return f"{node} has power again ({count} processes were killed)"
+    count = await world.cut_power(node, seconds, wipe)
+    lost = ", its shared memory was wiped" if wipe else ""
+    return f"{node} has power again ({count} processes were killed{lost})"
 
 
 async def fill_store(world: World, subjects: Sequence[Subject], step: Step) -> str:
@@ -220,7 +241,9 @@ FAULTS: dict[str, Fault] = {
     "proxy.warm": kill_warm_proxy,
     "proxy.replacement": kill_replacement,
     "criu.kill": kill_criu,
+    "holder.kill": kill_holder,
     "node.off": cut_power,
+    "node.wiped": cut_power_and_wipe,
     "store.full": fill_store,
     "store.frozen": slow_store,
     "store.readonly": readonly_store,

@@ -12,9 +12,9 @@ from typing import ClassVar
 from singularity_proxy.errors import SingularityError, Unavailable
 
 from . import programs
-from .subjects import ENDED, NOTEBOOK_VERBS, Lines, Lost, Subject
+from .subjects import ENDED, NOTEBOOK_VERBS, Lines, Lost, Stored, Subject
 from .tab import Cell, KernelReplaced, Tab
-from .world import World
+from .world import PATIENCE_S, World
 
 CELL_S = 1500.0
 """Longest time for one cell: the campaign's longest round with everything in its way."""
@@ -99,7 +99,7 @@ class Notebook(Subject):
 
     async def _finish(self, tab: Tab, cell: Cell) -> None:
         """Wait for a cell's reply; what was lost on its way is sent again, if it may be lost."""
-        quiet_since, again = None, 0
+        quiet_since, again, forgotten = None, 0, self.world.calm_s
         deadline = self.world.timeline.now + CELL_S
         while not cell.done:
             with contextlib.suppress(Unavailable):
@@ -109,6 +109,12 @@ class Notebook(Subject):
                 raise Unavailable(f"a cell of {self.name} did not end in {CELL_S:g} s")
             if self.doc.get("process_state") in ENDED:
                 raise Lost("its session has ended")
+            if not self._is_forgotten():
+                forgotten = self.world.calm_s
+            elif self.world.calm_s - forgotten > PATIENCE_S:
+                text = f"{self.session} stays in the store, and its open page waits for a reply"
+                self.world.timeline.violate("stuck", self.name, f"{text}: {self.doc['reason']}")
+                await self.bring_back()
             idle = self.is_idle()
             if not idle or cell.done or now - max(cell.sent_at, self.progress_at) < QUIET_S:
                 quiet_since = None
@@ -131,6 +137,12 @@ class Notebook(Subject):
                 self.world.timeline.violate("messages", self.name, f"{text}: {self.session}")
                 raise Lost(text)
             await tab.send(cell)
+
+    def _is_forgotten(self) -> bool:
+        """Whether it is in the store by nobody's wish, and nobody has called it back."""
+        fresh = self.world.timeline.now - self.seen_at < 3.0
+        stored = self.doc.get("process_state") == "suspended" and not self.doc["called_back"]
+        return fresh and stored and not self.verb and not self.world.draining
 
     async def visit(self) -> str:
         async with self._visits:
@@ -169,6 +181,36 @@ class Notebook(Subject):
             said = getattr(error, "message", str(error))
             self.world.timeline.violate("comes back", self.name, f"{self.session}: {said}")
 
+    async def check_stored(self) -> int:
+        """Each one is a process image, or device state where it says so; both have the values that
+        the session had then."""
+        if self.tab is None or not self.session:
+            return 0
+        named = sorted((c for c in self.stored.values() if c.name), key=lambda c: c.at)
+        service = self.world.service(await self.world.token(self.user), timeout=90.0)
+        for stored in named:
+            name = f"checkpoint {stored.id} ('{stored.name}')"
+            try:
+                await service.restore(self.session, stored.id, discard=True)
+                wrong = await self.visit() or self.compare(stored)
+            except (KernelReplaced, Lost) as error:
+                wrong = str(error)
+            except (SingularityError, TimeoutError) as error:
+                wrong = getattr(error, "message", str(error))
+            if wrong:
+                self.world.timeline.violate("stored", self.name, f"{self.session}, {name}: {wrong}")
+            else:
+                self.world.timeline.add("stored", f"{self}: {name} came back as it was")
+        return len(named)
+
+    def compare(self, stored: Stored) -> str:
+        """What is wrong with the count of a session that was visited after it went back; a visit
+        may have been under way when it was stored."""
+        then = self.counted - 1
+        if not stored.sure or stored.low <= then <= stored.high + 1:
+            return ""
+        return f"it counts {then}, and counted {stored.low} to {stored.high} then"
+
 
 class Training(Notebook):
     """A GPT with dropout on "cuda"."""
@@ -197,6 +239,9 @@ class Training(Notebook):
         if wrong := await self.visit():
             self.world.timeline.violate("bitwise", self.name, wrong)
 
+    def compare(self, stored: Stored) -> str:
+        return ""  # its losses were compared up to the end of its cell
+
     async def look(self) -> str:
         if self.tab is None:
             return ""
@@ -222,7 +267,12 @@ class CsvWriter(Notebook):
         await self.opened()
         self.counted, self.void, path = 0, False, f"rows-{self.rounds}.csv"
         code = programs.CSV.format(path=path, rows=self.rows, pause=self.pause_s)
-        cell = await self.run(code)
+        try:
+            cell = await self.run(code)
+        except SingularityError as error:
+            if self.void and "Bad file descriptor" in error.message:
+                return  # as it was told: its file was not its own any more
+            raise
         found = self.file(path)
         expected = programs.csv_rows(self.rows)
         if found != expected and not self.void:
@@ -231,6 +281,21 @@ class CsvWriter(Notebook):
             self.world.timeline.violate("rows", self.name, f"{text}: {found[where : where + 3]}")
         if cell.text and cell.text.split() != ["total", expected[-1].split(",")[1]]:
             self.world.timeline.violate("rows", self.name, f"its cell printed {cell.text!r}")
+
+    def compare(self, stored: Stored) -> str:
+        return ""
+
+    async def look(self) -> str:
+        """Its sum is that of all rows, wherever in them it was."""
+        if self.tab is None or not self.rounds or self.void:
+            return ""
+        cell = await self.run("print('total', total)")
+        expected = f"total {programs.csv_rows(self.rows)[-1].split(',')[1]}"
+        if cell.text.strip() == expected or (
+            not cell.text and self._may_have_lost(self.tab, cell.sent_at)
+        ):
+            return ""
+        return f"it said {cell.text!r} instead of {expected!r}"
 
     def file(self, path: str) -> list[str]:
         try:

@@ -30,6 +30,7 @@ _NAMES = {"capsule-outer": "holder", "capsule-init": "init", "criu": "criu"}
 """Name of a process (comm) -> role."""
 
 _NODE = re.compile(r"(?:NodeAgent\.node=|singularity-[0-9a-f]+-)(node-\d+)")
+_OF_CAPSULE = re.compile(r"-node-\d+/s/([0-9a-f]{12})/")
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438
 
 
@@ -97,6 +98,8 @@ def describe(process: Process) -> Found | None:
     session = user = ""
     if role == "proxy":
         session = name.rsplit("-", 1)[1] if name.startswith("sg-") else ""
+    elif role in ("holder", "init") and (place := _OF_CAPSULE.search(" ".join(line))):
+        session = place[1]
     elif role == "relay" and "--session" in line:
         session = line[line.index("--session") + 1]
     elif role == "server":

@@ -42,13 +42,15 @@ class Run(Subject):
             session = await self.start()
             self.session = session
             self.world.timeline.add("session", f"{self.name} is session {session}")
-        deadline = self.world.timeline.now + RUN_S
+        deadline, seen = self.world.timeline.now + RUN_S, 0
         while True:
             found = await self.world.session(self.session)
             if found.get("process_state") in ENDED and not self.reopening:
                 found = await self.world.session(self.session)
                 if found.get("process_state") in ENDED and not self.reopening:
                     break
+            if (shown := self.shown()) != seen:
+                seen, self.progress_at = shown, self.world.timeline.now
             if not found:
                 raise Lost("the service does not know it any more")
             if self.world.timeline.now > deadline:
@@ -68,6 +70,11 @@ class Run(Subject):
 
     async def settle(self) -> None:
         """`live` has seen its end, or ended it."""
+
+    def shown(self) -> int:
+        """How many bytes it has printed so far, wherever it was."""
+        logs = self.world.state.scheduler.glob(f"agent/*/logs/*/{self.session}-*.log")
+        return sum(path.stat().st_size for path in logs)
 
     def variables(self) -> dict[str, str]:
         home = str(self.world.home(self.user))
@@ -127,6 +134,9 @@ class Batch(Run):
             "max_retries": 3,
         }
         return await self.submit(run, checkpoint_every_s=20.0)
+
+    def shown(self) -> int:
+        return self.output.stat().st_size if self.output.exists() else 0
 
     async def check(self, doc: Json) -> None:
         text = text_of(nbformat.read(self.output, as_version=4))
@@ -236,6 +246,9 @@ class Script(Run):
     def _new_output(self) -> Path:
         name = f"script-{self.rounds}-{uuid.uuid4().hex[:6]}.txt"
         return self.world.home(self.user) / name
+
+    def shown(self) -> int:
+        return self.output.stat().st_size if self.output.exists() else 0
 
     def refused(self) -> bool:
         return "jupyter singularity run:" in self.output.read_text(errors="replace")

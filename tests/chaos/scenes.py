@@ -147,8 +147,18 @@ async def swap_file(world: World, subjects: Sequence[Subject], step: Step) -> st
 
 async def _swap_file(world: World, subject: CsvWriter) -> str:
     service = world.service(await world.token(subject.user), timeout=90.0)
+    before = subject.counted
+    await asyncio.sleep(BETWEEN_S)
+    if not before < subject.counted < subject.rows / 2:  # its file is not open, or soon closed
+        return ""
     await service.suspend(subject.session)
     rows = world.home(subject.user) / f"rows-{subject.rounds}.csv"
+    if (
+        not await _reaches(world, subject, "suspended")
+        or len(subject.file(rows.name)) > subject.rows
+    ):
+        await comes_back(world, subject, service)
+        return ""
     away, precious = rows.with_name("away.csv"), rows.with_name("precious.csv")
     text = "precious,1\n" * 50
     if not await asyncio.to_thread(_exchange, rows, away, precious, text):
@@ -158,6 +168,8 @@ async def _swap_file(world: World, subject: CsvWriter) -> str:
     said = "it came back"
     try:
         await service.resume(subject.session)
+        if not await _reaches(world, subject, "live"):
+            return ""  # there was no room; what follows looks at that
         loss = (await service.get_session(subject.session)).get("loss") or {}
         if not any(rows.name in word for word in (*loss.get("lost", ()), *loss.get("back", ()))):
             text_of = f"{rows.name} was exchanged and its loss report says nothing: {loss}"
@@ -173,6 +185,16 @@ async def _swap_file(world: World, subject: CsvWriter) -> str:
     if why := await comes_back(world, subject, service):
         world.timeline.violate("comes back", subject.name, f"{subject.session}: {why}")
     return f"{subject}: {rows.name} was a link to another file: {said}"
+
+
+async def _reaches(world: World, subject: Subject, state: str) -> bool:
+    """Wait until the session is in this state of its process, as long as patience allows."""
+    began = world.calm_s
+    while (await world.session(subject.session)).get("process_state") != state:
+        if world.calm_s - began > PATIENCE_S:
+            return False
+        await asyncio.sleep(0.5)
+    return True
 
 
 def _exchange(rows: Path, away: Path, precious: Path, text: str) -> bool:

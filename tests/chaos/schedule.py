@@ -31,7 +31,9 @@ FAULTS: Mapping[str, int] = {
     "server.kill": 2,
     "server.stop": 1,
     "criu.kill": 3,
+    "holder.kill": 1,
     "node.off": 1,
+    "node.wiped": 1,
     "store.full": 1,
     "store.frozen": 1,
     "store.readonly": 1,
@@ -78,7 +80,7 @@ CALM_S: Mapping[str, float] = {
 }
 """Verb -> how many calm seconds it may take, where it is more than one thing; 60 for the others."""
 
-FAULTS_PER_MINUTE = 11.0
+FAULTS_PER_MINUTE = 15.5
 VERBS_PER_MINUTE = 9.0
 
 TOGETHER = 0.15

@@ -25,10 +25,13 @@ STEPS_S = 150.0
 ROUNDS_S = 420.0
 """The last round of everybody may take so long."""
 
+STORED_S = 600.0
+"""Going back to each checkpoint of one subject may take so long."""
+
 SUMS = frozenset(
     {
         *("faults", "verbs", "refused", "skipped", "violations", "lost_checkpoints", "leaked"),
-        *("told_losses", "rounds"),
+        *("told_losses", "rounds", "checkpoints_compared"),
     }
 )
 
@@ -74,6 +77,7 @@ async def finish(
         except TimeoutError:
             world.timeline.violate("comes back", subject.name, f"{subject} did not in 240 s")
     world.timeline.lost_checkpoints = sum([await _lost_checkpoints(world, s) for s in subjects])
+    await asyncio.gather(*(_check_stored(world, subject) for subject in subjects))
     _look_at_history(world)
     for subject in subjects:
         session = subject.session
@@ -98,6 +102,18 @@ async def _lost_checkpoints(world: World, subject: Subject) -> int:
         text = f"checkpoint {checkpoint.id} ('{checkpoint.name}') of {subject.session} is gone"
         world.timeline.violate("stored", subject.name, text)
     return len(lost)
+
+
+async def _check_stored(world: World, subject: Subject) -> None:
+    """Each checkpoint that was called stored comes back with what was in it."""
+    try:
+        async with asyncio.timeout(STORED_S):
+            count = await subject.check_stored()
+    except TimeoutError:
+        text = f"its checkpoints did not come back one after another in {STORED_S:g} s"
+        world.timeline.violate("stored", subject.name, text)
+        return
+    world.timeline.counts["checkpoints compared"] += count
 
 
 def _look_at_history(world: World) -> None:
@@ -174,6 +190,7 @@ def figures(world: World, subjects: Sequence[Subject], watch: Watch) -> dict[str
         "told_losses": counts["told losses"],
         "violations": len(world.timeline.violations),
         "lost_checkpoints": world.timeline.lost_checkpoints,
+        "checkpoints_compared": counts["checkpoints compared"],
         "leaked": counts["leaked"],
         "service_back_s_p95": back[int(0.95 * (len(back) - 1) + 0.5)] if back else None,
         **{

@@ -43,6 +43,9 @@ class Stored:
     low: int
     high: int
     at: float
+    sure: bool
+    """Whether the counts are of what is in it: its process is, and that had not gone back since it
+    was looked at last."""
 
 
 class Lost(Exception):
@@ -83,6 +86,8 @@ class Subject(abc.ABC):
         """Sessions that it had before."""
         self._stopped_at: float | None = None
         """When the platform was stopped last: runs end with it."""
+        self._killed_at: float | None = None
+        """When the processes of its session were killed last."""
         self._powerless: list[tuple[float, bool]] = []
         """(when its node lost power, whether a checkpoint of its process was stored)."""
 
@@ -124,6 +129,11 @@ class Subject(abc.ABC):
     async def settle(self) -> None:
         """The faults are over: bring the session back, look at everything once more, end it."""
 
+    async def check_stored(self) -> int:
+        """Go back to each checkpoint with a name that was called stored, and look at what is there;
+        how many that were. Those of runs are restored whenever a run goes on."""
+        return 0
+
     async def visit(self) -> str:
         """Ask the session something that only its own memory can answer; what was wrong, or ""."""
         return ""
@@ -149,6 +159,10 @@ class Subject(abc.ABC):
             whole = checkpoint.get("level") == "process" or self.retries
             self._powerless.append((self.world.timeline.now, bool(whole)))
 
+    def note_kill(self) -> None:
+        """All of its processes are killed now."""
+        self._killed_at = self.world.timeline.now
+
     def note_restart(self) -> None:
         """The whole platform stops now, as by Ctrl-C."""
         self._stopped_at = self.world.timeline.now
@@ -160,11 +174,13 @@ class Subject(abc.ABC):
     """Begins again by itself when it is lost."""
 
     def excuse(self) -> str:
-        """Why the session may be gone: its node lost power and nothing of it was stored; "" if
-        not."""
+        """Why the session may be gone: its processes were killed, or its node lost power and nothing
+        of it was stored; "" if not."""
         now = self.world.timeline.now
         if any(now - at < 300 and not whole for at, whole in self._powerless):
             return "its node lost power before anything of it was stored"
+        if self._killed_at is not None and now - self._killed_at < 300:
+            return "its own processes were killed"
         stopped = self._stopped_at
         if self.ends_with_platform and stopped is not None and now - stopped < 300:
             return "the platform was stopped, and runs end with it"
@@ -191,6 +207,7 @@ class Subject(abc.ABC):
         self.session, self.doc, self.counted, self.incarnation = "", {}, 0, 1
         self.stored.clear()
         self._powerless.clear()
+        self._killed_at = None
         self.kept_back = ""
 
     async def check_went_back(self, was: int, now: int, what: str) -> None:
@@ -213,6 +230,7 @@ class Subject(abc.ABC):
                 low,
                 self.counted,
                 self.world.timeline.now,
+                checkpoint["level"] == "process" and checkpoint["incarnation"] <= self.incarnation,
             )
             self.stored[found.id] = found
 

@@ -293,12 +293,15 @@ class World:
             return {name: json.loads(body) for name, body in rows}
         return {}
 
-    async def cut_power(self, node: str, seconds: float) -> int:
+    async def cut_power(self, node: str, seconds: float, wipe: bool = False) -> int:
         """Kill everything of a node at once, and its agents for so many seconds as often as one is
-        started; how many processes it had."""
+        started; how many processes it had. `wipe`: what it had in shared memory is gone too."""
         self.off.add(node)
         try:
             killed = await asyncio.to_thread(self._kill_node, node)
+            if wipe:
+                shared = f"{self.settings.shm_dir}-{node}"
+                await asyncio.to_thread(shutil.rmtree, shared, ignore_errors=True)
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
                 await asyncio.sleep(0.1)
