@@ -153,10 +153,8 @@ async def _swap_file(world: World, subject: CsvWriter) -> str:
         return ""
     await service.suspend(subject.session)
     rows = world.home(subject.user) / f"rows-{subject.rounds}.csv"
-    if (
-        not await _reaches(world, subject, "suspended")
-        or len(subject.file(rows.name)) > subject.rows
-    ):
+    stored = await _reaches(world, subject, "suspended")
+    if not stored or len(subject.file(rows.name)) >= subject.rows:
         await comes_back(world, subject, service)
         return ""
     away, precious = rows.with_name("away.csv"), rows.with_name("precious.csv")

@@ -174,8 +174,8 @@ class Subject(abc.ABC):
     """Begins again by itself when it is lost."""
 
     def excuse(self) -> str:
-        """Why the session may be gone: its processes were killed, or its node lost power and nothing
-        of it was stored; "" if not."""
+        """Why the session may be gone: it was killed itself, its node lost power and nothing of it
+        was stored, or it ends with the platform; "" if not."""
         now = self.world.timeline.now
         if any(now - at < 300 and not whole for at, whole in self._powerless):
             return "its node lost power before anything of it was stored"

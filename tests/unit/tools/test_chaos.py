@@ -34,7 +34,7 @@ def test_a_longer_schedule_of_a_seed_begins_as_a_shorter_one() -> None:
 def test_three_times_20_minutes_have_600_faults_and_each_of_its_kind(seed: int) -> None:
     steps = schedule.draw(seed, HOUR / 3)
     named = [step.name for step in steps if step.kind == "fault"]
-    assert len(named) >= 180, len(named)
+    assert len(named) >= 250, len(named)  # a fifth finds nobody
     assert set(named) == set(schedule.FAULTS)
     assert {step.name for step in steps if step.kind == "verb"} == set(schedule.VERBS)
     assert [step.at for step in steps] == sorted(step.at for step in steps)
