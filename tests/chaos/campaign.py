@@ -90,7 +90,7 @@ class Campaign:
         try:
             await self.world.make()
             await self.world.start()
-            await self._run(result)
+            await self._run(result, keep)
         finally:
             said = await self.world.stop()
             self.timeline.add("world", f"stopped: {said}")
@@ -108,7 +108,7 @@ class Campaign:
         keep.mkdir(parents=True)
         self.timeline.file = keep / "timeline.txt"
 
-    async def _run(self, result: Result) -> None:
+    async def _run(self, result: Result, keep: Path) -> None:
         watch = Watch(self.world, self.subjects)
         watching = asyncio.create_task(watch.run())
         working = [asyncio.create_task(s.live(), name=s.name) for s in self.subjects]
@@ -123,6 +123,7 @@ class Campaign:
             await settle.finish(self.world, self.subjects, doing, working)
             result.seconds = time.monotonic() - began
             result.figures = settle.figures(self.world, self.subjects, watch)
+            watch.growth.write(keep / "growth.json")
         finally:
             watching.cancel()
             for task in working:

@@ -7,11 +7,15 @@ earlier.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from . import processes
 from .processes import Found
+
+ROLES = ("agent", "service")
 
 SETTLED_S = 25.0
 """Age from which on a process is looked at: it has loaded what it needs."""
@@ -32,7 +36,7 @@ class Growth:
     def look(self, now: float, found: list[Found]) -> None:
         """Take a sample of each agent and of the service."""
         for one in found:
-            if one.role not in ("agent", "service"):
+            if one.role not in ROLES:
                 continue
             identity = (one.pid, one.process.started)
             if now - self._born.setdefault(identity, now) < SETTLED_S:
@@ -40,6 +44,19 @@ class Growth:
             for what, value in (("rss", processes.rss(one.pid)), ("fd", processes.fds(one.pid))):
                 if value:
                     self.samples[one.role, one.node, what].append((now, float(value)))
+
+    def worst(self, what: str) -> float | None:
+        """The larger growth of agents and service."""
+        found = [value for role in ROLES if (value := self.of(role, what)) is not None]
+        return max(found) if found else None
+
+    def write(self, path: Path) -> None:
+        """Write all samples down, for who wants to see where something grew."""
+        rows = [
+            {"role": role, "node": node, "what": what, "samples": found}
+            for (role, node, what), found in self.samples.items()
+        ]
+        path.write_text(json.dumps(rows))
 
     def of(self, role: str, what: str) -> float | None:
         """The growth as a share; the worst of all nodes; None when it cannot be said."""

@@ -21,10 +21,8 @@ BOUNDS: dict[str, tuple[str, float]] = {
     "lost_checkpoints": ("<=", 0),
     "leaked": ("<=", 0),
     "service_back_s_p95": ("<=", 3.0),
-    "agent_rss_growth": ("<=", 0.05),
-    "agent_fd_growth": ("<=", 0.05),
-    "service_rss_growth": ("<=", 0.05),
-    "service_fd_growth": ("<=", 0.05),
+    "memory_growth": ("<=", 0.05),
+    "fd_growth": ("<=", 0.05),
 }
 """Key -> what the product promises of a campaign of an hour."""
 

@@ -15,6 +15,7 @@ from singularity_spawner.platform.processes import of_run
 from singularity_spawner.platform.settings import Settings
 
 from . import processes
+from .growth import ROLES
 from .subjects import Subject
 from .watch import LEFT_S, Watch
 from .world import World
@@ -193,9 +194,11 @@ def figures(world: World, subjects: Sequence[Subject], watch: Watch) -> dict[str
         "checkpoints_compared": counts["checkpoints compared"],
         "leaked": counts["leaked"],
         "service_back_s_p95": back[int(0.95 * (len(back) - 1) + 0.5)] if back else None,
+        "memory_growth": watch.growth.worst("rss"),
+        "fd_growth": watch.growth.worst("fd"),
         **{
             f"{role}_{what}_growth": watch.growth.of(role, what)
-            for role in ("agent", "service")
+            for role in ROLES
             for what in ("rss", "fd")
         },
     }
