@@ -7,6 +7,8 @@ import stat
 from pathlib import Path
 from urllib.parse import quote
 
+from sqlalchemy.engine import URL
+
 
 def folder_name(user: str) -> str:
     """A file name for the Hub user `user`: itself when that is safe, else percent-encoded.
@@ -42,6 +44,11 @@ def make_home(parent: Path, user: str, uid: int, gid: int) -> Path:
             "changed: move it away, or give it back to that user with chown"
         )
     return home
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of the SQLite database at `path`, in which a % stands for itself."""
+    return URL.create("sqlite", database=str(path)).render_as_string()
 
 
 def blocked_folder(path: Path) -> Path | None:

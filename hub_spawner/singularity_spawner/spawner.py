@@ -19,7 +19,7 @@ from jupyterhub.spawner import LocalProcessSpawner
 from sqlalchemy.orm import object_session
 from traitlets import Unicode, default
 
-from .homes import blocked_folder, make_home
+from .homes import blocked_folder, make_home, sqlite_url
 from .hub_errors import spawn_refused
 from .mixin import SingularitySpawnerMixin
 from .proc import read_process
@@ -121,6 +121,12 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
             args.append("--allow-root")
         if find_spec("jupyter_scheduler") and not any("SchedulerApp." in arg for arg in args):
             args += NOTEBOOK_JOBS
+        if find_spec("jupyter_scheduler") and self.home is not None:
+            # Its own default makes a URL of the path as it is, and a home's name can have a %.
+            database = self.home / ".local/share/jupyter/scheduler.sqlite"
+            url = sqlite_url(database)
+            if url != f"sqlite:///{database}" and not any("SchedulerApp.db_url" in a for a in args):
+                args.append(f"--SchedulerApp.db_url={url}")
         return args
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from traitlets.config import Config
 
+from singularity_spawner.homes import sqlite_url
 from singularity_spawner.hubconfig import configure
 
 from .settings import MARK, Settings, StateFolder
@@ -46,7 +47,7 @@ def configure_platform(c: Config, folder: str) -> None:
     hub = c.JupyterHub
     hub.bind_url = settings.url
     hub.hub_bind_url = settings.hub_url
-    hub.db_url = f"sqlite:///{state.hub_db}"
+    hub.db_url = sqlite_url(state.hub_db)
     hub.cookie_secret = bytes.fromhex(_hex(state.secret("cookie_secret", 64)))
     hub.pid_file = str(state.path / "jupyterhub.pid")
     # Servers outlive a restart of the Hub; whoever ends the platform ends them (see `shutdown`).

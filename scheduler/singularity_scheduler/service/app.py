@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 from jupyter_events import EventLogger
 from singularity_proxy.errors import Conflict, SingularityError, Unavailable
 from singularity_proxy.wire.systemd import Systemd
+from sqlalchemy.engine import URL
 from traitlets import Bool, Dict, Enum, Float, Int, TraitError, Type, Unicode, default
 from traitlets.config import Application
 
@@ -357,7 +358,8 @@ class SchedulerApp(Application):  # type: ignore[misc]
         )
 
     def _ledger_url(self) -> str:
-        return self.ledger_url or f"sqlite:///{Path(self.state_dir).resolve() / 'ledger.sqlite'}"
+        path = Path(self.state_dir).resolve() / "ledger.sqlite"
+        return self.ledger_url or URL.create("sqlite", database=str(path)).render_as_string()
 
 
 def hub_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,8 +17,10 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 from jupyterhub.spawner import SpawnException
+from singularity_spawner.homes import folder_name
 from singularity_spawner.proc import read_process
 from singularity_spawner.spawner import NOTEBOOK_JOBS, SingularitySpawner
+from sqlalchemy.engine import make_url
 from support.hub_scheduler import TOKEN, scheduler
 from support.uids import skip_root_alone
 
@@ -203,6 +205,13 @@ async def test_notebook_jobs_are_batch_sessions(service, homes):
     for arg in told:
         module, _, name = arg.partition("=")[2].rpartition(".")
         assert f"class {name}(" in inspect.getsource(import_module(module))
+    spawner.home = homes / folder_name("ada")
+    assert [a for a in spawner.get_args() if a.startswith("--SchedulerApp.")] == told
+    for user in ("Jim Jiang", "ünï", "o'neil", "a\\b"):
+        spawner.home = homes / folder_name(user)
+        [url] = [a for a in spawner.get_args() if a.startswith("--SchedulerApp.db_url=")]
+        database = make_url(url.partition("=")[2]).database
+        assert database == str(spawner.home / ".local/share/jupyter/scheduler.sqlite")
     own = "--SchedulerApp.scheduler_class=mine.Scheduler"
     spawner = make(service, homes, args=[own])
     assert [arg for arg in spawner.get_args() if "SchedulerApp" in arg] == [own]
