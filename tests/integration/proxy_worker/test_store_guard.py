@@ -85,16 +85,11 @@ def ask(
 
 @attack(
     "store-of-ranks",
-    "another user connects to the store at which ranks of a program meet, lists and sets keys",
+    "another user reads and writes keys of the store at which ranks of a program meet, on libuv "
+    "and not, at its own socket or a given one",
     "no byte of it is read; the ranks' own user is served",
 )
 @needs_own_uids
-@attack(
-    "stores-of-ranks",
-    "read and write the keys of another user's TCPStore, on libuv and not, at its own socket or a "
-    "given one",
-    "no byte of it is read, and the store serves its own ranks",
-)
 @pytest.mark.parametrize(
     ("options", "libuv"),
     [

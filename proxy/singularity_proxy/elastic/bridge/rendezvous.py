@@ -146,10 +146,13 @@ class Rendezvous:
 
     async def _rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A rank of this part wants to meet the others; nobody else may."""
-        with contextlib.suppress(OSError):
-            if uid_of_peer(writer.get_extra_info("socket")) != os.geteuid():
-                writer.close()
-                return
+        try:
+            uid = uid_of_peer(writer.get_extra_info("socket"))
+        except OSError:  # gone already, or it cannot be looked up
+            uid = None
+        if uid != os.geteuid():
+            writer.close()
+            return
         self._numbers += 1
         number = self._numbers
         came = self._streams[0, number] = asyncio.Queue[bytes]()
