@@ -46,6 +46,8 @@ class Result:
     by_name: dict[str, int] = field(default_factory=dict)
     """"fault NAME", "verb NAME", "skipped NAME", ... -> how often."""
     violations: list[Violation] = field(default_factory=list)
+    service_back: list[float] = field(default_factory=list)
+    """Seconds without an answer of the service after each kill of it."""
     kept: Path | None = None
     """Where the logs of a campaign with violations are."""
 
@@ -123,6 +125,7 @@ class Campaign:
             await settle.finish(self.world, self.subjects, doing, working)
             result.seconds = time.monotonic() - began
             result.figures = settle.figures(self.world, self.subjects, watch)
+            result.service_back = sorted(self.world.service_back)
             watch.growth.write(keep / "growth.json")
         finally:
             watching.cancel()

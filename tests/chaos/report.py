@@ -43,6 +43,7 @@ def render(results: Sequence[Result], minutes: float, users: int) -> dict[str, A
         if key in BOUNDS and value is not None:
             sign, bound = BOUNDS[key]
             report |= {f"{key}_bound": f"{sign} {bound:g}", f"{key}_kept": value <= bound}
+    report["service_back_s"] = [[round(s, 2) for s in result.service_back] for result in results]
     report["by_name"] = by_name(results)
     report["violation_list"] = [
         {

@@ -181,7 +181,6 @@ def figures(world: World, subjects: Sequence[Subject], watch: Watch) -> dict[str
     def total(kind: str) -> int:
         return sum(n for name, n in counts.items() if name.startswith(f"{kind} "))
 
-    back = sorted(world.service_back)
     return {
         "faults": total("fault"),
         "verbs": total("verb"),
@@ -193,7 +192,7 @@ def figures(world: World, subjects: Sequence[Subject], watch: Watch) -> dict[str
         "lost_checkpoints": world.timeline.lost_checkpoints,
         "checkpoints_compared": counts["checkpoints compared"],
         "leaked": counts["leaked"],
-        "service_back_s_p95": back[int(0.95 * (len(back) - 1) + 0.5)] if back else None,
+        "service_back_s_p95": p95(world.service_back),
         "memory_growth": watch.growth.worst("rss"),
         "fd_growth": watch.growth.worst("fd"),
         **{
@@ -202,3 +201,9 @@ def figures(world: World, subjects: Sequence[Subject], watch: Watch) -> dict[str
             for what in ("rss", "fd")
         },
     }
+
+
+def p95(values: Sequence[float]) -> float | None:
+    """The 95th percentile; None of nothing."""
+    found = sorted(values)
+    return found[int(0.95 * (len(found) - 1) + 0.5)] if found else None

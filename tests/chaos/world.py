@@ -251,12 +251,16 @@ class World:
         self._measuring = asyncio.create_task(self._until_service())
 
     async def _until_service(self) -> None:
-        began = time.monotonic()
+        began, kept = time.monotonic(), not self.is_starting
         while time.monotonic() - began < 120.0:
             await asyncio.sleep(0.05)
+            kept = kept and not self.is_starting
             with contextlib.suppress(SingularityError, OSError):
                 await self.direct(timeout=1.0).cluster()
                 break
+        if not kept:  # who keeps it running was not there: `up` was killed, or is being restarted
+            self.timeline.add("world", "the service is back, after up")
+            return
         self.service_back.append(time.monotonic() - began)
         self.timeline.add("world", f"the service is back after {self.service_back[-1]:.1f} s")
 
