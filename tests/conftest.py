@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from _pytest.reports import TestReport
 from _pytest.terminal import TerminalReporter
-from support import leaks, matrix, pictures, report
+from support import leaks, matrix, only_unit, pictures, report, second_tries, tiers
 
 ROOT = Path(__file__).resolve().parent.parent
 _started = time.monotonic()
@@ -90,7 +91,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full",
         action="store_true",
-        help="run the tests marked 'full' and every large matrix; write a dated report",
+        help="run every tier, the tests marked 'full' and every large matrix; write a dated report",
+    )
+    parser.addoption(
+        "--tier",
+        action="append",
+        metavar="NAME",
+        choices=[tier.value for tier in tiers.Tier],
+        help="run all tests of that tier (tests/support/tiers.py), of several if given again",
     )
     parser.addoption(
         "--pictures",
@@ -109,7 +117,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     kind = "full" if matrix.is_full() else "slices of the large matrices (--full runs all)"
+    if is_default(config):
+        kind = "what tests/support/tiers.py takes by default (--full runs all)"
     return f"singularity: {kind}, seed {matrix.seed()}"
+
+
+def is_default(config: pytest.Config) -> bool:
+    """Whether nobody has said which tests are to run."""
+    chosen = matrix.is_full() or config.getoption("--tier")
+    return not chosen and config.args_source is pytest.Config.ArgsSource.TESTPATHS
 
 
 def find_chromium() -> str | None:
@@ -118,12 +134,21 @@ def find_chromium() -> str | None:
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
-_REAL = {"integration", "e2e", "faults", "libraries"}
-"""Folders whose tests race with real processes on a machine that others use too: one that fails is
-run once more, and the summary names it (RERUN)."""
-
 _LIMITS = {"e2e": 400, "faults": 300, "quality": 400}
 """Seconds per test by folder, where the default of pyproject.toml is too short."""
+
+
+def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves those of the tiers asked for, or those of the default run, in `items`."""
+    if wanted := config.getoption("--tier"):
+        kept = {item.nodeid for item in items if tiers.find_tier(item.nodeid).value in wanted}
+    elif is_default(config):
+        usual = (item.nodeid for item in items if not item.get_closest_marker("full"))
+        kept = tiers.choose_default(usual, matrix.seed())
+    else:
+        return
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -132,13 +157,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "root": None if os.geteuid() == 0 else "needs root",
         "browser": None if find_chromium() else "needs Chromium: sudo apt-get install chromium",
     }
+    _choose(config, items)
     for item in items:
         for marker, reason in closed.items():
             if reason is not None and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
-        parts = item.path.relative_to(ROOT).parts if item.path.is_relative_to(ROOT) else ()
-        if _REAL.intersection(parts) and item.get_closest_marker("flaky") is None:
+        if second_tries.is_quarantined(item.nodeid):
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
+        parts = item.path.relative_to(ROOT).parts if item.path.is_relative_to(ROOT) else ()
         limit = next((s for folder, s in _LIMITS.items() if folder in parts), None)
         if limit is not None and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(limit))
@@ -175,8 +201,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     # torch puts a folder of this user there as soon as it compiles something in this process, and a
     # session of another user that found the name in its environment could not use it.
     os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    ours = item.path.is_relative_to(ROOT)
+    unit = ours and tiers.find_tier(item.nodeid) is tiers.Tier.UNIT
     try:
-        return (yield)
+        with only_unit.hold_to_unit(item.nodeid) if unit else contextlib.nullcontext():
+            return (yield)
     finally:
         _baseline.fd_growth[item.nodeid] += leaks.fd_count() - before
 
@@ -190,30 +219,40 @@ def pytest_testnodedown(node: Any) -> None:
     _leaks_of_workers.extend(getattr(node, "workeroutput", {}).get("leaks", ()))
 
 
+def _fail_run(
+    session: pytest.Session, terminal: TerminalReporter, name: str, sentence: str
+) -> None:
+    """Counts as one more failed test what is of the run and of none of its tests."""
+    failed = TestReport(
+        nodeid=f"tests/conftest.py::{name}",
+        location=("tests/conftest.py", None, name),
+        keywords={},
+        outcome="failed",
+        longrepr=sentence,
+        when="teardown",
+    )
+    terminal.stats.setdefault("failed", []).append(failed)
+    if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Every fixture is torn down by now: what still exists leaked, and counts as a failed test."""
     if session.config.getoption("collectonly"):
         return
     if (said := getattr(session.config, "workeroutput", None)) is not None:
-        said["leaks"] = leaks.leaks(_baseline)
+        said["leaks"] = [*only_unit.seen, *leaks.leaks(_baseline)]
         return
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     assert isinstance(terminal, TerminalReporter)
     side_by_side = session.config.getoption("numprocesses", None)
-    found = _leaks_of_workers if side_by_side else leaks.leaks(_baseline)
+    found = _leaks_of_workers if side_by_side else [*only_unit.seen, *leaks.leaks(_baseline)]
     for number, sentence in enumerate(found, start=1):
-        leak = TestReport(
-            nodeid=f"tests/conftest.py::leak_{number}",
-            location=("tests/conftest.py", None, f"leak {number}"),
-            keywords={},
-            outcome="failed",
-            longrepr=sentence,
-            when="teardown",
-        )
-        terminal.stats.setdefault("failed", []).append(leak)
-        if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        _fail_run(session, terminal, f"leak_{number}", sentence)
+    tries = second_tries.count_second_tries(r.nodeid for r in terminal.stats.get("rerun", ()))
+    if (too_many := second_tries.say_too_many(tries)) is not None:
+        _fail_run(session, terminal, "second_tries", too_many)
     # A part of the tests makes no report of the whole.
     whole = matrix.is_full() and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if (name := session.config.getoption("--report")) or whole:

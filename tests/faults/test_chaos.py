@@ -13,7 +13,7 @@ from support.uids import needs_own_uids
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [needs_criu, needs_own_uids, pytest.mark.root, pytest.mark.flaky(reruns=0)]
+pytestmark = [needs_criu, needs_own_uids, pytest.mark.root]
 
 
 def campaign(tmp_path: Path, seed: int, minutes: float) -> None:

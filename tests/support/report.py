@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from _pytest.reports import TestReport
+from support import second_tries, tiers
 
 _OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
@@ -48,13 +49,17 @@ def render(
     name: str | None = None,
 ) -> str:
     """The report as Markdown: machine, counts, what tests measured (`record_property`), time per
-    folder, slowest tests, reasons of skips. `name` says of what it is, None of the whole suite."""
+    tier and folder, second tries by test, slowest tests, reasons of skips. `name` says of what it
+    is, None of the whole suite."""
     counts = {name: len(stats.get(name, ())) for name in _OUTCOMES}
     folders: dict[str, list[float]] = defaultdict(list)
+    by_tier: dict[str, list[float]] = defaultdict(list)
     slow: list[tuple[float, str]] = []
     for outcome in ("passed", "failed"):
         for report in stats.get(outcome, ()):
             folders["/".join(report.nodeid.split("/")[:2])].append(report.duration)
+            if tiers.find_tiers(report.nodeid):  # what failed of the run itself has none
+                by_tier[tiers.find_tier(report.nodeid)].append(report.duration)
             slow.append((report.duration, report.nodeid))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     user = "root" if os.geteuid() == 0 else "not root"
@@ -68,14 +73,18 @@ def render(
         "",
         ", ".join(f"{n} {name}" for name, n in counts.items() if n) + f" in {duration_s:.0f} s",
         "",
-        "| folder | tests | seconds |",
+        "| tier or folder | tests | seconds |",
         "|---|---|---|",
     ]
-    lines += [f"| {folder} | {len(t)} | {sum(t):.1f} |" for folder, t in sorted(folders.items())]
+    for groups in (by_tier, folders):
+        lines += [f"| {name} | {len(t)} | {sum(t):.1f} |" for name, t in sorted(groups.items())]
     measured = dict(p for report in stats.get("passed", ()) for p in report.user_properties)
     lines += [""] + [f"- {key}: {value}" for key, value in measured.items()]
     for kind in ("failed", "error"):
         lines += [f"- {kind}: `{report.nodeid}`" for report in stats.get(kind, ())]
+    tries = second_tries.count_second_tries(r.nodeid for r in stats.get("rerun", ()))
+    lines += ["", f"Second tries: {sum(count for _, count in tries)}", ""]
+    lines += [f"- {count} `{nodeid}`" for nodeid, count in tries]
     lines += ["", "Slowest tests:", ""]
     lines += [f"- {s:.1f} s `{nodeid}`" for s, nodeid in sorted(slow, reverse=True)[:20]]
     skipped = stats.get("skipped", ())

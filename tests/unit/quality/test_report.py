@@ -33,6 +33,11 @@ def test_report_counts_times_and_reasons() -> None:
         "skipped": [
             outcome("tests/gpu/c.py::t4", "skipped", 0, ("c.py", 3, "Skipped: needs a GPU"))
         ],
+        "rerun": [
+            outcome("tests/e2e/b.py::t5", "failed", 1),
+            outcome("tests/e2e/b.py::t2", "failed", 1),
+            outcome("tests/e2e/b.py::t2", "failed", 1),
+        ],
     }
     text = report.render(stats, 12.0, 7, "abc123", datetime.date(2026, 11, 21))
     assert text.startswith("# Full test run of 2026-11-21\n")
@@ -42,6 +47,8 @@ def test_report_counts_times_and_reasons() -> None:
     assert text.index("9.0 s `tests/e2e/b.py::t2`") < text.index("1.5 s `tests/unit/a.py::t1`")
     assert "- `tests/gpu/c.py::t4`: needs a GPU" in text
     assert "seed 7" in text
+    assert "Second tries: 3\n\n- 2 `tests/e2e/b.py::t2`\n- 1 `tests/e2e/b.py::t5`\n" in text
+    assert "| unit | 2 | 2.0 |" in text
 
 
 def test_a_named_report_says_what_tests_measured() -> None:
