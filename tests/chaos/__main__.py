@@ -33,7 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the report to this file")
     parser.add_argument("--show", action="store_true", help="print the schedule, do nothing")
     parser.add_argument("--keep", type=Path, default=Path(".dev/chaos"), help=argparse.SUPPRESS)
-    parser.add_argument("--only", default="", help="only faults and verbs whose names begin so")
+    parser.add_argument(
+        "--only", default="", help="only faults and verbs whose names begin so, with commas between"
+    )
     options = parser.parse_args(argv)
     if options.users < 1 or options.minutes <= 0:
         parser.error("--users and --minutes must be more than 0")
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         for deck in (schedule.FAULTS, schedule.VERBS)
     ]
     if options.show:
-        for step in schedule.draw(seeds[0], options.minutes * 60.0):
+        for step in schedule.draw(seeds[0], options.minutes * 60.0, *decks):
             print(f"{step.at:8.2f}  {step}")
         return 0
     if why := cannot_run():

@@ -26,7 +26,7 @@ Fault = Callable[["World", "Sequence[Subject]", Step], Awaitable[str]]
 SUCCESSOR_S = 8.0
 """How long a fault waits for the process that takes the place of one that it killed."""
 
-CRIU_S = 12.0
+CRIU_S = 25.0
 """How long a fault waits for somebody to start CRIU."""
 
 LONGEST_STOP_S = 12.0
@@ -160,8 +160,10 @@ async def kill_holder(world: World, subjects: Sequence[Subject], step: Step) -> 
     subject = next((s for s in subjects if found and s.session == found.session), None)
     if found is None or subject is None:
         return ""
+    if not found.signal(signal.SIGKILL):
+        return ""
     subject.note_kill()
-    return f"killed {found} of {subject}" if found.signal(signal.SIGKILL) else ""
+    return f"killed {found} of {subject}"
 
 
 async def cut_power(world: World, subjects: Sequence[Subject], step: Step) -> str:

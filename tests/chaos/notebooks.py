@@ -9,7 +9,8 @@ import random
 from functools import cached_property
 from typing import ClassVar
 
-from singularity_proxy.errors import SingularityError, Unavailable
+from singularity_proxy.errors import Conflict, SingularityError, Unavailable
+from singularity_scheduler.client import ServiceClient
 
 from . import programs
 from .subjects import ENDED, NOTEBOOK_VERBS, Lines, Lost, Stored, Subject
@@ -186,12 +187,12 @@ class Notebook(Subject):
         the session had then."""
         if self.tab is None or not self.session:
             return 0
-        named = sorted((c for c in self.stored.values() if c.name), key=lambda c: c.at)
+        named = [c for c in self.stored.values() if c.name]
         service = self.world.service(await self.world.token(self.user), timeout=90.0)
-        for stored in named:
+        for stored in sorted(named, key=lambda c: c.at, reverse=True):
             name = f"checkpoint {stored.id} ('{stored.name}')"
             try:
-                await service.restore(self.session, stored.id, discard=True)
+                await self._go_back(service, stored)
                 wrong = await self.visit() or self.compare(stored)
             except (KernelReplaced, Lost) as error:
                 wrong = str(error)
@@ -202,6 +203,20 @@ class Notebook(Subject):
             else:
                 self.world.timeline.add("stored", f"{self}: {name} came back as it was")
         return len(named)
+
+    async def _go_back(self, service: ServiceClient, stored: Stored) -> None:
+        """Restore it from this checkpoint; again while it is refused for something that passes."""
+        began = self.world.calm_s
+        while True:
+            try:
+                await service.restore(self.session, stored.id, discard=True)
+                break
+            except (Conflict, Unavailable):
+                if self.world.calm_s - began > PATIENCE_S:
+                    raise
+                await asyncio.sleep(1.0)
+        if not await self.reach("live"):
+            raise Unavailable("it is not back within a minute")
 
     def compare(self, stored: Stored) -> str:
         """What is wrong with the count of a session that was visited after it went back; a visit

@@ -153,7 +153,7 @@ async def _swap_file(world: World, subject: CsvWriter) -> str:
         return ""
     await service.suspend(subject.session)
     rows = world.home(subject.user) / f"rows-{subject.rounds}.csv"
-    stored = await _reaches(world, subject, "suspended")
+    stored = await subject.reach("suspended")
     if not stored or len(subject.file(rows.name)) >= subject.rows:
         await comes_back(world, subject, service)
         return ""
@@ -166,7 +166,7 @@ async def _swap_file(world: World, subject: CsvWriter) -> str:
     said = "it came back"
     try:
         await service.resume(subject.session)
-        if not await _reaches(world, subject, "live"):
+        if not await subject.reach("live"):
             return ""  # there was no room; what follows looks at that
         loss = (await service.get_session(subject.session)).get("loss") or {}
         if not any(rows.name in word for word in (*loss.get("lost", ()), *loss.get("back", ()))):
@@ -183,16 +183,6 @@ async def _swap_file(world: World, subject: CsvWriter) -> str:
     if why := await comes_back(world, subject, service):
         world.timeline.violate("comes back", subject.name, f"{subject.session}: {why}")
     return f"{subject}: {rows.name} was a link to another file: {said}"
-
-
-async def _reaches(world: World, subject: Subject, state: str) -> bool:
-    """Wait until the session is in this state of its process, as long as patience allows."""
-    began = world.calm_s
-    while (await world.session(subject.session)).get("process_state") != state:
-        if world.calm_s - began > PATIENCE_S:
-            return False
-        await asyncio.sleep(0.5)
-    return True
 
 
 def _exchange(rows: Path, away: Path, precious: Path, text: str) -> bool:

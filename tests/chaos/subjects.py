@@ -234,6 +234,15 @@ class Subject(abc.ABC):
             )
             self.stored[found.id] = found
 
+    async def reach(self, state: str) -> bool:
+        """Wait until its process is in this state, for as long as patience allows."""
+        began = self.world.calm_s
+        while (await self.world.session(self.session)).get("process_state") != state:
+            if self.world.calm_s - began > PATIENCE_S:
+                return False
+            await asyncio.sleep(0.5)
+        return True
+
     async def bring_back(self) -> Json:
         """Resume it if it is in the store or has no devices by somebody's wish; its document then.
         Raises Unavailable when it does not come back."""
