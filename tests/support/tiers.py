@@ -134,10 +134,17 @@ DEFAULT: Mapping[str, Take] = {
     "gpu": Take.NONE,
     # Cheap, whatever they need.
     "tests/unit": Take.ALL,
-    # Tests of tier node that take a minute or more each: others there hold the same promise.
-    "tests/integration/elastic": Take.ONE_OF_EACH_FILE,
+    # Tests of tier node that take half a minute or more each: one shows what the file is about.
     "tests/integration/capsule/test_criu_routes.py": Take.NONE,
+    "tests/integration/elastic": Take.NONE,
+    "tests/integration/elastic/test_agent_ranks.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/elastic/test_bridge.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/elastic/test_ddp.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/elastic/test_gangs.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/elastic/test_gangs_stored.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/elastic/test_launchers.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/kernel/test_kernel_next_server.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/kernel/test_kernel_elastic.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_gpu": Take.NONE,
     "tests/integration/proxy_worker/test_compile.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_worker/test_standalone_ranks.py": Take.ONE_OF_EACH_FILE,
@@ -149,16 +156,30 @@ DEFAULT: Mapping[str, Take] = {
     "tests/e2e/test_dashboard_browser.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/hub/test_hibernate.py"
     "::test_a_server_that_is_stopped_in_the_middle_of_a_cell": Take.ONE_OF_EACH_TEST,
-    "tests/integration/hub/test_spawn.py": Take.ONE_OF_EACH_TEST,
-    "tests/integration/hub/test_up.py": Take.ONE_OF_EACH_TEST,
-    "tests/integration/batch/test_batch_runs.py": Take.ONE_OF_EACH_TEST,
+    "tests/integration/hub/test_nodes.py::test_a_notebook_of_the_hub_moves_between_namespaces": (
+        Take.ALL
+    ),
+    "tests/integration/hub/test_spawn.py::test_login_form_and_start": Take.ONE_OF_EACH_TEST,
+    "tests/integration/hub/test_spawn.py::test_the_server_is_the_users_own": Take.ONE_OF_EACH_TEST,
+    "tests/integration/hub/test_supervised.py"
+    "::test_a_notebook_goes_on_when_parts_of_the_platform_are_killed": Take.ONE_OF_EACH_TEST,
+    "tests/integration/hub/test_up.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/batch/test_batch_engine.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/batch/test_batch_runs.py::test_submit_to_the_end": Take.ALL,
+    "tests/integration/batch/test_batch_runs.py"
+    "::test_preempted_in_the_middle_of_a_cell_it_equals_an_uninterrupted_run": Take.ALL,
+    "tests/integration/batch/test_batch_runs.py::test_a_command_of_two_ranks": Take.ALL,
     "tests/integration/batch/test_batch_retries.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/batch/test_batch_sweeps.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/batch/test_notebook_jobs.py": Take.ONE_OF_EACH_FILE,
-    "tests/integration/batch/test_papermill_remote.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/nodes/test_drain.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/nodes/test_gangs.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/nodes/test_two_nodes.py": Take.ONE_OF_EACH_FILE,
+    # Faults that need the whole platform, or go on for a minute.
+    "tests/faults/test_batch_killed.py": Take.NONE,
+    "tests/faults/test_resize_killed.py": Take.NONE,
+    "tests/faults/test_resize_live.py": Take.NONE,
+    "tests/faults/test_schedules.py": Take.NONE,
     # Builds with the sanitizers, which take minutes; whole builds and installations.
     "tests/unit/proxy_wire/test_ring.py": Take.NONE,
     "tests/integration/proxy_device/test_sanitized.py": Take.NONE,
