@@ -15,8 +15,9 @@ from typing import Any
 from singularity_proxy.errors import SingularityError
 from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.fleet import LocalFleet
+from singularity_spawner.hubconfig import service_variables
 from support.agent import proxies_of
-from support.scheduler_service import ACCESS, PREFIX, TokenHub
+from support.scheduler_service import PREFIX, TokenHub
 from tornado.testing import bind_unused_port
 from traitlets.config import Config
 
@@ -72,20 +73,22 @@ class ServiceProcess:
         finally:
             await fleet.stop()
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}{PREFIX}"
+
     def client(self, who: str = "alice") -> ServiceClient:
-        return ServiceClient(f"http://127.0.0.1:{self._port}{PREFIX}", f"{who}-token", timeout=60.0)
+        return ServiceClient(self.url, f"{who}-token", timeout=60.0)
 
     async def start(self) -> None:
         """Returns when it answers and knows a node's devices."""
         env = {
-            **os.environ,
-            "JUPYTERHUB_SERVICE_URL": f"http://127.0.0.1:{self._port}",
-            "JUPYTERHUB_SERVICE_PREFIX": PREFIX,
-            "JUPYTERHUB_API_URL": f"http://127.0.0.1:{self._hub.port}/hub/api",
-            "JUPYTERHUB_API_TOKEN": "service-token",
-            "JUPYTERHUB_OAUTH_ACCESS_SCOPES": json.dumps([ACCESS]),
-            "JUPYTERHUB_SERVICE_NAME": "singularity",
-            "JUPYTERHUB_CLIENT_ID": "service-singularity",
+            **{k: v for k, v in os.environ.items() if not k.startswith("JUPYTERHUB_")},
+            **service_variables(
+                f"http://127.0.0.1:{self._port}",
+                "service-token",
+                f"http://127.0.0.1:{self._hub.port}/hub/api",
+            ),
         }
         command = [sys.executable, "-m", "singularity_scheduler.service"]
         with (self._folder / "service.log").open("ab") as log:

@@ -289,7 +289,9 @@ class SchedulerApp(Application):  # type: ignore[misc]
             fleet = self.fleet_class(parent=self)
             controller = Controller(ledger, fleet, leader, parent=self)
             operator = read_operator_token(self.operator_token_file)
-            gate = Gate(hub_auth or make_hub_auth(parent=self), self.hub_admins, operator)
+            prefix = service_address(os.environ)[2]
+            hub = hub_auth or make_hub_auth(prefix, parent=self)
+            gate = Gate(hub, self.hub_admins, operator)
             stack.push_async_callback(gate.close)
             events = event_logger(self.event_log, parent=self)
             stack.callback(_close_handlers, events)
@@ -298,7 +300,7 @@ class SchedulerApp(Application):  # type: ignore[misc]
                 controller, gate, audit, self.authenticate_metrics, Callers(self._bounds())
             )
             self.services = services
-            application = make_application(services, service_address(os.environ)[2])
+            application = make_application(services, prefix)
             stack.push_async_callback(controller.stop)
             services.start()
             stack.callback(services.close)

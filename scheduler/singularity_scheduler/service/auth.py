@@ -179,9 +179,12 @@ def read_operator_token(path: str) -> str:
     return token
 
 
-def make_hub_auth(**settings: Any) -> HubOAuth:
-    """The Hub's client of this process; there must be only one."""
-    return HubOAuth.instance(cache_max_age=CACHE_S, **settings)
+def make_hub_auth(prefix: str, **settings: Any) -> HubOAuth:
+    """Make the Hub's client of this process; there must be only one. `prefix`: where the service
+    is. It is handed over because `HubOAuth.base_url` is read from the environment when JupyterHub's
+    module is imported, which is before `hub_variables` completes a service that nobody's Hub
+    started: browsers would come back to an address that the Hub refuses."""
+    return HubOAuth.instance(cache_max_age=CACHE_S, base_url=prefix, **settings)
 
 
 def _token(authorization: str | None) -> str | None:

@@ -7,12 +7,14 @@ import csv
 import io
 import re
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from singularity_scheduler.service.standby import standby_application
 from support.attacks import attack
 from support.dashboard_pages import Visitor, visitor
 from support.scheduler_service import PREFIX, Platform, platform, until
+from support.service_process import ServiceProcess
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port
 
@@ -42,6 +44,19 @@ async def test_a_login_leads_back_and_the_browser_gets_no_token(tmp_path: Path) 
         assert "<style" not in page.text
         assert not re.search(r"<script(?! src=)|\son\w+=|\sstyle=", page.text)
         assert (await v.get("static/dashboard.css")).headers["Content-Type"] == "text/css"
+
+
+async def test_a_service_that_no_hub_started_has_browsers_come_back_to_itself() -> None:
+    """With nothing but address and token in its environment, as under ``up`` or systemd."""
+    async with ServiceProcess(nodes=["node-1"], device_type="cpu", cpu_devices=1) as service:
+        browser = Visitor(f"{service.url}dashboard/")
+        back = await browser.get()
+        browser.web.close()
+        asked = parse_qs(urlsplit(back.headers["Location"]).query)
+        assert asked["redirect_uri"] == [f"{PREFIX}oauth_callback"]
+        assert asked["client_id"] == ["service-singularity"]
+        assert {c.path for c in back.cookies} == {PREFIX}
+        assert (await service.client().cluster())["devices"]
 
 
 @attack(
