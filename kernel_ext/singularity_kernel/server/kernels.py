@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -205,18 +206,43 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         """List a session whose end was taken back while this server runs; called by the handler of
         that verb. Returns its `kernel_id` and its `notebook` ("": not known); None when it is not a
         notebook of this server. Raises what the scheduler refuses."""
+        kernel_id = await self._list_again(lambda item: item["session"]["id"] == session)
+        if kernel_id is None:
+            return None
+        return {"kernel_id": kernel_id, "notebook": self._notes.of(kernel_id).get("notebook", "")}
+
+    async def find_kernel_of(self, notebook: str) -> str | None:
+        """List the session that a notebook had before, if its end was taken back meanwhile by
+        somebody else than this server (on the command line, in the dashboard); called before a
+        notebook gets a new kernel. Returns its kernel id."""
+        gone = self._notes.gone_of(notebook)
+        if not gone:
+            return None
+        try:
+            return await self._list_again(lambda item: item["kernel_id"] in gone)
+        except Exception as error:  # the notebook opens all the same, or its start says why not
+            self.log.warning(
+                "Singularity: the session that %s had before could not be looked for: %s",
+                notebook,
+                error,
+                exc_info=not isinstance(error, SingularityError),
+            )
+            return None
+
+    async def _list_again(self, wanted: Callable[[Json], bool]) -> str | None:
+        """List the first `wanted` session of this server that is there again; its kernel id."""
         user = os.environ.get("JUPYTERHUB_USER", "")
         if not user or not await self.restored():
             return None
         client = ServiceClient.from_environment()
         found = await client.suspended(user, server_name(), live=True)
-        item = next((one for one in found if one["session"]["id"] == session), None)
-        if item is None or not item["kernel_id"]:
+        item = next((one for one in found if one["kernel_id"] and wanted(one)), None)
+        if item is None:
             return None
         kernel_id = str(item["kernel_id"])
         self._notes.mark_back(kernel_id)
         await self._attach(item, client)
-        return {"kernel_id": kernel_id, "notebook": self._notes.of(kernel_id).get("notebook", "")}
+        return kernel_id
 
     def _manager_of(self, kernel_id: str, connection: Json | None) -> Any:
         told = (connection or {}).get("kernel_name")

@@ -55,9 +55,17 @@ class SingularitySessionManager(SessionManager):  # type: ignore[misc]
         await self._known()
         return await super().session_exists(path)
 
-    async def create_session(self, path: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Raises 503 for a notebook that had a kernel, as long as it is not known whether it still
-        has: another one would take its place."""
+    async def create_session(
+        self,
+        path: Any = None,
+        name: Any = None,
+        type: Any = None,  # as Jupyter's own
+        kernel_name: Any = None,
+        kernel_id: Any = None,
+    ) -> Any:
+        """Open a notebook. Raises 503 for one that had a kernel, as long as it is not known whether
+        it still has: another one would take its place. One whose session ended, and whose end was
+        taken back since, gets its old kernel instead of a new one."""
         if not await self._known():
             self.cursor.execute("SELECT kernel_id FROM session WHERE path = ?", (path,))
             if any(row["kernel_id"] not in self.kernel_manager for row in self.cursor.fetchall()):
@@ -66,7 +74,11 @@ class SingularitySessionManager(SessionManager):  # type: ignore[misc]
                     f"the kernel of {path} is not known yet, because the scheduler does not "
                     "answer: nothing is lost, open the notebook again in a moment",
                 )
-        return await super().create_session(path, *args, **kwargs)
+        kernels = self.kernel_manager
+        if kernel_id is None and path and isinstance(kernels, SingularityKernelManager):
+            notebook = self.get_kernel_env(path, name).get("JPY_SESSION_NAME", "")
+            kernel_id = await kernels.find_kernel_of(str(notebook))
+        return await super().create_session(path, name, type, kernel_name, kernel_id)
 
     async def get_session(self, **kwargs: Any) -> Any:
         await self._known()

@@ -77,6 +77,14 @@ class Notes:
         if self._kernels.get(kernel_id, {}).pop(_GONE_AT, None) is not None:
             self._write()
 
+    def gone_of(self, notebook: str) -> set[str]:
+        """Ids of the kernels that a notebook (its path) had and that are there no more."""
+        return {
+            kernel_id
+            for kernel_id, facts in self._kernels.items()
+            if _GONE_AT in facts and facts.get("notebook") == notebook
+        }
+
     def keep_only(self, kernel_ids: set[str], now: float | None = None) -> None:
         """Mark all other kernels as gone, and forget those that have been for `KEEP_GONE_S`, with
         what waited for their pages. Called at the start of a server; `now`: UNIX seconds."""

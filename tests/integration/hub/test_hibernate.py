@@ -262,3 +262,112 @@ async def test_a_node_without_process_images():
         await page.open(url, await platform.user_token("alice"))
         assert (await session_of(platform.service(), "alice"))["id"] != session["id"]
         page.close()
+
+
+async def reopened(page, session):
+    """Take the end of a session back, as its card in JupyterLab does; what its server answers."""
+    path = f"singularity/api/v1/sessions/{session}/reopen"
+    return (await page.server.rest("POST", path, {}))["kernel"]
+
+
+async def command(platform, *words, user="alice"):
+    """What the command line prints on a terminal of that user."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from singularity_scheduler.cli import main; exit(main())"),
+        *words,
+        env={
+            **os.environ,
+            "JUPYTERHUB_API_TOKEN": await platform.user_token(user),
+            "SINGULARITY_API_URL": platform.service_url,
+        },
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said = (await process.communicate())[0].decode()
+    assert process.returncode == 0, said
+    return said
+
+
+MEMORY = "import hashlib; print(hashlib.sha256(t.cpu().numpy().tobytes()).hexdigest())"
+
+
+async def test_a_kernel_that_was_shut_down_by_mistake_comes_back(platform):
+    """In the middle of a cell, with all it had on its device; by the command line this time."""
+    page = await opened(platform, Page())
+    kernel = page.kernel
+    await page.run("import torch; x = 41; t = torch.randn(100_000, device='cuda').exp_()")
+    memory = await page.run(MEMORY)
+    cell = await page.execute(COUNT.format(n=200))
+    await page.until(lambda: len(numbers(page, cell)) > 5)
+    session = (await session_of(platform.service(), "alice"))["id"]
+    await platform.service().checkpoint(session)
+    low = len(numbers(page, cell))
+    await page.until(lambda: len(numbers(page, cell)) > low + 5)
+    await page.server.rest("DELETE", f"api/kernels/{kernel}", None)
+    page.close()
+    over = await platform.service().get_session(session)
+    assert over["state"] == "completed"
+    assert "is kept for 24.0 h: reopen brings it back from there" in over["reason"]
+    said = await command(platform, "reopen", session[:8])
+    assert said.startswith("the end of "), said
+    assert (await session_of(platform.service(), "alice", "suspended"))["id"] == session
+    # Opening the notebook, as ever: the server finds out by itself that its old kernel is back.
+    await page.open(page.server.url, await platform.user_token("alice"))
+    assert page.kernel == kernel
+    await page.until(lambda: "ok" in page.replies(cell), 120)
+    assert set(range(200)) <= set(numbers(page, cell))
+    assert await page.run("print(x, number)") == "41 199"
+    assert await page.run(MEMORY) == memory
+    assert (await session_of(platform.service(), "alice", "live"))["id"] == session
+    await ended(platform, page)
+
+
+async def test_what_was_there_before_a_restart_comes_back_beside_it(platform):
+    page = await opened(platform, Page())
+    await page.run("x = 41")
+    before = (await session_of(platform.service(), "alice"))["id"]
+    await platform.service().checkpoint(before)
+    await page.server.rest("POST", f"api/kernels/{page.kernel}/restart", {})
+    assert await page.run("print('x' in globals())") == "False"
+    back = await reopened(page, before)
+    assert back["id"] not in ("", page.kernel)
+    kernels = await page.server.rest("GET", "api/kernels", None)
+    assert {k["id"] for k in kernels} == {back["id"], page.kernel}
+    other = Page("before.ipynb")
+    body = {
+        "path": other.path,
+        "name": other.path,
+        "type": "notebook",
+        "kernel": {"id": back["id"]},
+    }
+    await page.server.rest("POST", "api/sessions", body)
+    await other.open(page.server.url, await platform.user_token("alice"))
+    assert await other.run("print(x)") == "41"
+    assert await page.run("print('x' in globals())") == "False", "and this one goes on"
+    for each in (other, page):
+        await each.server.rest("DELETE", f"api/kernels/{each.kernel}", None)
+        each.close()
+    await platform.stop_server("alice")
+
+
+async def test_a_user_who_is_removed_takes_nothing_along_that_cannot_be_taken_back(platform):
+    page = await opened(platform, Page())
+    await page.run("import torch; x = 41; t = torch.randn(1000, device='cuda')")
+    memory = await page.run(MEMORY)
+    await platform.stop_server("alice")
+    page.close()
+    session = (await session_of(platform.service(), "alice", "suspended"))["id"]
+    await platform.hub.call("DELETE", "users/alice")
+    over = await platform.service().get_session(session)
+    while over["process_state"] == "suspended":
+        await asyncio.sleep(0.1)
+        over = await platform.service().get_session(session)
+    assert "the notebook server of alice was removed; its newest checkpoint, " in over["reason"]
+    assert len(await platform.service().checkpoints(session)) == 1
+    # An administrator takes that back, and the user who is made again finds all of it.
+    assert (await platform.service().reopen(session))["state"] == "suspended"
+    await opened(platform, page)
+    assert await page.run("print(x)") == "41"
+    assert await page.run(MEMORY) == memory
+    assert (await session_of(platform.service(), "alice", "live"))["id"] == session
+    await ended(platform, page)
