@@ -181,9 +181,13 @@ def undo_of(view: SessionView, completed: bool) -> CheckpointRef | None:
     return view.newest_whole or view.last_checkpoint
 
 
-def undo_sentence(draft: Draft, view: SessionView) -> str:
+def undo_sentence(draft: Draft, view: SessionView, completed: bool) -> str:
     """What can be said of taking the end of `view` back, as the end of a sentence; "" where nobody
-    would expect that."""
+    would expect that. `completed`: it came to its own end."""
+    if view.part is not None:
+        if completed or not view.checkpoints:
+            return ""
+        return "; its checkpoints go with it: the end of a run on several nodes is for good"
     newest = view.newest_whole
     if newest is not None and newest.undo_until:
         name = f"checkpoint '{newest.name}'" if newest.name else "its newest checkpoint"

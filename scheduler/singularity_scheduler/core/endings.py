@@ -39,9 +39,10 @@ def finish(
     """Let a session end: final at once, its devices stay leased until the agent confirms."""
     began = view.process_state not in (ProcessState.QUEUED, ProcessState.STARTING)
     rollback = view.process_state is not ProcessState.SUSPENDED
-    view = checkpoints.ended(draft, view, event is ProcessEvent.COMPLETE)
+    completed = event is ProcessEvent.COMPLETE
+    view = checkpoints.ended(draft, view, completed)
     if began:
-        reason = f"{reason}{checkpoints.undo_sentence(draft, view)}"
+        reason = f"{reason}{checkpoints.undo_sentence(draft, view, completed)}"
     # Whether it would be older than it was, should its end be taken back.
     view = replace(stay(view), held_by=None, rollback=rollback and view.part is None)
     if view.pending:  # its node has nothing of it

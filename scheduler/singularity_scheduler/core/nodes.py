@@ -119,7 +119,7 @@ def _missing(draft: Draft, view: SessionView) -> None:
         reason = reasons.not_started() if unborn else reasons.gone(view)
         view = checkpoints.ended(draft, replace(view, rollback=True), False)
         if not unborn:
-            reason = f"{reason}{checkpoints.undo_sentence(draft, view)}"
+            reason = f"{reason}{checkpoints.undo_sentence(draft, view, False)}"
         view = draft.step(queue.freed(view), ProcessEvent.FAIL, reason, "agent.restarted")
     # Whatever its device state was: with the agent's proxies gone there is none any more.
     draft.put(replace(queue.freed(view), device_state=DeviceState.NONE, ended=True, held_by=None))

@@ -11,9 +11,9 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 
-from singularity_proxy.errors import Conflict
+from singularity_proxy.errors import Conflict, Unsupported
 
-from . import checkpoints, endings, gangs, moves, reasons
+from . import checkpoints, endings, moves, reasons
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
@@ -62,7 +62,12 @@ def require_undo(draft: Draft, view: SessionView) -> CheckpointRef:
         raise _refused(view, "has not ended, so there is no end to take back")
     if not view.ended:
         raise _refused(view, "is just ending on its node: try again in a moment")
-    gangs.refuse(view)
+    if view.part is not None:
+        raise Unsupported(
+            f"{view.label} was part {view.part.number} of a run on several nodes, of which nothing "
+            "is kept when it ends, so its end cannot be taken back: submit it again",
+            session=view.id,
+        )
     if view.member is not None:
         raise _refused(view, "was part of a group, which cannot be taken back: submit it again")
     if view.run is not None and view.process_state is ProcessState.COMPLETED:

@@ -63,6 +63,17 @@ def test_all_parts_are_stored_at_one_place_while_they_go_on() -> None:
     assert {c.set_id for sid in BOTH for c in world[sid].checkpoints} == {actions[0].set_id}
 
 
+def test_the_end_of_a_gang_says_that_nothing_is_kept_of_it() -> None:
+    world = two_nodes()
+    store(world, "best")
+    world.do(ev.EndAsked("g0", "ada"))
+    for sid in BOTH:
+        assert world[sid].reason.endswith(
+            "; its checkpoints go with it: the end of a run on several nodes is for good"
+        )
+        assert not visible(world[sid])
+
+
 def test_a_set_of_which_a_part_is_missing_is_dropped() -> None:
     world = two_nodes(max_retries=1)
     assert list(store(world, failed="g0")) == ["g1"]

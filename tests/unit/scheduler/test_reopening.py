@@ -314,5 +314,5 @@ def test_parts_of_gangs_end_for_good() -> None:
     world.answer()
     world.do(ev.EndAsked("g0", "alice"))
     world.answer()
-    with pytest.raises(Unsupported):
+    with pytest.raises(Unsupported, match=r"nothing is kept when it ends, .* submit it again"):
         world.do(ev.ReopenAsked(world.known["g0"], "alice"))
