@@ -126,8 +126,9 @@ def restore(
     (of the checkpoint's record), which the user had stopped. `plan`: of `reconcile`, how files
     outside are opened; without one each must be as it was.
 
-    The image can be restored again. Raises `ImageFailed` (with CRIU's reason), `NoSpace` or
-    `Unsupported`; then the caller ends the capsule, and nothing is left of the attempt.
+    The image can be restored again. Raises `ImageFailed` (with CRIU's reason), `NoSpace`,
+    `Unsupported`, or `Unavailable` when CRIU or what it restored was killed meanwhile; then the
+    caller ends the capsule, and nothing is left of the attempt.
     """
     words = list(command) if command is not None else _criu()
     if capsule.members():
@@ -149,7 +150,13 @@ def restore(
             log=_errors(folder, ""),
         ) from None
     if status != 0 or capsule.main() is None:
-        raise _failure("restore", folder, output)
+        failed = _failure("restore", folder, output)
+        if _was_killed(status, failed):
+            raise Unavailable(
+                "the restore of the session's processes was itself killed; nothing was left here "
+                "and the checkpoint is as it was, try again"
+            )
+        raise failed
     if plan is not None and (other := image_files.verify(capsule, plan)) is not None:
         raise ImageFailed(
             f"the session could not be restored because {other} was exchanged at that moment; the "
@@ -289,6 +296,16 @@ def _failure(step: str, folder: str, output: str) -> ImageFailed | NoSpace:
         log=log,
         intact=True,
     )
+
+
+def _was_killed(status: int, failed: ImageFailed | NoSpace) -> bool:
+    """Whether a signal ended CRIU (`status`: of the program that started it), or a process that it
+    was restoring: that says nothing of the image. Only the first error is a cause: CRIU kills what
+    it has made when it gives up by itself."""
+    if status < 0 or status == 128 + signal.SIGKILL:
+        return True
+    log = failed.fields.get("log") or [""]
+    return "killed by signal" in log[0]
 
 
 def _hung(capsule: NamespaceCapsule, limit_s: float) -> ImageFailed:

@@ -176,9 +176,9 @@ def back(draft: Draft, view: SessionView, reason: str, retrying: bool) -> None:
         _send(draft, view, chosen, reason, "retry", retrying)
 
 
-def not_back(draft: Draft, view: SessionView, sentence: str, damaged: bool) -> bool:
-    """A part did not come back, and nothing of it is left. False: it stays in the store, and the
-    others wait for it."""
+def not_back(draft: Draft, view: SessionView, sentence: str, free: bool) -> bool:
+    """A part did not come back, and nothing of it is left; `free` as of `retries.not_resumed`.
+    False: it stays in the store, and the others wait for it."""
     if view.leaving is not None:  # the others have gone somewhere else meanwhile
         chosen, reason = _where_others_go(draft, view), view.reason
         retrying = view.retrying
@@ -191,11 +191,11 @@ def not_back(draft: Draft, view: SessionView, sentence: str, damaged: bool) -> b
     if not view.retrying:
         return False
     how = f"it could not come back from its checkpoint ({sentence})"
-    if not damaged and not retries.may(draft, view):
+    if not free and not retries.may(draft, view):
         endings.finish(draft, view, ProcessEvent.FAIL, retries.over(view, how), "retry")
         return True
     view = draft.put(draft.quiet_step(view, ProcessEvent.RESUME_FAILED, exit=None))
-    attempt = view.attempt + (not damaged)
+    attempt = view.attempt + (not free)
     chosen = newest(draft, view)
     if chosen is not None:
         _again(draft, view, chosen, attempt, how)

@@ -351,7 +351,7 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
         reason = f"could not be forked: {event.sentence}"
         endings.finish(draft, view, ProcessEvent.FAIL, reason, "process.resume_failed")
         return
-    if retries.not_resumed(draft, view, event.sentence, event.damaged):
+    if retries.not_resumed(draft, view, event.sentence, event.damaged or event.passing):
         return
     if view.unwind and view.newest_whole is not None:
         _unwind(draft, view, event.sentence)

@@ -117,11 +117,13 @@ class Resumed(OfLease):
 
 @dataclass(frozen=True)
 class ResumeFailed(OfLease):
-    """`damaged`: the checkpoint itself is not what was stored."""
+    """`damaged`: the checkpoint itself is not what was stored; `passing`: what was in the way says
+    nothing of the session, its checkpoint or its node (the store was away)."""
 
     seq: int
     sentence: str
     damaged: bool = False
+    passing: bool = False
 
 
 @dataclass(frozen=True)

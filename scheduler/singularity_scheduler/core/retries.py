@@ -194,22 +194,24 @@ def from_beginning(draft: Draft, view: SessionView, how: str, rule: str, node: s
     begin_again(draft, view, sentence_of(view, how, draft.now), rule, node)
 
 
-def not_resumed(draft: Draft, view: SessionView, sentence: str, damaged: bool) -> bool:
-    """A run that was to go on from a checkpoint did not come back, and nothing of it is left.
-    False: it was no retry. A damaged checkpoint costs no attempt: the next older one counts."""
+def not_resumed(draft: Draft, view: SessionView, sentence: str, free: bool) -> bool:
+    """Let a run that did not come back from its checkpoint, and of which nothing is left, go on
+    from its newest whole one. `free`: that costs no attempt, because the checkpoint is damaged (the
+    next older one counts) or what was in the way will pass (the store was away). False: it was no
+    retry."""
     if view.part is not None:
-        return gang_retries.not_back(draft, view, sentence, damaged)
+        return gang_retries.not_back(draft, view, sentence, free)
     if not view.retrying:
         return False
     how = f"it could not come back from its checkpoint ({sentence})"
-    if not damaged and not left(view):
+    if not free and not left(view):
         reason = over(view, how)
         endings.finish(draft, view, ProcessEvent.FAIL, reason, "retry")
         return True
     reference = view.newest_whole
     view = replace(
         view,
-        attempt=view.attempt + (not damaged),
+        attempt=view.attempt + (not free),
         restore_from=reference.id if reference else "",
     )
     reason = sentence_of(view, how, draft.now)

@@ -51,6 +51,13 @@ HANGS_S = 20.0
 that is just being replaced."""
 
 
+AGAIN_S = (0.5, 2.0, 6.0)
+"""Pauses before a resume is tried again that failed by something that passes."""
+
+RETRY_AGAIN_S = (1.0, 4.0, 15.0, 40.0)
+"""The same of a run that begins its next attempt, for which nobody waits in front of a page; after
+all of them it is told, costs no attempt, and they begin again."""
+
 LOOK_S = 1.0
 """How often it is looked whether what is being stored of a gang is still wanted."""
 
@@ -141,43 +148,64 @@ class Transfers:
         view = self._look(action.session)
         if view is None:
             return
-        forked = action.source != action.session  # it gets a connection of its own
-        gang = gang_launch(view)
-        try:
-            answer = await self._send(
-                action,
-                "session.resume",
-                lambda: self._awaits(action, ProcessState.RESUMING),
-                user=view.user,
-                kind=view.kind.value,
-                tier=view.tier.value,
-                name=view.name,
-                virtual_devices=view.virtual_devices,
-                epoch=action.epoch,
-                seq=action.seq,
-                checkpoint=action.checkpoint,
-                from_session=action.source,
-                incarnation=action.incarnation,
-                undo=action.undo,
-                terms=self.terms(action.node),
-                connection=None if forked else await self.connection(view, action),
-                reason=action.reason,
-                **({"gang": gang} if gang else {}),
-            )
-            loss = loss_of(answer["loss"], action.checkpoint)
-        except SingularityError as error:
-            if self._awaits(action, ProcessState.RESUMING):
-                self._failed(action.session, error)
-                await self._report(
-                    ev.ResumeFailed(
-                        action.session, action.epoch, action.seq, error.message, is_damage(error)
-                    )
-                )
-            return
+        pauses = iter(RETRY_AGAIN_S if view.retrying else AGAIN_S)
+        while True:
+            try:
+                answer = await self._resume_once(view, action)
+                loss = loss_of(answer["loss"], action.checkpoint)
+                break
+            except SingularityError as error:
+                if not self._awaits(action, ProcessState.RESUMING):
+                    return
+                pause = next(pauses, None) if is_passing(error) else None
+                if pause is None:
+                    await self._report_not_back(action, error)
+                    return
+                log.warning("session %s: %s: tried again", action.session, error.message)
+            await asyncio.sleep(pause)
+            if not self._awaits(action, ProcessState.RESUMING):
+                return
         if bridge := answer.get("bridge"):
             self.bridged(action.session, str(bridge))
         relay = answer.get("relay") is True
         await self._report(ev.Resumed(action.session, action.epoch, action.seq, loss, relay))
+
+    async def _resume_once(self, view: SessionView, action: ev.Resume) -> Any:
+        forked = action.source != action.session  # it gets a connection of its own
+        gang = gang_launch(view)
+        return await self._send(
+            action,
+            "session.resume",
+            lambda: self._awaits(action, ProcessState.RESUMING),
+            user=view.user,
+            kind=view.kind.value,
+            tier=view.tier.value,
+            name=view.name,
+            virtual_devices=view.virtual_devices,
+            epoch=action.epoch,
+            seq=action.seq,
+            checkpoint=action.checkpoint,
+            from_session=action.source,
+            incarnation=action.incarnation,
+            undo=action.undo,
+            terms=self.terms(action.node),
+            connection=None if forked else await self.connection(view, action),
+            reason=action.reason,
+            **({"gang": gang} if gang else {}),
+        )
+
+    async def _report_not_back(self, action: ev.Resume, error: SingularityError) -> None:
+        self._failed(action.session, error)
+        await self._report(
+            ev.ResumeFailed(
+                action.session,
+                action.epoch,
+                action.seq,
+                error.message,
+                is_damage(error),
+                is_passing(error),
+            )
+        )
 
     async def fence(self, action: ev.Fence) -> None:
         """End what a node still has of a session that goes on from the store; its relay stays if
@@ -402,3 +430,8 @@ def loss_of(told: Json, checkpoint: str) -> LossReport:
 def is_damage(error: SingularityError) -> bool:
     """Whether the checkpoint itself is not what was stored."""
     return isinstance(error, DamagedCheckpoint)
+
+
+def is_passing(error: SingularityError) -> bool:
+    """Whether what made a resume fail says nothing of the session, its checkpoint or its node."""
+    return isinstance(error, Unavailable)

@@ -450,6 +450,29 @@ async def test_a_failed_restore_leaves_nothing(tmp_path: Path) -> None:
         assert capsule.frozen
 
 
+async def test_a_restore_that_is_killed_says_nothing_of_the_image(tmp_path: Path) -> None:
+    async with Places() as place:
+        capsule = await place.python(COUNT)
+        await place.logged("3")
+        await asyncio.to_thread(capsule.freeze)
+        await dumped(capsule, tmp_path / "image")
+        await capsule.end(0)
+        said = "Error (criu/cr-restore.c:1480): 7 killed by signal 9: Killed"
+        for killed in ("kill -9 $$", f"echo '{said}'; exit 1"):
+            capsule = await place.prepare()
+            with pytest.raises(Unavailable, match=r"itself killed; .* as it was, try again"):
+                await asyncio.to_thread(
+                    image.restore,
+                    capsule,
+                    str(tmp_path / "image"),
+                    command=["/bin/sh", "-c", killed],
+                )
+            await capsule.end(0)
+            assert capsule.members() == []
+        capsule = await restored(place, tmp_path / "image")
+        assert capsule.frozen
+
+
 async def test_an_image_of_nothing(tmp_path: Path) -> None:
     async with Places() as place:
         capsule = await place.python("pass")

@@ -12,12 +12,16 @@ from singularity_proxy.errors import (
     BadRequest,
     Conflict,
     Forbidden,
+    ImageFailed,
     NoSpace,
     NotFound,
     SingularityError,
+    StoreUnavailable,
+    Unavailable,
     Unsupported,
 )
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.service import transfers
 from support.scheduler_service import LAUNCH, Platform, platform, until
 from tornado.httpclient import AsyncHTTPClient
 
@@ -40,6 +44,14 @@ async def elsewhere(p: Platform, session: str) -> str:
 
 async def need(p: Platform, session: str) -> None:
     p.agents[(await p.controller.find(session)).node].need(session)
+
+
+class OneByOne(dict[str, Any]):
+    """Refusals of an agent: each next call of a method gets the next of its errors."""
+
+    def pop(self, method: str, *_: object) -> Any:
+        left = self.get(method)
+        return left.pop(0) if left else None
 
 
 @pytest.mark.asyncio
@@ -180,6 +192,39 @@ async def test_a_checkpoint_by_itself_that_fails_is_nobody_elses_error(tmp_path:
         await asyncio.gather(*done.tasks.values(), return_exceptions=True)
         away = (await client.suspend(session))["state"]
         assert away == "suspended"
+
+
+@pytest.mark.asyncio
+async def test_what_passes_keeps_no_session_from_coming_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "AGAIN_S", (0.0,) * 3)
+    async with two(tmp_path) as p:
+        client = p.client()
+        session = await p.holder(name="a")
+        away = await client.suspend(session)
+
+        def failing(*errors: SingularityError) -> None:
+            """Each next resume that a node is asked for fails with one of these."""
+            left = list(errors)
+            for agent in p.agents.values():
+                agent.refuse = OneByOne({"session.resume": left})
+
+        gone = StoreUnavailable("the store does not answer")
+        failing(gone, Unavailable("the restore was itself killed"), gone)
+        assert (await client.resume(session))["process_state"] == "live"
+        await client.suspend(session)
+        failing(gone, gone, gone, gone)
+        with pytest.raises(StoreUnavailable):
+            await client.resume(session)
+        stays = await client.get_session(session)
+        assert stays["state"] == away["state"] == "suspended"
+        assert "so it stays suspended and nothing more is lost" in stays["reason"]
+        failing(ImageFailed("the process image could not be restored", step="restore", log=[]))
+        with pytest.raises(ImageFailed):
+            await client.resume(session)
+        failing()
+        assert (await client.resume(session))["process_state"] == "live"
 
 
 @pytest.mark.asyncio

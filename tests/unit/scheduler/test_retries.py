@@ -246,6 +246,31 @@ def test_what_cannot_be_brought_back_uses_attempts_up_and_then_fails() -> None:
     )
 
 
+def test_a_store_that_was_away_for_a_moment_costs_no_attempt() -> None:
+    world = World()
+    running(world, 1)
+    world.do(ev.CheckpointTaken("r", whole("c1", world.now)))
+    kill(world)
+    world.answer(ev.Fence)
+    for _ in range(3):
+        (resume,) = world.pending
+        world.pending.clear()
+        assert isinstance(resume, ev.Resume)
+        assert resume.checkpoint == "c1"
+        away = ev.ResumeFailed(
+            "r", resume.epoch, resume.seq, "the store does not answer", passing=True
+        )
+        world.do(away)
+        assert world["r"].attempt == 2
+    assert any(
+        c.reason.startswith("attempt 2 of 2 goes on from checkpoint")
+        and "could not come back from its checkpoint (the store does not answer)" in c.reason
+        for c in world.history
+    )
+    world.answer()
+    assert (world["r"].process_state, world["r"].attempt) == (LIVE, 2)
+
+
 def test_a_checkpoint_after_which_it_ends_at_once_is_not_tried_again() -> None:
     """It was made while the run was dying."""
     world = World()
