@@ -122,10 +122,15 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"singularity: {kind}, seed {matrix.seed()}"
 
 
+def is_chosen(config: pytest.Config) -> bool:
+    """Whether somebody has said which tests are to run: by path or by tier."""
+    by_path = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    return by_path or bool(config.getoption("--tier"))
+
+
 def is_default(config: pytest.Config) -> bool:
-    """Whether nobody has said which tests are to run."""
-    chosen = matrix.is_full() or config.getoption("--tier")
-    return not chosen and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    """Whether what tests/support/tiers.py says is to run."""
+    return not matrix.is_full() and not is_chosen(config)
 
 
 def find_chromium() -> str | None:
@@ -254,7 +259,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if (too_many := second_tries.say_too_many(tries)) is not None:
         _fail_run(session, terminal, "second_tries", too_many)
     # A part of the tests makes no report of the whole.
-    whole = matrix.is_full() and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    whole = matrix.is_full() and not is_chosen(session.config)
     if (name := session.config.getoption("--report")) or whole:
         seconds = time.monotonic() - _started
         path = report.write(ROOT, terminal.stats, seconds, matrix.seed(), name)
