@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -302,6 +303,29 @@ async def test_a_dead_relay_comes_back_at_the_same_place() -> None:
         assert box.relays(session) == [relay]
         await box.end(session)
         assert not alive(relay)
+        assert not _listens(place)
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_dies_while_it_starts_a_relay_leaves_none_alone() -> None:
+    """The relay has the ports, and the agent that started it has not heard so yet."""
+    async with AgentBox() as box:
+        session = await box.worker("sleep", connection=connection(box))
+        told = box.started["connection"]
+        place = f"{told['ip']}-{told['shell_port']}"
+        [first] = box.relays(session)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: not alive(first))
+        deadline = time.monotonic() + 60.0
+        while not _listens(place):  # in no time: the agent hears of it next
+            assert time.monotonic() < deadline, box.agent_log()
+        os.kill(box.agent_pid, signal.SIGSTOP)
+        found = set(box.relays(session))
+        await box.kill_agent()
+        await until(lambda: len(box.relays(session)) == 1 and _listens(place))
+        found.update(box.relays(session))
+        await box.end(session)
+        assert [pid for pid in found if alive(pid)] == []
         assert not _listens(place)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from singularity_proxy.capsule.launcher import trim_log
+from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unavailable
 
 from .client_places import other_place, place_clients
@@ -79,14 +80,22 @@ class RelayKeeper:
         """Start the relay, and tell the session's shim where it is. `absent`: see `start_relay`."""
         record = holder.record
         session = record.session
+
+        def note(process: ProcessIdentity) -> None:
+            record.relay = process
+            if isinstance(holder, LiveSession):
+                self._node.try_save(holder)
+            else:
+                self.save(holder)
+
         holder.relay = await start_relay(
             self._node.settings,
             record,
             lambda _: self._exited(session),
             lambda name, data: self._event(session, name, data),
+            note,
             absent=absent,
         )
-        record.relay = holder.relay.identity
         if isinstance(holder, LiveSession):
             self._write_tunnel(record, await holder.relay.tunnel())
             self._node.save(holder)

@@ -271,12 +271,15 @@ async def start_relay(
     record: SessionRecord,
     on_exit: Callable[[ProcessWatch], None],
     on_event: Callable[[str, dict[str, Any]], None],
+    note: Callable[[ProcessIdentity], None],
     *,
     absent: bool = False,
 ) -> Relay:
-    """Start the relay as the session's user and wait until its ports listen. `absent`: it has never
-    heard of the session, which may be in the middle of something. Raises `Conflict` with the field
-    `port` when another process has one of them, `SingularityError` otherwise."""
+    """Start the relay as the session's user and wait until its ports listen. `note` writes down the
+    process at once: a relay that the next agent did not know would keep the ports for itself.
+    `absent`: it has never heard of the session, which may be in the middle of something. Raises
+    `Conflict` with the field `port` when another process has one of them, `SingularityError`
+    otherwise."""
     folder = settings.relay_dir(record.session)
     log_path = os.path.join(folder, "relay.log")
     env = helper_environment(os.environ)
@@ -317,6 +320,7 @@ async def start_relay(
 
     relay = Relay(settings, record, identity, ended, on_event)
     try:
+        note(identity)
         if await _is_ready(ready_r):
             await relay.status()
             started = True
