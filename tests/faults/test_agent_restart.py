@@ -68,16 +68,13 @@ async def test_what_ended_meanwhile_is_noticed() -> None:
         await box.attach(stays, 1, "cpu:1")
         for session in (gone, stays):
             await box.logged(session, "attached")
-        box.fleet._ended = True  # nobody starts an agent until we say so
-        os.kill(box.agent_pid, signal.SIGKILL)
-        await until(lambda: box.connections[-1:] == [False])
+        await box.end_agent()
         os.kill(gone_pid, signal.SIGKILL)
         stop(owner)
         proxies = box.proxies()
         assert len(proxies) == 2
         for pid in proxies:
             os.kill(pid, signal.SIGKILL)
-        await box.fleet.stop()
         await box.fleet.start()
         await until(lambda: not box.folder(gone).exists() and not box.folder(orphan).exists())
         await until(lambda: len(box.proxies()) == 1)

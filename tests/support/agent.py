@@ -121,6 +121,15 @@ class AgentBox:
         await until(lambda: self.connections[-1:] == [True])
         assert self.announced()["instance"] != instance
 
+    async def end_agent(self, signum: int = signal.SIGKILL, timeout: float = 60.0) -> None:
+        """Signal it and wait for its end; nobody starts another one until `fleet.start`."""
+        pid = self.agent_pid
+        await self.fleet.stop()
+        os.kill(pid, signum)
+        await until(lambda: not alive(pid), timeout=timeout)
+        with contextlib.suppress(ChildProcessError):  # not started by this process
+            await asyncio.to_thread(os.waitpid, pid, 0)
+
     # -- calls ------------------------------------------------------------------------------------
 
     async def call(self, method: str, **params: Any) -> Any:

@@ -134,11 +134,8 @@ async def test_folders_that_were_removed_end_the_session_and_not_the_agent() -> 
         kept = await box.worker("open", "sleep")
         for session in (lost, kept):
             await box.logged(session, "sleeping")
-        box.fleet._ended = True
-        os.kill(box.agent_pid, signal.SIGKILL)
-        await until(lambda: box.connections[-1:] == [False])
+        await box.end_agent()
         shutil.rmtree(box.folder(lost))
-        await box.fleet.stop()
         await box.fleet.start()
         report = await box.session(lost)
         assert report["alive"] is False
@@ -152,11 +149,8 @@ async def test_another_boot_forgets_what_cannot_exist_any_more() -> None:
         session = await box.worker("open", "sleep")
         await box.logged(session, "sleeping")
         [process] = box.processes(session)
-        box.fleet._ended = True
-        os.kill(box.agent_pid, signal.SIGKILL)
-        await until(lambda: box.connections[-1:] == [False])
+        await box.end_agent()
         os.kill(process.pid, signal.SIGKILL)
-        await box.fleet.stop()
         _pretend_another_boot(box.root / "state" / "agent.sqlite")
         await box.fleet.start()
         [hello] = await box.fleet.hello()

@@ -253,13 +253,9 @@ async def test_sigterm_ends_everything_within_four_seconds() -> None:
         sessions = [await box.python(deaf) for _ in range(3)]
         for session in sessions:
             await until(lambda s=session: len(box.processes(s)) == 1)  # type: ignore[misc]
-        box.fleet._ended = True
-        pid = box.agent_pid
-        os.kill(pid, signal.SIGTERM)
-        await until(lambda: not alive(pid), timeout=4)
+        await box.end_agent(signal.SIGTERM, timeout=4)
         assert [p for s in sessions for p in box.everything_of(s)] == []
         assert not box.shm.exists()
-        await box.fleet.stop()
         await box.fleet.start()
 
 
