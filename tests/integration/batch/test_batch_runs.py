@@ -247,11 +247,12 @@ def test_a_command_that_fails(runs: Runs, short_dir: Path) -> None:
 
 
 MAGICS = """
-import time, torch
+import os, time, torch
 x = torch.ones(3, device="cuda")
 magic = get_ipython().run_line_magic
 x.sum().item()
-time.sleep(1)  # the scheduler hears a moment later that the device is there
+while not os.path.exists("known"):  # the scheduler hears a moment later that the device is there
+    time.sleep(0.02)
 for line in ("preempt", "preemt", "preempt now", "migrate --device 99", "why"):
     try:
         magic("singularity", line)
@@ -265,8 +266,11 @@ def test_magics_preempt_the_run_and_waiting_it_can_be_cancelled(
 ) -> None:
     notebook = write_notebook(short_dir / "n.ipynb", MAGICS, "print('next'); print(x.sum().item())")
     sid = runs.submit(notebook)
-    waiting = runs.wait(sid, lambda found: found["device_state"] == "waiting")
-    assert waiting["held_back"] is True
+    runs.wait(sid, lambda found: found["device_state"] == "held")
+    (short_dir / "known").touch()
+    waiting = runs.wait(
+        sid, lambda found: found["held_back"] and found["device_state"] == "waiting"
+    )
     ended = runs.ask(lambda service: service.end_session(sid, "enough"))
     assert (ended["state"], ended["exit_code"]) == ("cancelled", 143), runs.log(sid)
     out = read(waiting["run"]["output"])
