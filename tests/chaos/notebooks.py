@@ -196,7 +196,7 @@ class Notebook(Subject):
                 wrong = await self.visit() or self.compare(stored)
             except (KernelReplaced, Lost) as error:
                 wrong = str(error)
-            except (SingularityError, TimeoutError) as error:
+            except (SingularityError, OSError, TimeoutError) as error:
                 wrong = getattr(error, "message", str(error))
             if wrong:
                 self.world.timeline.violate("stored", self.name, f"{self.session}, {name}: {wrong}")

@@ -74,7 +74,7 @@ class Run(Subject):
     def shown(self) -> int:
         """How many bytes it has printed so far, wherever it was."""
         logs = self.world.state.scheduler.glob(f"agent/*/logs/*/{self.session}-*.log")
-        return sum(path.stat().st_size for path in logs)
+        return sum(map(_size, logs))
 
     def variables(self) -> dict[str, str]:
         home = str(self.world.home(self.user))
@@ -136,7 +136,7 @@ class Batch(Run):
         return await self.submit(run, checkpoint_every_s=20.0)
 
     def shown(self) -> int:
-        return self.output.stat().st_size if self.output.exists() else 0
+        return _size(self.output)
 
     async def check(self, doc: Json) -> None:
         text = text_of(nbformat.read(self.output, as_version=4))
@@ -248,7 +248,7 @@ class Script(Run):
         return self.world.home(self.user) / name
 
     def shown(self) -> int:
-        return self.output.stat().st_size if self.output.exists() else 0
+        return _size(self.output)
 
     def refused(self) -> bool:
         return "jupyter singularity run:" in self.output.read_text(errors="replace")
@@ -262,3 +262,11 @@ class Script(Run):
                 f"{self.output.name} has {len(found)} of {self.steps} lines, other from {where} on"
             )
             self.world.timeline.violate("outputs", self.name, f"{said}: {text[-200:]!r}")
+
+
+def _size(path: Path) -> int:
+    """Bytes in a file; 0 while there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
