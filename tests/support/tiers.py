@@ -141,9 +141,11 @@ DEFAULT: Mapping[str, Take] = {
     "tests/integration/elastic/test_bridge.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/elastic/test_ddp.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/elastic/test_gangs.py": Take.ONE_OF_EACH_FILE,
-    "tests/integration/elastic/test_gangs_stored.py": Take.ONE_OF_EACH_FILE,
-    "tests/integration/elastic/test_launchers.py": Take.ONE_OF_EACH_FILE,
-    "tests/integration/kernel/test_kernel_next_server.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/kernel/test_kernel_next_server.py": Take.NONE,
+    "tests/integration/kernel/test_kernel_next_server.py"
+    "::test_a_page_that_comes_late_gets_the_answer_to_the_cell_it_ran_on_the_server_before": (
+        Take.ALL
+    ),
     "tests/integration/kernel/test_kernel_elastic.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_gpu": Take.NONE,
     "tests/integration/proxy_worker/test_compile.py": Take.ONE_OF_EACH_FILE,
@@ -156,9 +158,6 @@ DEFAULT: Mapping[str, Take] = {
     "tests/e2e/test_dashboard_browser.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/hub/test_hibernate.py"
     "::test_a_server_that_is_stopped_in_the_middle_of_a_cell": Take.ONE_OF_EACH_TEST,
-    "tests/integration/hub/test_nodes.py::test_a_notebook_of_the_hub_moves_between_namespaces": (
-        Take.ALL
-    ),
     "tests/integration/hub/test_spawn.py::test_login_form_and_start": Take.ONE_OF_EACH_TEST,
     "tests/integration/hub/test_spawn.py::test_the_server_is_the_users_own": Take.ONE_OF_EACH_TEST,
     "tests/integration/hub/test_supervised.py"
