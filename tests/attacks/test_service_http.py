@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import quote
 
 import pytest
@@ -18,6 +19,7 @@ from singularity_scheduler.service.operations import TABLE, Who
 from support.attacks import Peak, attack
 from support.cli_commands import Commands
 from support.dashboard_pages import visitor
+from support.kernel_server import server
 from support.scheduler_service import PREFIX, platform, until
 from tornado.httpclient import AsyncHTTPClient
 
@@ -25,6 +27,13 @@ Measured = Callable[[str], None]
 
 SERVICE_MIB = 128
 """How much a flood may make the service grow."""
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    """What ends with the test at the latest."""
+    with contextlib.ExitStack() as ends:
+        yield ends
 
 
 class Raw:
@@ -111,6 +120,50 @@ async def test_streams_that_nobody_reads(measured: Measured, tmp_path: Path) -> 
         grown = peak.grown()
         assert grown < SERVICE_MIB
         measured(f"at most 32 of 500; the process of both ends grew by {grown:.0f} MiB")
+
+
+@attack(
+    "streams-through-the-relay",
+    "40 pages of one user's JupyterLab follow events through its Jupyter server",
+    "32 are served, the others are refused with a sentence; one that leaves makes room, and other "
+    "users follow theirs",
+    root=False,
+)
+async def test_streams_through_the_relay(
+    measured: Measured, tmp_path: Path, stack: contextlib.ExitStack
+) -> None:
+    async with platform(tmp_path / "service") as p:
+        served = server(
+            tmp_path,
+            "--SingularityLabExtension.emit_events=False",
+            SINGULARITY_API_URL=p.url,
+            JUPYTERHUB_API_TOKEN="alice-token",
+        )
+        lab = await asyncio.to_thread(stack.enter_context, served)
+        feed, pages, said = p.services.feed, [], []
+
+        def follow() -> None:
+            try:
+                pages.append(stack.enter_context(lab.open("singularity/api/v1/events")))
+                assert pages[-1].readline()
+            except HTTPError as error:
+                with error:
+                    said.append((error.code, json.loads(error.read())["message"]))
+
+        for _ in range(40):
+            await asyncio.to_thread(follow)
+        assert (len(pages), feed.listeners) == (32, 32)
+        assert {code for code, _ in said} == {429}
+        assert all("32" in sentence for _, sentence in said), said[:1]
+        stream = p.client("bob").events()
+        assert (await anext(stream))["event"] == "snapshot"
+        await stream.aclose()
+        pages.pop().close()
+        await until(lambda: feed.listeners == 31, "the page that left")
+        await asyncio.to_thread(follow)
+        assert (len(pages), feed.listeners) == (32, 32)
+        await asyncio.to_thread(stack.close)
+        measured(f"32 of 40 served; {said[0][1]}")
 
 
 @attack(

@@ -2,7 +2,7 @@
 //
 //   holder run --report FD --uid N --gid N --umask N --cwd DIR --log FILE [--user] [--tmp DIR]
 //              [--shm] [--keep DIR [--at DIR]]... [--lease FD] [--idle] -- PROGRAM ARGUMENT...
-//   holder enter --pidfd FD [--user] [--uid N --gid N [--root]] [--last-pid N] -- PROGRAM ARGUMENT...
+//   holder enter --pidfd FD [--user] [--uid N --gid N [--root [--own-files [--handles]]]] [--last-pid N] -- PROGRAM ARGUMENT...
 //
 // `run` is two processes. The inner one is pid 1 of a new pid and mount namespace: it reaps for ever
 // and ends when the main process (always pid kMainPid) has ended, whether it started that process or
@@ -17,7 +17,10 @@
 //
 // `enter` runs a program (CRIU) in the namespaces of a holder, and can say from which pid on the
 // namespace goes on counting. With `--root` the program has the user's uid and yet all rights: to read
-// a process's limits (prlimit) takes the same uid or CAP_SYS_RESOURCE, which containers lack.
+// a process's limits (prlimit) takes the same uid or CAP_SYS_RESOURCE, which containers lack. With
+// `--own-files` those rights do not reach files: a restore opens, makes and removes files by path, and
+// what the user puts in such a place meanwhile must lead no further than the user may go. `--handles`
+// leaves the right to read, which takes a file by its handle (capsule/reach.py says who looks then).
 //
 // Built by capsule/holder.py. Exit status 125: the holder itself failed.
 #include <errno.h>
@@ -54,7 +57,7 @@ struct Options {
   const char *cwd = "/", *log = nullptr, *tmp = nullptr;
   const char *keep[kMaxKept], *at[kMaxKept];
   int kept = 0;
-  bool user = false, shm = false, idle = false, root = false;
+  bool user = false, shm = false, idle = false, root = false, own_files = false, handles = false;
   char** argv = nullptr;
   char* first = nullptr;  // where the words of our own command line begin
 };
@@ -89,6 +92,8 @@ Options parse(char** words) {
     else if (!strcmp(name, "--shm")) o.shm = true;
     else if (!strcmp(name, "--idle")) o.idle = true;
     else if (!strcmp(name, "--root")) o.root = true;
+    else if (!strcmp(name, "--own-files")) o.own_files = true;
+    else if (!strcmp(name, "--handles")) o.handles = true;
     else {
       const char* value = *++words;
       if (!value) fail("options", EINVAL);
@@ -178,8 +183,11 @@ void keep_rights(const Options& o) {
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) || setgroups(0, nullptr)) fail("setgroups");
     if (setresgid(gid, gid, gid) || setresuid(uid, uid, uid)) fail("setuid");
   }
-  const uint32_t other_ids = 1u << CAP_SETUID | 1u << CAP_SETGID;
-  set_capabilities(data[0].permitted & ~other_ids, data[1].permitted, true);
+  uint32_t without = 1u << CAP_SETUID | 1u << CAP_SETGID;
+  if (o.own_files)
+    without |= 1u << CAP_DAC_OVERRIDE | 1u << CAP_FOWNER | 1u << CAP_CHOWN | 1u << CAP_FSETID;
+  if (o.own_files && !o.handles) without |= 1u << CAP_DAC_READ_SEARCH;
+  set_capabilities(data[0].permitted & ~without, data[1].permitted, true);
   for (int cap = 0; cap < 64; cap++) prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, cap, 0, 0);
 }
 

@@ -16,7 +16,8 @@ And back, on any node with the same files at the same paths:
 3. Rings to their new workers (`capsule.host_process`), sockets open, `capsule.thaw()`.
 
 CRIU runs inside the capsule's namespaces, so it sees no foreign one, and with the session's uid but
-the agent's rights (`holder.cpp` says why). It always runs under a time limit: it can wait for ever.
+the agent's rights (`holder.cpp` says why); a restore has the user's where files are concerned,
+because it goes by paths. It always runs under a time limit: it can wait for ever.
 The images hold the user's memory: `folder` is made 0700 and everything in it belongs to the agent.
 The calls block; the agent makes them with `asyncio.to_thread`.
 """
@@ -31,12 +32,12 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from singularity_proxy.errors import ImageFailed, NoSpace, Unavailable, Unsupported
 
-from . import connections, criu, image_files
+from . import connections, criu, image_files, reach
 from .namespace import AFTER_RESTORE_PID, MAIN_PID, NamespaceCapsule
 from .process import ProcessIdentity
 from .reconcile import Plan
@@ -139,9 +140,18 @@ def restore(
     tcp = connections.KEEP if connections.are_in(folder) else connections.CLOSE
     arguments = ["restore", "-d", *tcp, "-o", _LOGS[1]]
     try:
-        status, output = _run(
-            capsule, words, arguments, folder, limit_s, last_pid=AFTER_RESTORE_PID
-        )
+        handles = reach.needs_handles(folder)
+        with _handed_over(folder, *owner_of(capsule.init.pid)):
+            status, output = _run(
+                capsule,
+                words,
+                arguments,
+                folder,
+                limit_s,
+                own_files=True,
+                handles=handles,
+                last_pid=AFTER_RESTORE_PID,
+            )
     except subprocess.TimeoutExpired:
         raise ImageFailed(
             f"the session's processes were not back after {limit_s:g} s and the attempt was given "
@@ -157,7 +167,10 @@ def restore(
                 "and the checkpoint is as it was, try again"
             )
         raise failed
-    if plan is not None and (other := image_files.verify(capsule, plan)) is not None:
+    other = image_files.verify(capsule, plan) if plan is not None else None
+    if other is None and handles and not capsule.user_namespace:
+        other = reach.find_foreign(capsule)
+    if other is not None:
         raise ImageFailed(
             f"the session could not be restored because {other} was exchanged at that moment; the "
             "checkpoint is as it was: try again",
@@ -194,13 +207,18 @@ def _run(
     arguments: list[str],
     folder: str,
     limit_s: float,
+    *,
+    own_files: bool = False,
+    handles: bool = False,
     last_pid: int = 0,
 ) -> tuple[int, str]:
     # The folder goes in as a descriptor: its path may be hidden inside, and is nobody's business.
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with (
-            capsule.entering(rights=True, last_pid=last_pid) as (enter, descriptors),
+            capsule.entering(
+                rights=True, own_files=own_files, handles=handles, last_pid=last_pid
+            ) as (enter, descriptors),
             tempfile.TemporaryFile() as said,
         ):
             own = owner_of(capsule.init.pid)[0] != 0 or capsule.user_namespace
@@ -231,6 +249,36 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             send(helper.identity, signal.SIGKILL)
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def _handed_over(folder: str, uid: int, gid: int) -> Iterator[None]:
+    """The image belongs to the session's user while CRIU reads it, which has no more rights to
+    files than that user; nobody but the agent gets into the folder above it."""
+    if os.geteuid() != 0 or uid == 0:
+        yield
+        return
+    _give(folder, uid, gid)
+    try:
+        yield
+    finally:
+        _give(folder, os.geteuid(), os.getegid())
+
+
+def _give(folder: str, uid: int, gid: int) -> None:
+    """The folder and what is in it, with no rights for anybody else."""
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for name in os.listdir(at):
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            try:
+                os.fchown(fd, uid, gid)
+                os.fchmod(fd, 0o600)
+            finally:
+                os.close(fd)
+        os.fchown(at, uid, gid)
+    finally:
+        os.close(at)
 
 
 def _keep_private(folder: str) -> int:

@@ -232,12 +232,14 @@ class NamespaceCapsule(Capsule):
 
     @contextlib.contextmanager
     def entering(
-        self, *, rights: bool, last_pid: int = 0
+        self, *, rights: bool, own_files: bool = False, handles: bool = False, last_pid: int = 0
     ) -> Iterator[tuple[list[str], tuple[int, ...]]]:
         """(words to put before a command so that it runs inside, descriptors to pass on).
 
-        It runs with all the agent's rights, or as the session's user without any. `last_pid`: after
-        a success the namespace counts on from there. Raises `Unavailable` when the capsule ended.
+        It runs with all the agent's rights, or as the session's user without any. `own_files`: it
+        has the rights of that user alone where files are concerned; with `handles` it may yet read
+        all of them. `last_pid`: after a success the namespace counts on from there. Raises
+        `Unavailable` when the capsule ended.
         """
         ended = "the session's processes have ended"
         try:
@@ -255,6 +257,8 @@ class NamespaceCapsule(Capsule):
                 words += ["--uid", str(uid), "--gid", str(gid)]
             if rights and (self.user_namespace or uid != os.geteuid()):
                 words.append("--root")
+                if own_files and not self.user_namespace:
+                    words += ["--own-files", *(["--handles"] if handles else [])]
             if last_pid:
                 words += ["--last-pid", str(last_pid)]
         except OSError:

@@ -204,7 +204,7 @@ def check(
     `ImageFailed` for ports that somebody else listens on.
     """
     files = [one for one in record.files if one.place == "outside"]
-    answers = _as_user("examine", [_wanted(one) for one in files], uid, gid)
+    answers = as_user("examine", [_wanted(one) for one in files], uid, gid)
     groups: dict[str, list[tuple[OpenFile, dict[str, Any]]]] = {}
     checked: list[Checked] = []
     for one, answer in zip(files, answers, strict=True):
@@ -399,7 +399,7 @@ def carry_out(
     done = dict(
         zip(
             [number for number, _ in work],
-            _as_user("put right", [body for _, body in work], uid, gid, label),
+            as_user("put right", [body for _, body in work], uid, gid, label),
             strict=True,
         )
     )
@@ -417,7 +417,7 @@ def carry_out(
         }
         for number, one in enumerate(severed)
     ]
-    made = _as_user("put right", bodies, uid, gid)
+    made = as_user("put right", bodies, uid, gid)
     for answer in made:
         if "copy" not in answer:
             raise ImageFailed(
@@ -505,13 +505,15 @@ def _wanted(one: OpenFile) -> dict[str, Any]:
     }
 
 
-def _as_user(
+def as_user(
     do: str,
     files: Sequence[dict[str, Any]],
     uid: int | None,
     gid: int | None,
     label: str = "",
 ) -> list[dict[str, Any]]:
+    """What `outside.py` answers to each of `files`, with the rights of `uid`. Raises `ImageFailed`
+    when it cannot be asked."""
     if not files:
         return []
     drop = uid is not None and uid != os.geteuid()

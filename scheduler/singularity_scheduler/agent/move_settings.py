@@ -57,8 +57,9 @@ class MoveSettings(HasTraits):  # type: ignore[misc]
         max=90.0,
         config=True,
         help="""Percent of the file system of a checkpoint folder that stay free for suspends which
-        keep a session from loss: of a platform, server or node that stops. Other checkpoints and
-        suspends are refused when they would need that room. A store in Azure has no bound.""",
+        keep a session from loss: of a platform, server or node that stops. Other suspends are
+        refused when they would need that room, and checkpoints leave as much again for suspends. A
+        store in Azure has no bound.""",
     )
     checkpoint_keys = Unicode(
         config=True,

@@ -47,6 +47,9 @@ earliest: several removals are one collection."""
 CHECK_EVERY_S = 10.0
 """A store that costs something to ask is asked so often whether it is still the same one."""
 
+MOST_KEPT_PERCENT = 95.0
+"""More of a store is never kept back."""
+
 ROOM_REST_S = 10.0
 """A full store in which nothing could be freed is not collected again for so long."""
 
@@ -180,13 +183,18 @@ class Stores:
 
     # -- room -------------------------------------------------------------------------------------
 
-    def keep_free(self, urgent: bool) -> int:
-        """Bytes of the store that a save leaves free: what is kept for suspends that keep a session
-        from loss, 0 for such a one (`urgent`). Blocks; raises what `of` raises."""
+    def keep_free(self, urgent: bool | None) -> int:
+        """Bytes of the store that a save leaves free. A suspend that keeps a session from loss
+        (`urgent`) leaves none, any other one what is kept for those. A checkpoint (None) leaves as
+        much again for suspends: however many one user takes, sessions of others can still leave.
+        Blocks; raises what `of` raises."""
         if urgent or not self._keep_percent:
             return 0
         space = self._open().space()
-        return 0 if space is None else int(space.total * self._keep_percent / 100)
+        if space is None:
+            return 0
+        percent = self._keep_percent * (2 if urgent is None else 1)
+        return int(space.total * min(percent, MOST_KEPT_PERCENT) / 100)
 
     def reserve(self, box: Checkpoints, session: str, need: int, keep: int) -> Reservation:
         """Set `need` bytes aside for a save that is about to begin, `keep` bytes staying free. What

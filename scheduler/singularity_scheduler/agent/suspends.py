@@ -278,7 +278,7 @@ class Suspender:
         record, stores = live.record, self._node.stores
 
         def reserve(box: Checkpoints) -> Room:
-            keep_free = stores.keep_free(urgent is True)
+            keep_free = stores.keep_free(urgent)
             if box.store.space() is None:
                 return Room(keep_free, Reservation())
             need = expected_bytes(live, self._node.settings, box, level)
