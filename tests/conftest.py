@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from _pytest.reports import TestReport
 from _pytest.terminal import TerminalReporter
@@ -82,6 +83,12 @@ def _isolate() -> None:
 
 
 _isolate()
+
+# Tests prove behaviour and never speed: on a busy machine both would fail without a cause.
+hypothesis.settings.register_profile(
+    "behaviour", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("behaviour")
 _baseline = leaks.Baseline(run=os.environ[leaks.MARK])
 
 # ---- options and markers -------------------------------------------------------------------------
