@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from singularity_proxy.elastic.ranks import RankFailed, run_ranks, script
 
 from .session import Standalone
+
+GRACE_S = 10.0
+"""So long the script has to end when this process is told to; then it is killed."""
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    """Leave `main` in order: the script, the proxies and the session's files end with it."""
+    for ending in ENDING:
+        signal.signal(ending, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def run_script(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run `command` to its end; returns its exit code. When this process is told to end, so is the
+    script; it is killed after `GRACE_S`."""
+    with subprocess.Popen(command, env=dict(environ)) as script:
+        try:
+            return script.wait()
+        except SystemExit:
+            script.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                script.wait(GRACE_S)
+            raise
+        finally:
+            script.kill()
 
 
 def main() -> int:
@@ -32,11 +62,13 @@ def main() -> int:
     if options.nproc < 1:
         parser.error("--nproc must be 1 or more")
     command = script(*options.command)
+    for ending in ENDING:
+        signal.signal(ending, _end)
     with Standalone(
         options.device_type, options.devices, threads=options.threads, physical=options.physical
     ) as session:
         if options.nproc == 1:
-            return subprocess.run(command, env=session.env(), check=False).returncode
+            return run_script(command, session.env())
         try:
             run_ranks(command, options.nproc, session.env())
         except RankFailed as error:

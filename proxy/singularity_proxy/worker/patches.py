@@ -6,7 +6,7 @@ import functools
 import os
 from typing import Any
 
-from . import memory, printing
+from . import memory, printing, sharing
 from .native import native
 from .refused import refused
 
@@ -21,6 +21,7 @@ def apply(torch: Any) -> None:
     _profiler(torch)
     _nccl(torch)
     _storages(torch)
+    sharing.apply(torch)
     _raw_pointers(torch)
     printing.apply(torch)
 
@@ -118,18 +119,10 @@ def _storages(torch: Any) -> None:
         self.copy_(host)
         return self
 
-    def refuse_share(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(
-            "device memory cannot be shared between processes of a session: "
-            "send tensor.cpu(), or open the device in the process that uses it"
-        )
-
     cls.__new__ = staticmethod(new)
     cls.resize_ = resize_
     cls._write_file = _write_file
     cls._set_from_file = _set_from_file
-    cls._share_cuda_ = refuse_share
-    cls._new_shared_cuda = staticmethod(refuse_share)
 
 
 def _raw_pointers(torch: Any) -> None:

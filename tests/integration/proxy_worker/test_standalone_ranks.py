@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -130,3 +131,43 @@ def test_ranks_from_the_command_line(tmp_path: Path) -> None:
     )
     assert failed.returncode == 7
     assert "rank 1 ended with exit code 7; the other ranks were ended" in failed.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_command_takes_everything_with_it(tmp_path: Path, ranks: int) -> None:
+    """SIGTERM ends the script, the proxies and the session's files."""
+    file = tmp_path / "train.py"
+    file.write_text(
+        textwrap.dedent(
+            """
+            import os, time, torch
+            torch.ones(1, device="cuda").item()
+            print(os.getpid(), os.environ["SINGULARITY_SESSION"],
+                  os.path.dirname(os.environ["SINGULARITY_SOCKET"]), flush=True)
+            time.sleep(600)
+            """
+        )
+    )
+    command = [sys.executable, "-m", "singularity_proxy.standalone", "--nproc", str(ranks)]
+    with subprocess.Popen([*command, str(file)], stdout=subprocess.PIPE, text=True) as main:
+        assert main.stdout is not None
+        lines = [main.stdout.readline().split() for _ in range(ranks)]
+        watched = [os.pidfd_open(int(pid)) for pid, *_ in lines]
+        _, session, folder = lines[0]
+        main.send_signal(signal.SIGTERM)
+        assert main.wait(60) == 128 + signal.SIGTERM
+    for process in watched:
+        assert select.select([process], [], [], 0)[0], "the script is still there"
+        os.close(process)
+    assert not Path(folder).exists()
+    assert not Path(f"/dev/shm/singularity-{session}").exists()
+    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if session_of(p) == folder]
+
+
+def session_of(command_line: Path) -> str:
+    """The folder that a device proxy with this command line serves."""
+    try:
+        words = command_line.read_text().split("\0")
+    except OSError:
+        return ""
+    return str(Path(words[words.index("--socket") + 1]).parent) if "--socket" in words else ""
