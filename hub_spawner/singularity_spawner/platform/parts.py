@@ -84,7 +84,8 @@ class ProcessPart:
         self._on_started = started
         self._afterwards: asyncio.Future[None] | None = None
         self._watch: ProcessWatch | None = None
-        self._answered = False
+        self.answered = False
+        """Whether it has answered since it was started."""
 
     @property
     def pid(self) -> int | None:
@@ -93,7 +94,7 @@ class ProcessPart:
 
     async def start(self) -> None:
         """Take the part over that already runs, or start it. Raises `Unavailable`."""
-        first, self._answered = self._watch is None, False
+        first, self.answered = self._watch is None, False
         identity = await asyncio.to_thread(self._find) or self._spawn()
         self._watch = ProcessWatch(identity)
         if not first and self._on_started is not None:
@@ -154,7 +155,7 @@ class ProcessPart:
 
     @property
     def _allowed_s(self) -> float:
-        return self.silence_s if self._answered else START_SILENCE_S
+        return self.silence_s if self.answered else START_SILENCE_S
 
     async def answers(self, seconds: float) -> bool:
         """Whether the part answers within that time, whatever it says."""
@@ -168,7 +169,7 @@ class ProcessPart:
             )
         except (OSError, HTTPClientError):
             return False
-        self._answered = True
+        self.answered = True
         return True
 
     async def end(self, seconds: float) -> bool:

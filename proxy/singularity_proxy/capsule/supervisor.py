@@ -31,11 +31,13 @@ class RestartPolicy:
     """How often a part is started again, and after which pauses."""
 
     limit: int = 0
-    """Starts within `within_s` before the part is given up; 0: it is never given up."""
+    """Starts within `within_s` before the part is given up, or, however long they take, starts in a
+    row at which it did not answer once; 0: it is never given up."""
     within_s: float = 60.0
     """Window of `limit`, in seconds."""
     first_pause_s: float = 0.1
-    """Pause before a start; it doubles with each part that ended within `steady_s` of its start."""
+    """Pause before a start; it doubles with each part that ended within `steady_s` of its start, or
+    before it had answered."""
     longest_pause_s: float = 5.0
     steady_s: float = 3.0
     """A part that went on for so long was well: the next one is started after the first pause."""
@@ -52,6 +54,10 @@ class Part(Protocol):
     def name(self) -> str:
         """For people, with its article: "the scheduler service"."""
 
+    @property
+    def answered(self) -> bool:
+        """Whether the part has answered since it was started last."""
+
     async def start(self) -> None:
         """Find the part or start it; returns when it is there. Raises `SingularityError`."""
 
@@ -67,17 +73,27 @@ class Restarts:
         self._clock = clock
         self._starts: deque[float] = deque()
         self._short_lived = 0
+        self._in_vain = -1  # a part that nobody started again yet may not have been looked at
         self._started = clock()
 
-    def next_pause(self) -> float | None:
-        """Count one more start; seconds to wait before it, None when there were too many."""
+    @property
+    def were_all_in_vain(self) -> bool:
+        """Whether the part did not answer at any of as many starts in a row as are allowed."""
+        return 0 < self.policy.limit <= self._in_vain
+
+    def next_pause(self, answered: bool) -> float | None:
+        """Count one more start; seconds to wait before it, None when there were too many.
+        `answered`: whether the part that has ended had answered before."""
         now = self._clock()
+        self._in_vain = 0 if answered else self._in_vain + 1
+        if self.were_all_in_vain:
+            return None
         while self._starts and now - self._starts[0] >= self.policy.within_s:
             self._starts.popleft()
         if self.policy.limit and len(self._starts) >= self.policy.limit:
             return None
         self._starts.append(now)
-        well = now - self._started >= self.policy.steady_s
+        well = answered and now - self._started >= self.policy.steady_s
         self._short_lived = 0 if well else self._short_lived + 1
         doubled = self.policy.first_pause_s * 2.0 ** min(self._short_lived, 16)
         pause = min(doubled, self.policy.longest_pause_s)
@@ -96,15 +112,16 @@ async def keep_running(
     restarts = Restarts(policy)
     while True:
         how = await part.ended()
+        answered = part.answered
         while True:
-            pause = restarts.next_pause()
+            pause = restarts.next_pause(answered)
             tell(how, pause is not None)
             if pause is None:
-                raise GaveUp(
-                    f"{part.name} {how}, after it was started again {policy.limit} times within "
-                    f"{policy.within_s:g} s",
-                    part=part.name,
-                )
+                often = f"started again {policy.limit} times"
+                vain = restarts.were_all_in_vain
+                said = "and did not answer once" if vain else f"within {policy.within_s:g} s"
+                raise GaveUp(f"{part.name} {how}, after it was {often} {said}", part=part.name)
+            answered = False
             await asyncio.sleep(pause)
             try:
                 await part.start()

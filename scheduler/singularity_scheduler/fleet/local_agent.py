@@ -116,6 +116,11 @@ class LocalAgent:
         """What people read in the log."""
         return f"the node agent of '{self.link.node}'" if self.link.node else "the node agent"
 
+    @property
+    def answered(self) -> bool:
+        """True: a start returns only once the agent has answered; see `supervisor.Part`."""
+        return True
+
     async def start(self) -> None:
         """Connect to the agent again, or start another one; see `supervisor.Part`."""
         await self._connect()

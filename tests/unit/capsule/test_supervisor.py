@@ -11,14 +11,14 @@ from singularity_proxy.errors import Unavailable
 AT_ONCE = RestartPolicy(first_pause_s=0.0)
 
 
-def pauses(policy, times):
+def pauses(policy, times, answered=True):
     """What `Restarts` says to parts that end at these times."""
     now = [0.0]
     restarts = Restarts(policy, lambda: now[0])
     found = []
     for at in times:
         now[0] = at
-        found.append(restarts.next_pause())
+        found.append(restarts.next_pause(answered))
     return found
 
 
@@ -37,8 +37,15 @@ def test_the_limit_is_of_a_moving_window():
     assert pauses(policy, [0, 5, 9, 11, 12, 20]) == [0.1, 0.1, None, 0.1, None, 0.1]
 
 
-def test_without_a_limit_it_is_never_given_up():
-    assert None not in pauses(RestartPolicy(), range(10_000))
+@pytest.mark.parametrize("answered", [True, False])
+def test_without_a_limit_it_is_never_given_up(answered):
+    assert None not in pauses(RestartPolicy(), range(10_000), answered)
+
+
+def test_starts_that_take_longer_than_the_window_are_given_up_too():
+    policy = RestartPolicy(limit=2, within_s=10.0, first_pause_s=0.1)
+    assert pauses(policy, [50, 100, 150], answered=False) == [0.2, 0.4, None]
+    assert None not in pauses(policy, range(50, 5000, 50))
 
 
 class Thing:
@@ -46,7 +53,8 @@ class Thing:
 
     name = "the thing"
 
-    def __init__(self, ends, fails=()):
+    def __init__(self, ends, fails=(), answered=True):
+        self.answered = answered
         self.left = ends
         self.starts = 0
         self.fails = dict(fails)
@@ -98,13 +106,16 @@ async def test_a_start_that_fails_is_tried_again(error):
 
 
 @pytest.mark.asyncio
-async def test_one_that_ends_too_often_is_given_up_in_one_sentence():
+@pytest.mark.parametrize(
+    ("answered", "said"), [(True, "within 60 s"), (False, "and did not answer once")]
+)
+async def test_one_that_ends_too_often_is_given_up_in_one_sentence(answered, said):
     policy = RestartPolicy(limit=2, within_s=60.0, first_pause_s=0.0)
-    thing = Thing(ends=100)
+    thing = Thing(ends=100, answered=answered)
     *told, error = await kept(thing, policy)
     assert [again for _, again in told] == [True, True, False]
     assert isinstance(error, GaveUp)
     assert error.message == (
-        "the thing was killed (SIGKILL), after it was started again 2 times within 60 s"
+        f"the thing was killed (SIGKILL), after it was started again 2 times {said}"
     )
     assert error.fields["part"] == "the thing"
