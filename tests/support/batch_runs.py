@@ -94,6 +94,15 @@ class Runs:
             ("HOME", "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"), str(folder)
         )
         self.environment = {**os.environ, **env, **own}
+        self.identity = platform.identity(user)
+
+    @property
+    def owner(self) -> Json:
+        """Who starts a process that is the user's, for `subprocess`."""
+        found = self.identity
+        if not found["mapped"]:
+            return {}
+        return {"user": found["uid"], "group": found["gid"], "extra_groups": []}
 
     def ask(self, call: Callable[[ServiceClient], Any]) -> Any:
         """One call of the service, whatever the test runs in."""

@@ -17,7 +17,6 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from papermill.clientwrap import PapermillNotebookClient  # type: ignore[import-untyped]
 from singularity_proxy.errors import SingularityError
 from tornado.web import HTTPError
-from traitlets import default
 
 from singularity_kernel.recording import recorded_in
 
@@ -56,13 +55,12 @@ class SessionKernelManager(AsyncKernelManager):  # type: ignore[misc]
             self.transport = "ipc"
             self.ip = os.path.join(os.path.dirname(path), f"k{os.urandom(2).hex()}")
 
-    @default("context")  # type: ignore[untyped-decorator]
-    def _context_default(self) -> Any:
-        """Sockets that queue whatever comes: by themselves they drop outputs, without a word, that
-        are more than a thousand ahead of who takes them."""
-        context = super()._context_default()
-        context.rcvhwm = 0
-        return context
+    def client(self, **kwargs: Any) -> Any:
+        """A client whose sockets queue whatever comes: by themselves they drop outputs, without a
+        word, that are more than a thousand ahead of who takes them."""
+        made = super().client(**kwargs)
+        made.context.rcvhwm = 0
+        return made
 
     @property
     def kernel_spec(self) -> Any:

@@ -25,6 +25,7 @@ def test_in_a_terminal_the_kernel_is_a_batch_session(runs: Runs, short_dir: Path
     done = subprocess.run(
         [*PAPERMILL, "n.ipynb", "out.ipynb", "-p", "lr", "0.5"],
         env=runs.environment,
+        **runs.owner,
         cwd=short_dir,
         check=False,
         capture_output=True,
@@ -49,6 +50,7 @@ def test_a_stopped_papermill_ends_its_session(runs: Runs, short_dir: Path) -> No
     with subprocess.Popen(
         [*PAPERMILL, "--autosave-cell-every", "1", "n.ipynb", "out.ipynb"],
         env=runs.environment,
+        **runs.owner,
         cwd=short_dir,
         stderr=subprocess.PIPE,
         text=True,

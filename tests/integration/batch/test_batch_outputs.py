@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import papermill  # type: ignore[import-untyped]
 import pytest
 from singularity_kernel.batch.client import Live
 from support.batch_runs import Runs, read, text_of, write_notebook
+from support.kernel_homes import home_of
 from support.kernel_relay import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -25,11 +27,9 @@ TAKEN_S = 0.02
 
 
 @pytest.fixture
-def notebook(runs: Runs, short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, value in runs.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(short_dir)
-    return short_dir / "n.ipynb"
+def notebook(runs: Runs, short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with home_of(runs.identity, short_dir, monkeypatch, runs.environment) as home:
+        yield home / "n.ipynb"
 
 
 def run(notebook: Path, live: Live) -> str:

@@ -47,10 +47,10 @@ class Blobs:
 
 
 @pytest.fixture
-def blobs(tmp_path: Path) -> Iterator[Blobs]:
+def blobs(short_dir: Path) -> Iterator[Blobs]:
     from azure.storage.blob import ContainerClient
 
-    with door(tmp_path) as (server, environment):
+    with door(short_dir) as (server, environment):
         certificate = environment["REQUESTS_CA_BUNDLE"]
         url = server.url.replace("http:", "https:")
         with ContainerClient(url, "notebooks", credential=KEY, connection_verify=False) as client:
@@ -68,6 +68,7 @@ def test_notebooks_in_azure_blob(runs: Runs, short_dir: Path, blobs: Blobs, remo
     done = subprocess.run(
         [sys.executable, "-m", "papermill", *words],
         env={**runs.environment, **blobs.environment, "SINGULARITY_REMOTE": remote},
+        **runs.owner,
         cwd=short_dir,
         umask=0,
         check=False,
