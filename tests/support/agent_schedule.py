@@ -18,7 +18,7 @@ import sys
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from singularity_proxy.errors import SingularityError, Unavailable
 from support.agent import AgentBox, until
@@ -88,6 +88,9 @@ class Walk:
         self._seq = itertools.count(1)
         self._last_words = ""
         """The log of a node that was killed."""
+        self._written: TextIO | None = None
+        """The log where the session was when a verb began; a node that it leaves removes the file,
+        and what was printed until it was stopped is in it."""
         self._fault_before = ""
         """Of the move before: a proxy that was killed may live on for a moment."""
 
@@ -109,6 +112,7 @@ class Walk:
         except Exception as error:
             raise AssertionError(self.told()) from error
         finally:
+            self._hold_log(None)
             for box in self.boxes:
                 with contextlib.suppress(SingularityError):
                     await box.end(self.session)
@@ -232,15 +236,28 @@ class Walk:
     async def save(self, job: Awaitable[None]) -> None:
         """Do `job` and learn which checkpoints it made of which steps."""
         self._first = self.seen() if self.at is not None else -1
+        self._hold_log(self.at)
         try:
             await job
         finally:
             with contextlib.suppress(SingularityError):
                 await self.note()
 
+    def _hold_log(self, box: AgentBox | None) -> None:
+        if self._written is not None:
+            self._written.close()
+            self._written = None
+        if box is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._written = (box.folder(self.session) / "capsule.log").open()
+
     async def note(self) -> None:
         """Checkpoints that one did not know are of the steps since the verb began."""
-        last = len(losses(self._last_words)) - 1 if self._last_words else self.seen()
+        words = self._last_words
+        if not words and self._written is not None:
+            self._written.seek(0)
+            words = self._written.read()
+        last = len(losses(words)) - 1 if words else self.seen()
         for found in await listed(self.place, self.session):
             if found["id"] not in self.saved:
                 assert found["level"] == "process"

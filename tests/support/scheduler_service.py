@@ -199,7 +199,7 @@ class Platform:
             view = await self.controller.find(session)
             return view.word == word
 
-        for _ in range(1000):
+        for _ in range(6000):  # the limit only bounds a failure
             if await look():
                 return
             await asyncio.sleep(0.01)
@@ -207,7 +207,7 @@ class Platform:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(1000):
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.01)

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio]
 
 STEPS = 150
 HANGS_S = 10.0
+TOLD_S = 60.0  # nobody would tell them for 300 s; a machine at its limit ends a session slowly
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,6 @@ async def test_ranks_are_told_when_those_of_another_node_end(end: str, out: Path
             await until(lambda wanted=wanted: wanted in gang.log(), gang.log, START_S)  # type: ignore[misc]
         await asyncio.sleep(0.5)
         first, second = gang.boxes
-        began = time.monotonic()
         if end == "rank":
             os.kill(gang.rank(3), signal.SIGKILL)
         else:
@@ -136,9 +136,8 @@ async def test_ranks_are_told_when_those_of_another_node_end(end: str, out: Path
             await until(
                 lambda wanted=wanted: wanted in first.log(gang.sessions[0]),  # type: ignore[misc]
                 gang.log,
-                timeout=HANGS_S,
+                timeout=TOLD_S,
             )
-        assert time.monotonic() - began < HANGS_S
         assert "all_reduce" in first.log(gang.sessions[0])
         await first.end(gang.sessions[0])
         await gang.ended()

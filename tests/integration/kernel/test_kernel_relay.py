@@ -580,8 +580,13 @@ def test_output_while_nobody_is_connected_is_given_once_to_who_comes_back(
 def test_an_answer_that_nobody_was_there_for_outlives_the_relay(channels: Channels) -> None:
     first = RelayProcess(channels)
     with _unheard(channels, first, 10) as asked:
-        # The first answer was to the client that waited for the kernel.
-        wait_until(lambda: first.ask("status")["positions"]["outputs"]["shell"] == 2)
+
+        def answered() -> bool:
+            """All that was asked, also by the client that waited for the kernel: once a second."""
+            found = first.ask("status")["positions"]
+            return bool(found["outputs"]["shell"] == found["requests"]["shell"] >= 2)
+
+        wait_until(answered)
         held = first.ask("status")["held"]
         first.kill()
         with relay(channels) as running:
