@@ -119,13 +119,6 @@ class Notebook:
             kernel, self.kernel_id = self.kernel_id, ""
             await self._server.rest("DELETE", f"api/kernels/{kernel}", None)
 
-    async def closed(self, timeout: float = 60.0) -> None:
-        """Wait until the server has closed the connection; raises `Unavailable`."""
-        if self._reader is not None:
-            await asyncio.wait([self._reader], timeout=timeout)
-            if not self._reader.done():
-                raise Unavailable(f"the connection was not closed within {timeout:g} s")
-
     async def _disconnect(self) -> None:
         if self._socket is not None:
             self._socket.close()
