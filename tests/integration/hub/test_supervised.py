@@ -8,6 +8,8 @@ import itertools
 import os
 import shutil
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -29,6 +31,16 @@ for number in range({n}):
     print(number, flush=True)
     time.sleep(0.1)
 """
+
+HELD = """\
+import os, time
+for number in range({n}):
+    while number == 10 and not os.path.exists({go!r}):
+        time.sleep(0.01)
+    print(number, flush=True)
+    time.sleep(0.1)
+"""
+"""The same; it waits for a file before it prints its eleventh line."""
 
 PAIRS = list(itertools.combinations(PARTS, 2))
 
@@ -79,12 +91,17 @@ async def hub():
 async def test_a_notebook_goes_on_when_parts_of_the_platform_are_killed(hub, victims):
     platform, told = hub
     page = await opened(platform, Page())
+    go = Path(tempfile.gettempdir()) / f"go-{page.id}"
     try:
         await page.run("x = 41")
-        cell = await page.execute(COUNT.format(n=60))
-        await page.until(lambda: len(page.text(cell).split()) > 3)
+        code, seen = COUNT.format(n=60), 4
+        if "proxy" in victims:  # what it has and has not passed on goes with it
+            code, seen = HELD.format(n=60, go=str(go)), 10
+        cell = await page.execute(code)
+        await page.until(lambda: len(page.text(cell).split()) >= seen)
         told.clear()
         await kill(platform.settings, *victims)
+        go.touch()
         await served(platform)
         if "proxy" in victims:  # through it the page was connected
             await again(platform, page)
@@ -100,6 +117,7 @@ async def test_a_notebook_goes_on_when_parts_of_the_platform_are_killed(hub, vic
             assert " was killed (SIGKILL); " in line
             assert line.endswith(" it is started again.")
     finally:
+        go.unlink(missing_ok=True)
         await page.server.rest("DELETE", f"api/kernels/{page.kernel}", None)
         page.close()
         await platform.stop_server("alice")
