@@ -95,7 +95,12 @@ class Tab:
         """A call of the user's server, through everything that may be away."""
 
         async def call() -> Any:
-            return await (await self._server()).rest(method, path, body)
+            try:
+                return await (await self._server()).rest(method, path, body)
+            except SingularityError as error:
+                if method == "DELETE" and "Kernel does not exist" in error.message:
+                    return None  # it was done before, and the answer was lost on its way
+                raise
 
         return await self.world.persist(call, what=f"{method} {path} of {self.user}")
 
