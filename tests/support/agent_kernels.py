@@ -36,7 +36,8 @@ async def client_of(info: dict[str, Any]) -> AsyncKernelClient:
     """A client whose kernel answers."""
     client = AsyncKernelClient()
     client.load_connection_info({**info, "key": info["key"].encode()})
-    client.start_channels()
+    # Without heartbeats: a second without one is a dead kernel to it, on whatever machine.
+    client.start_channels(hb=False)
     await client.wait_for_ready(timeout=60)
     return client
 
