@@ -32,12 +32,11 @@ def connection(box: AgentBox) -> dict[str, Any]:
     return dict(info)
 
 
-async def client_of(info: dict[str, Any]) -> AsyncKernelClient:
-    """A client whose kernel answers."""
+async def client_of(info: dict[str, Any], heartbeat: bool = False) -> AsyncKernelClient:
+    """A client whose kernel answers. `heartbeat`: a second without one is a dead kernel to it."""
     client = AsyncKernelClient()
     client.load_connection_info({**info, "key": info["key"].encode()})
-    # Without heartbeats: a second without one is a dead kernel to it, on whatever machine.
-    client.start_channels(hb=False)
+    client.start_channels(hb=heartbeat)
     await client.wait_for_ready(timeout=60)
     return client
 

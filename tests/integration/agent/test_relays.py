@@ -46,7 +46,7 @@ async def moved(
 ) -> AsyncIterator[tuple[str, dict[str, Any], AsyncKernelClient]]:
     """A kernel that was started on the first node and is on the second one now."""
     session, info = await start_kernel(one, *WITH_VERBS)
-    client = await client_of(info)
+    client = await client_of(info, heartbeat=True)
     try:
         await run(client, "seen = []")
         done = await suspend(one, session, 1)
