@@ -11,12 +11,19 @@ KNOWN = Path(__file__).resolve().parent.parent / "tests" / "sweep" / "known.json
 
 KINDS: list[tuple[object, ...]] = [
     ("strided, every dtype", "yes", "complex numbers and views of all kinds included"),
+    (
+        "half precision on a `cpu` device",
+        "yes",
+        "softmax in half to single precision and FFTs, which PyTorch has for CUDA only, are "
+        "computed in single precision",
+    ),
     ("sparse COO and CSR, CSC, BSR, BSC", "yes", "indices are checked by the device proxy"),
     ("nested, jagged layout", "yes", ""),
     (
         "nested, strided layout",
         "mostly",
-        "what would read device memory in the worker is refused with a sentence",
+        "with attention and `nn.TransformerEncoder`; what would read device memory in the worker "
+        "is refused with a sentence",
     ),
     ("quantized", "no", "refused with a sentence; quantize on the host"),
     ("lists (`torch._foreach_*`, fused optimizers)", "yes", ""),

@@ -143,13 +143,21 @@ def tensors_on_two_devices_are_refused_as_on_cuda():
     one += "other tensors on cuda:0 \\(when checking argument in method wrapper_CUDA_{}\\)$"
     cases = [
         (two + "cuda:0 and cpu!$", lambda: on + off),
-        (two + "cpu and cuda:0!$", lambda: off + on),
+        (two + "cuda:0 and cpu!$", lambda: off + on),  # the first that is not on the host
+        (two + "cuda:0 and cpu!$", lambda: off**on),
         (two + "cuda:0 and cpu!$", lambda: torch.where(on > 0, on, off)),
         (one.format("mat2", "mm"), lambda: on @ off),
         (one.format("index", "_index_select"), lambda: on.index_select(0, index)),
         (one.format("tensors", "cat"), lambda: torch.cat([on, off])),
         (one.format("target", "nll_loss_forward"),
          lambda: torch.nn.functional.nll_loss(on, torch.tensor([0, 1, 2]))),
+        ("^Expected out tensor to have device cuda:0, but got cpu instead$",
+         lambda: torch.sum(on, 0, out=torch.empty(3))),
+        # Made of other operators, on CUDA too: they look at the devices themselves.
+        ("^expected device 'cuda:0' but got 'cpu' for values output$",
+         lambda: torch.mode(on, 0, out=(torch.empty(3), torch.empty(3, dtype=int, device=D)))),
+        ("nput tensors must all be on the same device. Input 0 is on device cpu and input 1",
+         lambda: torch.block_diag(off, on)),
         ("^indices should be either on cpu or on the same device as the indexed tensor \\(cpu\\)",
          lambda: off[index.to(D)]),
     ]  # fmt: skip

@@ -135,6 +135,8 @@ struct ReplyHeader {
 };
 static_assert(sizeof(ReplyHeader) == 24);
 
+constexpr int kMaxDim = 255;  // of a tensor: a byte counts its dimensions
+
 // TensorMeta: u8 kind, and unless undefined: u8 dtype, u8 dim, u8 flags, u32 index, i64 offset,
 // u64 storage bytes, i64 sizes[dim], i64 strides[dim]. `index` is the n-th new storage (id = base +
 // index) or the n-th input tensor (Tag::tensor, in the order of the key) whose storage it shares.

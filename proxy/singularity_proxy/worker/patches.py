@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import os
 from typing import Any
 
-from . import memory, printing, sharing
+from . import memory, printing, sharing, tensor_types
 from .native import native
 from .refused import refused
 
@@ -15,6 +16,7 @@ def apply(torch: Any) -> None:
     """Called by `hook` right after `torch` was executed."""
     if torch.version.cuda is None:  # a CPU build: the version that COMPILED_VERSION stands for
         torch.version.cuda = "12.8"
+        tensor_types.apply(torch)
     # Without NVML in the worker the count is the number of virtual devices.
     torch.cuda._device_count_nvml = lambda: -1
     _health(torch)
@@ -22,6 +24,7 @@ def apply(torch: Any) -> None:
     _nccl(torch)
     _storages(torch)
     sharing.apply(torch)
+    _generators(torch)
     _raw_pointers(torch)
     printing.apply(torch)
 
@@ -87,7 +90,7 @@ def _nccl(torch: Any) -> None:
 def _storages(torch: Any) -> None:
     """CPU builds know "cuda" storages only under `#ifdef USE_CUDA`; CUDA builds call the driver."""
     cls = torch.UntypedStorage
-    make, resize = cls.__new__, cls.resize_
+    make, resize, getitem = cls.__new__, cls.resize_, cls.__getitem__
 
     def new(kind: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None:
@@ -102,9 +105,22 @@ def _storages(torch: Any) -> None:
     def resize_(self: Any, size: int) -> Any:
         if self.device.type != "cuda":
             return resize(self, size)
+        if not self.resizable():
+            raise RuntimeError("Trying to resize storage that is not resizable")
         if size != self.nbytes():
             native.resize_storage(torch.empty(0, device=self.device).set_(self), size)
         return self
+
+    def __getitem__(self: Any, index: Any) -> Any:
+        if self.device.type != "cuda" or not isinstance(index, slice):
+            return getitem(self, index)
+        start, stop, step = index.indices(self.nbytes())
+        if step != 1:
+            raise RuntimeError(
+                f"Trying to slice with a step of {step}, but only a step of 1 is supported"
+            )
+        whole = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)
+        return native.slice_storage(whole, start, max(stop - start, 0))
 
     write_file, set_from_file = cls._write_file, cls._set_from_file
 
@@ -121,8 +137,22 @@ def _storages(torch: Any) -> None:
 
     cls.__new__ = staticmethod(new)
     cls.resize_ = resize_
+    cls.__getitem__ = __getitem__
     cls._write_file = _write_file
     cls._set_from_file = _set_from_file
+
+
+def _generators(torch: Any) -> None:
+    """torch's own way to copy one asks for an offset, which only the generator of a GPU has; the
+    state says everything."""
+
+    def reduce(generator: Any) -> Any:
+        if generator.device.type != "cuda":
+            return generator.__reduce__()
+        state = (generator.initial_seed(), None, generator.get_state())
+        return torch.Generator, (generator.device,), state
+
+    copyreg.pickle(torch.Generator, reduce)
 
 
 def _raw_pointers(torch: Any) -> None:

@@ -108,7 +108,6 @@ BAD_TENSORS = [
     T(1, (3,), None, 2**62),
     T(1, (16,), None, 0, w.DOUBLE),
     T(1, (4,), None, 0, 200),
-    T(1, (1,) * 65),
     T(2, (1,)),
 ]
 
@@ -119,7 +118,7 @@ def test_tensors_that_cannot_be_are_refused(victim: RingClient, tensor: T) -> No
     check = refused(
         victim,
         *("cannot be", "does not fit its device memory of 64 bytes", "unknown dtype"),
-        *("a tensor of 65 dimensions", "knows no storage"),
+        "knows no storage",
     )
     check(victim.call("neg", tensor, base=10))
     check(victim.call("zero_", tensor, flags=w.NO_OUTPUTS))

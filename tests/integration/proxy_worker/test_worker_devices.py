@@ -76,10 +76,6 @@ def test_each_device_has_its_own_numbers(session: Standalone) -> None:
             torch.rand(5, device="cuda:1")
         g = torch.Generator("cuda:1").manual_seed(1)
         print(g.device, torch.rand(1, device="cuda:1", generator=g).device)
-        try:
-            torch.rand(1, device="cuda:0", generator=g)
-        except RuntimeError as error:
-            print("cuda:1" in str(error))
         torch.accelerator.set_device_index(1)
         print(torch.cuda.current_device(), torch.accelerator.current_device_index())
         """,
@@ -93,7 +89,6 @@ def test_each_device_has_its_own_numbers(session: Standalone) -> None:
         "True",
         "False",
         "cuda:1 cuda:1",
-        "True",
         "1 1",
     ]
 

@@ -15,8 +15,6 @@ using c10::IValue;
 
 namespace {
 
-constexpr int kMaxDim = 64;
-
 c10::ScalarType dtype_of(uint8_t number) {
   TORCH_CHECK(number < static_cast<uint8_t>(c10::ScalarType::Undefined), "unknown dtype ", int{number});
   return static_cast<c10::ScalarType>(number);
@@ -67,7 +65,6 @@ Tensor Executor::device_tensor(Reader& key, Reader& values) {
   const auto dtype = dtype_of(key.get<uint8_t>());
   const int dim = key.get<uint8_t>();
   const auto flags = key.get<uint8_t>();
-  TORCH_CHECK(dim <= kMaxDim, "a tensor of ", dim, " dimensions");
   int64_t size_words[kMaxDim], stride_words[kMaxDim];
   std::memcpy(size_words, key.bytes(dim * 8), dim * 8);
   const at::IntArrayRef sizes(size_words, dim), strides(stride_words, dim);
@@ -132,7 +129,6 @@ Tensor Executor::host_tensor(uint8_t tag, Reader& key, Reader& values) {
     return t;
   }
   const int dim = key.get<uint8_t>();
-  TORCH_CHECK(dim <= kMaxDim, "a tensor of ", dim, " dimensions");
   int64_t sizes[kMaxDim];
   std::memcpy(sizes, key.bytes(dim * 8), dim * 8);
   const auto wanted = static_cast<uint64_t>(count_of(at::IntArrayRef(sizes, dim))) * c10::elementSize(dtype);

@@ -304,6 +304,8 @@ void Executor::tensor_result(const Tensor& tensor, bool all_new, Buffer* reply) 
   TORCH_CHECK_NOT_IMPLEMENTED(!tensor.is_quantized(),
                               "quantized tensors are not supported on the proxied device; quantize on the host");
   TORCH_CHECK_NOT_IMPLEMENTED(!tensor._is_zerotensor(), "the result has no memory, which the device proxy cannot send");
+  TORCH_CHECK(tensor.dim() <= kMaxDim, "a proxied device has tensors of at most ", kMaxDim, " dimensions, and this one has ",
+              tensor.dim());
   const c10::Storage& storage = tensor.storage();
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   MetaKind kind = MetaKind::new_storage;

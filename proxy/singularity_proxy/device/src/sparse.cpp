@@ -11,8 +11,6 @@ using at::Tensor;
 
 namespace {
 
-constexpr int kMaxSparseDim = 64;
-
 bool is_coo(at::Layout layout) { return layout == at::kSparse; }
 
 }  // namespace
@@ -23,8 +21,7 @@ Tensor Executor::sparse_tensor(Reader& key, Reader& values) {
   TORCH_CHECK(is_coo(layout) || layout == at::kSparseCsr || layout == at::kSparseCsc || layout == at::kSparseBsr ||
                   layout == at::kSparseBsc,
               "a tensor of layout number ", int{header.layout}, " is not sparse");
-  TORCH_CHECK(header.dim <= kMaxSparseDim, "a tensor of ", int{header.dim}, " dimensions");
-  int64_t size_words[kMaxSparseDim];
+  int64_t size_words[kMaxDim];
   std::memcpy(size_words, key.bytes(header.dim * 8), header.dim * 8);
   const at::IntArrayRef sizes(size_words, header.dim);
   plain_ = false;

@@ -131,6 +131,9 @@ void bind_worker(py::module_& m) {
   m.def("resize_storage", [](const at::Tensor& tensor, uint64_t bytes) {
     resize_storage(tensor.storage().unsafeGetStorageImpl(), bytes);
   });
+  m.def("slice_storage", [](const at::Tensor& tensor, int64_t start, uint64_t bytes) {
+    return slice_storage(tensor.storage(), tensor.storage_offset() * tensor.element_size() + start, bytes);
+  });
   m.def("time_round_trips", &time_round_trips);
   m.def("time_issue", &time_issue);
   m.def("stream_of", &stream_of);

@@ -378,7 +378,7 @@ void Channel::free_storage(const Freed& storage) {
   if (storage.address) usage.remove(storage.bytes);
   free_.push_back(storage);
   // Few storages may wait for others; anything else is told with the next call.
-  const auto count = storage.address ? static_cast<uint32_t>(std::min<size_t>(free_.size(), kManyFrees)) : kManyFrees;
+  const auto count = storage.record ? static_cast<uint32_t>(std::min<size_t>(free_.size(), kManyFrees)) : kManyFrees;
   freed_.store(std::max(count, freed_.load(std::memory_order_relaxed)), std::memory_order_relaxed);
   freed_bytes_.store(freed_bytes_.load(std::memory_order_relaxed) + storage.bytes, std::memory_order_relaxed);
 }

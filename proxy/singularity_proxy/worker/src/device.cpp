@@ -229,6 +229,12 @@ const at::Generator& default_generator(int index) {
   return all[index];
 }
 
+at::Generator copy_generator(const at::Generator& from, int index) {
+  at::Generator copy = new_generator(index);
+  copy.set_state(from.get_state());
+  return copy;
+}
+
 uint64_t generator_id(const at::Generator& generator, const Channel& c) {
   auto* g = dynamic_cast<ProxiedGenerator*>(generator.unsafeGetGeneratorImpl());
   TORCH_CHECK(g, "Expected a 'cuda' device type for generator but found '", generator.device(), "'");

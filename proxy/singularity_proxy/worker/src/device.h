@@ -10,10 +10,20 @@ namespace singularity {
 
 void install_device();  // guard, allocator and hooks of the CUDA device type
 const at::Generator& default_generator(int index);
+at::Generator copy_generator(const at::Generator& from, int index);  // the same state, on another device
 void synchronize(int index);
 int64_t stream_of(int index);                  // of this thread; 0 is the default stream
 void set_stream(int index, int64_t stream);
 int64_t new_stream();
+
+// The current device, until the end of a scope; a negative index changes nothing.
+struct OnDevice {
+  explicit OnDevice(int index) : old(exchange_device(index)) {}
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  ~OnDevice() { exchange_device(old); }
+  int old;
+};
 
 // Events: markers in the one in-order queue of a virtual device.
 struct Event {

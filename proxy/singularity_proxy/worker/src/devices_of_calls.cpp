@@ -10,6 +10,11 @@ bool ends(const std::string& text, const char* with) {
   return text.size() >= tail.size() && text.compare(text.size() - tail.size(), tail.size(), tail) == 0;
 }
 
+std::string base_name(const c10::OperatorHandle& handle) {
+  const std::string& name = handle.schema().name();
+  return name.substr(name.find("::") + 2);
+}
+
 }  // namespace
 
 bool checked_by_iterator(const c10::OperatorHandle& handle) {
@@ -17,20 +22,28 @@ bool checked_by_iterator(const c10::OperatorHandle& handle) {
   static const std::set<std::string> kIterators = {
       "bernoulli", "binary_cross_entropy", "copysign", "fill", "floor_divide", "index", "_index_put_impl", "index_put",
       "_unsafe_index", "_unsafe_index_put", "where", "heaviside", "rsub", "masked_fill", "index_fill", "eq", "ne", "ge",
-      "le", "gt", "lt", "__irshift__", "mse_loss", "smooth_l1_loss", "glu", "poisson", "binomial", "normal", "lerp"};
+      "le", "gt", "lt", "__irshift__", "mse_loss", "smooth_l1_loss", "glu", "poisson", "binomial", "normal", "lerp",
+      "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_sigmoid_forward", "softplus",
+      "softshrink", "threshold", "std", "var"};
   // Tagged as pointwise, and yet compared by their wrapper.
   static const std::set<std::string> kWrapped = {"clamp", "clamp_min", "clamp_max", "gcd", "lcm", "logaddexp", "logaddexp2"};
-  std::string base = handle.schema().name();
-  base = base.substr(base.find("::") + 2);
+  std::string base = base_name(handle);
   if (base.rfind("_foreach", 0) == 0 || base.rfind("_fused", 0) == 0) return true;
   if (base.size() > 1 && base.back() == '_' && !ends(base, "__")) base.pop_back();
   if (kWrapped.count(base)) return false;
   return kIterators.count(base) || handle.hasTag(at::Tag::pointwise);
 }
 
+bool sizes_its_outputs(const c10::OperatorHandle& handle) {
+  // Of native_functions.yaml: structured, `device_check: NoCheck`, and not pointwise.
+  static const std::set<std::string> kReductions = {"all", "any", "aminmax", "cumprod", "cumsum", "max", "mean", "min",
+                                                    "norm", "prod", "renorm", "sum"};
+  return kReductions.count(base_name(handle)) > 0;
+}
+
 std::string wrapper_name(const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
-  const std::string base = schema.name().substr(schema.name().find("::") + 2), overload = schema.overload_name();
+  const std::string base = base_name(handle), overload = schema.overload_name();
   const auto& arguments = schema.arguments();
   const std::string function = !arguments.empty() && arguments.back().is_out() ? base + "_out" : base;
   // Structured kernels have generated functional variants, and another way of naming their wrappers.

@@ -11,6 +11,10 @@ namespace singularity {
 // does: the two texts differ, and only the first takes 0-dim host tensors as numbers.
 bool checked_by_iterator(const c10::OperatorHandle& handle);
 
+// True for an operator that TensorIterator does not compare the out= argument of: it makes the result of its
+// own size, and says of which device that must be.
+bool sizes_its_outputs(const c10::OperatorHandle& handle);
+
 // The name of the generated wrapper, as CUDA's error text has it: "wrapper_CUDA_addmm".
 std::string wrapper_name(const c10::OperatorHandle& handle);
 

@@ -12,48 +12,66 @@ namespace singularity {
 using at::Tensor;
 using c10::IValue;
 
+namespace {
+
+// Calls `look` with each tensor of the arguments that are (not) out=, and the argument's name.
+template <class Look>
+void each_tensor(const Operator& op, c10::ArrayRef<IValue> arguments, bool out, const Look& look) {
+  for (size_t i = 0; i < arguments.size(); i++) {
+    const auto& argument = op.handle->schema().arguments()[i];
+    const IValue& v = arguments[i];
+    if (argument.is_out() != out || op.is_host[i]) continue;
+    if (v.isTensor()) look(v.toTensor(), argument.name());
+    else if (v.isTensorList() || v.isOptionalTensorList())
+      for (const IValue& item : v.toListRef())
+        if (item.isTensor()) look(item.toTensor(), argument.name());
+  }
+}
+
+}  // namespace
+
 // The text that a CUDA build gives when the tensors of a call are on several devices: the generated
-// wrappers of kernels say it one way, TensorIterator another one.
+// wrappers of kernels say it one way, TensorIterator another one, and what makes a result of its own
+// size a third one.
 void refuse_devices(const Operator& op, c10::ArrayRef<IValue> arguments) {
+  if (op.is_composed) throw SeveralDevices();
   TORCH_CHECK(op.graph_device < 0, "Expected all tensors to be on the same device, but a compiled graph of cuda:",
               op.graph_device, " got one of another device!");
-  const auto& schema = op.handle->schema();
   const bool iterator = checked_by_iterator(*op.handle);
   std::optional<c10::Device> common;
-  const auto look = [&](const Tensor& t, const std::string& name) {
-    if (!t.defined() || (iterator && t.is_cpu() && t.dim() == 0)) return;
-    if (!common) common = t.device();
-    if (*common == t.device()) return;
-    TORCH_CHECK(!iterator, "Expected all tensors to be on the same device, but found at least two devices, ", *common,
-                " and ", t.device(), "!");
-    c10::impl::common_device_check_failure(*common, t, wrapper_name(*op.handle).c_str(), name.c_str());
-  };
+  if (sizes_its_outputs(*op.handle)) {
+    const c10::Device device = arguments[0].toTensor().device();
+    each_tensor(op, arguments, true, [&](const Tensor& t, const std::string&) {
+      TORCH_CHECK(t.device() == device, "Expected out tensor to have device ", device, ", but got ", t.device(), " instead");
+    });
+  }
+  if (iterator)
+    for (const bool out : {true, false})
+      each_tensor(op, arguments, out, [&](const Tensor& t, const std::string&) {
+        if (!common && t.defined() && !t.is_cpu()) common = t.device();
+      });
   for (const bool out : {true, false})  // the order in which the wrappers look
-    for (size_t i = 0; i < arguments.size(); i++) {
-      const auto& argument = schema.arguments()[i];
-      const IValue& v = arguments[i];
-      if (argument.is_out() != out || op.is_host[i]) continue;
-      if (v.isTensor()) look(v.toTensor(), argument.name());
-      else if (v.isTensorList())
-        for (const Tensor& t : v.toTensorVector()) look(t, argument.name());
-      else if (v.isOptionalTensorList())
-        for (const std::optional<Tensor>& t : v.toOptionalTensorList())
-          if (t) look(*t, argument.name());
-    }
+    each_tensor(op, arguments, out, [&](const Tensor& t, const std::string& name) {
+      if (!t.defined() || (iterator && t.is_cpu() && t.dim() == 0)) return;
+      if (!common) common = t.device();
+      if (*common == t.device()) return;
+      TORCH_CHECK(!iterator, "Expected all tensors to be on the same device, but found at least two devices, ", *common,
+                  " and ", t.device(), "!");
+      c10::impl::common_device_check_failure(*common, t, wrapper_name(*op.handle).c_str(), name.c_str());
+    });
   const IValue& self = arguments[0];
-  TORCH_CHECK(!(op.name.find("index") != std::string::npos && self.isTensor() && self.toTensor().is_cpu()),
-              "indices should be either on cpu or on the same device as the indexed tensor (cpu)");
-  TORCH_CHECK(false, op.name, ": a host tensor of more than ", kMaxPayloadBytes,
-              " bytes cannot go with a call to the device; move it to the device first");
+  TORCH_CHECK(!(op.name.find("index") != std::string::npos && self.isTensor()),
+              "indices should be either on cpu or on the same device as the indexed tensor (", self.toTensor().device(), ")");
+  TORCH_CHECK(false, op.name, ": expected every tensor on the device of the call or, where it may be, on the host");
 }
 
 void check_written(const Operator& op, c10::ArrayRef<IValue> arguments, size_t index) {
   const IValue& v = arguments[index];
   const auto check = [&](const Tensor& t) {
     if (C10_LIKELY(!t.defined() || t.is_cuda())) return;
-    if (t.dim()) refuse_devices(op, arguments);
-    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", t.device(),
-                " and cuda:", current_device(), "!");
+    if (t.dim() || op.is_composed) refuse_devices(op, arguments);
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, cuda:",
+                current_device(), " and ", t.device(), "!");
   };
   if (v.isTensor()) check(v.toTensor());
   else if (v.isTensorList())
@@ -88,15 +106,7 @@ void Encoder::other(const IValue& v, bool in_key) {
     for (bool b : list) key_.put<uint8_t>(b);
     return;
   }
-  if (v.isOptionalTensorList()) {
-    const auto items = v.toListRef();
-    count(Tag::optional_tensor_list, items.size());
-    for (const IValue& item : items) {
-      if (item.isTensor() && item.toTensor().defined()) tensor(item.toTensor());
-      else tag(Tag::none);
-    }
-    return;
-  }
+  if (v.isOptionalTensorList()) return optional_tensors(v.toListRef());
   if (v.isDevice()) {
     tag(Tag::device);
     return key_.put<uint8_t>(v.toDevice().is_cpu());
@@ -129,6 +139,7 @@ void Encoder::other_tensor(const Tensor& t) {
   }
   if (!host_allowed_ || t.nbytes() > kMaxPayloadBytes) refuse_devices(op_, arguments_);
   const Tensor host = t.resolve_conj().resolve_neg().contiguous();
+  check_dimensions(host.dim());
   tag(Tag::host_tensor);
   key_.put<uint8_t>(static_cast<uint8_t>(host.scalar_type()));
   key_.put<uint8_t>(static_cast<uint8_t>(host.dim()));
@@ -142,7 +153,10 @@ void Encoder::integers(const std::vector<int64_t>& list) {
   key_.put_bytes(list.data(), list.size() * 8);
 }
 
+// Of the interpreter of TorchScript: it does not always say what the items are.
 void Encoder::list(c10::ArrayRef<IValue> items) {
+  if (std::any_of(items.begin(), items.end(), [](const IValue& item) { return item.isNone(); }))
+    return optional_tensors(items);
   if (!items.empty() && items[0].isTensor()) {
     count(Tag::tensor_list, items.size());
     for (const IValue& item : items) tensor(item.toTensor());
@@ -171,6 +185,19 @@ void Encoder::number(const IValue& v, bool in_key) {
   } else {
     TORCH_CHECK(false, op_.name, ": the device proxy cannot send a number of kind ", v.tagKind());
   }
+}
+
+void Encoder::optional_tensors(c10::ArrayRef<IValue> items) {
+  count(Tag::optional_tensor_list, items.size());
+  for (const IValue& item : items) {
+    if (item.isTensor() && item.toTensor().defined()) tensor(item.toTensor());
+    else tag(Tag::none);
+  }
+}
+
+void refuse_dimensions(int64_t dimensions) {
+  TORCH_CHECK(false, "a proxied device has tensors of at most ", kMaxDim, " dimensions, and this one has ", dimensions);
+  std::abort();  // TORCH_CHECK threw
 }
 
 void Encoder::sparse_tensor(const Tensor& t) {

@@ -14,10 +14,17 @@ namespace singularity {
 
 using Inputs = c10::SmallVector<c10::TensorImpl*, 8>;  // the device tensors of a call, in order
 
+// Tensors of one call are on several devices, and its composition is to say what it makes of that.
+struct SeveralDevices {};
 // Raises what a CUDA build raises when the tensors of a call are on several devices.
 [[noreturn]] void refuse_devices(const Operator& op, c10::ArrayRef<c10::IValue> arguments);
 // A result that the operator wrote into a host number would be lost: the number was sent by value.
 void check_written(const Operator& op, c10::ArrayRef<c10::IValue> arguments, size_t index);
+
+[[noreturn]] void refuse_dimensions(int64_t dimensions);
+inline void check_dimensions(int64_t dimensions) {  // a record counts them in a byte
+  if (C10_UNLIKELY(dimensions > kMaxDim)) refuse_dimensions(dimensions);
+}
 
 inline char* put_words(char* to, const int64_t* words, int n) {  // few: less work than a call of memcpy
   for (int i = 0; i < n; i++) std::memcpy(to + i * 8, words + i, 8);
@@ -28,6 +35,7 @@ inline char* put_words(char* to, const int64_t* words, int n) {  // few: less wo
 inline void encode_device_tensor(Channel& c, const c10::TensorImpl& impl, uint64_t id) {
   const int64_t *sizes = impl.sizes().data(), *strides = impl.strides().data();
   const auto dim = static_cast<int>(impl.sizes().size());
+  check_dimensions(dim);
   // Also dimensions of size 0 and 1 have strides, and results inherit them: only what a reader would
   // compute is left out.
   bool contiguous = impl.is_contiguous_default(at::MemoryFormat::Contiguous);
@@ -98,6 +106,7 @@ class Encoder {
   void sparse_tensor(const at::Tensor& t);
   void integers(const std::vector<int64_t>& list);
   void list(c10::ArrayRef<c10::IValue> items);
+  void optional_tensors(c10::ArrayRef<c10::IValue> items);
   void number(const c10::IValue& v, bool in_key);
 
   Channel& c_;

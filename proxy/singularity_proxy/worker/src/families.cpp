@@ -5,6 +5,8 @@
 #include <set>
 
 #include "channel.h"
+#include "device.h"
+#include "nested.h"
 #include "ship.h"
 
 namespace singularity {
@@ -40,8 +42,7 @@ const std::vector<Family>& families() {
       {Key::NestedTensorCUDA, Key::NestedTensorCPU,
        "this operation on nested tensors is not supported on the proxied device; use the jagged layout, or .unbind() first",
        {},
-       {"_transform_bias_rescale_qkv", "_native_multi_head_attention", "sum.dim_IntList", "_nested_sum_backward",
-        "_fused_sdp_choice", "_transformer_encoder_layer_fwd"}},
+       {"_transform_bias_rescale_qkv", "sum.dim_IntList", "_nested_sum_backward"}},
       {Key::QuantizedCUDA, Key::QuantizedCPU,
        "quantized tensors are not supported on the proxied device; quantize on the host", {}, {"*"}},
   };
@@ -58,10 +59,7 @@ struct HostKernel final : c10::OperatorKernel {
       else if (v.isDevice() && v.toDevice().is_cuda() && v.toDevice().has_index()) index = v.toDevice().index();
       if (index >= 0) break;
     }
-    struct On {
-      int old;
-      ~On() { exchange_device(old); }
-    } on{exchange_device(index)};
+    const OnDevice on(index);
     op.redispatchBoxed(keys, stack);
   }
   c10::DispatchKeySet keys;
@@ -111,6 +109,7 @@ int install_families(const LibraryOf& library_of) {
       if (!host && !handle->hasKernelForDispatchKey(family.ours)) continue;
       torch::Library& library = library_of(name_space, family.ours);
       count++;
+      if (aten && family.ours == c10::DispatchKey::NestedTensorCUDA && install_nested_kernel(library, full)) continue;
       if (aten && family.shipped.count(full)) {
         if (!shipped) shipped = add_operator(*handle);
         library.impl(full.c_str(), shipped_kernel(shipped));

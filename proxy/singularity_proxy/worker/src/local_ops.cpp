@@ -2,6 +2,7 @@
 // composites whose decomposition depends on the physical device.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/DispatchStub.h>
+#include <ATen/native/Resize.h>
 #include <ATen/native/ResizeCommon.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/native/transformers/attention.h>
@@ -35,12 +36,8 @@ using at::Tensor;
 const c10::DispatchKeySet kKeys(c10::DispatchKey::CUDA);
 Operator* copy_operator = nullptr;
 
-struct OnDevice {  // the device that a factory was asked for
-  explicit OnDevice(const std::optional<c10::Device>& device)
-      : old(exchange_device(device && device->has_index() ? device->index() : -1)) {}
-  ~OnDevice() { exchange_device(old); }
-  int old;
-};
+// The one that a factory was asked for; -1: the current one.
+int index_of(const std::optional<c10::Device>& device) { return device && device->has_index() ? device->index() : -1; }
 
 bool fills_fresh_memory() {  // as torch does when deterministic algorithms are asked for
   const auto& context = at::globalContext();
@@ -54,12 +51,12 @@ Tensor empty_memory_format(at::IntArrayRef size, std::optional<c10::ScalarType> 
                            std::optional<c10::Device> device, std::optional<bool> pin,
                            std::optional<c10::MemoryFormat> format) {
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned");
-  OnDevice on(device);
+  const OnDevice on(index_of(device));
   return filled(at::detail::empty_generic(size, device_allocator(), kKeys, c10::dtype_or_default(dtype), format));
 }
 Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
                      std::optional<c10::Layout>, std::optional<c10::Device> device, std::optional<bool>) {
-  OnDevice on(device);
+  const OnDevice on(index_of(device));
   return filled(at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype)));
 }
 const Tensor& resize(const Tensor& self, at::IntArrayRef size, std::optional<c10::MemoryFormat> format) {
@@ -78,8 +75,18 @@ const Tensor& resize(const Tensor& self, at::IntArrayRef size, std::optional<c10
 }
 Tensor& set_storage_offset(Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
                            at::IntArrayRef stride) {
+  if (const StorageSlice* slice = slice_of(source)) {
+    const auto item = static_cast<int64_t>(self.element_size());
+    TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
+    const uint64_t need = stride.data() ? at::detail::computeStorageNbytes(size, stride, item, offset)
+                                        : at::detail::computeStorageNbytesContiguous(size, item, offset);
+    TORCH_CHECK(need <= source.nbytes(), "Trying to resize storage that is not resizable");
+    TORCH_CHECK(slice->start % item == 0, "a slice of a storage that starts at byte ", slice->start,
+                " cannot hold elements of ", item, " bytes");
+    return set_storage_offset(self, slice->base, offset + slice->start / item, size, stride);
+  }
+  at::native::checkSetStorage(self, source, offset, size, stride);
   auto* impl = self.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(source);
   if (stride.data() && stride.size() == size.size()) {
     impl->set_sizes_and_strides(size, stride, offset);
   } else {
@@ -107,6 +114,7 @@ Tensor efficient_zeros(at::IntArrayRef size, std::optional<c10::ScalarType> dtyp
                        std::optional<c10::Device> device, std::optional<bool> pin) {
   return at::zeros(size, dtype, layout, device ? device : c10::Device(c10::kCUDA), pin);
 }
+Tensor lazy_clone(const Tensor& self) { return self.clone(); }  // device memory is not copied on write
 void record_stream(Tensor&, at::Stream) {}  // one in-order queue: memory is never reused too early
 bool is_set_to(const Tensor& a, const Tensor& b) {
   return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
@@ -310,13 +318,19 @@ Tensor& baddbmm_dtype_out(const Tensor& self, const Tensor& a, const Tensor& b, 
   return at::baddbmm_out(out, self.to(dtype), a.to(dtype), b.to(dtype), beta, alpha);
 }
 
+torch::CppFunction kernel_of(const std::string& full, Operator* op) {
+  if (proxy_is_cpu())
+    if (auto widened = widened_kernel(full, op)) return std::move(*widened);
+  return shipped_kernel(op);
+}
+
 // ---- registration
 
 // Metadata and views: their composite or CPU-shared implementation works on our tensors as it is.
 const std::set<std::string>& local_names() {
   static const std::set<std::string> names = {
       "_to_copy", "empty_like", "new_empty", "new_empty_strided", "is_pinned", "_pin_memory", "_has_same_storage_numel",
-      "is_same_size", "_has_compatible_shallow_copy_type", "lift", "lift_fresh", "_lazy_clone", "_to_cpu", "to_dense",
+      "is_same_size", "_has_compatible_shallow_copy_type", "lift", "lift_fresh", "_to_cpu", "to_dense",
       "detach_", "squeeze_", "unsqueeze_", "t_", "transpose_", "as_strided_", "swapdims_", "_resize_output_",
       "empty_permuted", "resize_as_", "set_data", "_conj_physical", "resolve_conj", "_nested_tensor_from_mask_left_aligned",
       "_sparse_coo_tensor_with_dims", "sparse_dim", "dense_dim", "_pack_padded_sequence"};
@@ -428,6 +442,7 @@ std::map<std::string, double> install() {
   put("record_stream", &record_stream);
   put("_efficientzerotensor", &efficient_zeros);
   put("is_set_to", &is_set_to);
+  put("_lazy_clone", &lazy_clone);
   if (proxy_is_cpu()) {
     torch::Library& autograd = library("aten", c10::DispatchKey::AutogradCUDA);
     put("_use_cudnn_ctc_loss", &no_vendor_ctc);
@@ -487,7 +502,7 @@ std::map<std::string, double> install() {
       case Treatment::local: figures["local"]++; break;
       case Treatment::skip: break;
       case Treatment::ship:
-        kernels.impl(full.c_str(), shipped_kernel(add_operator(*handle)));
+        kernels.impl(full.c_str(), kernel_of(full, add_operator(*handle)));
         figures["shipped"]++;
     }
   }

@@ -57,6 +57,7 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
     if (a.alias_info() && a.alias_info()->isWrite()) op->written.push_back(static_cast<uint16_t>(op->is_value.size() - 1));
     op->is_host.push_back(may_stay_on_host(op->name, a.name()));
     if (a.is_out()) op->has_out = true;
+    op->takes_guests |= op->is_host.back() || (device_count() > 1 && type->kind() == c10::TypeKind::GeneratorType);
   }
   bool all_aliases = true;
   for (const auto& r : schema.returns()) {
@@ -77,6 +78,8 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
   }
   op->always_sync = handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape) ||
                     kMustNotFailLate.count(op->name);
+  op->is_composed = !op->takes_guests && handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+                    !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   op->constant_result = op->name == "aten::_fused_sdp_choice";
   operators().push_back(op);
   return op;

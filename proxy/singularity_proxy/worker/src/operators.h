@@ -64,6 +64,8 @@ struct Operator {
   bool has_out = false;        // out= arguments, which may be resized
   bool always_sync = false;    // data-dependent result, or an error that must not come late
   bool constant_result = false;
+  bool takes_guests = false;   // large host tensors, or generators of other devices (guests.h)
+  bool is_composed = false;    // on CUDA it is made of other operators, which look at the devices themselves
   bool no_results = false;     // returns nothing, but its out= arguments may get another shape
   int graph_device = -1;       // of a captured graph: the virtual device it runs on
   const CacheEntry* last = nullptr;  // of `cache`, that was used last: often it is the next one too

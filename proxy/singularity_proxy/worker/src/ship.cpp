@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "encode.h"
+#include "guests.h"
 #include "native/schema.h"
 #include "results.h"
 #include "settings.h"
@@ -41,16 +42,6 @@ int device_of(const IValue& v) {
     for (const IValue& item : v.toListRef())
       if (item.isTensor() && item.toTensor().defined() && item.toTensor().is_cuda()) return item.toTensor().get_device();
   return -1;
-}
-
-Channel& channel_of(c10::ArrayRef<IValue> arguments) {
-  for (const IValue& v : arguments) {
-    const int index = device_of(v);
-    if (index >= 0) return channel(index);
-  }
-  for (const IValue& v : arguments)
-    if (v.isDevice() && v.toDevice().is_cuda() && v.toDevice().has_index()) return channel(v.toDevice().index());
-  return channel(current_device());
 }
 
 void define(Channel& c, Operator& op) {
@@ -92,6 +83,16 @@ void remember(Operator& op, Channel& c, std::unique_ptr<CacheEntry> fresh) {
 }
 
 }  // namespace
+
+Channel& channel_of(c10::ArrayRef<IValue> arguments) {
+  for (const IValue& v : arguments) {
+    const int index = device_of(v);
+    if (index >= 0) return channel(index);
+  }
+  for (const IValue& v : arguments)
+    if (v.isDevice() && v.toDevice().is_cuda() && v.toDevice().has_index()) return channel(v.toDevice().index());
+  return channel(current_device());
+}
 
 void ship(Operator& op, Stack* stack) {
   Results results;
@@ -200,11 +201,31 @@ std::string compile_graph(Operator& op) {
 }
 
 torch::CppFunction shipped_kernel(Operator* op) {
-  struct Kernel final : c10::OperatorKernel {
+  struct Kernel : c10::OperatorKernel {
     explicit Kernel(Operator* o) : op(o) {}
     void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) { ship(*op, stack); }
     Operator* op;
   };
+  struct KernelWithGuests final : Kernel {
+    using Kernel::Kernel;
+    void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+      Guests guests(*op, *stack);
+      ship(*op, stack);
+      guests.go_home();
+    }
+  };
+  struct ComposedKernel final : Kernel {
+    using Kernel::Kernel;
+    void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+      try {
+        ship(*op, stack);
+      } catch (const SeveralDevices&) {  // what comes of that is the composition's affair, as on CUDA
+        handle.getComputedKernelForDispatchKey(c10::DispatchKey::MAIA).callBoxed(handle, keys, stack);
+      }
+    }
+  };
+  if (op->takes_guests) return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<KernelWithGuests>(op));
+  if (op->is_composed) return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ComposedKernel>(op));
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(op));
 }
 

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "channel.h"
@@ -17,6 +18,8 @@ struct Operator;
 Operator* add_operator(const c10::OperatorHandle& handle);
 void ship(Operator& op, torch::jit::Stack* stack);
 torch::CppFunction shipped_kernel(Operator* op);
+// The one for a cpu device of an operator that CUDA computes in half precision (widened.cpp); else none.
+std::optional<torch::CppFunction> widened_kernel(const std::string& name, Operator* op);
 // A graph that torch.compile captured (worker/compile.py), as an operator of `arguments` tensors and
 // sizes on one virtual device; `compile_graph` lets the proxy compile it and returns its JSON answer.
 Operator* add_graph(std::string packed, uint16_t arguments, int device);
@@ -33,6 +36,8 @@ std::map<std::string, double> install();
 // Recurrent cells in ordinary operators, for physical devices that have no fused ones (rnn.cpp).
 void install_recurrent_cells(torch::Library& library);
 
+// The device of a call: of its first device tensor, or of its device= argument, or the current one.
+Channel& channel_of(c10::ArrayRef<c10::IValue> arguments);
 uint64_t generator_id(const at::Generator& generator, const Channel& channel);
 
 }  // namespace singularity

@@ -4,6 +4,8 @@
 #include <ATen/SparseCsrTensorUtils.h>
 #include <ATen/SparseTensorImpl.h>
 
+#include "device.h"
+
 namespace singularity {
 
 using at::Tensor;
@@ -54,6 +56,7 @@ void refill_sparse(const Tensor& old, const SparseHeader& header, at::IntArrayRe
 Tensor make_sparse(const SparseHeader& header, at::IntArrayRef sizes, const std::vector<Tensor>& parts) {
   const auto layout = static_cast<at::Layout>(header.layout);
   const Tensor& values = parts.back();
+  const OnDevice on(values.get_device());  // the COO constructor makes empty parts on the current device
   const Tensor made =
       layout == at::kSparse
           ? at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(c10::DispatchKey::SparseCUDA), values.dtype())

@@ -22,8 +22,8 @@ const c10::DispatchKeySet kStorageKeys(c10::DispatchKey::CUDA);
 
 // Under the channel's lock.
 c10::DataPtr make_pointer(Channel& channel, uint64_t id, uint64_t bytes) {
-  void* address = channel.addresses.take(bytes);
-  channel.usage.add(bytes);
+  void* address = bytes ? channel.addresses.take(bytes) : nullptr;  // as CUDA's allocator
+  if (bytes) channel.usage.add(bytes);
   StorageRecord* record = channel.new_record();
   *record = StorageRecord{&channel, id, bytes, address};
   return c10::DataPtr(address, record, &delete_record,
@@ -151,6 +151,21 @@ bool is_pinned(const void* address) { return pinned().has(address); }
 void delete_record(void* context) {
   auto* record = static_cast<StorageRecord*>(context);
   record->channel->free_storage({record->id, record->address, record->bytes, record});
+}
+
+static void delete_slice(void* context) { delete static_cast<StorageSlice*>(context); }
+
+const StorageSlice* slice_of(const c10::Storage& storage) {
+  const c10::DataPtr& pointer = storage.data_ptr();
+  return pointer.get_deleter() == &delete_slice ? static_cast<const StorageSlice*>(pointer.get_context()) : nullptr;
+}
+
+c10::Storage slice_storage(const c10::Storage& base, int64_t start, uint64_t bytes) {
+  const StorageRecord* record = record_of(base.unsafeGetStorageImpl());
+  c10::DataPtr pointer(bytes ? static_cast<char*>(record->address) + start : nullptr, new StorageSlice{base, start},
+                       &delete_slice, base.device());
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                            std::move(pointer), device_allocator(), false));
 }
 
 void refuse_storage(const c10::StorageImpl* storage) {

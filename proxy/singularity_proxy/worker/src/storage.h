@@ -24,6 +24,14 @@ inline StorageRecord* record_of(const at::Tensor& tensor) {
   return record_of(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
+// What Python's storage[a:b] is: memory without an id of its own. A tensor that is set to it gets its base.
+struct StorageSlice {
+  c10::Storage base;
+  int64_t start;  // in bytes
+};
+const StorageSlice* slice_of(const c10::Storage& storage);  // null: it is none
+c10::Storage slice_storage(const c10::Storage& base, int64_t start, uint64_t bytes);
+
 // A storage that the proxy makes (as the result of an operator) under `id`.
 c10::Storage make_storage(Channel& channel, uint64_t id, uint64_t bytes);
 at::Tensor make_tensor(c10::Storage storage, c10::ScalarType dtype, at::IntArrayRef sizes,
