@@ -47,6 +47,7 @@ from .devices import DeviceKeeper
 from .estimates import expected_bytes
 from .gang_barrier import storing
 from .live import LiveSession
+from .memory import return_memory
 from .node import Node, Settings
 from .ranks import together
 from .relay_keeper import RelayKeeper
@@ -299,6 +300,7 @@ class Suspender:
             yield room
         finally:
             await asyncio.to_thread(room.reserved.release)
+            await asyncio.to_thread(return_memory)
 
     # -- steps ------------------------------------------------------------------------------------
 
