@@ -162,6 +162,11 @@ const steps = {
     await page.locator(`body[data-jp-theme-name="${name}"]`).waitFor({ state: 'attached', ...LIMIT });
     await page.waitForSelector('#jupyterlab-splash', { state: 'detached', ...LIMIT });
   },
+  // An item of a menu of JupyterLab itself.
+  async mainmenu(page, menu, label) {
+    await page.locator('.lm-MenuBar-item', { hasText: menu }).click();
+    await page.locator('.lm-Menu-item', { hasText: label }).first().click(LIMIT);
+  },
   // The button in the notebook's toolbar in a state; its menu's entries.
   async button(page, state) {
     const button = page.locator(`.jp-NotebookPanel-toolbar .jp-Singularity-button[data-state="${state}"]`);

@@ -35,6 +35,10 @@ module.exports = {
     await dialog.waitFor({ state: 'detached', ...LIMIT });
     return { text };
   },
+  // A button of a closed card, which asks nothing.
+  async act(page, label, name) {
+    await card(page, name).getByRole('button', { name: `${label} ${name}`, exact: true }).click(LIMIT);
+  },
   async click(page, label) {
     await page.locator('.jp-Singularity-details').getByRole('button', { name: label }).click();
   },
