@@ -114,6 +114,18 @@ class Kernel:
         """True once its process has ended."""
         return self._child.poll() is not None
 
+    def reap_others(self) -> None:
+        """Reap what lost its parent and has ended: in a capsule it becomes a child of the main
+        process, which is the shim."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None or found.si_pid == self.pid:
+                return
+            os.waitpid(found.si_pid, 0)
+
     def exit_like_it(self) -> int:
         """The exit code to end with; does not return when a signal ended the kernel."""
         code = self._child.returncode
@@ -311,10 +323,12 @@ class Shim:
 
     def _signals(self) -> None:
         try:
-            numbers = os.read(self._wake, 256).replace(bytes([signal.SIGCHLD]), b"")
+            numbers = os.read(self._wake, 256)
         except BlockingIOError:
             return
-        for signum in numbers:
+        if signal.SIGCHLD in numbers:
+            self._kernel.reap_others()
+        for signum in numbers.replace(bytes([signal.SIGCHLD]), b""):
             # SIGCONT comes with every thaw of the capsule too, and then it is not for the kernel:
             # what its user had stopped must stay so.
             if signum != signal.SIGCONT or self._continue:

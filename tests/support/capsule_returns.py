@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,15 @@ def back(place: Place, way: Way = Way.ROLLBACK) -> dict[str, Any]:
     return {"way": way, "own": own, "uid": place.uid, "gid": place.uid}
 
 
-async def bring_back(place: Place, folder: Path, plan: Plan) -> NamespaceCapsule:
-    """The processes of the checkpoint in `folder`, going on."""
+async def bring_back(
+    place: Place, folder: Path, plan: Plan, stopped: Sequence[int] = ()
+) -> NamespaceCapsule:
+    """The processes of the checkpoint in `folder`, going on but for those `stopped`."""
     capsule = await place.prepare()
     roots = [str(place.folder), "/dev/shm"]
     await asyncio.to_thread(scratch.unpack, capsule, str(folder / "scratch"), roots)
-    await asyncio.to_thread(image.restore, capsule, str(folder / "image"), plan=plan)
+    await asyncio.to_thread(
+        image.restore, capsule, str(folder / "image"), plan=plan, stopped=stopped
+    )
     await asyncio.to_thread(capsule.thaw)
     return capsule

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from . import connections, outside
+from . import connections, links, outside
 from .file_kinds import (
     HEAD_BYTES,
     Kind,
@@ -127,7 +127,8 @@ class Record:
 
 def describe(capsule: NamespaceCapsule, *, session_folder: str, ring_folder: str) -> Record:
     """The record of a frozen capsule; the folders are paths inside. Files that were deleted are in
-    the image itself and not in here."""
+    the image itself and not in here. Raises `ImageFailed` for a file that no restore could open."""
+    names = links.find_names(capsule)
     mounts = _private_mounts(capsule.init.pid)
     owner = owner_of(capsule.init.pid)[0]
     found: dict[str, OpenFile] = {}
@@ -144,6 +145,9 @@ def describe(capsule: NamespaceCapsule, *, session_folder: str, ring_folder: str
     for member in members:
         for link, one in _descriptors(member.identity.pid, member.pid):
             path = os.readlink(link)
+            path = names.get(path.removesuffix(links.DELETED), path)
+            if path.startswith("/proc/"):
+                continue  # the capsule's own, and CRIU's to open again
             use = "write" if one.writes else "read"
             known = found.get(path)
             if known is None or known.use not in (use, "write"):
@@ -152,7 +156,7 @@ def describe(capsule: NamespaceCapsule, *, session_folder: str, ring_folder: str
             if found[path].place == "outside":
                 found[path].held.append(one)
     for member in members:
-        for path, info, code in _mapped(member.identity.pid):
+        for path, info, code in _mapped(member.identity.pid, names):
             library = code or info.st_uid != owner
             known = found.get(path)
             if known is None or (library and known.use != "write"):
@@ -278,15 +282,18 @@ def _descriptors(pid: int, inside: int) -> Iterator[tuple[str, Descriptor]]:
         yield link, Descriptor(inside, int(number), flags, position, parse_locks(text))
 
 
-def _mapped(pid: int) -> list[tuple[str, os.stat_result, bool]]:
-    """(path, what it is, whether some of it is code) of each plain file in memory."""
+def _mapped(pid: int, names: Mapping[str, str]) -> list[tuple[str, os.stat_result, bool]]:
+    """(path, what it is, whether some of it is code) of each plain file in memory. `names`: of
+    `links.find_names`."""
     found: dict[str, os.stat_result] = {}
     code: set[str] = set()
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             path = line.rstrip("\n").partition("/")[2]
             path = f"/{path}" if path else ""
-            if not path or path.endswith(" (deleted)"):
+            if path.endswith(links.DELETED):
+                path = names.get(path.removesuffix(links.DELETED), "")
+            if not path:
                 continue
             if line.split()[1][2] == "x":
                 code.add(path)

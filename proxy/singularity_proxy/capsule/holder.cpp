@@ -270,6 +270,9 @@ void default_signals() {
   // CRIU wants the leader of the session inside the namespace; see capsule/namespace.py.
   if (setsid() < 0) fail("setsid");
   if (getpid() != kMainPid) fail("pid", EEXIST);
+  // What loses its parent (daemons, `nohup`, `&`) becomes a child of the main process and not of pid 1:
+  // CRIU dumps everything below one process, and pid 1 of a namespace cannot be that.
+  if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) fail("subreaper");
   default_signals();
   umask(static_cast<mode_t>(o.umask));
   if (chdir(o.cwd)) fail("chdir");

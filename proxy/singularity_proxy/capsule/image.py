@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 from singularity_proxy.errors import ImageFailed, NoSpace, Unavailable, Unsupported
 
-from . import connections, criu, image_files, reach
+from . import connections, criu, daemons, image_files, links, reach, timers, whole
 from .namespace import AFTER_RESTORE_PID, MAIN_PID, NamespaceCapsule
 from .process import ProcessIdentity
 from .reconcile import Plan
@@ -88,7 +88,9 @@ def dump(
         capsule.freeze()
         if capsule.main() is None:
             raise Unavailable("the session's processes have ended, so there is nothing to save")
+        whole.check_tree(capsule)
         _refuse_half_connections(capsule)
+        names = links.find_names(capsule)
         kept = connections.kept_by(capsule)
         began = time.monotonic()
         tcp = connections.DUMP_KEEP if kept else connections.CLOSE
@@ -101,8 +103,12 @@ def dump(
             raise _failure("dump", folder, output)
         if kept:
             connections.close_others(folder, kept)
+        links.use_names(folder, names)
+        daemons.lead_own_sessions(folder)
+        timers.wind_up(folder)
         if not capsule.frozen:  # it was killed in another way, or a process came in
             capsule.freeze()
+        whole.check_image(capsule, folder)
         seconds = time.monotonic() - began
         return Image(_keep_private(folder), seconds)
     except BaseException:

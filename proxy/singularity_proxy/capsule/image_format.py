@@ -15,6 +15,15 @@ def change_messages(data: bytes, change: Callable[[bytes], bytes | None]) -> byt
     """Return the image file `data` with each message replaced by what `change` makes of it; None
     leaves it out. Raises `ValueError`, `IndexError` or `struct.error` for what is no image."""
     out = [data[:MAGIC_BYTES]]
+    for message in messages(data):
+        body = change(message)
+        if body is not None:
+            out += [struct.pack("<I", len(body)), body]
+    return b"".join(out)
+
+
+def messages(data: bytes) -> Iterator[bytes]:
+    """Yield the messages of the image file `data`. Raises as `change_messages`."""
     at = MAGIC_BYTES
     while at < len(data):
         (length,) = struct.unpack_from("<I", data, at)
@@ -22,10 +31,7 @@ def change_messages(data: bytes, change: Callable[[bytes], bytes | None]) -> byt
         if len(message) != length:
             raise ValueError("a message is cut off")
         at += 4 + length
-        body = change(message)
-        if body is not None:
-            out += [struct.pack("<I", len(body)), body]
-    return b"".join(out)
+        yield message
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ What is different inside, besides that:
 * /tmp is a folder of the session, and /dev/shm is empty but for the session's ring folder. Folders
   that the command names (working folder, home, paths among its arguments) keep their place; if one
   of them is /tmp itself, /tmp stays the machine's.
+* What loses its parent (daemons, `nohup`, `&`) becomes a child of the main process and not of pid 1
+  (PR_SET_CHILD_SUBREAPER): CRIU dumps what is below one process. The shim reaps it.
 * Low pids are free for CRIU; the main process has pid 5001 and is the leader of a session (setsid):
   CRIU refuses a tree whose session leader is outside. Linux makes an autogroup of it, so that
   a worker which yields (sched_yield) the only core that it shares with its device proxy yields to
@@ -76,7 +78,9 @@ AFTER_RESTORE_PID = 6000
 FREEZE_S = 5.0
 """A process that does not stop within this many seconds hangs in the system (a dead NFS server)."""
 
-_PRIVATE = ("/tmp", "/dev/shm")
+PRIVATE_FOLDERS = ("/tmp", "/dev/shm")
+"""What is the session's own inside."""
+
 _OWN_FOLDERS = (sys.prefix, str(Path(__file__).resolve().parents[2]))
 """The environment and the checkout of this product: a worker and a shim load parts of it."""
 _PGROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
@@ -180,7 +184,15 @@ class NamespaceCapsule(Capsule):
                 send(member.identity, signal.SIGSTOP)
             if time.monotonic() > deadline:
                 names = ", ".join(str(m.pid) for m in running)
+                traced = [m.pid for m in self.members() if tracer_of(m.identity.pid)]
                 self._continue(before)
+                if traced:
+                    raise Unavailable(
+                        f"the session could not be frozen because process {traced[0]} is traced by "
+                        "a debugger (ptrace); it goes on, nothing was saved: end the debugger and "
+                        "try again",
+                        pids=traced,
+                    )
                 raise Unavailable(
                     f"the session could not be frozen because process {names} hangs in the system; "
                     "it goes on, nothing was saved: try again when the disk or network it waits "
@@ -462,7 +474,7 @@ def kept_folders(spec: CapsuleSpec, more: Sequence[str] = ()) -> list[str] | Non
     named = [spec.cwd, *more, *_folders_of(spec.argv), *_folders_in(spec.env), *_OWN_FOLDERS]
     named = [os.path.normpath(p) for p in named if os.path.isabs(p)]
     own = [os.path.normpath(p) for p in (*spec.keep, *spec.moved)]
-    if set(_PRIVATE) & {*own, *named}:
+    if set(PRIVATE_FOLDERS) & {*own, *named}:
         return None
     wanted = {*own[: len(spec.keep)], *(_whole(p, own) for p in named if os.path.isdir(p))}
     inside = sorted(p for p in wanted if _private_base(p) and os.path.isdir(p))
@@ -474,7 +486,7 @@ def kept_folders(spec: CapsuleSpec, more: Sequence[str] = ()) -> list[str] | Non
 
 
 def _private_base(path: str) -> str | None:
-    return next((base for base in _PRIVATE if path.startswith(f"{base}/")), None)
+    return next((base for base in PRIVATE_FOLDERS if path.startswith(f"{base}/")), None)
 
 
 def _whole(path: str, own: Sequence[str]) -> str:
@@ -496,7 +508,7 @@ def _folders_of(argv: Sequence[str]) -> Iterator[str]:
 
 def _folders_in(env: Mapping[str, str]) -> Iterator[str]:
     for name in ("HOME", "PYTHONPATH", "PATH", "VIRTUAL_ENV"):
-        yield from (p for p in env.get(name, "").split(":") if p not in _PRIVATE)
+        yield from (p for p in env.get(name, "").split(":") if p not in PRIVATE_FOLDERS)
 
 
 def _failure(spec: CapsuleSpec, step: str, number: int) -> SingularityError:

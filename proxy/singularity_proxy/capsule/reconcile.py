@@ -23,7 +23,7 @@ from . import outside
 from .file_kinds import Kind, database_of, in_transaction
 from .file_rules import Action, FileClass, Found, Way, decide
 from .files import OpenFile, Record
-from .sockets import busy_ports
+from .sockets import busy_ports, foreign_listeners
 
 _HELPER_S = 600.0
 
@@ -195,11 +195,14 @@ def check(
     gid: int | None = None,
     shared: Collection[str] = (),
     other_node: bool = False,
+    running: Collection[int] | None = None,
 ) -> Outlook:
     """Look at everything outside, with the rights of `uid`; nothing is changed.
 
     `own`: the session's folder as it is called inside, and here. `shared`: paths that other
     sessions of the user have open for writing. `other_node`: the checkpoint is of another one.
+    `running`: inodes of the sockets of the session itself, which still runs here and has its ports
+    until it is taken down; None: it does not, and ports that connections of it left are waited for.
     Raises `OpenFilesChanged` with every file without which the session cannot come back, and
     `ImageFailed` for ports that somebody else listens on.
     """
@@ -230,7 +233,7 @@ def check(
             "checkpoint",
             files=wrong,
         )
-    ports = busy_ports(one for one in record.tcp if not one.remote)
+    ports = busy_ports(record.tcp) if running is None else foreign_listeners(record.tcp, running)
     if ports:
         raise ImageFailed(
             f"the session cannot be restored because it listens on {', '.join(ports)}, which "

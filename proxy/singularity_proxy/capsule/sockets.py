@@ -9,6 +9,7 @@ again. Read from /proc and, for the peers of unix sockets, from sock_diag(7).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import ipaddress
 import os
 import socket
@@ -24,6 +25,12 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _UNIX_DIAG_NAME, _UNIX_DIAG_PEER = 0, 2
 _SHOW_NAME_AND_PEER = 0x1 | 0x4
 _TCP_ESTABLISHED, _TCP_LISTEN = 1, 10
+
+_PIDFD_GETFD = 438
+"""The number of the system call, the same on every processor."""
+
+TIME_WAIT_S = 65.0
+"""Linux keeps the port of a connection that has ended for 60 s."""
 
 SETTLE_S = 0.5
 """What is sent on one machine arrives in microseconds, and is confirmed within 40 ms."""
@@ -150,31 +157,127 @@ def _tcp_rows(pids: list[int]) -> Iterator[_TcpRow]:
     for name in ("tcp", "tcp6") if inside else ():
         for pid in pids:
             try:
-                with open(f"/proc/{pid}/net/{name}", encoding="ascii") as file:
-                    lines = [line.split() for line in file][1:]
+                rows = list(_rows_in(f"/proc/{pid}/net/{name}"))
             except OSError:
                 continue
-            for words in lines:
-                if int(words[9]) in inside:
-                    unsent = int(words[4].partition(":")[0], 16)
-                    yield _TcpRow(int(words[9]), words[1], words[2], int(words[3], 16), unsent)
+            yield from (row for row in rows if row.inode in inside)
             break
 
 
-def busy_ports(listening: Iterable[TcpSocket]) -> list[str]:
-    """Those of the addresses that somebody else listens on now: a restore could not take them."""
-    busy = []
-    for one in listening:
-        host = one.local.rpartition(":")[0].strip("[]")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, one.port))
-                probe.listen(1)
-            except OSError:
-                busy.append(one.local)
-    return busy
+def busy_ports(wanted: Iterable[TcpSocket], wait_s: float = TIME_WAIT_S) -> list[str]:
+    """Those of the addresses that a restore could not take because somebody else has them now: the
+    listening ones, and both ends of connections that travel in the image. One that is only kept
+    by a connection which has ended is waited for, `wait_s` seconds at most."""
+    left = {_place_of(one): one.local for one in wanted if not one.remote or one.kept}
+    deadline = time.monotonic() + wait_s
+    while left:
+        left = {place: local for place, local in left.items() if not _is_free(*place)}
+        rows = list(_all_rows())
+        taken = [local for place, local in left.items() if not _will_be_free(rows, *place)]
+        if taken:
+            return taken
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return list(left.values())
+
+
+def foreign_listeners(wanted: Iterable[TcpSocket], own: Collection[int]) -> list[str]:
+    """Those of the addresses on which a process listens that has none of the sockets `own`
+    (inodes), while whoever has these is still there."""
+    rows = [row for row in _all_rows() if row.state == _TCP_LISTEN and row.inode not in own]
+    places = {_place_of(one): one.local for one in wanted if not one.remote or one.kept}
+    return [local for place, local in places.items() if _on_port(rows, *place)]
+
+
+def end_without_trace(pids: Iterable[int]) -> None:
+    """Let the connections among the frozen processes vanish with them. Otherwise the system keeps
+    their ports for a minute, and nobody could listen on these again."""
+    pids = list(pids)
+    own = socket_inodes(pids)
+    inner = inner_connections(pids, 0)
+    for inode in inner:
+        with contextlib.suppress(OSError), _borrow(own[inode], inode) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
+
+
+@contextlib.contextmanager
+def _borrow(pid: int, inode: int) -> Iterator[socket.socket]:
+    """A descriptor of our own for a socket of process `pid`. Raises `OSError`."""
+    link = f"socket:[{inode}]"
+    folder = f"/proc/{pid}/fd"
+    number = next((n for n in os.listdir(folder) if _read_link(f"{folder}/{n}") == link), None)
+    if number is None:
+        raise FileNotFoundError(link)
+    pidfd = os.pidfd_open(pid)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        fd = libc.syscall(_PIDFD_GETFD, pidfd, int(number), 0)
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), "pidfd_getfd")
+    finally:
+        os.close(pidfd)
+    with socket.socket(fileno=fd) as one:
+        yield one
+
+
+def _read_link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _place_of(one: TcpSocket) -> tuple[str, int]:
+    """(host, port) that a restore takes: of a connection inside, on the loopback address."""
+    host = one.local.rpartition(":")[0].strip("[]")
+    if one.remote and not ipaddress.ip_address(host).is_loopback:
+        host = "::1" if ":" in host else "127.0.0.1"
+    return host, one.port
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def _will_be_free(rows: Iterable[_TcpRow], host: str, port: int) -> bool:
+    """Whether nobody has a port that is not free: what keeps it has ended."""
+    found = _on_port(rows, host, port)
+    return bool(found) and not any(row.inode for row in found)
+
+
+def _on_port(rows: Iterable[_TcpRow], host: str, port: int) -> list[_TcpRow]:
+    anywhere = ("0.0.0.0", "::")
+    found = []
+    for row in rows:
+        local, number = _address(row.local)
+        other = local.rpartition(":")[0].strip("[]")
+        if number == port and (host == other or host in anywhere or other in anywhere):
+            found.append(row)
+    return found
+
+
+def _all_rows() -> Iterator[_TcpRow]:
+    """Of everybody in our network, also of nobody (`inode` 0): connections that have ended."""
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            yield from _rows_in(f"/proc/self/net/{name}")
+
+
+def _rows_in(path: str) -> Iterator[_TcpRow]:
+    with open(path, encoding="ascii") as file:
+        lines = [line.split() for line in file][1:]
+    for words in lines:
+        unsent = int(words[4].partition(":")[0], 16)
+        yield _TcpRow(int(words[9]), words[1], words[2], int(words[3], 16), unsent)
 
 
 def _address(text: str) -> tuple[str, int]:

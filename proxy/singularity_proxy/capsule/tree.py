@@ -45,8 +45,8 @@ def children(pid: int) -> Iterator[int]:
                 yield from (int(word) for word in file.read().split())
 
 
-def inner_pid(pid: int) -> int:
-    """The pid that process `pid` has in its innermost namespace."""
+def inner_pid(pid: int | str) -> int:
+    """The pid that process or thread `pid` (below /proc) has in its innermost namespace."""
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.startswith("NSpid:"):

@@ -344,7 +344,7 @@ class Resumer:
         """Decide and do what becomes of files outside that the session has open. The user's files
         are changed only when all of the checkpoint is known to be whole."""
         record, settings = live.record, self._node.settings
-        owner = {"uid": record.uid, "gid": record.gid}
+        owner: dict[str, Any] = {"uid": record.uid, "gid": record.gid}
         way = _way(request, summary)
         shared: frozenset[str] = frozenset()
         if way is Way.ROLLBACK and opened.written_outside():

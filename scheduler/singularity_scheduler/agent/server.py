@@ -29,6 +29,7 @@ from .node import Node
 from .node_lease import Renewal
 from .relays import read_client_file
 from .resumes import ResumeRequest
+from .return_checks import check_return
 from .stores import reference
 from .suspends import Suspender
 
@@ -220,7 +221,9 @@ class CommandServer:
         if not isinstance(grace_s, int | float) or grace_s < 0:
             raise BadRequest("'grace_s' must be a number of seconds, 0 or more")
         reason = str(params.get("reason") or "ended by the scheduler")
-        published = live.record.published
+        published, back_to = live.record.published, params.get("back_to")
+        if isinstance(back_to, str) and live.record.alive:
+            await check_return(self._node, live, back_to)
         elsewhere = params.get("keep") is True  # it goes on from the store
         code = await self._lifecycle.end(live, reason, float(grace_s), elsewhere=elsewhere)
         self._lifecycle.forget(live)
@@ -300,9 +303,12 @@ class CommandServer:
         epoch, reason = number(params, "epoch"), str(params.get("reason") or "")
         seq = None if params.get("seq") is None else number(params, "seq")
         standing, urgent = params.get("standing") is True, params.get("urgent") is True
+        back_to = params.get("back_to")
 
         async def run() -> Any:
             live = self._node.session(session)  # here: a repeated command finds none
+            if isinstance(back_to, str):
+                await check_return(self._node, live, back_to)
             job = self._suspender.suspend(live, epoch, seq, name, reason, standing, urgent)
             done = await self._fenced(live, job)
             await self._lifecycle.leave(live)

@@ -25,6 +25,7 @@ from typing import Any
 from singularity_proxy.capsule import connections
 from singularity_proxy.capsule.io_rings import with_io_ring
 from singularity_proxy.capsule.namespace import NamespaceCapsule
+from singularity_proxy.capsule.sockets import end_without_trace
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.feed import Feed
 from singularity_proxy.checkpoint.files import Part
@@ -203,7 +204,8 @@ class Suspender:
         return dict(record.saving["published"])
 
     async def _send_away(self, live: LiveSession, work: Work, reason: str, standing: bool) -> None:
-        record = live.record
+        record, capsule = live.record, live.capsule
+        assert isinstance(capsule, NamespaceCapsule)
         busy = self._busy(live, work, leaves=True, standing=standing)
         async with self._node.stores.turns, busy:
             live.savings.give_up(before=work.saving)  # they are older than what is saved now
@@ -226,6 +228,8 @@ class Suspender:
             record.life = Life.ENDING
             record.reason = reason or "it was suspended"
             self._node.try_save(live)
+            pids = [m.identity.pid for m in capsule.members()]
+            await asyncio.to_thread(end_without_trace, pids)
             self._step("recorded")
 
     async def _save_while_taken(self, live: LiveSession, work: Work) -> Summary:

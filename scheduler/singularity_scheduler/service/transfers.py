@@ -110,6 +110,7 @@ class Transfers:
                     reason=action.reason,
                     **({"standing": True} if part else {}),
                     **({"urgent": True} if action.urgent else {}),
+                    **_back_to(view),
                 )
             reference = reference_of(answer["checkpoint"])
             ms = float((answer.get("ms") or {}).get("total") or 0.0)
@@ -223,6 +224,7 @@ class Transfers:
                 grace_s=0.0,
                 keep=True,
                 keep_relay=relay,
+                **(_back_to(view) if self._awaits(action, ProcessState.SUSPENDING) else {}),
             )
         except NotFound:
             pass
@@ -410,6 +412,15 @@ def reference_of(told: Json) -> CheckpointRef:
         incarnation=int(told.get("incarnation") or 1),
         reason=str(told.get("reason") or ""),
     )
+
+
+def _back_to(view: SessionView | None) -> dict[str, str]:
+    """Of a session that leaves only to come back from an older checkpoint: the agent looks first
+    whether that can be."""
+    if view is None or view.part is not None or view.retrying:
+        return {}
+    goes_back = view.rollback and view.undo and view.restore_from
+    return {"back_to": view.restore_from} if goes_back else {}
 
 
 def loss_of(told: Json, checkpoint: str) -> LossReport:

@@ -154,6 +154,31 @@ async def test_checkpoints_restore_and_fork(tmp_path: Path) -> None:
             await client.delete_checkpoint(session, "before fine tuning")
 
 
+@pytest.mark.parametrize(("discard", "method"), [(False, "session.suspend"), (True, "session.end")])
+@pytest.mark.asyncio
+async def test_a_return_that_cannot_be_is_refused_before_the_session_leaves(
+    discard: bool, method: str, tmp_path: Path
+) -> None:
+    async with two(tmp_path) as p:
+        client = p.client()
+        session = await p.holder(name="a")
+        good = (await client.checkpoint(session, "good"))["last_checkpoint"]
+        agent = p.agents[(await p.controller.find(session)).node]
+        agent.refuse[method] = Conflict("another program listens on 127.0.0.1:8888")
+        with pytest.raises(Conflict, match="another program listens"):
+            await client.restore(session, "good", discard=discard)
+        [asked] = [c for m, c in agent.calls if m == method]
+        assert asked["back_to"] == good["id"]
+        goes_on = await client.get_session(session)
+        assert (goes_on["state"], goes_on["incarnation"]) == ("running", 1)
+        assert session in agent.sessions
+        back = await client.restore(session, "good", discard=discard)
+        assert (back["state"], back["incarnation"]) == ("running", 2)
+        await client.suspend(session)
+        [*_, asked] = [c for a in p.agents.values() for m, c in a.calls if m == "session.suspend"]
+        assert "back_to" not in asked, "it is on its way nowhere"
+
+
 @pytest.mark.asyncio
 async def test_device_state_goes_back_into_a_session_that_lives(tmp_path: Path) -> None:
     async with two(tmp_path) as p:

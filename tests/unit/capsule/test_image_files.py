@@ -15,6 +15,7 @@ from singularity_proxy.capsule.image_format import (
     encode_number,
     fields,
 )
+from singularity_proxy.capsule.links import use_names
 from singularity_proxy.capsule.reconcile import Change, Plan
 from singularity_proxy.errors import ImageFailed
 
@@ -95,3 +96,23 @@ def test_an_image_that_is_not_one_is_told(tmp_path: Path) -> None:
     (tmp_path / "files.img").write_bytes(MAGIC + b"\xff\xff\0\0abc")
     with pytest.raises(ImageFailed, match="not where they are expected"):
         apply(str(tmp_path), Plan())
+
+
+def test_a_file_is_opened_by_the_name_that_is_left(tmp_path: Path) -> None:
+    image(
+        tmp_path,
+        "files.img",
+        reg(1, "/dev/shm/sem.x", os.O_RDWR, 0),
+        reg(2, "/dev/shm/link_remap.2", os.O_RDWR, 0),
+        reg(3, "/tmp/deleted", os.O_RDWR, 0),
+    )
+    link = encode_number(1, 1) + encode_number(2, 2) + encode_number(3, 0)
+    ghost = encode_number(1, 3) + encode_number(2, 9) + encode_number(3, 1)
+    image(tmp_path, "remap-fpath.img", link, ghost)
+    with pytest.raises(ImageFailed, match=r"/dev/shm/sem\.x, which was deleted"):
+        use_names(str(tmp_path), {})
+    use_names(str(tmp_path), {"/dev/shm/sem.x": "/dev/shm/sem.named"})
+    now = files(tmp_path)
+    assert (now[1][6], now[3][6]) == (b"/dev/shm/sem.named", b"/tmp/deleted")
+    kept = struct.pack("<I", len(ghost)) + ghost
+    assert (tmp_path / "remap-fpath.img").read_bytes() == MAGIC + kept
