@@ -88,6 +88,9 @@ class Walk:
         self._seq = itertools.count(1)
         self._last_words = ""
         """The log of a node that was killed."""
+        self._stood = (-1, -1)
+        """(number of steps in the log, the last step done) when the session came back to an older
+        state than the log tells of."""
         self._written: TextIO | None = None
         """The log where the session was when a verb began; a node that it leaves removes the file,
         and what was printed until it was stopped is in it."""
@@ -132,11 +135,21 @@ class Walk:
         return self.place.log(self.session)
 
     def seen(self) -> int:
-        """The last step that the session says it has done; its losses so far are right."""
+        """The last step that the session has done; its losses so far are right.
+
+        A node's log tells all that was printed there: when the session comes back to an older
+        state, the steps since are in it twice, and go on behind a checkpoint."""
         steps = [(int(n), x) for n, x in re.findall(r"^step (\d+) (\S+)$", self.log(), re.M)]
-        assert [n for n, _ in steps] == list(range(len(steps))), "each step once, in order"
         assert all(self.reference[n] == x for n, x in steps), "other numbers"
-        return len(steps) - 1
+        at, back = -1, 0
+        for n, _ in steps:
+            if n != at + 1:
+                back += 1
+                assert back < self.incarnation, f"step {n} after {at}"
+                assert any(a < n <= b + 1 for a, b in self.saved.values()), f"step {n} after {at}"
+            at = n
+        printed, stood = self._stood
+        return stood if len(steps) == printed else at
 
     async def reach(self, step: int) -> None:
         await until(lambda: self.seen() >= min(step, STEPS - 1), self.log)
@@ -231,6 +244,9 @@ class Walk:
         self.returns += 1
         assert done["loss"]["checkpoint"] == newest
         first, last = self.saved[newest]
+        printed = len(re.findall(r"^step ", self.log(), re.M))
+        if done["loss"]["rolled_back"] and printed > last + 2:
+            self._stood = printed, first
         assert first <= self.seen() <= last + 1, f"it came back at {self.seen()}: {self.saved}"
 
     async def save(self, job: Awaitable[None]) -> None:
