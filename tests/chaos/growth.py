@@ -1,14 +1,16 @@
 """Memory and descriptors of agents and service over the campaign: do they grow?
 
-Each of them is killed again and again, so a process is looked at from `SETTLED_S` after its start
-on, and what counts is how the values of later processes, and of one process later, differ from
-earlier.
+Each of them is killed again and again, and each holds more while more sessions live. So a process
+is looked at from `SETTLED_S` after its start on, the agents of all nodes together, and what counts
+is how its floor at some number of live sessions differs late in the campaign from early: what is
+taken for a checkpoint and given back is no growth, and what leaks raises the floor.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from . import processes
 from .processes import Found
 
 ROLES = ("agent", "service")
+WHAT = ("rss", "fd")
 
 SETTLED_S = 25.0
 """Age from which on a process is looked at: it has loaded what it needs."""
@@ -23,60 +26,76 @@ SETTLED_S = 25.0
 LEAST_S = 200.0
 """Shorter thirds of a campaign say nothing: the first checkpoint of an agent weighs more."""
 
+LEAST_SAMPLES = 5
+"""So many at one number of sessions have a floor."""
+
+Sample = tuple[float, int, float]
+"""(time in seconds, live sessions, value)"""
+
 
 @dataclass
 class Growth:
-    """Samples of (time, value) by process and quantity."""
+    """Samples by role and quantity, of all processes of a role together. `nodes`: how many agents
+    there are when all of them live."""
 
-    samples: dict[tuple[str, str, str], list[tuple[float, float]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    nodes: int
+    samples: dict[tuple[str, str], list[Sample]] = field(default_factory=lambda: defaultdict(list))
     _born: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def look(self, now: float, found: list[Found]) -> None:
-        """Take a sample of each agent and of the service."""
-        for one in found:
-            if one.role not in ROLES:
+    def look(self, now: float, found: Sequence[Found], live: int) -> None:
+        """Take a sample of the agents and of the service, while `live` sessions live."""
+        for role in ROLES:
+            settled = [one.pid for one in found if one.role == role and self._is_settled(now, one)]
+            if len(settled) != (self.nodes if role == "agent" else 1):
                 continue
-            identity = (one.pid, one.process.started)
-            if now - self._born.setdefault(identity, now) < SETTLED_S:
-                continue
-            for what, value in (("rss", processes.rss(one.pid)), ("fd", processes.fds(one.pid))):
-                if value:
-                    self.samples[one.role, one.node, what].append((now, float(value)))
+            for what, of in zip(WHAT, (processes.rss, processes.fds), strict=True):
+                values = [of(pid) for pid in settled]
+                if all(values):
+                    self.samples[role, what].append((now, live, float(sum(values))))
+
+    def _is_settled(self, now: float, one: Found) -> bool:
+        return now - self._born.setdefault((one.pid, one.process.started), now) >= SETTLED_S
+
+    def write(self, path: Path) -> None:
+        """Write all samples down, for who wants to see where something grew."""
+        rows = [
+            {"role": role, "what": what, "samples": found}
+            for (role, what), found in self.samples.items()
+        ]
+        path.write_text(json.dumps(rows))
+
+    def of(self, role: str, what: str) -> float | None:
+        """The growth as a share; None when it cannot be said."""
+        return grown_by(self.samples[role, what])
 
     def worst(self, what: str) -> float | None:
         """The larger growth of agents and service."""
         found = [value for role in ROLES if (value := self.of(role, what)) is not None]
         return max(found) if found else None
 
-    def write(self, path: Path) -> None:
-        """Write all samples down, for who wants to see where something grew."""
-        rows = [
-            {"role": role, "node": node, "what": what, "samples": found}
-            for (role, node, what), found in self.samples.items()
-        ]
-        path.write_text(json.dumps(rows))
 
-    def of(self, role: str, what: str) -> float | None:
-        """The growth as a share; the worst of all nodes; None when it cannot be said."""
-        grown = [
-            value
-            for (whose, _, quantity), found in self.samples.items()
-            if (whose, quantity) == (role, what) and (value := grown_by(found)) is not None
-        ]
-        return max(grown) if grown else None
-
-
-def grown_by(found: list[tuple[float, float]]) -> float | None:
-    """How much higher the 90th percentile of the last third of the time is than that of the first;
-    None when that is shorter than `LEAST_S`."""
+def grown_by(found: Sequence[Sample]) -> float | None:
+    """How much higher the floor (25th percentile) of the last third of the time is than that of the
+    first, at equal numbers of sessions; None when a third is shorter than `LEAST_S` or no number of
+    sessions has enough samples in both."""
     begin, end = (found[0][0], found[-1][0]) if found else (0.0, 0.0)
     third = (end - begin) / 3
     if third < LEAST_S:
         return None
-    early = sorted(v for t, v in found if t <= begin + third)
-    late = sorted(v for t, v in found if t >= end - third)
-    if not early or not late:
-        return None
-    return late[int(0.9 * (len(late) - 1))] / early[int(0.9 * (len(early) - 1))] - 1.0
+    early, late = defaultdict(list), defaultdict(list)
+    for time, live, value in found:
+        if time <= begin + third:
+            early[live].append(value)
+        elif time >= end - third:
+            late[live].append(value)
+    total, weight = 0.0, 0
+    for live in early.keys() & late.keys():
+        count = min(len(early[live]), len(late[live]))
+        if count >= LEAST_SAMPLES:
+            total += count * (_floor(late[live]) / _floor(early[live]) - 1.0)
+            weight += count
+    return total / weight if weight else None
+
+
+def _floor(values: list[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 4]

@@ -15,7 +15,7 @@ from singularity_spawner.platform.processes import of_run
 from singularity_spawner.platform.settings import Settings
 
 from . import processes
-from .growth import ROLES
+from .growth import ROLES, WHAT
 from .subjects import Subject
 from .watch import LEFT_S, Watch
 from .world import World
@@ -195,11 +195,7 @@ def figures(world: World, subjects: Sequence[Subject], watch: Watch) -> dict[str
         "service_back_s_p95": p95(world.service_back),
         "memory_growth": watch.growth.worst("rss"),
         "fd_growth": watch.growth.worst("fd"),
-        **{
-            f"{role}_{what}_growth": watch.growth.of(role, what)
-            for role in ROLES
-            for what in ("rss", "fd")
-        },
+        **{f"{role}_{what}_growth": watch.growth.of(role, what) for role in ROLES for what in WHAT},
     }
 
 

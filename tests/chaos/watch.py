@@ -34,7 +34,7 @@ class Watch:
 
     def __init__(self, world: World, subjects: Sequence[Subject]) -> None:
         self.world, self.subjects = world, subjects
-        self.growth = Growth()
+        self.growth = Growth(len(world.nodes))
         self.cluster: Json = {}
         self._stuck: dict[tuple[str, str], tuple[Any, float]] = {}
         """(subject, rule) -> (what does not change, calm seconds at its beginning)."""
@@ -76,7 +76,8 @@ class Watch:
                 subject.look_at_file()
         if self._looks % REALITY_EVERY == 0:
             roles = await world.find()
-            self.growth.look(world.timeline.now, roles)
+            live = sum(1 for s in found.values() if s["process_state"] == "live")
+            self.growth.look(world.timeline.now, roles, live)
             if self._calm:
                 await self._compare(roles)
                 await self._look_at_ended(roles)

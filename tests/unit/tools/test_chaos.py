@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +117,19 @@ def test_the_same_violation_counts_once() -> None:
     assert "ada/gpt" in str(entry)
 
 
-def test_growth_is_what_the_largest_have_late_beside_early() -> None:
-    def grown(*values: float) -> float | None:
-        return growth.grown_by([(60.0 * t, v) for t, v in enumerate(values * 10)])
+def test_growth_is_how_the_floor_rises_at_equal_numbers_of_sessions() -> None:
+    def of(value: Callable[[int], float], live: Callable[[int], int]) -> float | None:
+        return growth.grown_by([(60.0 * t, live(t), value(t)) for t in range(40)])
 
-    def rising(by: float) -> float | None:
-        return growth.grown_by([(60.0 * t, 100.0 + by * t) for t in range(30)])
-
-    assert grown(100.0, 20.0, 100.0) == 0.0  # some were just killed and are small yet
-    assert rising(0.0) == 0.0
-    assert rising(1.0) == pytest.approx(0.18, abs=0.02)
-    assert growth.grown_by([(0.0, 1.0), (100.0, 2.0)]) is None
+    # More sessions, and what is taken for a moment, are no growth.
+    assert of(lambda t: 100.0 * (1 + t % 2), lambda t: 1 + t % 2) == pytest.approx(0.0)
+    assert of(lambda t: 900.0 if t % 3 == 0 else 100.0, lambda t: 4) == pytest.approx(0.0)
+    # Twice as much at the end, at either number of sessions, is.
+    grown = of(lambda t: (1 + t % 2) * (100.0 + 4.0 * t), lambda t: 1 + t % 2)
+    assert grown is not None
+    assert grown > 0.5
+    assert of(lambda t: 100.0, lambda t: t) is None, "no number of sessions twice"
+    assert growth.grown_by([(0.0, 1, 1.0), (100.0, 1, 2.0)]) is None, "too short"
 
 
 def test_the_report_has_sums_the_worst_and_each_violation() -> None:
