@@ -26,11 +26,17 @@ _UNIX_DIAG_NAME, _UNIX_DIAG_PEER = 0, 2
 _SHOW_NAME_AND_PEER = 0x1 | 0x4
 _TCP_ESTABLISHED, _TCP_LISTEN = 1, 10
 
+_TICKS = os.sysconf("SC_CLK_TCK")
+
 _PIDFD_GETFD = 438
 """The number of the system call, the same on every processor."""
 
 TIME_WAIT_S = 65.0
 """Linux keeps the port of a connection that has ended for 60 s."""
+
+REUSED_S = 58.0
+"""With less of that left it gives the addresses of one on the loopback to another one: the
+connection's timestamps have gone on by a second."""
 
 SETTLE_S = 0.5
 """What is sent on one machine arrives in microseconds, and is confirmed within 40 ms."""
@@ -149,6 +155,8 @@ class _TcpRow:
     state: int
     unsent: int
     """Bytes that the other end has not got yet."""
+    left_s: float
+    """Until a timer of it rings: of one that has ended, how long its address is kept."""
 
 
 def _tcp_rows(pids: list[int]) -> Iterator[_TcpRow]:
@@ -168,18 +176,46 @@ def busy_ports(wanted: Iterable[TcpSocket], wait_s: float = TIME_WAIT_S) -> list
     """Those of the addresses that a restore could not take because somebody else has them now: the
     listening ones, and both ends of connections that travel in the image. One that is only kept
     by a connection which has ended is waited for, `wait_s` seconds at most."""
-    left = {_place_of(one): one.local for one in wanted if not one.remote or one.kept}
+    left = [one for one in wanted if not one.remote or one.kept]
     deadline = time.monotonic() + wait_s
     while left:
-        left = {place: local for place, local in left.items() if not _is_free(*place)}
         rows = list(_all_rows())
-        taken = [local for place, local in left.items() if not _will_be_free(rows, *place)]
+        left = [one for one in left if not _can_be_taken(rows, one)]
+        taken = [one.local for one in left if not _will_be_free(rows, *_place_of(one))]
         if taken:
-            return taken
+            return list(dict.fromkeys(taken))
         if time.monotonic() > deadline:
             break
-        time.sleep(0.1)
-    return list(left.values())
+        if left:
+            time.sleep(0.1)
+    return list(dict.fromkeys(one.local for one in left))
+
+
+def _can_be_taken(rows: Iterable[_TcpRow], wanted: TcpSocket) -> bool:
+    """Whether a restore can have that address at once."""
+    host, port = _place_of(wanted)
+    if not wanted.remote:
+        return _is_free(host, port)
+    # CRIU binds an end of a connection whoever else has the port (SK_FORCE_REUSE), and connects it
+    # as Linux does where the same connection has ended: inet(7), tcp_twsk_unique.
+    found = _on_port(rows, host, port)
+    if any(row.inode for row in found):
+        return False
+    other = int(wanted.remote.rpartition(":")[2])
+    ended = [row for row in found if _address(row.remote)[1] == other]
+    return not ended or (_reuses() and all(row.left_s < REUSED_S for row in ended))
+
+
+def _reuses() -> bool:
+    """Whether Linux gives the address of a connection on the loopback that has ended to another
+    one before its minute is over."""
+    try:
+        with open("/proc/sys/net/ipv4/tcp_tw_reuse", encoding="ascii") as file:
+            reuse = int(file.read())
+        with open("/proc/sys/net/ipv4/tcp_timestamps", encoding="ascii") as file:
+            return reuse > 0 and int(file.read()) > 0
+    except (OSError, ValueError):
+        return False
 
 
 def foreign_listeners(wanted: Iterable[TcpSocket], own: Collection[int]) -> list[str]:
@@ -277,7 +313,8 @@ def _rows_in(path: str) -> Iterator[_TcpRow]:
         lines = [line.split() for line in file][1:]
     for words in lines:
         unsent = int(words[4].partition(":")[0], 16)
-        yield _TcpRow(int(words[9]), words[1], words[2], int(words[3], 16), unsent)
+        left_s = int(words[5].partition(":")[2], 16) / _TICKS
+        yield _TcpRow(int(words[9]), words[1], words[2], int(words[3], 16), unsent, left_s)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ Linux does: /proc/net/tcp has the uid of each socket, and both ends of such a co
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import socket
 import struct
@@ -26,6 +27,32 @@ def uid_of_peer(connection: socket.socket) -> int | None:
                 if _plain(words[1]) == remote and _plain(words[2]) == local:
                     return None if int(words[3], 16) == _TIME_WAIT else int(words[7])
     return None
+
+
+_SO_ATTACH_FILTER = 26
+
+_NO_DATA = (
+    (0x30, 0, 0, 12),  # A = length of the TCP header, in the upper half of byte 12
+    (0x74, 0, 0, 2),
+    (0x54, 0, 0, 0x3C),
+    (0x07, 0, 0, 0),  # X = A
+    (0x80, 0, 0, 0),  # A = length of the segment
+    (0x1C, 0, 0, 0),  # A -= X
+    (0x15, 0, 1, 0),  # nothing but a header: pass
+    (0x06, 0, 0, 0xFFFFFFFF),
+    (0x06, 0, 0, 0),
+)
+"""A classic BPF program (code, jump if true, jump if false, value)."""
+
+
+def attach_no_data_filter(listener: socket.socket) -> None:
+    """Let no data pass at the connections that a TCP socket accepts from now on, until
+    SO_DETACH_FILTER for each (socket(7)). Raises PermissionError where the kernel lets only root do
+    that, and OSError."""
+    program = b"".join(struct.pack("=HBBI", *line) for line in _NO_DATA)
+    lines = ctypes.create_string_buffer(program)
+    fprog = struct.pack("@HP", len(_NO_DATA), ctypes.addressof(lines))
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, fprog)
 
 
 def _written(address: tuple[object, ...]) -> str:

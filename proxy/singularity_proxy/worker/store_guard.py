@@ -7,6 +7,9 @@ every connection inherits. A thread beside it looks up whose process is at the o
 the filter off for its own user's; others are disconnected before a byte of theirs was read. What
 was sent meanwhile is sent again by TCP, some 0.2 s later.
 
+Where the kernel lets nobody but root put a filter on a socket, the node agent does it: it is handed
+the socket at the session's doorbell, and can do nothing else with it.
+
 Instead of a network namespace for each session, which would cut it off from the servers that users
 open on `localhost`, and of a password, for which TCPStore has no place.
 """
@@ -14,15 +17,14 @@ open on `localhost`, and of a password, for which TCPStore has no place.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import socket
-import struct
 import sys
 import threading
 import time
 
-from singularity_proxy.wire.peers import uid_of_peer
+from singularity_proxy.errors import Unavailable
+from singularity_proxy.wire.peers import attach_no_data_filter, uid_of_peer
 
 BACKLOG = 2048
 
@@ -35,24 +37,20 @@ BUSY_S = 60.0
 TRIES = 10
 """Looks at a connection whose other end is not found, before it counts as another machine's."""
 
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+ASKED_S, AGAIN_S = 30.0, 2.0
+"""How long the agent is waited for that attaches a filter, and after which pause it is asked again:
+it may just be started anew."""
 
-_NO_DATA = (
-    (0x30, 0, 0, 12),  # A = length of the TCP header, in the upper half of byte 12
-    (0x74, 0, 0, 2),
-    (0x54, 0, 0, 0x3C),
-    (0x07, 0, 0, 0),  # X = A
-    (0x80, 0, 0, 0),  # A = length of the segment
-    (0x1C, 0, 0, 0),  # A -= X
-    (0x15, 0, 1, 0),  # nothing but a header: pass
-    (0x06, 0, 0, 0xFFFFFFFF),
-    (0x06, 0, 0, 0),
-)
-"""A classic BPF program (code, jump if true, jump if false, value)."""
+_SO_DETACH_FILTER = 27
+
+
+class Unguarded(Exception):
+    """Nobody here may put a filter on a socket; the text says why."""
 
 
 def listen(port: int) -> socket.socket:
-    """A guarded socket that listens as a store's own would, on all addresses. Raises OSError."""
+    """A guarded socket that listens as a store's own would, on all addresses. Raises OSError, and
+    as `attach_filter`."""
     with contextlib.suppress(OSError):
         return _listen(socket.AF_INET6, port)
     return _listen(socket.AF_INET, port)
@@ -74,11 +72,41 @@ def _listen(family: socket.AddressFamily, port: int) -> socket.socket:
 
 
 def attach_filter(listener: socket.socket) -> None:
-    """Let no data pass at the connections that `listener` accepts from now on."""
-    program = b"".join(struct.pack("=HBBI", *line) for line in _NO_DATA)
-    lines = ctypes.create_string_buffer(program)
-    fprog = struct.pack("@HP", len(_NO_DATA), ctypes.addressof(lines))
-    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, fprog)
+    """Let no data pass at the connections that `listener` accepts from now on.
+
+    Raises `Unguarded` where nobody may, `Unavailable` when the node agent, who may, does not
+    answer."""
+    try:
+        attach_no_data_filter(listener)
+    except PermissionError:
+        _ask_agent(listener)
+
+
+def _ask_agent(listener: socket.socket) -> None:
+    doorbell = os.environ.get("SINGULARITY_DOORBELL")
+    if doorbell is None or not os.environ.get("SINGULARITY_SOCKET"):
+        raise Unguarded("this kernel lets only root put a filter on a socket")
+    until = time.monotonic() + ASKED_S
+    while time.monotonic() < until:
+        mine, its = socket.socketpair()
+        with mine, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+            with its, contextlib.suppress(OSError):  # nobody is there at the moment
+                bell.connect(doorbell)
+                socket.send_fds(bell, [b"guard"], [listener.fileno(), its.fileno()])
+            mine.settimeout(AGAIN_S)
+            try:
+                answer = mine.recv(1)
+            except OSError:
+                continue
+        if answer == b"y":
+            return
+        if answer == b"n":
+            raise Unguarded("this kernel lets only root put a filter on a socket")
+        time.sleep(AGAIN_S / 10)
+    raise Unavailable(
+        "the store at which ranks meet was not opened, because the node agent, which keeps other "
+        "users of the machine away from it, does not answer; try again"
+    )
 
 
 class Guard(threading.Thread):

@@ -11,9 +11,11 @@ And a server takes requests of its own user alone (see `store_guard`), whoever m
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -54,14 +56,23 @@ def _serve(init: Callable[..., None], options: dict[str, Any]) -> None:
     given = options.get("master_listen_fd")
     if given is not None:  # the caller's own socket, of a port that it has told nobody yet
         with socket.socket(fileno=os.dup(given)) as listener:
-            store_guard.attach_filter(listener)
-            store_guard.watch(listener)
+            try:
+                store_guard.attach_filter(listener)
+                store_guard.watch(listener)
+            except store_guard.Unguarded as why:
+                _say_open(why)
         init(**options)
         return
     try:
         listener = store_guard.listen(int(options.get("port") or 0))
-    except OSError:  # taken: by a store of this process, which is shared, or torch says so
+    except store_guard.Unguarded as why:
+        _say_open(why)
         init(**options)
+        return
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        init(**options)  # by a store of this process, which is shared, or torch says so
         return
     store_guard.watch(listener)
     port, number = listener.getsockname()[1], os.fstat(listener.fileno()).st_ino
@@ -73,3 +84,10 @@ def _serve(init: Callable[..., None], options: dict[str, Any]) -> None:
             if os.fstat(descriptor).st_ino == number:
                 os.close(descriptor)
         raise
+
+
+def _say_open(why: Exception) -> None:
+    print(
+        f"singularity: other users of this machine can reach the store at which ranks meet: {why}",
+        file=sys.stderr,
+    )

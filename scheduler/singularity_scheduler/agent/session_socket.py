@@ -1,5 +1,9 @@
 """The two sockets inside a session's folder: calls (magics, workers) and the doorbell.
 
+At the doorbell a worker says `need RING`, when it waits for a device, and `guard` with two
+descriptors: a TCP socket that gets a filter (see `worker.store_guard`), and the end of a socket
+pair for the answer, "y", or "n" where the agent may not either.
+
 Both have rights on this one session only, and only its uid may use them. They are bound in the
 agent's private folder and then renamed into the session's: that folder belongs to the user, and a
 `chown` there would follow a link that the user put in the socket's place.
@@ -7,18 +11,30 @@ agent's private folder and then renamed into the session's: that folder belongs 
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
 import os
 import socket
+import stat
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
 from singularity_proxy.wire import rpc
 from singularity_proxy.wire.limits import SESSION, Held
+from singularity_proxy.wire.peers import attach_no_data_filter
 
 MAX_DATAGRAMS = 64
 """Doorbell datagrams read in one turn of the event loop."""
+
+MAX_GUARDS, PAUSE_S = 4, 0.1
+"""Sockets of one session that get a filter at a time; while there are more, its doorbell is left
+alone."""
+
+_CREDENTIALS = struct.Struct("3i")
+_EXTRA = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(2 * struct.calcsize("i"))
+"""Room for who sent a datagram and for two descriptors; the kernel closes more of them."""
 
 
 class SessionSocket:
@@ -46,6 +62,7 @@ class SessionSocket:
         self._server: asyncio.AbstractServer | None = None
         self._doorbell: socket.socket | None = None
         self._peers: set[rpc.Peer] = set()
+        self._guards: list[threading.Thread] = []
 
     @property
     def path(self) -> str:
@@ -98,19 +115,45 @@ class SessionSocket:
 
     def _ring(self) -> None:
         assert self._doorbell is not None
-        size = struct.calcsize("3i")
         for _ in range(MAX_DATAGRAMS):
+            if sum(thread.is_alive() for thread in self._guards) >= MAX_GUARDS:
+                self._pause()
+                return
             try:
-                data, extra, _, _ = self._doorbell.recvmsg(128, socket.CMSG_SPACE(size))
+                data, extra, _, _ = self._doorbell.recvmsg(128, _EXTRA, socket.MSG_CMSG_CLOEXEC)
             except (BlockingIOError, InterruptedError):
                 return
-            uid = None
+            uid, descriptors = None, array.array("i")
             for level, kind, value in extra:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                    _, uid, _ = struct.unpack("3i", value[:size])
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+                    _, uid, _ = _CREDENTIALS.unpack(value[: _CREDENTIALS.size])
+                elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    whole = len(value) - len(value) % descriptors.itemsize
+                    descriptors.frombytes(value[:whole])
             word, _, ring_id = data.decode("ascii", "replace").strip("\0\n ").partition(" ")
-            if uid == self._uid and word == "need":
+            if descriptors:
+                self._guard(list(descriptors), uid == self._uid and word == "guard")
+            elif uid == self._uid and word == "need":
                 self._on_need(ring_id)
+
+    def _guard(self, descriptors: Sequence[int], wanted: bool) -> None:
+        """Beside the loop: to close what somebody else has opened may take its time."""
+        thread = threading.Thread(target=_guard, args=(descriptors, wanted), daemon=True)
+        thread.start()
+        self._guards = [*(one for one in self._guards if one.is_alive()), thread]
+
+    def _pause(self) -> None:
+        """Leave the doorbell alone for a moment."""
+        loop = asyncio.get_running_loop()
+        bell = self._doorbell
+        assert bell is not None
+        loop.remove_reader(bell.fileno())
+
+        def listen_again() -> None:
+            if self._doorbell is bell:
+                loop.add_reader(bell.fileno(), self._ring)
+
+        loop.call_later(PAUSE_S, listen_again)
 
     async def close(self) -> None:
         """Stop serving, disconnect everybody, remove both sockets."""
@@ -126,3 +169,31 @@ class SessionSocket:
         for path in (self.path, self.doorbell_path):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+
+
+def _guard(descriptors: Sequence[int], wanted: bool) -> None:
+    """Attach the filter of stores to the TCP socket that is the first of two `descriptors`, if that
+    is `wanted`, answer at the second, and close them. Blocks."""
+    try:
+        if not wanted or len(descriptors) != 2 or not _are_sockets(descriptors):
+            return
+        with socket.socket(fileno=os.dup(descriptors[0])) as listener:
+            if listener.family not in (socket.AF_INET, socket.AF_INET6):
+                return
+            try:
+                attach_no_data_filter(listener)
+                answer = b"y"
+            except PermissionError:
+                answer = b"n"
+        with socket.socket(fileno=os.dup(descriptors[1])) as end:
+            end.send(answer, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        pass  # it was handed something else, or has gone: the worker asks again
+    finally:
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def _are_sockets(descriptors: Sequence[int]) -> bool:
+    return all(stat.S_ISSOCK(os.fstat(one).st_mode) for one in descriptors)

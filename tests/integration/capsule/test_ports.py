@@ -15,6 +15,8 @@ from singularity_proxy.capsule.sockets import (
     socket_inodes,
 )
 
+TCP_REPAIR = 19
+
 
 def pair() -> tuple[socket.socket, socket.socket, socket.socket]:
     """A listener that shares its port with nobody, and both ends of a connection to it."""
@@ -51,6 +53,25 @@ def test_a_port_of_an_ended_connection_is_waited_for(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sockets, "_is_free", is_free)
     assert busy_ports(wanted(port)) == []
     assert looks == [port] * 4
+
+
+@pytest.mark.root
+def test_a_connection_that_has_ended_can_be_made_again_after_a_moment() -> None:
+    """Its own end had bound its port without SO_REUSEADDR, as clients do."""
+    server, near, far = pair()
+    near_port, far_port = near.getsockname()[1], far.getsockname()[1]
+    server.close()
+    end(near, far)
+    kept = [
+        TcpSocket(f"127.0.0.1:{near_port}", f"127.0.0.1:{far_port}", near_port, kept=True),
+        TcpSocket(f"127.0.0.1:{far_port}", f"127.0.0.1:{near_port}", far_port, kept=True),
+    ]
+    assert busy_ports(kept, wait_s=0) == [f"127.0.0.1:{near_port}"], "it has just ended"
+    assert busy_ports(kept, wait_s=10) == []
+    with socket.socket() as again:  # as CRIU does it
+        again.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+        again.bind(("127.0.0.1", near_port))
+        again.connect(("127.0.0.1", far_port))
 
 
 def test_a_port_of_another_program_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
