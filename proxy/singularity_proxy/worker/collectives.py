@@ -14,7 +14,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-from . import stores
+from . import store_guard, stores
 from .native import native
 from .refused import refused
 
@@ -83,3 +83,11 @@ def apply(module: Any) -> None:
             self.device_backend_map["cuda"] = module.Backend.NCCL
 
     module.BackendConfig.__init__ = __init__
+    destroy = module.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        store_guard.settle()  # with the group goes its store
+        destroy(*args, **kwargs)
+
+    module.destroy_process_group = destroy_process_group

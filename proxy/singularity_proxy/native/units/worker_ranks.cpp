@@ -5,5 +5,6 @@
 #include "worker/src/devices_of_calls.cpp"
 #include "worker/src/interrupts.cpp"
 #include "worker/src/membership.cpp"
+#include "worker/src/store_guard.cpp"
 #include "worker/src/timing.cpp"
 #include "worker/src/work.cpp"

@@ -11,6 +11,7 @@
 #include "settings.h"
 #include "ship.h"
 #include "storage.h"
+#include "store_guard.h"
 #include "timing.h"
 
 namespace singularity {
@@ -152,6 +153,9 @@ void bind_worker(py::module_& m) {
     settings_changed();
   });
   m.def("device_facts", &device_facts);
+  m.def("guard_store", &store_guard::watch);
+  m.def("guarded_stores_are_settled", &store_guard::is_settled);
+  m.def("forget_guarded_stores", &store_guard::forget);
   m.def("is_open", [](int index) { return channel(index).is_open(); });
   m.def("default_generator", [](int index) {
     return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(default_generator(index)));
