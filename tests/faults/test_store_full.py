@@ -31,8 +31,8 @@ while True:
 
 @pytest_asyncio.fixture
 async def disk(tmp_path: Path) -> AsyncIterator[Path]:
-    """A file system of 128 MiB."""
-    async with small_disk(tmp_path / "m", 128):
+    """A file system of 140 MiB: two are expected to fit, whatever is sampled of them, and not three."""
+    async with small_disk(tmp_path / "m", 140):
         yield tmp_path / "m"
 
 

@@ -68,7 +68,7 @@ async def test_a_store_that_is_gone_costs_nothing_but_the_checkpoint(
     reference: dict[int, str],
 ) -> None:
     async with AgentBox() as box:
-        session = await start_training(box, pause_s=0.1)
+        session = await start_training(box, pause_s=0.2)
         await box.attach(session, 1)
         await after(box, session, 2)
         store = box.root / "state" / "store"
@@ -98,7 +98,7 @@ async def test_a_full_disk_costs_nothing_but_the_checkpoint(
         store = box.root / "store" / "here" if place == "store" else box.root / "elsewhere"
         box.fleet.agent_args = [*box.fleet.agent_args, f"--NodeAgent.checkpoint_store={store}"]
         async with box:
-            session = await start_training(box, pause_s=0.1)
+            session = await start_training(box, pause_s=0.2)
             await box.attach(session, 1)
             await after(box, session, 2)
             for command in (suspend, checkpoint):
@@ -117,7 +117,7 @@ async def test_a_flipped_bit_is_found_and_the_older_checkpoint_is_offered(
     reference: dict[int, str],
 ) -> None:
     async with AgentBox() as box:
-        session = await start_training(box, pause_s=0.1)
+        session = await start_training(box, pause_s=0.2)
         await box.attach(session, 1)
         await after(box, session, 2)
         older = await checkpoint(box, session, 1, "older")
@@ -143,7 +143,7 @@ async def test_a_flipped_bit_is_found_and_the_older_checkpoint_is_offered(
 @pytest.mark.asyncio
 async def test_an_agent_killed_while_criu_works(reference: dict[int, str]) -> None:
     async with AgentBox() as box:
-        session = await start_training(box, pause_s=0.1)
+        session = await start_training(box, pause_s=0.2)
         await box.attach(session, 1)
         await after(box, session, 2)
         command = asyncio.ensure_future(suspend(box, session, 1))
@@ -162,7 +162,7 @@ async def test_an_agent_killed_while_criu_works(reference: dict[int, str]) -> No
 @pytest.mark.asyncio
 async def test_everything_of_a_node_killed_at_once(reference: dict[int, str]) -> None:
     async with AgentBox() as box:
-        session = await start_training(box, pause_s=0.1)
+        session = await start_training(box, pause_s=0.2)
         await box.attach(session, 1)
         await after(box, session, 2)
         made = await checkpoint(box, session, 1)

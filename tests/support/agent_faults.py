@@ -70,7 +70,7 @@ class Trial:
         """Everything from the start of the session to its end."""
         box = self.box
         box.forget_events()
-        self.session = await start_training(box, pause_s=0.05)
+        self.session = await start_training(box, pause_s=0.15)
         try:
             await box.attach(self.session, 1)
             await after(box, self.session, 2)

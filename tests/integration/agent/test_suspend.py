@@ -43,7 +43,7 @@ async def until_listed(box: AgentBox, session: str, wanted: list[str]) -> None:
 @pytest.mark.asyncio
 async def test_a_training_is_suspended_and_goes_on_here(reference: dict[int, str]) -> None:
     async with AgentBox(warm=1) as box:
-        session = await start_training(box, pause_s=0.1)
+        session = await start_training(box, pause_s=0.3)
         await box.attach(session, 1)
         await after(box, session, 5)
         done = await suspend(box, session, 1)
@@ -92,7 +92,7 @@ async def test_a_training_moves_to_another_node_and_back(
 @pytest.mark.asyncio
 async def test_a_checkpoint_is_taken_while_it_goes_on(reference: dict[int, str]) -> None:
     async with AgentBox(warm=1) as box:
-        session = await start_training(box, pause_s=0.1)
+        session = await start_training(box, pause_s=0.2)
         await box.attach(session, 1)
         await after(box, session, 3)
         made = await checkpoint(box, session, 1, "early")
@@ -124,7 +124,7 @@ async def test_a_checkpoint_is_taken_while_it_goes_on(reference: dict[int, str])
 @pytest.mark.asyncio
 async def test_a_suspend_comes_in_the_middle_of_a_checkpoint(reference: dict[int, str]) -> None:
     async with AgentBox(warm=1) as box:
-        session = await start_training(box, pause_s=0.1)
+        session = await start_training(box, pause_s=0.2)
         await box.attach(session, 1)
         await after(box, session, 3)
         early = asyncio.ensure_future(checkpoint(box, session, 1, "early"))
@@ -152,7 +152,7 @@ async def test_a_suspend_comes_in_the_middle_of_a_checkpoint(reference: dict[int
 @pytest.mark.asyncio
 async def test_a_session_is_ended_while_it_is_suspended(wait_s: float) -> None:
     async with AgentBox() as box:
-        session = await start_training(box, pause_s=0.1)
+        session = await start_training(box, pause_s=0.2)
         leaving = asyncio.ensure_future(suspend(box, session, 1))
         await asyncio.sleep(wait_s)
         await box.end(session)

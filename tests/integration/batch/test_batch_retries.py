@@ -21,7 +21,7 @@ from support.batch_runs import (
 from support.capsules import needs_criu
 
 ONCE = "import os; open('ran', 'a').write('x')"
-DEVICE_STEPS = "import torch\ntorch.manual_seed(3)\n" + STEPS.format(steps=40, pause=0.1)
+DEVICE_STEPS = "import torch\ntorch.manual_seed(3)\n" + STEPS.format(steps=60, pause=0.1)
 VICTIMS = ("singularity_kernel.batch", "ipykernel_launcher")
 
 
@@ -57,7 +57,7 @@ def test_without_a_checkpoint_it_starts_from_its_beginning(
     assert statuses(kept)[0] == "completed"
     alone = runs.end(runs.submit(notebook))
     assert text_of(read(short_dir / "out.ipynb")) == text_of(read(alone["run"]["output"]))
-    assert len(text_of(read(short_dir / "out.ipynb")).splitlines()) == 40
+    assert len(text_of(read(short_dir / "out.ipynb")).splitlines()) == 60
 
 
 @needs_criu
