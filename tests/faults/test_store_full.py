@@ -31,7 +31,7 @@ while True:
 
 @pytest_asyncio.fixture
 async def disk(tmp_path: Path) -> AsyncIterator[Path]:
-    """A file system of 140 MiB: two are expected to fit, whatever is sampled of them, and not three."""
+    """A file system of 140 MiB: two fit, whatever is sampled of them, and three do not."""
     async with small_disk(tmp_path / "m", 140):
         yield tmp_path / "m"
 
