@@ -4,6 +4,7 @@ never stopped."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -123,3 +124,15 @@ async def test_a_second_suspend_is_known_to_need_little(disk: Path) -> None:
         done = await suspend(box, session, 1, seq=2)  # another 80 MiB would not fit
         assert done["checkpoint"]["sent_bytes"] < 20 << 20
         await gone(box, session)
+
+
+@pytest.mark.asyncio
+async def test_folders_of_the_user_below_tmp_need_no_room(disk: Path) -> None:
+    """They are mounted into the session's own /tmp, and stay where they are."""
+    async with AgentBox(f"--NodeAgent.checkpoint_store={disk}/store") as box:
+        (box.work / "data").write_bytes(os.urandom(160 << 20))
+        session = await holding(box, 1)
+        await suspend(box, session, 1)
+        await gone(box, session)
+        [kept] = await listed(box, session)
+        assert kept["bytes"] < 100 << 20

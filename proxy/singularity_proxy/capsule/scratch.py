@@ -97,7 +97,7 @@ def _walk(root: str, skip: set[str]) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _pack(roots: list[str], skip: list[str], out: IO[bytes]) -> None:
-    hidden = {*skip, *_mount_points()}
+    hidden = {*skip, *mount_points()}
     seen: dict[tuple[int, int], str] = {}
     pax = tarfile.PAX_FORMAT
     with tarfile.open(fileobj=out, mode="w|", format=pax, bufsize=1 << 20) as archive:
@@ -176,8 +176,10 @@ def _set_time(path: str, item: tarfile.TarInfo) -> None:
     os.utime(path, ns=(nanoseconds, nanoseconds))
 
 
-def _mount_points() -> set[str]:
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+def mount_points(pid: int | str = "self") -> set[str]:
+    """Paths at which something is mounted, as process `pid` sees them. Raises OSError."""
+    path = f"/proc/{pid}/mountinfo"
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return {line.split()[4].encode().decode("unicode_escape") for line in file}
 
 

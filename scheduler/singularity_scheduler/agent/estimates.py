@@ -14,6 +14,7 @@ import os
 import random
 from collections.abc import Iterator
 
+from singularity_proxy.capsule import scratch
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.chunks import PAGE
@@ -142,7 +143,9 @@ def _scratch_bytes(live: LiveSession, settings: Settings) -> int:
     folder = record.places.get("folder") or settings.session_dir(record.session)
     roots, skip = files.scratch_roots(record, folder)
     rings = record.places.get("shm") or settings.session_shm(record.session)
-    left_out = {inside + path for path in (*skip, rings)}
+    # What is mounted there, such as an environment below /tmp, does not travel with the session.
+    mounted = scratch.mount_points(live.capsule.init.pid) - set(roots)
+    left_out = {inside + path for path in (*skip, rings, *mounted)}
     total = count = 0
     for root in roots:
         for at, folders, names in os.walk(inside + root):
