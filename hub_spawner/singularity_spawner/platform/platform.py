@@ -46,7 +46,8 @@ STOP_SECONDS = 3.5
 """How long processes get to end by themselves before they are killed."""
 
 RESTARTS = RestartPolicy(limit=5, within_s=60.0)
-"""A part of the platform that ends more often than that is broken, and the platform stops."""
+"""A part of the platform that is not well at more starts than that is broken, and the platform
+stops."""
 
 ROUTES_S = 60.0
 """How long the Hub is asked to give a proxy that was started again its routes."""

@@ -31,8 +31,9 @@ class RestartPolicy:
     """How often a part is started again, and after which pauses."""
 
     limit: int = 0
-    """Starts within `within_s` before the part is given up, or, however long they take, starts in a
-    row at which it did not answer once; 0: it is never given up."""
+    """Starts within `within_s` at which the part was not well before it is given up, or, however
+    long they take, starts in a row at which it did not answer once; 0: it is never given up. One
+    that was well and is killed from outside is started again as often as that happens."""
     within_s: float = 60.0
     """Window of `limit`, in seconds."""
     first_pause_s: float = 0.1
@@ -88,13 +89,16 @@ class Restarts:
         self._in_vain = 0 if answered else self._in_vain + 1
         if self.were_all_in_vain:
             return None
-        while self._starts and now - self._starts[0] >= self.policy.within_s:
-            self._starts.popleft()
-        if self.policy.limit and len(self._starts) >= self.policy.limit:
-            return None
-        self._starts.append(now)
         well = answered and now - self._started >= self.policy.steady_s
-        self._short_lived = 0 if well else self._short_lived + 1
+        if well:
+            self._short_lived = 0
+        else:
+            while self._starts and now - self._starts[0] >= self.policy.within_s:
+                self._starts.popleft()
+            if self.policy.limit and len(self._starts) >= self.policy.limit:
+                return None
+            self._starts.append(now)
+            self._short_lived += 1
         doubled = self.policy.first_pause_s * 2.0 ** min(self._short_lived, 16)
         pause = min(doubled, self.policy.longest_pause_s)
         self._started = now + pause

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from singularity_proxy.errors import (
     DamagedCheckpoint,
+    NoSpace,
     NotFound,
     SingularityError,
     Unavailable,
@@ -445,4 +446,4 @@ def is_damage(error: SingularityError) -> bool:
 
 def is_passing(error: SingularityError) -> bool:
     """Whether what made a resume fail says nothing of the session, its checkpoint or its node."""
-    return isinstance(error, Unavailable)
+    return isinstance(error, Unavailable | NoSpace)

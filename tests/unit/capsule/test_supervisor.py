@@ -33,8 +33,13 @@ def test_a_part_that_went_on_for_a_while_is_started_at_once_however_often():
 
 
 def test_the_limit_is_of_a_moving_window():
-    policy = RestartPolicy(limit=2, within_s=10.0, first_pause_s=0.1, steady_s=0.0)
+    policy = RestartPolicy(limit=2, within_s=10.0, longest_pause_s=0.1, steady_s=100.0)
     assert pauses(policy, [0, 5, 9, 11, 12, 20]) == [0.1, 0.1, None, 0.1, None, 0.1]
+
+
+def test_one_that_was_well_each_time_is_never_given_up():
+    policy = RestartPolicy(limit=2, within_s=60.0, first_pause_s=0.1, steady_s=3.0)
+    assert pauses(policy, [4, 8, 12, 16]) == [0.1] * 4
 
 
 @pytest.mark.parametrize("answered", [True, False])
