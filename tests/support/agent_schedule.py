@@ -88,9 +88,9 @@ class Walk:
         self._seq = itertools.count(1)
         self._last_words = ""
         """The log of a node that was killed."""
-        self._stood = (-1, -1)
-        """(number of steps in the log, the last step done) when the session came back to an older
-        state than the log tells of."""
+        self._stood = (-1, -1, -1)
+        """When the session came back to an older state than the log tells of: number of steps in
+        the log, and the first and the last step of its checkpoint."""
         self._written: TextIO | None = None
         """The log where the session was when a verb began; a node that it leaves removes the file,
         and what was printed until it was stopped is in it."""
@@ -141,15 +141,17 @@ class Walk:
         state, the steps since are in it twice, and go on behind a checkpoint."""
         steps = [(int(n), x) for n, x in re.findall(r"^step (\d+) (\S+)$", self.log(), re.M)]
         assert all(self.reference[n] == x for n, x in steps), "other numbers"
+        printed, first, last = self._stood
         at, back = -1, 0
-        for n, _ in steps:
+        for place, (n, _) in enumerate(steps):
+            if place == printed:
+                assert first < n <= last + 1, f"it went on with {n}: {self._stood}"
             if n != at + 1:
                 back += 1
                 assert back < self.incarnation, f"step {n} after {at}"
                 assert any(a < n <= b + 1 for a, b in self.saved.values()), f"step {n} after {at}"
             at = n
-        printed, stood = self._stood
-        return stood if len(steps) == printed else at
+        return first if len(steps) == printed else at
 
     async def reach(self, step: int) -> None:
         await until(lambda: self.seen() >= min(step, STEPS - 1), self.log)
@@ -245,8 +247,8 @@ class Walk:
         assert done["loss"]["checkpoint"] == newest
         first, last = self.saved[newest]
         printed = len(re.findall(r"^step ", self.log(), re.M))
-        if done["loss"]["rolled_back"] and printed > last + 2:
-            self._stood = printed, first
+        older = done["loss"]["rolled_back"] and printed > last + 2
+        self._stood = (printed, first, last) if older else (-1, -1, -1)
         assert first <= self.seen() <= last + 1, f"it came back at {self.seen()}: {self.saved}"
 
     async def save(self, job: Awaitable[None]) -> None:
