@@ -7,13 +7,9 @@ itself.
 
 from __future__ import annotations
 
-import os
-import struct
 from dataclasses import dataclass
 
-from singularity_proxy.errors import ImageFailed
-
-from .image_format import VARINT, change_messages, encode_number, fields, messages
+from .image_format import VARINT, change_image, change_messages, encode_number, fields, messages
 
 _TREE = "pstree.img"
 _PID, _PARENT, _GROUP, _SESSION = 1, 2, 3, 4
@@ -31,23 +27,12 @@ class _Process:
 def lead_own_sessions(folder: str) -> None:
     """Change the image in `folder` so that the first process of each session without a leader leads
     it. Raises `ImageFailed` when it is not the image that is expected."""
-    path = os.path.join(folder, _TREE)
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-        leaders = _new_leaders([_read(message) for message in messages(data)])
-        changed = change_messages(data, lambda message: _changed(message, leaders))
-    except (OSError, IndexError, KeyError, struct.error, ValueError) as error:
-        raise ImageFailed(
-            f"the process image could not be taken: its processes are not where they are expected "
-            f"in it ({error}); the session goes on as it was, and its older checkpoints are kept",
-            step="dump",
-            log=[],
-            intact=True,
-        ) from None
-    if changed != data:
-        with open(path, "wb") as file:
-            file.write(changed)
+    change_image(folder, _TREE, "processes", _with_leaders)
+
+
+def _with_leaders(data: bytes) -> bytes:
+    leaders = _new_leaders([_read(message) for message in messages(data)])
+    return change_messages(data, lambda message: _changed(message, leaders))
 
 
 def _read(message: bytes) -> _Process:

@@ -3,12 +3,36 @@ its length. What knows single fields is in `connections` and `image_files`."""
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from singularity_proxy.errors import ImageFailed
+
 MAGIC_BYTES = 8
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+def change_image(folder: str, name: str, what: str, change: Callable[[bytes], bytes]) -> None:
+    """Replace the image file `name` of a dump in `folder` by what `change` makes of it. Raises
+    `ImageFailed` when it is not what is expected; `what`: what is in it, for people."""
+    path = os.path.join(folder, name)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        changed = change(data)
+    except (OSError, IndexError, KeyError, struct.error, ValueError) as error:
+        raise ImageFailed(
+            f"the process image could not be taken: its {what} are not where they are expected in "
+            f"it ({error}); the session goes on as it was, and its older checkpoints are kept",
+            step="dump",
+            log=[],
+            intact=True,
+        ) from None
+    if changed != data:
+        with open(path, "wb") as file:
+            file.write(changed)
 
 
 def change_messages(data: bytes, change: Callable[[bytes], bytes | None]) -> bytes:

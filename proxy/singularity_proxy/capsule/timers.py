@@ -6,12 +6,15 @@ CRIU takes that for a timer that is off. So in the image its next period begins 
 
 from __future__ import annotations
 
-import os
-import struct
-
-from singularity_proxy.errors import ImageFailed
-
-from .image_format import BYTES, VARINT, change_messages, encode_message, encode_number, fields
+from .image_format import (
+    BYTES,
+    VARINT,
+    change_image,
+    change_messages,
+    encode_message,
+    encode_number,
+    fields,
+)
 
 _FILES = "files.img"
 _TIMER = 12
@@ -22,22 +25,7 @@ _TICKS, _SECONDS, _NANOSECONDS, _EVERY_SECONDS, _EVERY_NANOSECONDS = 5, 7, 8, 9,
 def wind_up(folder: str) -> None:
     """Change the image in `folder` so that periodic timers which have rung ring again. Raises
     `ImageFailed` when it is not the image that is expected."""
-    path = os.path.join(folder, _FILES)
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-        changed = change_messages(data, _changed)
-    except (OSError, IndexError, KeyError, struct.error, ValueError) as error:
-        raise ImageFailed(
-            f"the process image could not be taken: its files are not where they are expected in "
-            f"it ({error}); the session goes on as it was, and its older checkpoints are kept",
-            step="dump",
-            log=[],
-            intact=True,
-        ) from None
-    if changed != data:
-        with open(path, "wb") as file:
-            file.write(changed)
+    change_image(folder, _FILES, "files", lambda data: change_messages(data, _changed))
 
 
 def _changed(entry: bytes) -> bytes:
