@@ -16,7 +16,7 @@ from singularity_spawner.platform.server import Server
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import WebSocketClientConnection, WebSocketClosedError, websocket_connect
 
-from .world import PATIENCE_S, World
+from .world import World
 
 RETRY_S = 0.5
 CONNECT_S = 20.0
@@ -67,7 +67,6 @@ class Tab:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _gone: str = ""
     _closed: bool = False
-    _missed: float | None = None
 
     # -- life -------------------------------------------------------------------------------------
 
@@ -154,19 +153,10 @@ class Tab:
         kernel = found[0]["kernel"]["id"]
         if self.kernel not in ("", kernel):
             raise KernelReplaced(f"the notebook has kernel {kernel} instead of {self.kernel}")
-        self.kernel, self._missed = kernel, None
+        self.kernel = kernel
         address = f"{server.url.replace('http', 'ws', 1)}api/kernels/{kernel}/channels"
         request = HTTPRequest(f"{address}?session_id={self.id}", headers=server.headers)
         return await websocket_connect(request, ping_interval=5, ping_timeout=5)
-
-    def _miss(self, what: str) -> None:
-        """The server does not know the kernel: a server that has just started may learn of it a
-        little later. Raises Unavailable until patience is over, KernelReplaced then."""
-        now = self.world.calm_s
-        self._missed = now if self._missed is None else self._missed
-        if now - self._missed > PATIENCE_S:
-            raise KernelReplaced(f"{what}, for {PATIENCE_S:g} calm seconds")
-        raise Unavailable(what)
 
     def _disconnect(self) -> None:
         if self._socket is not None:

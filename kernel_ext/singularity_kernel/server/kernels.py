@@ -28,6 +28,7 @@ from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelMana
 from singularity_proxy.errors import SingularityError
 from singularity_scheduler.client import ServiceClient
 from tornado.ioloop import IOLoop
+from tornado.web import HTTPError
 from traitlets import Float, Integer
 
 from singularity_kernel.pauses import pauses
@@ -312,8 +313,10 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
             self._notes.note(kernel_id, notebook=env["JPY_SESSION_NAME"])
 
     async def list_kernels(self) -> list[Json]:
-        """Those that there are; called by the REST handlers."""
-        await self.restored()
+        """Those that there are; called by the REST handlers. Raises 504 while it is not known what
+        became of those of the server before: a page drops a kernel that is not listed."""
+        if not await self.restored() and any(k not in self for k in self._notes.expected()):
+            raise not_known_yet("which kernels there are")
         found: list[Json] = super().list_kernels()
         return found
 
@@ -523,6 +526,16 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
             if not stream.closed():
                 stream.flush()
                 stream.close()
+
+
+def not_known_yet(what: str) -> HTTPError:
+    """The answer for what the scheduler has not told yet. JupyterLab asks again after a 504, and
+    takes a 503 for a server that has stopped."""
+    return HTTPError(
+        504,
+        f"{what} is not known yet, because the scheduler does not answer: nothing is lost, the "
+        "page asks again",
+    )
 
 
 def _answered() -> Future[Json]:

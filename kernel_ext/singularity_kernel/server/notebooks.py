@@ -12,7 +12,7 @@ from jupyter_server.services.sessions.sessionmanager import SessionManager
 from tornado.web import HTTPError
 from traitlets import default
 
-from .kernels import SingularityKernelManager
+from .kernels import SingularityKernelManager, not_known_yet
 from .notes import server_folder
 
 
@@ -85,7 +85,12 @@ class SingularitySessionManager(SessionManager):  # type: ignore[misc]
         return await super().get_session(**kwargs)
 
     async def list_sessions(self) -> Any:
-        await self._known()
+        """Which notebook has which kernel; called by the REST handler. Raises 504 while that is not
+        known of one: a page drops the kernel of a notebook that is not listed."""
+        if not await self._known():
+            self.cursor.execute("SELECT kernel_id FROM session")
+            if any(row["kernel_id"] not in self.kernel_manager for row in self.cursor.fetchall()):
+                raise not_known_yet("which notebooks have kernels")
         return await super().list_sessions()
 
 

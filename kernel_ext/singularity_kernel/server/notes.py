@@ -85,6 +85,10 @@ class Notes:
             if _GONE_AT in facts and facts.get("notebook") == notebook
         }
 
+    def expected(self) -> set[str]:
+        """Ids of the kernels that the server before had, or this one has, and that nobody ended."""
+        return {kernel_id for kernel_id, facts in self._kernels.items() if _GONE_AT not in facts}
+
     def keep_only(self, kernel_ids: set[str], now: float | None = None) -> None:
         """Mark all other kernels as gone, and forget those that have been for `KEEP_GONE_S`, with
         what waited for their pages. Called at the start of a server; `now`: UNIX seconds."""

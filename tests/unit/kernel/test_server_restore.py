@@ -31,8 +31,15 @@ async def test_lists_wait_for_the_scheduler_once(tmp_path, monkeypatch):
         assert not await kernels.restored()
         kernels.restore_wait_s = 3600.0  # as long as a list must not take now
         async with asyncio.timeout(20):
-            assert await kernels.list_kernels() == []
-            assert await notebooks.list_sessions() == []
+            assert await kernels.list_kernels() == [], "this server had none before"
+            with pytest.raises(HTTPError, match="notebooks have kernels is not known yet") as told:
+                await notebooks.list_sessions()
+            assert told.value.status_code == 504, "the page keeps what it has, and asks again"
+            kernels._notes.note("0c1d", notebook="a.ipynb")
+            with pytest.raises(HTTPError, match="which kernels there are is not known yet"):
+                await kernels.list_kernels()
+            kernels._notes.mark_gone("0c1d")
+            assert await kernels.list_kernels() == [], "it was ended before"
         rows = notebooks.cursor.execute("SELECT session_id FROM session").fetchall()
         assert [row[0] for row in rows] == ["a.ipynb", "b.ipynb"], "their kernels may be there"
         with pytest.raises(HTTPError, match=r"a\.ipynb is not known yet") as refused:
