@@ -1,9 +1,11 @@
 """Memory and descriptors of agents and service over the campaign: do they grow?
 
-Each of them is killed again and again, and each holds more while more sessions live. So a process
-is looked at from `SETTLED_S` after its start on, the agents of all nodes together, and what counts
-is how its floor at some number of live sessions differs late in the campaign from early: what is
-taken for a checkpoint and given back is no growth, and what leaks raises the floor.
+Each of them is killed again and again, each holds more while more sessions live, and what its first
+checkpoints took stays with its allocator. So a process is looked at from `SETTLED_S` after its
+start on, the agents of all nodes together, and what counts is how its floor at some number of live
+sessions differs late in the campaign from early: what is taken for a checkpoint and given back is
+no growth, and what leaks raises the floor. Few processes grow so old between two kills: a campaign
+of verbs alone (`--only`), in which each lives to the end, shows what one collects.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from .processes import Found
 ROLES = ("agent", "service")
 WHAT = ("rss", "fd")
 
-SETTLED_S = 25.0
-"""Age from which on a process is looked at: it has loaded what it needs."""
+SETTLED_S = 100.0
+"""Age from which on a process is looked at: it has loaded what it needs and made checkpoints."""
 
 LEAST_S = 200.0
 """Shorter thirds of a campaign say nothing: the first checkpoint of an agent weighs more."""
