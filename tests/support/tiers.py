@@ -56,6 +56,7 @@ TIERS: Mapping[str, Tier] = {
     "tests/unit/agent/test_client_places.py": Tier.NODE,
     "tests/unit/agent/test_cut_short.py": Tier.NODE,
     "tests/unit/agent/test_estimates.py": Tier.NODE,
+    "tests/unit/agent/test_memory.py": Tier.NODE,
     "tests/unit/agent/test_process.py": Tier.NODE,
     "tests/unit/agent/test_ring.py": Tier.NODE,
     "tests/unit/capsule/test_connections.py": Tier.NODE,

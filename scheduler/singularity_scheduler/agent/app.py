@@ -40,6 +40,7 @@ from .identity import Identities, parse_uid_range
 from .leases import LeaseTable
 from .ledger import Ledger
 from .lifecycle import Lifecycle
+from .memory import map_large_buffers
 from .move_settings import MoveSettings, open_stores
 from .node import Node, Settings
 from .place import take_place
@@ -274,6 +275,7 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
         handler = logging.StreamHandler()
         handler.setFormatter(logs.formatter(self.log_style))
         logging.basicConfig(level=self.log_level, handlers=[handler], force=True)
+        map_large_buffers()
         try:
             asyncio.run(AgentProcess(self).run())
         except SingularityError as error:

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import ctypes
 
-_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
+_LIBC = ctypes.CDLL(None)
+_TRIM = getattr(_LIBC, "malloc_trim", None)
+_OPTION = getattr(_LIBC, "mallopt", None)
 """Of glibc; other C libraries give memory back by themselves."""
+
+_MMAP_THRESHOLD = -3
+"""`M_MMAP_THRESHOLD` of mallopt(3)."""
+
+LARGE_BYTES = 256 << 10
+
+
+def map_large_buffers() -> None:
+    """Let the allocator map each buffer of `LARGE_BYTES` or more by itself, as long as the process
+    lives. By default glibc stops doing so once the first large buffer was freed (mallopt(3)): the
+    buffers of checkpoints then come from heaps of threads, which they leave in pieces. Called at
+    the start of the agent."""
+    if _OPTION is not None:
+        _OPTION(_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def return_memory() -> None:

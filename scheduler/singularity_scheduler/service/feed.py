@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
 MAX_EVENTS = 10_000
 MAX_BYTES = 16 << 20
+MAX_AGE_S = 300.0
 """The oldest events are forgotten beyond this; who has not read them starts anew."""
 
 PIECE_BYTES = 256 << 10
@@ -31,6 +34,8 @@ class _Event:
     text: bytes
     size: int
     """What it counts for in memory, in bytes."""
+    at: float
+    """When it was told, on the feed's clock."""
     places: Mapping[str, Mapping[str, int]] | None = None
 
     def seen_by(self, user: str | None) -> bytes:
@@ -96,9 +101,11 @@ class Listener:
 
 
 class Feed:
-    """The list; one per service. `instance` tells its numbers from those before a restart."""
+    """The list; one per service. `instance` tells its numbers from those before a restart; `clock`
+    says how old events are, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.instance = uuid4().hex[:8]
         self.newest = 0
         self.closed = False
@@ -133,14 +140,15 @@ class Feed:
     def add(self, user: str, event: str, data: str) -> None:
         """Something of this user's happened; `data` is one line of JSON."""
         text = lines(event, data)
-        self._add(_Event(user, text, len(text)))
+        self._add(_Event(user, text, len(text), self._clock()))
 
     def add_places(self, places: Mapping[str, tuple[str, int]]) -> None:
         """These sessions' places in the queue changed: session -> (user, place)."""
         by_user: dict[str, dict[str, int]] = {}
         for session, (user, place) in places.items():
             by_user.setdefault(user, {})[session] = place
-        self._add(_Event("", b"", 100 * len(places) + 300 * len(by_user), by_user))
+        size = 100 * len(places) + 300 * len(by_user)
+        self._add(_Event("", b"", size, self._clock(), by_user))
 
     def since(self, number: int, user: str | None) -> bytes:
         """What this user may see of everything after `number`."""
@@ -170,12 +178,13 @@ class Feed:
         self._events.append(event)
         self._bytes += event.size
         if len(self._events) > MAX_EVENTS or self._bytes > MAX_BYTES:
-            self._forget()
+            self._forget(max(1, len(self._events) // 8))
+        elif event.at - self._events[0].at > 1.25 * MAX_AGE_S:
+            self._forget(bisect_left(self._events, event.at - MAX_AGE_S, key=lambda e: e.at))
         for listener in self._listeners:
             listener.wake()
 
-    def _forget(self) -> None:
-        """An eighth of the oldest, so that this is done rarely."""
-        count = max(1, len(self._events) // 8)
+    def _forget(self, count: int) -> None:
+        """Drop the `count` oldest: many at once, so that this is done rarely."""
         self._bytes -= sum(event.size for event in self._events[:count])
         del self._events[:count]

@@ -45,7 +45,8 @@ def paused(session: Standalone, program: str) -> Iterator[subprocess.Popen[str]]
 def kill_proxy(session: Standalone) -> None:
     pid = session.proxy_pids()[0]
     os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with contextlib.suppress(ChildProcessError):  # the session has taken note of its end already
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 @pytest.fixture(scope="module", autouse=True)

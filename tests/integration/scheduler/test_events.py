@@ -237,6 +237,21 @@ def test_large_events_count_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     assert feed._bytes == sum(event.size for event in feed._events)
 
 
+def test_old_events_are_forgotten_however_few_there_are() -> None:
+    now = 0.0
+    feed = Feed(clock=lambda: now)
+    for number in range(1000):
+        now += 10.0
+        feed.add("alice", "session", json.dumps(number))
+        feed.add_places({"a": ("alice", number)})
+        assert len(feed._events) <= 2 * 38, "of 300 s, and of a quarter more"
+    assert feed._bytes == sum(event.size for event in feed._events)
+    listener, goes_on = feed.listen("alice", feed.id_of(feed.newest - 60))
+    assert goes_on, "a page that was away for five minutes reads on"
+    assert listener.take() is not None
+    assert not feed.listen("alice", feed.id_of(feed.newest - 80))[1]
+
+
 def test_reading_places_keeps_nothing() -> None:
     feed = Feed()
     feed.add_places({"a": ("alice", 1), "b": ("bob", 2), "c": ("alice", 3)})

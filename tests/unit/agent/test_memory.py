@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 
 import pytest
 from singularity_scheduler.agent.memory import return_memory
@@ -25,3 +27,29 @@ def test_what_was_freed_goes_back_to_the_system() -> None:
     return_memory()
     assert before - held() > 20_000, f"{before} kB before"
     assert len(last) == 100_000
+
+
+KEEP_AND_FREE = """
+import sys
+from singularity_scheduler.agent.memory import map_large_buffers
+
+if sys.argv[1] == "mapped":
+    map_large_buffers()
+del (first := [bytearray(8 << 20)])[0]  # the default allocator maps no such buffer any more
+kept, large = [], []
+for _ in range(40):
+    large.append(bytearray(b"x") * (1 << 20))
+    kept.append(bytearray(4000))  # what stays lies between what goes
+large.clear()
+with open("/proc/self/status", encoding="ascii") as file:
+    print(next(int(line.split()[1]) for line in file if line.startswith("RssAnon")))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library")
+def test_large_buffers_leave_nothing_between_what_stays() -> None:
+    def held_by(how: str) -> int:
+        command = [sys.executable, "-c", KEEP_AND_FREE, how]
+        return int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+    assert held_by("default") - held_by("mapped") > 20_000, "kB"
