@@ -44,6 +44,7 @@ LIST: dict[str, Attack] = {}
 """All of them, once their tests were imported."""
 
 ELSEWHERE = (
+    "tests/e2e/test_hostile_names.py",
     "tests/integration/scheduler/test_dashboard.py",
     "tests/integration/proxy_device/test_untrusted.py",
     "tests/integration/kernel/test_kernel_relay.py",

@@ -10,6 +10,7 @@ const readline = require('readline');
 const zlib = require('zlib');
 const axe = require('axe-core');
 const { chromium } = require('playwright-core');
+const owned = require('./owned.cjs');
 const { missed, walk } = require('./keyboard.cjs');
 const { when } = require('./timing.cjs');
 
@@ -44,6 +45,7 @@ const seen = async (status) => ({
 
 // What a line of stdin asks for.
 const steps = {
+  owned: () => owned(page),
   // As somebody else, with nothing of who was there before; by the link in the Hub's pages.
   async login(user, password) {
     await fresh();

@@ -11,6 +11,7 @@ const readline = require('readline');
 const axe = require('axe-core');
 const { chromium } = require('playwright-core');
 const OWN = require('./own.cjs');
+const owned = require('./owned.cjs');
 
 const input = JSON.parse(process.env.BROWSER_TEST);
 const say = (data) => process.stdout.write(JSON.stringify(data) + '\n');
@@ -70,6 +71,7 @@ const steps = {
   ...require('./timing.cjs').steps,
   ...require('./keyboard.cjs').steps,
   ...require('./language.cjs'),
+  owned,
   async notebook(page) {
     await page.click('.jp-LauncherCard[data-category="Notebook"][title*="Singularity"]', LIMIT);
     await page.waitForSelector('.jp-NotebookPanel .jp-Cell', LIMIT);
