@@ -65,7 +65,8 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         10.0,
         config=True,
         help="""Seconds that a request for kernels waits, after the start of the server, for the
-        scheduler to say which ones there are. Later ones appear when it says so.""",
+        scheduler to say which ones there are. Then lists are refused (504) while one of the server
+        before is not known yet, and pages ask again.""",
     )
     waiting_output_bytes = Integer(
         64 << 20,
