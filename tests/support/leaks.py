@@ -11,6 +11,7 @@ without any run's mark while there is no other run. Two runs on one machine, and
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -180,13 +181,22 @@ def _describe(process: psutil.Process) -> str:
         line = " ".join(process.cmdline())[:160] or process.name()
     except psutil.Error:
         return f"process {process.pid} was alive at the end of the run"
-    return f"process {process.pid} outlived the run and was killed: {line}"
+    done = "was killed" if _is_marked(process) else "goes on, it may be a platform's"
+    return f"process {process.pid} outlived the run and {done}: {line}"
+
+
+def _is_marked(process: psutil.Process) -> bool:
+    """Whether it is surely of this run."""
+    return _mark_of(process) is not None or process.pid in {
+        child.pid for child in psutil.Process().children(recursive=True)
+    }
 
 
 def leaks(baseline: Baseline, wait_s: float = 5.0) -> list[str]:
     """One sentence per leak, after giving what is on its way out `wait_s` seconds to go.
 
-    Leaked processes are killed, so that one bad test does not disturb the next run.
+    Leaked processes are killed, so that one bad test does not disturb the next run; one without the
+    run's mark is only told of: `./dev up` of the same checkout may have begun it meanwhile.
     """
     deadline = time.monotonic() + wait_s
     processes, folders = leaked_processes(baseline), leaked_folders(baseline)
@@ -196,10 +206,9 @@ def leaks(baseline: Baseline, wait_s: float = 5.0) -> list[str]:
     sentences = []
     for process in processes:
         sentences.append(_describe(process))
-        try:
-            process.kill()
-        except psutil.Error:
-            pass
+        with contextlib.suppress(psutil.Error):
+            if _is_marked(process):
+                process.kill()
     sentences += [f"{folder} was left behind and no process uses it" for folder in folders]
     grown = leaked_fds(baseline)
     if grown:

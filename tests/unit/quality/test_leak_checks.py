@@ -76,6 +76,15 @@ def test_kills_what_it_reports() -> None:
         assert child.wait(10) == -9
 
 
+def test_tells_of_what_may_be_a_platforms_and_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "another_run", lambda: False)
+    baseline = leaks.Baseline(run="run-d")
+    with running([*SLEEP, "singularity_proxy.device"], env_with(None)) as pid:
+        (sentence,) = [s for s in leaks.leaks(baseline, wait_s=0.0) if f"process {pid} " in s]
+        assert "goes on, it may be a platform's" in sentence
+        assert Path(f"/proc/{pid}").exists()
+
+
 @pytest.mark.parametrize("base", ["/dev/shm", "/tmp"])
 def test_finds_a_folder_that_nobody_uses(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "another_run", lambda: False)
