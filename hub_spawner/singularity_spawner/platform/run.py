@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import signal
 import sys
@@ -74,6 +75,7 @@ def run(
             netns=netns,
             tell=functools.partial(say, error=True),
         )
+        logging.getLogger("tornado.application").addFilter(is_awaited)
         return asyncio.run(_run(platform))
     except SingularityError as error:
         print(error.message, file=sys.stderr)
@@ -84,6 +86,12 @@ def run(
             f"The platform could not be started: {error}; nothing is left running.", file=sys.stderr
         )
         return EXIT_FAILED
+
+
+def is_awaited(record: logging.LogRecord) -> bool:
+    """Whether somebody waits for what a log record of tornado's tells. It logs the failure of a
+    request that was given up meanwhile, which in a terminal is a traceback about nothing."""
+    return not record.getMessage().startswith("Exception after Future was cancelled")
 
 
 async def _run(platform: Platform) -> int:

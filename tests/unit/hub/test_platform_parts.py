@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import stat
@@ -14,9 +15,23 @@ from singularity_proxy.errors import Conflict, Unsupported
 from singularity_spawner.homes import blocked_folder, folder_name, make_home
 from singularity_spawner.platform import ports, processes, tools
 from singularity_spawner.platform.platform import refuse_unreachable, take_lock
+from singularity_spawner.platform.run import is_awaited
 from singularity_spawner.platform.settings import MARK, Settings, StateFolder, write_private
 from singularity_spawner.proc import read_process
 from support.uids import needs_own_uids
+from tornado.concurrent import future_set_exception_unless_cancelled
+
+
+@pytest.mark.asyncio
+async def test_a_failure_of_a_request_that_was_given_up_is_no_line_of_up(caplog, request):
+    logger = logging.getLogger("tornado.application")
+    logger.addFilter(is_awaited)
+    request.addfinalizer(lambda: logger.removeFilter(is_awaited))
+    given_up = asyncio.get_running_loop().create_future()
+    given_up.cancel()
+    future_set_exception_unless_cancelled(given_up, ConnectionRefusedError("nobody is there"))
+    logger.error("Uncaught exception GET /")
+    assert [record.message for record in caplog.records] == ["Uncaught exception GET /"]
 
 
 def mode(path):
