@@ -19,7 +19,7 @@ import hypothesis
 import pytest
 from _pytest.reports import TestReport
 from _pytest.terminal import TerminalReporter
-from support import leaks, matrix, only_unit, pictures, report, second_tries, tiers
+from support import changes, leaks, matrix, only_unit, pictures, report, second_tries, tiers
 
 ROOT = Path(__file__).resolve().parent.parent
 _started = time.monotonic()
@@ -108,6 +108,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run all tests of that tier (tests/support/tiers.py), of several if given again",
     )
     parser.addoption(
+        "--changed",
+        nargs="?",
+        const="HEAD",
+        metavar="REV",
+        help="of those, run what the files that differ from REV (HEAD) can touch",
+    )
+    parser.addoption(
         "--pictures",
         action="store_true",
         help="put the pictures that browser tests make for the documentation into docs/images",
@@ -126,6 +133,8 @@ def pytest_report_header(config: pytest.Config) -> str:
     kind = "full" if matrix.is_full() else "slices of the large matrices (--full runs all)"
     if is_default(config):
         kind = "what tests/support/tiers.py takes by default (--full runs all)"
+    if revision := config.getoption("--changed"):
+        kind += f"; of that, what changes since {revision} can touch"
     return f"singularity: {kind}, seed {matrix.seed()}"
 
 
@@ -151,16 +160,31 @@ _LIMITS = {"e2e": 400, "faults": 300, "quality": 400}
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves those of the tiers asked for, or those of the default run, in `items`."""
+    """Leaves those of the tiers asked for, or those of the default run, in `items`; and of those
+    what a change can touch, with all cases of files that are changed themselves."""
+    kept = {item.nodeid for item in items}
     if wanted := config.getoption("--tier"):
-        kept = {item.nodeid for item in items if tiers.find_tier(item.nodeid).value in wanted}
+        kept = {nodeid for nodeid in kept if tiers.find_tier(nodeid).value in wanted}
     elif is_default(config):
         usual = (item.nodeid for item in items if not item.get_closest_marker("full"))
         kept = tiers.choose_default(usual, matrix.seed())
-    else:
-        return
+    if revision := config.getoption("--changed"):
+        kept = _of_change(revision, kept, items)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
+
+
+def _of_change(revision: str, kept: set[str], items: list[pytest.Item]) -> set[str]:
+    """Those of `kept` that a change since `revision` can touch, and all tests of changed files."""
+    try:
+        changed = changes.list_changed(ROOT, revision)
+    except changes.UnknownRevision as error:
+        raise pytest.UsageError(f"--changed: {error}") from None
+    touched = changes.read_graph(ROOT).find_touched(changed)
+    if touched is None:
+        return kept
+    whole = {item.nodeid for item in items if item.nodeid.partition("::")[0] in changed}
+    return whole | {nodeid for nodeid in kept if nodeid.partition("::")[0] in touched}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -256,6 +280,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if (said := getattr(session.config, "workeroutput", None)) is not None:
         said["leaks"] = [*only_unit.seen, *leaks.leaks(_baseline)]
         return
+    nothing = session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+    if nothing and session.config.getoption("--changed"):
+        session.exitstatus = pytest.ExitCode.OK  # nothing that is tested was changed
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     assert isinstance(terminal, TerminalReporter)
     side_by_side = session.config.getoption("numprocesses", None)

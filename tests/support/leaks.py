@@ -98,7 +98,20 @@ def _is_ours(process: psutil.Process, baseline: Baseline, descendants: set[int])
         and sys.prefix in line
         and _OUR_MODULES.search(line) is not None
         and not another_run()
+        and not platform_runs()
     )
+
+
+def platform_runs() -> bool:
+    """Whether a node agent of this checkout runs that no tests have started (`./dev up`): what its
+    sessions start becomes an orphan as well."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            line = process.cmdline()
+            mine = line and line[0].startswith(sys.prefix) and "singularity_scheduler.agent" in line
+            if mine and _mark_of(process) is None:
+                return True
+    return False
 
 
 def leaked_processes(baseline: Baseline) -> list[psutil.Process]:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from support.browser_page import Page
+if TYPE_CHECKING:
+    from support.browser_page import Page
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs/images"
 LIMIT = 150 << 10

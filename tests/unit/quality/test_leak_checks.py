@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from support import leaks, matrix
 
@@ -58,6 +59,7 @@ def test_finds_a_daemon_by_the_mark_of_its_run() -> None:
 
 def test_finds_an_orphan_of_our_modules_that_lost_the_mark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "another_run", lambda: False)
+    monkeypatch.setattr(leaks, "platform_runs", lambda: False)
     baseline = leaks.Baseline(run="run-a")
     with running([*SLEEP, "singularity_proxy.device"], env_with(None)) as pid:
         assert pid in pids(baseline)
@@ -66,6 +68,20 @@ def test_finds_an_orphan_of_our_modules_that_lost_the_mark(monkeypatch: pytest.M
     monkeypatch.setattr(leaks, "another_run", lambda: False)
     with running([*SLEEP, "something.else"], env_with(None)) as pid:
         assert pid not in pids(baseline)
+
+
+def test_accuses_no_session_of_a_platform_of_this_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "another_run", lambda: False)
+    baseline = leaks.Baseline(run="run-a")
+    there: list[int] = []  # a platform may run beside these tests
+    monkeypatch.setattr(leaks.psutil, "process_iter", lambda: map(psutil.Process, there))
+    with running([*SLEEP, "singularity_proxy.device"], env_with(None)) as session:
+        with running([*SLEEP, "singularity_scheduler.agent"], env_with("run-b")) as agent:
+            there[:] = session, agent
+            assert pids(baseline) == {session}, "that agent is of other tests"
+        with running([*SLEEP, "singularity_scheduler.agent"], env_with(None)) as agent:
+            there[:] = session, agent
+            assert not pids(baseline)
 
 
 def test_kills_what_it_reports() -> None:
@@ -78,6 +94,7 @@ def test_kills_what_it_reports() -> None:
 
 def test_tells_of_what_may_be_a_platforms_and_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "another_run", lambda: False)
+    monkeypatch.setattr(leaks, "platform_runs", lambda: False)
     baseline = leaks.Baseline(run="run-d")
     with running([*SLEEP, "singularity_proxy.device"], env_with(None)) as pid:
         (sentence,) = [s for s in leaks.leaks(baseline, wait_s=0.0) if f"process {pid} " in s]
