@@ -82,6 +82,13 @@ def _writing(handler: Handler) -> Handler:
     return guarded
 
 
+UNDONE = (
+    "the session went back to a checkpoint from before this cell was run; run the cell again if "
+    "its work is wanted"
+)
+"""What a page is told for a cell that nobody will answer any more."""
+
+
 class Relay:
     """One relay: sockets, state and loop."""
 
@@ -233,6 +240,10 @@ class Relay:
                 else:
                     self._store.hold(output)
             self._core.sent(sent)
+        if self._core.undone and self._clients.listening:
+            for lane, request in self._core.undone:
+                self._end_undone(lane, request)
+            self._core.undone.clear()
         if self._clients.owed:
             self._clients.pay()
         if self._peer is not None:
@@ -305,6 +316,19 @@ class Relay:
         ):
             self._clients.send(*part)
         return True
+
+    def _end_undone(self, lane: str, parts: list[bytes]) -> None:
+        """Answer a cell in the place of the kernel, which went back to before it and will not."""
+        known = self._store.fact("kernel_info") or {"header": {}}
+        found, head = jupyter_wire.split(parts), jupyter_wire.header(parts)
+        error = {"ename": "Undone", "evalue": UNDONE, "traceback": [f"Undone: {UNDONE}"]}
+        for channel, prefix, kind, content in (
+            ("iopub", [b"error"], "error", error),
+            ("iopub", [b"status"], "status", {"execution_state": "idle"}),
+            (lane, found[0] if found else [], "execute_reply", {"status": "error", **error}),
+        ):
+            message = self._signer.message(prefix, kind, content, head, known["header"])
+            self._clients.send(channel, message)
 
     def _welcome(self, topic: bytes) -> None:
         """What a kernel that knows JEP 65 says to a first subscriber; others say nothing."""

@@ -34,6 +34,8 @@ class Core:
         """What the clients are to be sent, oldest first."""
         self.held = False
         """Whether outputs are kept after they were sent, because there is no client."""
+        self.undone: list[tuple[str, list[bytes]]] = []
+        """(lane, request) of cells whose clients wait for a reply that no image gives any more."""
         self.stuck = ""
         """Why nothing can be written to disk; then nothing may be taken in."""
         self._arrived: list[tuple[str, Sequence[bytes]]] = []
@@ -102,7 +104,7 @@ class Core:
             self._mark()
             try:
                 self.store.flush()
-                self.store.join(history.join(hello))
+                self.undone += self.store.join(history.join(hello))
             except Full as error:
                 self._undo(str(error))
                 raise TunnelError("the relay's disk is full; nothing was lost") from None

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import jupyter_wire
 from .incarnations import Counts, History, Join, Positions, zeros
 from .tunnel import LANES
 
@@ -323,10 +324,12 @@ class Store:
         self._state_changed()
         self.flush()
 
-    def join(self, join: Join) -> None:
+    def join(self, join: Join) -> list[tuple[str, list[bytes]]]:
         """The present incarnation begins as `join` says (`History.join` made it). Writes at
-        once."""
+        once. Returns the cells that get no reply any more, because somebody wanted an image from
+        before them: (lane, request)."""
         lost, again = 0, 0
+        undone: list[tuple[str, list[bytes]]] = []
         now = self.history.now
         undo = self.fact("undo") == now.number
         chosen = ", ".join("?" * len(NEVER_AGAIN))
@@ -334,6 +337,8 @@ class Store:
         for place, lane in enumerate(LANES):
             after, before = join.after[lane], self.taken[lane]
             if after < before:
+                if undo:
+                    undone += ((lane, r) for r in self._without_reply(place, after, before))
                 missing = max(0, min(self.gone[lane], before) - max(0, after))
                 repeated = (place, after, before, *kinds)
                 row = self._db.execute(
@@ -371,6 +376,20 @@ class Store:
         now.again, now.lost = again, lost
         self._state_changed()
         self.flush()
+        return undone
+
+    def _without_reply(self, place: int, after: int, before: int) -> list[list[bytes]]:
+        """The cells among the requests of a lane from `after` on up to `before` whose clients were
+        sent no reply; after `flush`."""
+        sql = "SELECT DISTINCT parent FROM output WHERE kind = 'execute_reply' AND published = 1"
+        replied = {parent for (parent,) in self._db.execute(sql)}
+        rows = self._db.execute(
+            "SELECT parts FROM request WHERE lane = ? AND arrival > ? AND arrival <= ? "
+            "AND kind = 'execute_request' AND size > 0 ORDER BY arrival",
+            (place, after, before),
+        )
+        found = [unpack(parts) for (parts,) in rows]
+        return [r for r in found if jupyter_wire.header(r).get("msg_id") not in replied]
 
     def rolled_back(self, incarnation: int, limit: int = 200) -> list[dict[str, Any]]:
         """The newest outputs that incarnation's begin rolled back: when, lane, type, request."""

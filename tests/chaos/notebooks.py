@@ -13,7 +13,7 @@ from singularity_proxy.errors import Conflict, SingularityError, Unavailable
 from singularity_scheduler.client import ServiceClient
 
 from . import programs
-from .subjects import ENDED, NOTEBOOK_VERBS, Lines, Lost, Stored, Subject
+from .subjects import ENDED, NOTEBOOK_VERBS, Lines, Lost, Stored, Subject, Undone
 from .tab import Cell, KernelReplaced, Tab
 from .world import PATIENCE_S, World
 
@@ -88,6 +88,10 @@ class Notebook(Subject):
             cell_sent = self.world.timeline.now
             cell = await tab.execute(code, on_text)
             await self._finish(tab, cell)
+        if cell.error.startswith("Undone: "):
+            if self.asked_back_at < cell_sent:
+                self.world.timeline.violate("told", self.name, "a cell was undone by nobody's wish")
+            raise Undone("its cell was undone: the session went back to before it")
         if cell.status not in ("ok", ""):
             raise SingularityError(f"a cell failed: {cell.error}: {cell.text[-200:]}")
         return cell
@@ -209,7 +213,8 @@ class Notebook(Subject):
         began = self.world.calm_s
         while True:
             try:
-                await service.restore(self.session, stored.id, discard=True)
+                with self.asking_back():
+                    await service.restore(self.session, stored.id, discard=True)
                 break
             except (Conflict, Unavailable):
                 if self.world.calm_s - began > PATIENCE_S:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,6 +54,10 @@ class Lost(Exception):
     """The subject's session is gone; the message says what shows it."""
 
 
+class Undone(SingularityError):
+    """A cell will have no answer: somebody asked for a checkpoint from before it."""
+
+
 class Subject(abc.ABC):
     """One user's notebook or run."""
 
@@ -84,6 +90,8 @@ class Subject(abc.ABC):
         """Why it does not go on at the moment: somebody suspended or preempted it."""
         self.history: list[str] = []
         """Sessions that it had before."""
+        self.asked_back_at = -1.0
+        """When it was last asked to go back to a checkpoint."""
         self._stopped_at: float | None = None
         """When the platform was stopped last: runs end with it."""
         self._killed_at: float | None = None
@@ -108,6 +116,8 @@ class Subject(abc.ABC):
                 self.rounds += 1
             except Closed:
                 continue
+            except Undone as error:
+                self.world.timeline.add("told", f"{self.name}: {error.message}")
             except (KernelReplaced, Lost) as error:
                 await self.judge_loss(str(error))
             except (SingularityError, OSError, TimeoutError) as error:
@@ -162,6 +172,15 @@ class Subject(abc.ABC):
     def note_kill(self) -> None:
         """All of its processes are killed now."""
         self._killed_at = self.world.timeline.now
+
+    @contextlib.contextmanager
+    def asking_back(self) -> Iterator[None]:
+        """Within, it is asked to go back to a checkpoint: cells from after that are undone."""
+        self.asked_back_at = self.world.timeline.now
+        try:
+            yield
+        finally:
+            self.asked_back_at = self.world.timeline.now
 
     def note_restart(self) -> None:
         """The whole platform stops now, as by Ctrl-C."""

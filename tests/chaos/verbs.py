@@ -100,7 +100,8 @@ async def restore(world: World, subject: Subject, step: Step, service: ServiceCl
     if not named:
         return ""
     chosen = named[step.dice % len(named)]
-    await service.restore(subject.session, chosen.id)
+    with subject.asking_back():
+        await service.restore(subject.session, chosen.id)
     return f"{subject} went back to {chosen.id}"
 
 

@@ -60,8 +60,8 @@ TOUCHES = {
 }
 """Folder or file outside the packages -> the tests that it touches."""
 
-HERE = "tests/support/changes.py"
-"""Names modules and starts none."""
+NAME_ONLY = ("tests/support/changes.py", "tests/support/leaks.py", "tests/support/tiers.py")
+"""What names modules and starts none."""
 
 _NAME = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_][A-Za-z_0-9]*)*")
 
@@ -128,7 +128,7 @@ def find_references(text: str, path: str) -> References:
                 up = parts[: len(parts) - node.level + is_package] if node.level else []
                 base = ".".join([*up, *([node.module] if node.module else [])])
                 names.update(f"{base}.{alias.name}" for alias in node.names)
-            case ast.Constant(value=str() as value) if path != HERE:
+            case ast.Constant(value=str() as value) if path not in NAME_ONLY:
                 found.later.update(name for name in _NAME.findall(value) if "." in name)
                 if path.startswith("tests/") and (name := WORDS.get(value.partition(" ")[0])):
                     found.later.add(name)

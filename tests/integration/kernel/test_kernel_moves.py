@@ -107,6 +107,36 @@ def test_what_is_undone_is_not_done_again(tmp_path: Path) -> None:
         relay.ask("forget", kept=[])
 
 
+def test_a_page_is_told_that_its_cell_was_undone(tmp_path: Path) -> None:
+    with moving(tmp_path) as kernel:
+        found, relay = kernel.client, kernel.relay
+        run(found, "import time; done = []")
+        kernel.capsule.freeze()
+        relay.ask("positions", keep=True)
+        image.dump(kernel.capsule, str(tmp_path / "old"))
+        kernel.capsule.thaw()
+        run(found, "done.append('answered')")
+        running = found.execute("print('begun', flush=True); time.sleep(600)")
+        assert iopub(found, "stream")["content"]["text"] == "begun\n"
+        waiting = found.execute("done.append('waited')")  # behind it, in the kernel already
+        wait_until(lambda: relay.ask("status")["waiting"] == 0)
+        relay.ask("begin_incarnation", number=2, undo=True)
+        kernel.wait(kernel.capsule.end(0))
+        kernel.point()
+        kernel.resume("old")
+        kernel.connected()
+        for cell in (running, waiting):
+            shown = iopub(found, "error")
+            assert shown["parent_header"]["msg_id"] == cell
+            assert "run the cell again if its work is wanted" in shown["content"]["traceback"][0]
+            assert iopub(found, "status")["content"]["execution_state"] == "idle"
+            reply = found.get_shell_msg(timeout=20)
+            assert reply["parent_header"]["msg_id"] == cell
+            assert (reply["content"]["status"], reply["content"]["ename"]) == ("error", "Undone")
+        assert run(found, "print(done)")[1] == "[]\n"
+        relay.ask("forget", kept=[])
+
+
 def _next_number(found: BlockingKernelClient) -> int:
     return int(iopub(found, "stream")["content"]["text"])
 
