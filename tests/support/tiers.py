@@ -148,9 +148,14 @@ DEFAULT: Mapping[str, Take] = {
         Take.ALL
     ),
     "tests/integration/kernel/test_kernel_elastic.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/kernel/test_kernel_histories.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_gpu": Take.NONE,
     "tests/integration/proxy_worker/test_compile.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_worker/test_standalone_ranks.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/proxy_worker/test_worker_checks.py": Take.NONE,
+    "tests/integration/proxy_worker/test_worker_steps.py": Take.ONE_OF_EACH_FILE,
+    # Every route with every kind of call: half a minute for each of its two tests.
+    "tests/integration/scheduler/test_openapi_conformance.py": Take.ONE_OF_EACH_FILE,
     # A story of each face of the platform, in a real browser where people use one.
     "tests/e2e/test_hub_browser.py": Take.ALL,
     "tests/e2e/test_labext_browser.py": Take.ALL,
