@@ -20,7 +20,7 @@ from support.attacks import Peak, attack
 from support.cli_commands import Commands
 from support.dashboard_pages import visitor
 from support.kernel_server import server
-from support.scheduler_service import PREFIX, platform, until
+from support.scheduler_service import PREFIX, RawConnections, platform, raw_request, until
 from tornado.httpclient import AsyncHTTPClient
 
 Measured = Callable[[str], None]
@@ -36,38 +36,13 @@ def stack() -> Iterator[contextlib.ExitStack]:
         yield ends
 
 
-class Raw:
-    """Connections to the service's port of which nothing is read."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def __aenter__(self) -> Raw:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-        await asyncio.sleep(0)
-
-    async def open(self, data: bytes) -> asyncio.StreamReader | None:
-        try:
-            async with asyncio.timeout(5):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=64)
-                self._writers.append(writer)
-                writer.write(data)
-                await writer.drain()
-        except (OSError, TimeoutError):
-            return None
-        return reader
-
-
-def head(path: str, who: str, method: str = "GET", more: str = "") -> bytes:
-    return (
-        f"{method} {PREFIX}api/v1/{path} HTTP/1.1\r\nHost: here\r\n"
-        f"Authorization: token {who}-token\r\n{more}\r\n"
-    ).encode()
+async def open_unread(raw: RawConnections, data: bytes) -> asyncio.StreamReader | None:
+    """A connection of which nothing is read; None when there is none within 5 s."""
+    try:
+        async with asyncio.timeout(5):
+            return await raw.open(data, limit=64)
+    except (OSError, TimeoutError):
+        return None
 
 
 @attack(
@@ -78,11 +53,13 @@ def head(path: str, who: str, method: str = "GET", more: str = "") -> bytes:
 )
 async def test_half_sent_requests(measured: Measured, tmp_path: Path) -> None:
     app = {"header_timeout_s": 3.0, "body_timeout_s": 3.0, "max_connections": 512}
-    async with platform(tmp_path, app=app) as p, Raw(p.port) as raw:
+    async with platform(tmp_path, app=app) as p, RawConnections(p.port) as raw:
         peak = Peak(os.getpid())
-        open_ = [await raw.open(b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000) for _ in range(1500)]
-        body = head("sessions", "alice", "POST", "Content-Length: 4000000\r\n")
-        open_ += [await raw.open(body + b"x" * 200_000) for _ in range(300)]
+        open_ = [
+            await open_unread(raw, b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000) for _ in range(1500)
+        ]
+        body = raw_request("sessions", "alice", "POST", "Content-Length: 4000000\r\n")
+        open_ += [await open_unread(raw, body + b"x" * 200_000) for _ in range(300)]
         assert await p.client("bob").cluster()
 
         async def ends(reader: asyncio.StreamReader) -> None:
@@ -104,14 +81,17 @@ async def test_half_sent_requests(measured: Measured, tmp_path: Path) -> None:
     root=False,
 )
 async def test_streams_that_nobody_reads(measured: Measured, tmp_path: Path) -> None:
-    async with platform(tmp_path, app={"answer_timeout_s": 2.0}) as p, Raw(p.port) as raw:
+    async with (
+        platform(tmp_path, app={"answer_timeout_s": 2.0}) as p,
+        RawConnections(p.port) as raw,
+    ):
         feed = p.services.feed
         for number in range(1000):
             feed.add("alice", "session", json.dumps([number, "x" * 12_000]))
         peak = Peak(os.getpid())
         since = f"Last-Event-ID: {feed.id_of(1)}\r\n"
         for _ in range(500):
-            await raw.open(head("events", "alice", more=since))
+            await open_unread(raw, raw_request("events", "alice", more=since))
         most = p.services.callers.count("alice")
         assert most <= 128
         assert feed.listeners <= 32

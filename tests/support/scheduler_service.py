@@ -234,3 +234,36 @@ async def platform(tmp_path: Path, **settings: Any) -> AsyncIterator[Platform]:
             await made.hub.close()
             os.environ.pop("JUPYTERHUB_SERVICE_URL", None)
             os.environ.pop("JUPYTERHUB_SERVICE_PREFIX", None)
+
+
+class RawConnections:
+    """Connections to the service's port, aborted at the end. They take in no more than they are
+    read of."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> RawConnections:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+    async def open(self, data: bytes, limit: int = 1 << 12) -> asyncio.StreamReader:
+        """One more of them, which was sent `data`."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=limit)
+        self._writers.append(writer)
+        writer.write(data)
+        await writer.drain()
+        return reader
+
+
+def raw_request(path: str, who: str = "alice", method: str = "GET", more: str = "") -> bytes:
+    """The bytes of a request of the API without its body; `more`: header lines."""
+    return (
+        f"{method} {PREFIX}api/v1/{path} HTTP/1.1\r\nHost: here\r\n"
+        f"Authorization: token {who}-token\r\n{more}\r\n"
+    ).encode()

@@ -4,36 +4,15 @@ history of IPython is whole and has every line once."""
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from singularity_proxy import build
 from support.capsules import needs_criu
-from support.kernel_homes import home_of, notebooks
-from support.kernel_platform import Platform, platform
+from support.kernel_homes import notebooks
 
 pytestmark = [needs_criu, pytest.mark.asyncio]
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Platform]:
-    build.build()
-    folder = Path(os.environ["TMPDIR"]) / "kh"
-    folder.mkdir(mode=0o711)
-    with platform(folder) as found:
-        yield found
-
-
-@pytest.fixture
-def home(running: Platform, monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> Iterator[Path]:
-    """The home of ada, in the environment of her server."""
-    ada, environment = running.identity("ada"), running.environment("ada")
-    with home_of(ada, short_dir, monkeypatch, environment) as found:
-        yield found
 
 
 async def test_a_notebook_that_comes_back_leaves_the_history_of_another_alone(

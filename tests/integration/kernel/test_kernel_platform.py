@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,20 +11,10 @@ from typing import Any
 
 import pytest
 from singularity_kernel.provisioner import KernelNotStarted
-from singularity_proxy import build
 from singularity_scheduler.client import ServiceClient
 from support.kernel_notebooks import Notebook, manager
-from support.kernel_platform import Platform, platform, server_of
+from support.kernel_platform import Platform, server_of
 from support.kernel_relay import wait_until
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Platform]:
-    build.build()
-    folder = Path(os.environ["TMPDIR"]) / "kp"
-    folder.mkdir(mode=0o711)
-    with platform(folder) as found:
-        yield found
 
 
 @pytest.fixture

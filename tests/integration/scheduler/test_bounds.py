@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import BadRequest, TooMany
 from singularity_scheduler.service.callers import Callers
-from support.scheduler_service import Platform, platform, until
+from support.scheduler_service import Platform, RawConnections, platform, raw_request, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -21,36 +21,6 @@ pytestmark = pytest.mark.asyncio
 async def bounded(tmp_path: Path, **app: Any) -> AsyncIterator[Platform]:
     async with platform(tmp_path, app=app) as p:
         yield p
-
-
-class Raw:
-    """Connections to the service's port, closed at the end."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def __aenter__(self) -> Raw:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-        await asyncio.sleep(0)
-
-    async def open(self, data: bytes) -> asyncio.StreamReader:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 12)
-        self._writers.append(writer)
-        writer.write(data)
-        await writer.drain()
-        return reader
-
-
-def request(path: str, who: str = "alice", method: str = "GET", more: str = "") -> bytes:
-    return (
-        f"{method} /services/singularity/api/v1/{path} HTTP/1.1\r\nHost: here\r\n"
-        f"Authorization: token {who}-token\r\n{more}\r\n"
-    ).encode()
 
 
 async def closed(reader: asyncio.StreamReader) -> bytes:
@@ -63,28 +33,28 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
 async def test_headers_and_bodies_have_their_time(tmp_path: Path) -> None:
     async with (
         bounded(tmp_path, header_timeout_s=0.5, body_timeout_s=0.5) as p,
-        Raw(p.port) as raw,
+        RawConnections(p.port) as raw,
     ):
         half = [await raw.open(b"GET /services/sing") for _ in range(300)]
         silent = await raw.open(b"")
-        body = request("sessions", method="POST", more="Content-Length: 100\r\n")
+        body = raw_request("sessions", method="POST", more="Content-Length: 100\r\n")
         begun = await raw.open(body + b'{"kind": ')
         assert await p.client().cluster()  # nobody else waits
         assert {await closed(one) for one in (*half, silent, begun)} == {b""}
-        idle = await raw.open(request("cluster"))
+        idle = await raw.open(raw_request("cluster"))
         assert (await idle.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
         await closed(idle)
 
 
 async def test_headers_have_a_size(tmp_path: Path) -> None:
-    async with bounded(tmp_path) as p, Raw(p.port) as raw:
+    async with bounded(tmp_path) as p, RawConnections(p.port) as raw:
         reader = await raw.open(b"GET / HTTP/1.1\r\nX: " + b"x" * (64 << 10))
         assert await closed(reader) == b""
 
 
 async def test_one_connection_more_takes_the_place_of_a_silent_one(tmp_path: Path) -> None:
-    async with bounded(tmp_path, max_connections=16) as p, Raw(p.port) as raw:
-        first = await raw.open(request("cluster")[:-2])
+    async with bounded(tmp_path, max_connections=16) as p, RawConnections(p.port) as raw:
+        first = await raw.open(raw_request("cluster")[:-2])
         await asyncio.sleep(0.1)
         for _ in range(40):
             await raw.open(b"GET ")
@@ -93,9 +63,9 @@ async def test_one_connection_more_takes_the_place_of_a_silent_one(tmp_path: Pat
 
 
 async def test_without_a_silent_one_it_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    async with bounded(tmp_path, max_connections=16) as p, Raw(p.port) as raw:
+    async with bounded(tmp_path, max_connections=16) as p, RawConnections(p.port) as raw:
         for n in range(16):
-            stream = await raw.open(request("events", who=("alice", "bob")[n % 2]))
+            stream = await raw.open(raw_request("events", who=("alice", "bob")[n % 2]))
             await stream.readuntil(b"\r\n\r\n")
         refused = (await closed(await raw.open(b""))).decode()
         assert refused.startswith("HTTP/1.1 503 ")
@@ -106,16 +76,16 @@ async def test_without_a_silent_one_it_is_refused_in_a_sentence(tmp_path: Path) 
 async def test_a_user_has_so_many_requests_and_streams(tmp_path: Path) -> None:
     async with (
         bounded(tmp_path, max_requests_per_user=4, max_streams_per_user=3) as p,
-        Raw(p.port) as raw,
+        RawConnections(p.port) as raw,
     ):
         callers = p.services.callers
-        streams = [await raw.open(request("events")) for _ in range(3)]
+        streams = [await raw.open(raw_request("events")) for _ in range(3)]
         for stream in streams:
             await stream.readuntil(b"\r\n\r\n")
         with pytest.raises(TooMany, match="alice follows 3 streams of events and logs already"):
             await anext(p.client().events())
         assert await p.client().cluster()
-        body = request("sessions", method="POST", more="Content-Length: 100\r\n")
+        body = raw_request("sessions", method="POST", more="Content-Length: 100\r\n")
         await raw.open(body)
         await until(lambda: callers.count("alice") == 4, "four are open")
         with pytest.raises(TooMany, match="alice has 4 requests open already"):
@@ -125,8 +95,8 @@ async def test_a_user_has_so_many_requests_and_streams(tmp_path: Path) -> None:
 
 
 async def test_who_takes_no_answer_is_left(tmp_path: Path) -> None:
-    async with bounded(tmp_path, answer_timeout_s=0.5) as p, Raw(p.port) as raw:
-        stream = await raw.open(request("events"))
+    async with bounded(tmp_path, answer_timeout_s=0.5) as p, RawConnections(p.port) as raw:
+        stream = await raw.open(raw_request("events"))
         await stream.readuntil(b"\r\n\r\n")
         feed = p.services.feed
         while feed.listeners:  # nothing of it is read: what the kernel does not take waits
