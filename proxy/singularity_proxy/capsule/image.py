@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from singularity_proxy.errors import ImageFailed, NoSpace, Unavailable, Unsupported
 
 from . import connections, criu, daemons, image_files, links, reach, timers, whole
-from .namespace import AFTER_RESTORE_PID, MAIN_PID, NamespaceCapsule
+from .namespace import AFTER_RESTORE_PID, FREEZE_S, MAIN_PID, NamespaceCapsule
 from .process import ProcessIdentity
 from .reconcile import Plan
 from .sockets import outside_peers
@@ -173,6 +173,11 @@ def restore(
                 "and the checkpoint is as it was, try again"
             )
         raise failed
+    if not capsule.wait_frozen(FREEZE_S):  # CRIU tells each to stop, and does not wait for it
+        raise Unavailable(
+            "the restored processes did not stop to be looked at; nothing was left here and the "
+            "checkpoint is as it was, try again"
+        )
     other = image_files.verify(capsule, plan) if plan is not None else None
     if other is None and handles and not capsule.user_namespace:
         other = reach.find_foreign(capsule)

@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from singularity_proxy import build
@@ -107,6 +107,8 @@ class NamespaceCapsule(Capsule):
         super().__init__(identity, on_exit)
         self.init = init
         self.stopped_by_user: frozenset[int] = frozenset()
+        self._told: frozenset[int] = frozenset()
+        """Pids that `freeze` told to stop."""
         """Pids inside that were stopped before `freeze`: `thaw` leaves them so. Part of the
         checkpoint's record, and set again before the `thaw` that follows a restore."""
 
@@ -179,13 +181,15 @@ class NamespaceCapsule(Capsule):
         before = frozenset(m.pid for m in self.members() if state_of(m.identity.pid) == "T")
         deadline = time.monotonic() + FREEZE_S
         patience = 0.05
+        told: set[int] = set()
         while running := self._running():
             for member in running:
                 send(member.identity, signal.SIGSTOP)
+                told.add(member.pid)
             if time.monotonic() > deadline:
                 names = ", ".join(str(m.pid) for m in running)
                 traced = [m.pid for m in self.members() if tracer_of(m.identity.pid)]
-                self._continue(before)
+                self._continue(before, told)
                 if traced:
                     raise Unavailable(
                         f"the session could not be frozen because process {traced[0]} is traced by "
@@ -204,24 +208,35 @@ class NamespaceCapsule(Capsule):
                 time.sleep(0.001)
             if self._running():
                 # A parent in vfork() waits for a child that we stopped: let both go on a moment.
-                self._continue(before)
+                self._continue(before, told)
                 time.sleep(0.005)
                 patience = min(patience * 2, 1.0)
-        self.stopped_by_user = before
+        self.stopped_by_user, self._told = before, frozenset(told)
 
     def thaw(self) -> None:
-        """Let everything go on that `freeze` stopped; nothing happens to what runs."""
-        self._continue(self.stopped_by_user)
-        self.stopped_by_user = frozenset()
+        """Let everything go on that `freeze` stopped, also what CRIU has just let go of, which is
+        not stopped again yet; nothing happens to what runs."""
+        self._continue(self.stopped_by_user, self._told)
+        self.stopped_by_user = self._told = frozenset()
 
     def wait_untraced(self, limit_s: float) -> None:
         """Before the `thaw` of what an agent left that was killed: wait until its CRIU has let go
         of the processes, `limit_s` seconds at most, and they are stopped as they were. Debuggers
         inside are left alone."""
-        for done, within_s in ((self._is_untraced, limit_s), (lambda: self.frozen, 1.0)):
-            deadline = time.monotonic() + within_s
-            while not done() and time.monotonic() < deadline:
-                time.sleep(0.02)
+        deadline = time.monotonic() + limit_s
+        while not self._is_untraced() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.wait_frozen(1.0)
+
+    def wait_frozen(self, limit_s: float) -> bool:
+        """Wait until all are stopped that were told to by somebody else, `limit_s` seconds at most;
+        whether they are. `thaw` passes over one that is only about to stop."""
+        deadline = time.monotonic() + limit_s
+        while not self.frozen:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
+        return True
 
     def _is_untraced(self) -> bool:
         pids = [m.identity.pid for m in self.members()]
@@ -235,9 +250,12 @@ class NamespaceCapsule(Capsule):
     def _running(self) -> list[Member]:
         return [m for m in self.members() if not is_stopped(m.identity.pid)]
 
-    def _continue(self, but: frozenset[int]) -> None:
+    def _continue(self, but: frozenset[int], told: Collection[int] = ()) -> None:
+        """Let everything go on that is stopped, and those that were `told` to stop: one may only
+        be about to, and would stand still afterwards. `but`: pids that stay as they are."""
         for member in reversed(self.members()):
-            if member.pid not in but and state_of(member.identity.pid) == "T":
+            stopped = member.pid in told or state_of(member.identity.pid) == "T"
+            if member.pid not in but and stopped:
                 send(member.identity, signal.SIGCONT)
 
     # -- programs inside --------------------------------------------------------------------------

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from singularity_proxy.capsule import connections, criu, files, image
@@ -471,6 +474,35 @@ async def test_a_restore_that_is_killed_says_nothing_of_the_image(tmp_path: Path
             assert capsule.members() == []
         capsule = await restored(place, tmp_path / "image")
         assert capsule.frozen
+
+
+async def test_a_process_that_stops_late_after_its_restore_goes_on_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRIU tells each process to stop and leaves; a `thaw` before one has would pass over it."""
+    run = image._run
+
+    def stop_late(capsule: NamespaceCapsule, *words: Any, **options: Any) -> tuple[int, str]:
+        answer = run(capsule, *words, **options)
+        main = capsule.main()
+        assert main is not None
+        assert capsule.wait_frozen(10.0)
+        os.kill(main.pid, signal.SIGCONT)
+        threading.Timer(0.3, os.kill, (main.pid, signal.SIGSTOP)).start()
+        return answer
+
+    async with Places() as place:
+        capsule = await place.python(COUNT)
+        await place.logged("3")
+        await asyncio.to_thread(capsule.freeze)
+        await dumped(capsule, tmp_path / "image")
+        await capsule.end(0)
+        monkeypatch.setattr(image, "_run", stop_late)
+        capsule = await restored(place, tmp_path / "image")
+        await asyncio.to_thread(capsule.thaw)
+        await asyncio.sleep(0.5)  # the late stop is over
+        before = len(place.log())
+        await place.until(lambda: len(place.log()) > before + 40)
 
 
 async def test_an_image_of_nothing(tmp_path: Path) -> None:

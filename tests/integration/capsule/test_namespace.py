@@ -17,7 +17,7 @@ from singularity_proxy.capsule.launcher import Capsule, CapsuleSpec, spawn
 from singularity_proxy.capsule.namespace import MAIN_PID, NamespaceCapsule, adopt
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.capsule.tree import owner_of, state_of
-from singularity_proxy.errors import BadRequest
+from singularity_proxy.errors import BadRequest, Unavailable
 from support.capsules import OWN_UID, Places, needs_namespaces
 from support.uids import needs_own_uids
 
@@ -222,6 +222,49 @@ async def test_a_folder_that_the_user_may_not_enter() -> None:
         closed.mkdir(mode=0o700)
         with pytest.raises(BadRequest, match="choose one that its user may enter"):
             await place.start("true", cwd=str(closed))
+
+
+async def test_a_freeze_that_fails_lets_those_go_on_that_are_only_about_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal to stop that was sent and not yet taken shows in no state; the process would stand
+    still from then on."""
+    monkeypatch.setattr(namespace, "FREEZE_S", 0.3)
+    code = """
+import ctypes, os, subprocess, time
+libc = ctypes.CDLL(None)
+child = subprocess.Popen(["sleep", "600"])
+libc.ptrace(16, child.pid, None, None)  # as a debugger: the child cannot be stopped for good
+os.waitpid(child.pid, 0x40000000)
+libc.ptrace(7, child.pid, None, None)
+print("on", flush=True)
+while not os.path.exists("/tmp/go"):
+    time.sleep(0.01)
+print("went on", flush=True)
+"""
+    async with Places() as place:
+        capsule = await place.python(code)
+        await place.logged("on\n")
+        monkeypatch.setattr(namespace, "state_of", lambda _: "R")
+        with pytest.raises(Unavailable, match="traced by a debugger"):
+            await asyncio.to_thread(capsule.freeze)
+        (place.tmp / "go").touch()
+        await place.logged("went on\n")
+
+
+async def test_a_thaw_reaches_what_is_just_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a CRIU that has let go of it a moment ago."""
+    async with Places() as place:
+        capsule = await place.python(
+            "import time\nfor n in range(10**6): print(n, flush=True); time.sleep(.01)"
+        )
+        await place.logged("3")
+        await asyncio.to_thread(capsule.freeze)
+        with monkeypatch.context() as patch:
+            patch.setattr(namespace, "state_of", lambda _: "R")
+            await asyncio.to_thread(capsule.thaw)
+        size = len(place.log())
+        await place.until(lambda: len(place.log()) > size)
 
 
 async def test_freeze_stops_everything_and_thaw_nothing_more() -> None:
