@@ -21,6 +21,7 @@ from typing import Any
 
 from generate_api import events_page, metrics_page, openapi_document, rest_page
 from generate_jobs import job_files_page, job_schema
+from generate_objects import kernel_objects_page
 from generate_support import support_page
 from generate_text import cell, first_paragraph, table
 from generate_tunnel import tunnel_page
@@ -329,6 +330,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "events.md": events_page,
     "ring.md": ring_page,
     "support.md": support_page,
+    "kernel-objects.md": kernel_objects_page,
     "tunnel.md": tunnel_page,
     "job-files.md": job_files_page,
 }

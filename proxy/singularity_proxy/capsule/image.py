@@ -106,7 +106,7 @@ def dump(
         links.use_names(folder, names)
         daemons.lead_own_sessions(folder)
         timers.wind_up(folder)
-        if not capsule.frozen:  # it was killed in another way, or a process came in
+        if not capsule.wait_frozen(1.0):  # it was killed in another way, or a process came in
             capsule.freeze()
         whole.check_image(capsule, folder)
         seconds = time.monotonic() - began

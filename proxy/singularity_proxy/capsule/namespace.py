@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from singularity_proxy import build
@@ -106,9 +106,9 @@ class NamespaceCapsule(Capsule):
     ) -> None:
         super().__init__(identity, on_exit)
         self.init = init
+        self._told: set[int] = set()
+        """Pids inside that `freeze` told to stop."""
         self.stopped_by_user: frozenset[int] = frozenset()
-        self._told: frozenset[int] = frozenset()
-        """Pids that `freeze` told to stop."""
         """Pids inside that were stopped before `freeze`: `thaw` leaves them so. Part of the
         checkpoint's record, and set again before the `thaw` that follows a restore."""
 
@@ -178,18 +178,27 @@ class NamespaceCapsule(Capsule):
         """
         if not self._running():
             return
-        before = frozenset(m.pid for m in self.members() if state_of(m.identity.pid) == "T")
+        stopped = frozenset(m.pid for m in self.members() if state_of(m.identity.pid) == "T")
+        before = self.stopped_by_user | (stopped - self._told)
+        try:
+            self._stop_all(before)
+        except BaseException:
+            self._continue(before)
+            raise
+        self.stopped_by_user = before - self._told
+
+    def _stop_all(self, before: frozenset[int]) -> None:
+        """Tell all to stop until they have; `before`: pids that were stopped already. Raises
+        `Unavailable`, and what looking at a process raises."""
         deadline = time.monotonic() + FREEZE_S
         patience = 0.05
-        told: set[int] = set()
         while running := self._running():
             for member in running:
+                self._told.add(member.pid)
                 send(member.identity, signal.SIGSTOP)
-                told.add(member.pid)
             if time.monotonic() > deadline:
                 names = ", ".join(str(m.pid) for m in running)
                 traced = [m.pid for m in self.members() if tracer_of(m.identity.pid)]
-                self._continue(before, told)
                 if traced:
                     raise Unavailable(
                         f"the session could not be frozen because process {traced[0]} is traced by "
@@ -208,16 +217,15 @@ class NamespaceCapsule(Capsule):
                 time.sleep(0.001)
             if self._running():
                 # A parent in vfork() waits for a child that we stopped: let both go on a moment.
-                self._continue(before, told)
+                self._continue(before)
                 time.sleep(0.005)
                 patience = min(patience * 2, 1.0)
-        self.stopped_by_user, self._told = before, frozenset(told)
 
     def thaw(self) -> None:
         """Let everything go on that `freeze` stopped, also what CRIU has just let go of, which is
         not stopped again yet; nothing happens to what runs."""
-        self._continue(self.stopped_by_user, self._told)
-        self.stopped_by_user = self._told = frozenset()
+        self._continue(self.stopped_by_user)
+        self.stopped_by_user = frozenset()
 
     def wait_untraced(self, limit_s: float) -> None:
         """Before the `thaw` of what an agent left that was killed: wait until its CRIU has let go
@@ -250,13 +258,15 @@ class NamespaceCapsule(Capsule):
     def _running(self) -> list[Member]:
         return [m for m in self.members() if not is_stopped(m.identity.pid)]
 
-    def _continue(self, but: frozenset[int], told: Collection[int] = ()) -> None:
-        """Let everything go on that is stopped, and those that were `told` to stop: one may only
-        be about to, and would stand still afterwards. `but`: pids that stay as they are."""
+    def _continue(self, but: frozenset[int]) -> None:
+        """Let everything go on that is stopped, and what `freeze` told to stop: it may only be
+        about to, and would stand still afterwards. `but`: pids that stay as they were, unless
+        `freeze` told them to stop as well."""
         for member in reversed(self.members()):
-            stopped = member.pid in told or state_of(member.identity.pid) == "T"
-            if member.pid not in but and stopped:
+            stopped = member.pid not in but and state_of(member.identity.pid) == "T"
+            if stopped or member.pid in self._told:
                 send(member.identity, signal.SIGCONT)
+        self._told.clear()
 
     # -- programs inside --------------------------------------------------------------------------
 

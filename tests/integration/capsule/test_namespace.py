@@ -267,6 +267,39 @@ async def test_a_thaw_reaches_what_is_just_not_stopped(monkeypatch: pytest.Monke
         await place.until(lambda: len(place.log()) > size)
 
 
+async def test_a_second_freeze_takes_nothing_for_stopped_by_the_user() -> None:
+    """The first stopped them; one was let go meanwhile, as by a CRIU that has just left."""
+    code = """
+import os, signal, subprocess, time
+stopped = subprocess.Popen(["sleep", "600"])
+os.kill(stopped.pid, signal.SIGSTOP)
+os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+subprocess.Popen("while :; do echo child; sleep 0.01; done", shell=True)
+while True:
+    print("main", flush=True)
+    time.sleep(0.01)
+"""
+    async with Places() as place:
+        capsule = await place.python(code)
+        await place.logged("child\n")
+        await place.logged("main\n")
+        await asyncio.to_thread(capsule.freeze)
+        by_user = capsule.stopped_by_user
+        assert len(by_user) == 1
+        main = capsule.main()
+        assert main is not None
+        os.kill(main.pid, signal.SIGCONT)
+        await place.until(lambda: not capsule.frozen)
+        await asyncio.to_thread(capsule.freeze)
+        assert capsule.stopped_by_user == by_user
+        await asyncio.to_thread(capsule.thaw)
+        before = place.log()
+        await place.until(
+            lambda: {"main", "child"} <= set(place.log()[len(before) :].splitlines()[1:])
+        )
+        assert [state_of(m.identity.pid) for m in capsule.members()].count("T") == 1
+
+
 async def test_freeze_stops_everything_and_thaw_nothing_more() -> None:
     code = """
 import os, signal, subprocess, sys, threading, time
