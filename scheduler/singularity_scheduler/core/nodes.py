@@ -163,6 +163,7 @@ def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
     view = recorded.take(draft, view, json.loads(fact.recorded))
     if not fact.alive:
         endings.exited(draft, ev.ProcessExited(view.id, fact.exit_code, fact.reason))
+        _settle_devices(draft, view.id)
         return
     if view.lost:
         view = draft.note(replace(view, lost=False), reasons.node_back(view), "node.found")
@@ -184,6 +185,14 @@ def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
         draft.put(replace(view, wants=True))
     elif not fact.waiting and view.device_state is DeviceState.WAITING and not view.asked:
         queue.withdraw(draft, view, reasons.withdrawn(view.saved), "device.withdrawn")
+
+
+def _settle_devices(draft: Draft, session: str) -> None:
+    """A session that goes on although its process is gone may wait for a command of before the
+    scheduler or its node was away: repeat it, as the agent's refusal lets the session leave."""
+    view = draft.get(session)
+    if view is not None and view.leaving is not None and view.device_state in CHANGING:
+        queue.reissue(draft, view)
 
 
 def _compare_devices(draft: Draft, view: SessionView, fact: AgentFacts) -> SessionView:

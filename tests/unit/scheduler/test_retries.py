@@ -147,6 +147,28 @@ def test_a_restart_of_the_service_in_the_middle_goes_on_with_it() -> None:
     assert world["r"].process_state is ProcessState.FAILED
 
 
+def test_it_ended_with_its_node_while_it_was_given_a_device() -> None:
+    """The platform was stopped and started: nobody answers the attach of before any more, so it is
+    asked again, and its refusal lets the session leave."""
+    world = World()
+    run = BatchRun("/home/alice/n.ipynb", "/home/alice/o.ipynb", max_retries=1)
+    world.do(ev.SessionCreated("r", "alice", SessionSpec(Kind.BATCH, Tier.STANDARD, 1, "r", run)))
+    world.answer()
+    world.need("r")
+    assert [type(action) for action in world.pending] == [ev.Attach]
+    world = world.reloaded()
+    over = facts(world["r"], alive=False, exit_code=None)
+    for _ in range(2):  # twice: it costs one attempt
+        world.pending.clear()
+        world.join("local", 2, None, over)
+        assert world["r"].attempt == 2
+        (attach,) = world.pending
+        assert isinstance(attach, ev.Attach)
+    world.do(ev.AttachFailed("r", attach.epoch, "there is no session r on this node"))
+    world.answer()
+    assert (world["r"].process_state, world["r"].attempt) == (LIVE, 2)
+
+
 def test_it_ended_while_its_node_was_away() -> None:
     world = World()
     running(world, 1)
