@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -168,12 +169,13 @@ def fds(pid: int) -> int:
 
 
 def kill(pids: Iterable[int]) -> None:
-    """SIGKILL for each of `pids` that still runs."""
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    """SIGKILL for each of `pids` that still runs. All of them stand still before: without power
+    none learns of the end of another."""
+    pids = list(pids)
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
 
 
 def cut_connections(pid: int, path: str) -> int:
