@@ -41,6 +41,7 @@ from .relay_core import MARK_S, Core
 from .relay_place import Place
 from .relay_store import HELD_BYTES, Full, Store
 from .relay_tunnel import DOMAIN, FILE_VERSION, Gate, Listener, answer, new_client_keys, new_keys
+from .relay_undone import Answers
 from .tunnel import Frame, Kind, TunnelError
 
 EXIT_STOPPED = 0
@@ -82,13 +83,6 @@ def _writing(handler: Handler) -> Handler:
     return guarded
 
 
-UNDONE = (
-    "the session went back to a checkpoint from before this cell was run; run the cell again if "
-    "its work is wanted"
-)
-"""What a page is told for a cell that nobody will answer any more."""
-
-
 class Relay:
     """One relay: sockets, state and loop."""
 
@@ -106,8 +100,9 @@ class Relay:
     ) -> None:
         self.session = session
         self._store = Store(os.path.join(state, "relay.db"), held_bytes)
-        self._core = Core(session, self._store)
         self._signer = jupyter_wire.Signer(info)
+        answers = Answers(self._signer, self._kernel_header)
+        self._core = Core(session, self._store, answers)
         self._kernel = jupyter_wire.Signer(kernel) if kernel else None
         """How the kernel signs, when it is not how its clients do: in a fork."""
         self._context: zmq.Context[Any] = zmq.Context()
@@ -240,10 +235,6 @@ class Relay:
                 else:
                     self._store.hold(output)
             self._core.sent(sent)
-        if self._core.undone and self._clients.listening:
-            for lane, request in self._core.undone:
-                self._end_undone(lane, request)
-            self._core.undone.clear()
         if self._clients.owed:
             self._clients.pay()
         if self._peer is not None:
@@ -317,18 +308,9 @@ class Relay:
             self._clients.send(*part)
         return True
 
-    def _end_undone(self, lane: str, parts: list[bytes]) -> None:
-        """Answer a cell in the place of the kernel, which went back to before it and will not."""
-        known = self._store.fact("kernel_info") or {"header": {}}
-        found, head = jupyter_wire.split(parts), jupyter_wire.header(parts)
-        error = {"ename": "Undone", "evalue": UNDONE, "traceback": [f"Undone: {UNDONE}"]}
-        for channel, prefix, kind, content in (
-            ("iopub", [b"error"], "error", error),
-            ("iopub", [b"status"], "status", {"execution_state": "idle"}),
-            (lane, found[0] if found else [], "execute_reply", {"status": "error", **error}),
-        ):
-            message = self._signer.message(prefix, kind, content, head, known["header"])
-            self._clients.send(channel, message)
+    def _kernel_header(self) -> dict[str, Any]:
+        known = self._store.fact("kernel_info")
+        return dict(known["header"]) if known else {}
 
     def _welcome(self, topic: bytes) -> None:
         """What a kernel that knows JEP 65 says to a first subscriber; others say nothing."""

@@ -13,6 +13,7 @@ from typing import Any
 from . import jupyter_wire, tunnel
 from .incarnations import Positions
 from .relay_store import Full, Output, Store
+from .relay_undone import Answers
 from .tunnel import Answerer, Frame, Hello, Inbox, Kind, Outbox, TunnelError
 
 MARK_S = 0.005
@@ -26,16 +27,15 @@ PRUNE_S = 5.0
 class Core:
     """The relay's state, in memory and on disk. One per relay process."""
 
-    def __init__(self, session: str, store: Store) -> None:
+    def __init__(self, session: str, store: Store, answers: Answers | None = None) -> None:
         self.session = session
+        self._answers = answers
         self.store = store
         self.tunnel = Answerer(session, 0)
         self.outputs: list[Output] = store.unpublished()
         """What the clients are to be sent, oldest first."""
         self.held = False
         """Whether outputs are kept after they were sent, because there is no client."""
-        self.undone: list[tuple[str, list[bytes]]] = []
-        """(lane, request) of cells whose clients wait for a reply that no image gives any more."""
         self.stuck = ""
         """Why nothing can be written to disk; then nothing may be taken in."""
         self._arrived: list[tuple[str, Sequence[bytes]]] = []
@@ -104,7 +104,7 @@ class Core:
             self._mark()
             try:
                 self.store.flush()
-                self.undone += self.store.join(history.join(hello))
+                self.store.join(history.join(hello), self._answers)
             except Full as error:
                 self._undo(str(error))
                 raise TunnelError("the relay's disk is full; nothing was lost") from None

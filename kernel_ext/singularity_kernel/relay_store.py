@@ -24,6 +24,7 @@ from typing import Any
 
 from . import jupyter_wire
 from .incarnations import Counts, History, Join, Positions, zeros
+from .relay_undone import Answers, Said
 from .tunnel import LANES
 
 KEPT_REQUEST_BYTES = 32 << 20
@@ -33,6 +34,9 @@ KEPT_OUTPUTS = 50_000
 HELD_OUTPUTS = 9_000
 HELD_BYTES = 32 << 20
 """Outputs kept while there is no client; no more than ZeroMQ takes for one that reads slowly."""
+
+ANSWERED = 100_000
+"""So many requests whose replies are not kept any more are remembered as answered."""
 
 PRUNE_ROWS = 500
 
@@ -51,6 +55,7 @@ CREATE TABLE IF NOT EXISTS output (
     size INTEGER NOT NULL, parts BLOB NOT NULL, published INTEGER NOT NULL DEFAULT 0,
     rolled_back INTEGER
 );
+CREATE TABLE IF NOT EXISTS answered (request TEXT NOT NULL UNIQUE);
 """
 
 
@@ -324,12 +329,12 @@ class Store:
         self._state_changed()
         self.flush()
 
-    def join(self, join: Join) -> list[tuple[str, list[bytes]]]:
+    def join(self, join: Join, answers: Answers | None = None) -> None:
         """The present incarnation begins as `join` says (`History.join` made it). Writes at
-        once. Returns the cells that get no reply any more, because somebody wanted an image from
-        before them: (lane, request)."""
+        once. `answers`: what clients are told whose requests get no reply any more, because
+        somebody wanted an image from before them."""
         lost, again = 0, 0
-        undone: list[tuple[str, list[bytes]]] = []
+        said: list[Said] = []
         now = self.history.now
         undo = self.fact("undo") == now.number
         chosen = ", ".join("?" * len(NEVER_AGAIN))
@@ -337,8 +342,9 @@ class Store:
         for place, lane in enumerate(LANES):
             after, before = join.after[lane], self.taken[lane]
             if after < before:
-                if undo:
-                    undone += ((lane, r) for r in self._without_reply(place, after, before))
+                if undo and answers is not None:
+                    for request in self._without_reply(place, after, before):
+                        said += answers.end(lane, request)
                 missing = max(0, min(self.gone[lane], before) - max(0, after))
                 repeated = (place, after, before, *kinds)
                 row = self._db.execute(
@@ -373,19 +379,25 @@ class Store:
                     (now.number, LANES.index(lane), incarnation, join.kept[lane], end),
                 )
             )
+        for one in said:
+            self.add_output(one.lane, now.received[one.lane], one.kind, one.parent, one.parts)
         now.again, now.lost = again, lost
         self._state_changed()
         self.flush()
-        return undone
 
     def _without_reply(self, place: int, after: int, before: int) -> list[list[bytes]]:
-        """The cells among the requests of a lane from `after` on up to `before` whose clients were
-        sent no reply; after `flush`."""
-        sql = "SELECT DISTINCT parent FROM output WHERE kind = 'execute_reply' AND published = 1"
-        replied = {parent for (parent,) in self._db.execute(sql)}
+        """The requests of a lane from `after` on up to `before` that expect a reply and whose
+        clients were sent none; after `flush`."""
+        replied = {
+            request
+            for (request,) in self._db.execute(
+                "SELECT parent FROM output WHERE kind LIKE '%\\_reply' ESCAPE '\\' "
+                "AND published = 1 UNION SELECT request FROM answered"
+            )
+        }
         rows = self._db.execute(
             "SELECT parts FROM request WHERE lane = ? AND arrival > ? AND arrival <= ? "
-            "AND kind = 'execute_request' AND size > 0 ORDER BY arrival",
+            "AND kind LIKE '%\\_request' ESCAPE '\\' AND size > 0 ORDER BY arrival",
             (place, after, before),
         )
         found = [unpack(parts) for (parts,) in rows]
@@ -469,9 +481,20 @@ class Store:
             if rows:
                 self._outputs -= len(rows)
                 self._output_bytes -= sum(size for _, size in rows)
-                self._notes.append(
-                    ("DELETE FROM output WHERE published = 1 AND id <= ?", (rows[-1][0],))
-                )
+                upto = (rows[-1][0],)
+                self._notes += [
+                    (
+                        "INSERT OR IGNORE INTO answered SELECT parent FROM output "
+                        "WHERE kind LIKE '%\\_reply' ESCAPE '\\' AND published = 1 AND id <= ?",
+                        upto,
+                    ),
+                    (
+                        f"DELETE FROM answered WHERE rowid <= "
+                        f"(SELECT COALESCE(MAX(rowid), 0) FROM answered) - {ANSWERED}",
+                        (),
+                    ),
+                    ("DELETE FROM output WHERE published = 1 AND id <= ?", upto),
+                ]
 
     def prune_requests(self) -> None:
         """Drop the oldest requests that are only kept for rollbacks, when they are too many; called

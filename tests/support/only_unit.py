@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import sys
 import threading
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ def hold_to_unit(test: str) -> Iterator[None]:
     global _test
     if not _installed.is_set():
         _installed.set()
+        platform.processor()  # asks a program, once in a process; libraries do when first imported
         sys.addaudithook(_audit)  # cannot be taken off again, so it is put on when first needed
     _test = test
     try:

@@ -432,13 +432,13 @@ def test_a_full_disk_in_the_middle_of_a_greeting_changes_nothing(
     hello = tunnel.read_hello(world.shim.hello(2))
     joined = world.core.store.join
 
-    def full(join: Join) -> None:
+    def full(join: Join, answers: None) -> None:
         def flush() -> None:
             raise relay_store.Full("no space")
 
         with monkeypatch.context() as patch:
             patch.setattr(world.core.store, "flush", flush)
-            joined(join)
+            joined(join, answers)
 
     with monkeypatch.context() as patch:
         patch.setattr(world.core.store, "join", full)
