@@ -89,7 +89,7 @@ class Notebook(Subject):
             cell = await tab.execute(code, on_text)
             await self._finish(tab, cell)
         if cell.error.startswith("Undone: "):
-            if self.asked_back_at < cell_sent:
+            if self.asked_back_at + PATIENCE_S < cell_sent:  # a refusal may yet be carried out
                 self.world.timeline.violate("told", self.name, "a cell was undone by nobody's wish")
             raise Undone("its cell was undone: the session went back to before it")
         if cell.status not in ("ok", ""):

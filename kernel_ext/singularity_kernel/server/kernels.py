@@ -204,6 +204,10 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
             "" if connection else "; it has no connection until it has come back",
         )
 
+    def may_come(self, kernel_id: str) -> bool:
+        """Whether a kernel is not listed, and the scheduler may yet name it."""
+        return kernel_id not in self and not self._notes.is_gone(kernel_id)
+
     async def find_again(self, session: str) -> Json | None:
         """List a session whose end was taken back while this server runs; called by the handler of
         that verb. Returns its `kernel_id` and its `notebook` ("": not known); None when it is not a
@@ -316,7 +320,7 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
     async def list_kernels(self) -> list[Json]:
         """Those that there are; called by the REST handlers. Raises 504 while it is not known what
         became of those of the server before: a page drops a kernel that is not listed."""
-        if not await self.restored() and any(k not in self for k in self._notes.expected()):
+        if not await self.restored() and any(map(self.may_come, self._notes.expected())):
             raise not_known_yet("which kernels there are")
         found: list[Json] = super().list_kernels()
         return found

@@ -44,6 +44,12 @@ class SingularitySessionManager(SessionManager):  # type: ignore[misc]
         kernels = self.kernel_manager
         return not isinstance(kernels, SingularityKernelManager) or await kernels.restored()
 
+    def _one_may_come(self) -> bool:
+        """Whether one of the kernels that were just selected may yet be named."""
+        kernels, rows = self.kernel_manager, self.cursor.fetchall()
+        ours = isinstance(kernels, SingularityKernelManager)
+        return ours and any(kernels.may_come(row["kernel_id"]) for row in rows)
+
     async def row_to_model(self, row: Any, tolerate_culled: bool = False) -> Any:
         if not await self._known() and row["kernel_id"] not in self.kernel_manager:
             if tolerate_culled:
@@ -68,7 +74,7 @@ class SingularitySessionManager(SessionManager):  # type: ignore[misc]
         taken back since, gets its old kernel instead of a new one."""
         if not await self._known():
             self.cursor.execute("SELECT kernel_id FROM session WHERE path = ?", (path,))
-            if any(row["kernel_id"] not in self.kernel_manager for row in self.cursor.fetchall()):
+            if self._one_may_come():
                 raise HTTPError(
                     503,
                     f"the kernel of {path} is not known yet, because the scheduler does not "
@@ -89,7 +95,7 @@ class SingularitySessionManager(SessionManager):  # type: ignore[misc]
         known of one: a page drops the kernel of a notebook that is not listed."""
         if not await self._known():
             self.cursor.execute("SELECT kernel_id FROM session")
-            if any(row["kernel_id"] not in self.kernel_manager for row in self.cursor.fetchall()):
+            if self._one_may_come():
                 raise not_known_yet("which notebooks have kernels")
         return await super().list_sessions()
 

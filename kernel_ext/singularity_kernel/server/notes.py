@@ -89,6 +89,10 @@ class Notes:
         """Ids of the kernels that the server before had, or this one has, and that nobody ended."""
         return {kernel_id for kernel_id, facts in self._kernels.items() if _GONE_AT not in facts}
 
+    def is_gone(self, kernel_id: str) -> bool:
+        """Whether it is noted of a kernel that it is there no more."""
+        return _GONE_AT in self._kernels.get(kernel_id, {})
+
     def keep_only(self, kernel_ids: set[str], now: float | None = None) -> None:
         """Mark all other kernels as gone, and forget those that have been for `KEEP_GONE_S`, with
         what waited for their pages. Called at the start of a server; `now`: UNIX seconds."""

@@ -38,13 +38,14 @@ async def test_lists_wait_for_the_scheduler_once(tmp_path, monkeypatch):
             kernels._notes.note("0c1d", notebook="a.ipynb")
             with pytest.raises(HTTPError, match="which kernels there are is not known yet"):
                 await kernels.list_kernels()
+            with pytest.raises(HTTPError, match=r"a\.ipynb is not known yet") as refused:
+                await notebooks.create_session(path="a.ipynb", name="a.ipynb", type="notebook")
+            assert refused.value.status_code == 503
             kernels._notes.mark_gone("0c1d")
             assert await kernels.list_kernels() == [], "it was ended before"
+            assert await notebooks.list_sessions() == []
         rows = notebooks.cursor.execute("SELECT session_id FROM session").fetchall()
         assert [row[0] for row in rows] == ["a.ipynb", "b.ipynb"], "their kernels may be there"
-        with pytest.raises(HTTPError, match=r"a\.ipynb is not known yet") as refused:
-            await notebooks.create_session(path="a.ipynb", name="a.ipynb", type="notebook")
-        assert refused.value.status_code == 503
     finally:
         await kernels.shutdown_all()
         notebooks.close()

@@ -81,7 +81,11 @@ def test_accuses_no_session_of_a_platform_of_this_checkout(monkeypatch: pytest.M
             assert pids(baseline) == {session}, "that agent is of other tests"
         with running([*SLEEP, "singularity_scheduler.agent"], env_with(None)) as agent:
             there[:] = session, agent
-            assert not pids(baseline)
+            assert pids(baseline) == {session, agent}, "nobody runs that agent: it was left"
+        with subprocess.Popen([*SLEEP, "singularity_scheduler.agent"], env=env_with(None)) as child:
+            there[:] = session, child.pid
+            assert session not in pids(baseline)
+            child.kill()
 
 
 def test_kills_what_it_reports() -> None:
