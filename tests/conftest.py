@@ -127,6 +127,31 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[matrix.FULL] = "1"
     if config.getoption("--pictures"):
         os.environ[pictures.WANTED] = "1"
+    if revision := config.getoption("--changed"):
+        _look_at_change(config, revision)
+
+
+_CHANGE = pytest.StashKey[tuple[list[str], list[str] | None]]()
+"""What has changed, and the files of tests that it touches (None: all)."""
+
+
+def _look_at_change(config: pytest.Config, revision: str) -> None:
+    """Once in a run, and not in each of its workers, which are told."""
+    if (told := getattr(config, "workerinput", None)) is not None:
+        config.stash[_CHANGE] = told["change"]
+        return
+    try:
+        changed = changes.list_changed(ROOT, revision)
+    except changes.UnknownRevision as error:
+        raise pytest.UsageError(f"--changed: {error}") from None
+    config.stash[_CHANGE] = changed, changes.read_graph(ROOT).find_touched(changed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker of `-n` is about to be started."""
+    if _CHANGE in node.config.stash:
+        node.workerinput["change"] = node.config.stash[_CHANGE]
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -168,23 +193,12 @@ def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     elif is_default(config):
         usual = (item.nodeid for item in items if not item.get_closest_marker("full"))
         kept = tiers.choose_default(usual, matrix.seed())
-    if revision := config.getoption("--changed"):
-        kept = _of_change(revision, kept, items)
+    changed, touched = config.stash.get(_CHANGE, ([], None))
+    if touched is not None:
+        whole = {item.nodeid for item in items if item.nodeid.partition("::")[0] in changed}
+        kept = whole | {nodeid for nodeid in kept if nodeid.partition("::")[0] in touched}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
-
-
-def _of_change(revision: str, kept: set[str], items: list[pytest.Item]) -> set[str]:
-    """Those of `kept` that a change since `revision` can touch, and all tests of changed files."""
-    try:
-        changed = changes.list_changed(ROOT, revision)
-    except changes.UnknownRevision as error:
-        raise pytest.UsageError(f"--changed: {error}") from None
-    touched = changes.read_graph(ROOT).find_touched(changed)
-    if touched is None:
-        return kept
-    whole = {item.nodeid for item in items if item.nodeid.partition("::")[0] in changed}
-    return whole | {nodeid for nodeid in kept if nodeid.partition("::")[0] in touched}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

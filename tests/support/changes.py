@@ -15,6 +15,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 PACKAGES = {
@@ -26,6 +27,8 @@ PACKAGES = {
     "benchmarks": "",
     "support": "tests",
     "chaos": "tests",
+    "checks": "tests",
+    "sweep": "tests",
 }
 """Importable package -> folder that it lies in, from the root of the checkout."""
 
@@ -48,17 +51,32 @@ LOADED = {
 }
 """Module that a session's Python loads by itself -> packages that begin such sessions."""
 
+PRODUCT = ("proxy", "scheduler", "kernel_ext", "hub_spawner", "ui_labext")
+
+WHOLE = ("tests/unit/quality", "tests/unit/tools/test_docs.py", "tests/unit/proxy_wire")
+"""What reads the whole product: lint, its documentation, its build."""
+
 TOUCHES = {
-    "docs": ("tests/unit/quality", "tests/unit/tools"),
-    "ui_labext": ("tests/unit/labext", "tests/e2e"),
+    **dict.fromkeys(PRODUCT, WHOLE),
+    "docs": (
+        *("tests/unit/quality", "tests/unit/tools", "tests/unit/labext", "tests/unit/cli"),
+        *("tests/unit/sim", "tests/integration/scheduler", "tests/e2e/test_tutorial.py"),
+    ),
+    "ui_labext": (*WHOLE, "tests/unit/labext", "tests/e2e"),
     "tests/e2e": ("tests/e2e",),
     "tests/gpu": ("tests/gpu",),
-    "README.md": ("tests/unit/quality",),
-    "CHANGELOG.md": ("tests/unit/quality",),
-    "CONTRIBUTING.md": ("tests/unit/quality",),
-    "mkdocs.yml": ("tests/unit/quality",),
+    "tests/checks": ("tests/integration/proxy_worker", "tests/gpu"),
+    "tests/unit/proxy_wire": ("tests/unit/proxy_wire",),
+    **dict.fromkeys(
+        ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "mkdocs.yml", "benchmarks"),
+        ("tests/unit/quality", "tests/unit/tools"),
+    ),
 }
-"""Folder or file outside the packages -> the tests that it touches."""
+"""Folder or file -> tests that it touches, beside those that reach it: of what is no module, and
+those that read the whole product (lint, its documentation, its build)."""
+
+BUILT = {"proxy/singularity_proxy/native": ("singularity_proxy.worker", "singularity_proxy.device")}
+"""Folder -> packages that load what is built of it."""
 
 NAME_ONLY = ("tests/support/changes.py", "tests/support/leaks.py", "tests/support/tiers.py")
 """What names modules and starts none."""
@@ -146,6 +164,7 @@ class Graph:
     def __init__(
         self, texts: Mapping[str, str], loads: Mapping[str, tuple[str, ...]] = LOADED
     ) -> None:
+        self._texts = set(texts)
         self.tests = sorted(p for p in texts if PurePosixPath(p).name.startswith("test_"))
         self._files = {name: path for path in texts if (name := module_of(path)) is not None}
         self._users: dict[Node, set[Node]] = defaultdict(set)
@@ -178,10 +197,10 @@ class Graph:
         """The files of tests that reach a changed one; None when a change reaches everything."""
         seeds: set[str] = set()
         for path in changed:
-            seeds_of = self._seeds_of(path)
-            if seeds_of is None:
+            found = self._seeds_of(path)
+            if found is None:
                 return None
-            seeds |= seeds_of
+            seeds |= found
         ahead: list[Node] = [(path, True) for path in seeds]
         seen = set(ahead)
         while ahead:
@@ -191,19 +210,33 @@ class Graph:
         return [test for test in self.tests if (test, False) in seen]
 
     def _seeds_of(self, path: str) -> set[str] | None:
+        """The files that a change of this one is a change of; None: of everything."""
+        touched = [tests for place, tests in TOUCHES.items() if _lies_in(path, place)]
+        also = {test for test in self.tests if test.startswith(tuple(chain(*touched)))}
+        placed = any(place not in PRODUCT for place in TOUCHES if _lies_in(path, place))
         if path.endswith(".py") and (module_of(path) or path.startswith("tests/")):
-            return {path}
+            return also | {path} if placed or self._is_followed(path) else None
+        for place, packages in BUILT.items():
+            if path.startswith(f"{place}/"):
+                return also | {f for name, f in self._files.items() if name.startswith(packages)}
         for package, folder in PACKAGES.items():
             base = f"{folder}/{package}" if folder else package
             if path.startswith(f"{base}/"):
                 inside = f"{PurePosixPath(path).parent}/"
                 while not (found := {f for f in self._files.values() if f.startswith(inside)}):
                     inside = f"{PurePosixPath(inside).parent}/"
-                return found
-        for place, tests in TOUCHES.items():
-            if path == place or path.startswith(f"{place}/"):
-                return {test for test in self.tests if test.startswith(tests)}
-        return None
+                return also | found
+        return also if touched else None
+
+    def _is_followed(self, path: str) -> bool:
+        """Whether it is known what uses a Python file: not of one that is gone, nor of one that is
+        loaded in a way that nothing here follows (by its path, by a list of its folder)."""
+        used = self._users[path, False] or self._users[path, True] - {(path, False)}
+        return path in self._texts and (path in self.tests or bool(used))
+
+
+def _lies_in(path: str, place: str) -> bool:
+    return path == place or path.startswith(f"{place}/")
 
 
 def read_graph(root: Path) -> Graph:

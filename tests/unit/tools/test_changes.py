@@ -26,6 +26,7 @@ SMALL = {
     "tests/unit/test_ring.py": "import singularity_proxy.wire.ring",
     "tests/unit/test_wire.py": "from singularity_proxy import wire",
     "tests/unit/test_agent.py": 'argv = ["-m", "singularity_scheduler.agent"]',
+    "scheduler/singularity_scheduler/__main__.py": "",
     "tests/unit/test_types.py": (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import singularity_proxy.errors"
     ),
@@ -44,7 +45,7 @@ SMALL = {
         ("tests/conftest.py", ["page", "agent", "ring", "types", "wire"]),
         ("tests/e2e/conftest.py", ["page"]),
         ("ui_labext/src/index.ts", ["page"]),
-        ("ui_labext/gone.py", ["page"]),
+        ("tests/e2e/browser/page.cjs", ["page"]),
         ("docs/index.md", []),
     ],
 )
@@ -54,7 +55,14 @@ def test_what_reaches_a_changed_file_is_touched(changed: str, touched: list[str]
     assert [Path(path).stem.removeprefix("test_") for path in found] == touched
 
 
-@pytest.mark.parametrize("path", ["dev", "requirements/test.txt", "pyproject.toml", ".ci/run"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("dev", "requirements/test.txt", "pyproject.toml", ".ci/run"),
+        "proxy/singularity_proxy/wire/gone.py",  # who imported it does so in vain
+        "scheduler/singularity_scheduler/__main__.py",  # nobody names it
+    ],
+)
 def test_what_has_no_place_reaches_everything(path: str) -> None:
     assert changes.Graph(SMALL, {}).find_touched(["docs/index.md", path]) is None
 
@@ -78,6 +86,23 @@ def test_processes_that_tests_start_are_followed_in_this_checkout() -> None:
     assert touched("scheduler/singularity_scheduler/sim/packing.py") < set(graph.tests)
     system = {t for t in graph.tests if tiers.find_tier(t) is tiers.Tier.SYSTEM}
     assert system <= touched("scheduler/singularity_scheduler/service/handlers.py")
+
+
+def test_each_file_of_this_checkout_touches_a_test_or_everything() -> None:
+    graph = changes.read_graph(ROOT)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    files = [name for name in listed.stdout.split("\0") if name]
+    assert [name for name in files if graph.find_touched([name]) == []] == []
+    migration = "scheduler/singularity_scheduler/service/migrations/env.py"
+    assert migration in files
+    assert graph.find_touched([migration]) is None, "it is loaded by its path"
+    quality = "tests/unit/quality/test_quality.py"
+    for package in changes.PRODUCT:
+        product = next(name for name in files if name.startswith(f"{package}/"))
+        found = graph.find_touched([product])
+        assert found is None or quality in found
 
 
 def test_files_are_counted_from_a_revision_and_new_ones_too(tmp_path: Path) -> None:
