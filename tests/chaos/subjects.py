@@ -229,15 +229,17 @@ class Subject(abc.ABC):
         self._killed_at = None
         self.kept_back = ""
 
-    async def check_went_back(self, was: int, now: int, what: str) -> None:
-        """Its count went from `was` back to `now`: right only when the session went back to a
-        checkpoint, and to none that is older than the newest one that was called stored."""
+    async def check_went_back(self, was: int, now: int, what: str, of: Lines | None = None) -> None:
+        """Its count, or that of one of its cells, went from `was` back to `now`: right only when
+        the session went back to a checkpoint, and to none that is older than the newest one that
+        was called stored. Several cells go back at once."""
         found = await self.world.session(self.session)
-        incarnation = found.get("incarnation", 1)
-        if incarnation <= self.incarnation:
+        counter, incarnation = of or self, found.get("incarnation", 1)
+        if incarnation <= counter.incarnation:
             self.world.timeline.violate("once", self.name, f"{what} {now} came again after {was}")
             return
-        self.incarnation = incarnation
+        counter.incarnation = incarnation
+        self.incarnation = max(self.incarnation, incarnation)
         self.world.timeline.add("told", f"{self.name}: went back from {what} {was} to {now}")
 
     async def stored_now(self, checkpoint: Json | None, low: int) -> None:
@@ -287,6 +289,8 @@ class Lines:
         self.subject, self.expected, self.gaps = subject, expected, gaps
         self.last: dict[int, int] = dict.fromkeys(expected, -1)
         self.missing = 0
+        self.incarnation = subject.incarnation
+        """Of the session when these lines began, or went back last."""
         self._rest = ""
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -316,7 +320,7 @@ class Lines:
             else:
                 timeline.count("lines lost on their way")
         elif step <= last:
-            check = asyncio.ensure_future(subject.check_went_back(last, step, "step"))
+            check = asyncio.ensure_future(subject.check_went_back(last, step, "step", self))
             self._tasks.add(check)
             check.add_done_callback(self._tasks.discard)
         self.last[rank] = step

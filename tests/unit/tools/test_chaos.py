@@ -15,7 +15,7 @@ import pytest
 from chaos import faults, growth, programs, report, schedule, verbs
 from chaos.campaign import Result, sum_up
 from chaos.clock import Clock
-from chaos.subjects import Lines
+from chaos.subjects import Lines, Subject
 from chaos.timeline import Timeline, Violation
 
 HOUR = 3600.0
@@ -53,23 +53,28 @@ def test_each_step_has_something_that_carries_it_out() -> None:
     assert set(schedule.VERBS) == set(verbs.VERBS)
 
 
-class FakeSubject:
-    """Of a subject, what `Lines` needs; its session has gone back so often."""
+class FakeWorld:
+    """Knows that the session is in that incarnation now."""
 
-    name, rounds = "ada/gpt", 0
+    def __init__(self, incarnation: int) -> None:
+        self.timeline, self.incarnation = Timeline(lambda _: None), incarnation
+
+    async def session(self, _: str) -> dict[str, int]:
+        return {"incarnation": self.incarnation}
+
+
+class FakeSubject:
+    """A subject whose session was seen in incarnation 1."""
+
+    name, rounds, session = "ada/gpt", 0, "s"
+    check_went_back = Subject.check_went_back
 
     def __init__(self, incarnation: int = 1) -> None:
-        self.world: Any = self
-        self.timeline = Timeline(lambda _: None)
-        self.counted, self.incarnation, self.known = 0, incarnation, 1
+        self.world = FakeWorld(incarnation)
+        self.counted, self.incarnation = 0, 1
 
     def advance(self, counted: int) -> None:
         self.counted = counted
-
-    async def check_went_back(self, was: int, now: int, what: str) -> None:
-        if self.incarnation <= self.known:
-            self.timeline.violate("once", self.name, f"{what} {now} came again after {was}")
-        self.known = self.incarnation
 
 
 EXPECTED = {0: ["a", "b", "c", "d"]}
@@ -85,7 +90,7 @@ def printed(*said: str, incarnation: int = 1, gap: bool = False) -> list[tuple[s
             lines.take(text, gap)
             await asyncio.sleep(0)
         await asyncio.sleep(0)
-        return [(v.rule, v.text) for v in subject.timeline.violations]
+        return [(v.rule, v.text) for v in subject.world.timeline.violations]
 
     return asyncio.run(take())
 
@@ -105,6 +110,23 @@ def test_a_line_may_be_lost_with_a_server_and_come_again_after_a_return() -> Non
     assert printed("step 0 a\nstep 2 c\n", gap=True) == []
     assert printed("step 0 a\nstep 1 b\nstep 1 b\n", incarnation=2) == []
     assert [r for r, _ in printed("step 1 b\nstep 0 x\n", incarnation=2, gap=True)] == ["bitwise"]
+
+
+def test_a_return_takes_several_cells_back_each_of_them_once() -> None:
+    async def take() -> list[str]:
+        subject: Any = FakeSubject(2)
+        first, second = (Lines(subject, EXPECTED, gaps=True) for _ in range(2))
+        for cell in (first, second, first):
+            for text in ("step 0 a\n", "step 1 b\n", "step 0 a\n", "step 1 b\n"):
+                cell.take(text, False)
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            before = [v.rule for v in subject.world.timeline.violations]
+            if cell is second:
+                assert before == []
+        return before
+
+    assert asyncio.run(take()) == ["once"]
 
 
 def test_the_same_violation_counts_once() -> None:
