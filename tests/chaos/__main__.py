@@ -64,7 +64,11 @@ def main(argv: list[str] | None = None) -> int:
             verbs=decks[1] if options.only else None,
         )
         keep = options.keep / f"seed-{seed}"
-        result = asyncio.run(_until_stopped(campaign, keep))
+        try:
+            result = asyncio.run(_until_stopped(campaign, keep))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            print(f"stopped in seed {seed}; there is no report", file=sys.stderr)
+            return 1
         results.append(result)
         tell(console, campaign, result)
     whole = report.render(results, options.minutes, options.users)
