@@ -362,17 +362,46 @@ def system_v_memory() -> Check:
 
 
 @kind
+def terminal_with_a_program() -> Check:
+    pid, master = pty.fork()
+    if pid == 0:
+        os.execvp("cat", ["cat"])
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", 40, 100, 0, 0))
+
+    def ask(line: bytes) -> None:
+        os.write(master, line)
+        said, deadline = b"", time.monotonic() + 20
+        while said.count(line.strip()) < 2 and time.monotonic() < deadline:
+            said += os.read(master, 1000)  # the terminal's echo, and the program's answer
+
+    ask(b"begun\n")
+
+    def check() -> None:
+        ask(b"goes on\n")
+        size = fcntl.ioctl(master, termios.TIOCGWINSZ, bytes(8))
+        same(struct.unpack("4H", size)[:2], (40, 100))
+
+    return check
+
+
+@kind
 def terminal_with_a_shell() -> Check:
     pid, master = pty.fork()
     if pid == 0:
         os.execvp("sh", ["sh"])
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", 40, 100, 0, 0))
 
-    def check() -> None:
-        os.write(master, b"stty size; echo $((6*7))\n")
+    def ask(line: bytes, last: bytes) -> bytes:
+        os.write(master, line)
         said, deadline = b"", time.monotonic() + 20
-        while b"42\r\n" not in said and time.monotonic() < deadline:
+        while last not in said and time.monotonic() < deadline:
             said += os.read(master, 1000)
+        return said
+
+    ask(b"echo $((1+1))\n", b"2\r\n")  # it is the shell by now
+
+    def check() -> None:
+        said = ask(b"stty size; echo $((6*7))\n", b"42\r\n")
         assert b"40 100" in said, said
 
     return check

@@ -336,6 +336,8 @@ def _errors(folder: str, output: str) -> list[str]:
 def _reason(log: list[str]) -> str:
     """The first error in few words: it is the cause, what follows are its consequences."""
     first = log[0] if log else "CRIU gave no reason"
+    if found := re.search(r"ctty inheritance detected sid/pgrp (\d+)", first):
+        return f"process {found[1]} is a shell that controls jobs in a terminal of the session"
     return re.sub(r"^Error \([^)]*\): *", "", first).rstrip(".")[:200]
 
 
