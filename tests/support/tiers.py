@@ -135,12 +135,15 @@ DEFAULT: Mapping[str, Take] = {
     "gpu": Take.NONE,
     # Cheap, whatever they need.
     "tests/unit": Take.ALL,
-    # Tests of tier node that take half a minute or more each: one shows what the file is about.
+    # Files of tier node that take half a minute or more: one test shows what each is about.
+    "tests/integration/agent/test_bridges.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/agent/test_migrations.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/agent/test_relays.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/agent/test_suspend.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/capsule/test_criu_routes.py": Take.NONE,
     "tests/integration/elastic": Take.NONE,
     "tests/integration/elastic/test_agent_ranks.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/elastic/test_bridge.py": Take.ONE_OF_EACH_FILE,
-    "tests/integration/elastic/test_ddp.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/elastic/test_gangs.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/kernel/test_kernel_next_server.py": Take.NONE,
     "tests/integration/kernel/test_kernel_next_server.py"
@@ -150,7 +153,11 @@ DEFAULT: Mapping[str, Take] = {
     "tests/integration/kernel/test_kernel_elastic.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/kernel/test_kernel_histories.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_gpu": Take.NONE,
-    "tests/integration/proxy_worker/test_compile.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/proxy_device/test_driver.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/proxy_worker/test_collectives.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/proxy_worker/test_compile.py": Take.NONE,
+    "tests/integration/proxy_worker/test_worker_behaviour.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/proxy_worker/test_worker_training.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_worker/test_standalone_ranks.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_worker/test_worker_checks.py": Take.NONE,
     "tests/integration/proxy_worker/test_worker_steps.py": Take.ONE_OF_EACH_FILE,
@@ -159,8 +166,8 @@ DEFAULT: Mapping[str, Take] = {
     # A story of each face of the platform, in a real browser where people use one.
     "tests/e2e/test_hub_browser.py": Take.ALL,
     "tests/e2e/test_labext_browser.py": Take.ALL,
-    "tests/e2e/test_labext_sidebar.py": Take.ALL,
-    "tests/e2e/test_notebook_browser.py": Take.ONE_OF_EACH_TEST,
+    "tests/e2e/test_labext_sidebar.py": Take.ONE_OF_EACH_FILE,
+    "tests/e2e/test_notebook_browser.py": Take.ONE_OF_EACH_FILE,
     "tests/e2e/test_dashboard_browser.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/hub/test_hibernate.py"
     "::test_a_server_that_is_stopped_in_the_middle_of_a_cell": Take.ONE_OF_EACH_TEST,
