@@ -357,14 +357,16 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
         _unwind(draft, view, event.sentence)
         return
     failed = next((c for c in view.checkpoints if c.id == view.restore_from), None)
-    hint = ""
+    hint, back = "", view.rollback
     if event.damaged and failed is not None:
         hint = f"; {checkpoints.instead(view, failed, draft.now)}"
+        # Its last state is lost: whatever it comes back from is older than what it wrote and said.
+        back = back or (view.newest_whole is not None and view.newest_whole.at < failed.at)
     alone = view.part is None  # the others of a gang are where it is, and of its incarnation
     draft.step(
         replace(
             endings.stay(view),
-            rollback=view.rollback and alone,
+            rollback=back and alone,
             undo=view.undo and alone,
             restore_from="" if alone else view.restore_from,
         ),

@@ -331,6 +331,25 @@ def test_a_damaged_checkpoint_is_named_and_the_next_older_one_offered() -> None:
     assert world["a"].word == "running"
 
 
+def test_what_came_after_the_checkpoint_that_is_left_is_undone() -> None:
+    """Its last state is damaged: a plain resume goes back to an older one, and must not be taken
+    for one that goes on where the session was."""
+    world = World(1)
+    world.holding("a")
+    world.do(ev.CheckpointAsked("a", "alice", "one"))
+    world.answer()
+    world.do(ev.SuspendAsked("a", "alice"))
+    world.answer()
+    world.do(ev.ResumeAsked("a", "alice"))
+    action = take(world, ev.Resume)
+    world.do(ev.ResumeFailed("a", action.epoch, action.seq, "chunk ab12 is wrong", damaged=True))
+    world.do(ev.ResumeAsked("a", "alice"))
+    action = take(world, ev.Resume)
+    assert action.checkpoint == next(c.id for c in world["a"].checkpoints if c.name == "one")
+    assert action.incarnation == 2
+    assert not action.undo, "what was asked since is carried out again"
+
+
 # -- migrate --------------------------------------------------------------------------------
 
 
