@@ -10,7 +10,7 @@ from pathlib import Path
 from jupyter_client.blocking import BlockingKernelClient
 from singularity_proxy.capsule import image
 from support.capsules import needs_criu
-from support.kernel_moving import moving, stream_across
+from support.kernel_moving import Moving, moving, stream_across
 from support.kernel_relay import COUNT, Everything, iopub, run, wait_until
 
 pytestmark = needs_criu
@@ -85,23 +85,33 @@ def test_a_dead_node_costs_what_came_after_its_image_and_nothing_else(tmp_path: 
         relay.ask("forget", kept=[])
 
 
+def take_image(kernel: Moving, folder: Path) -> None:
+    """A checkpoint of the kernel, which goes on."""
+    kernel.capsule.freeze()
+    kernel.relay.ask("positions", keep=True)
+    image.dump(kernel.capsule, str(folder))
+    kernel.capsule.thaw()
+
+
+def go_back(kernel: Moving, name: str) -> None:
+    """To that image, as `restore` does it: because somebody wants it."""
+    kernel.relay.ask("begin_incarnation", number=2, undo=True)
+    kernel.wait(kernel.capsule.end(0))
+    kernel.point()
+    kernel.resume(name)
+
+
 def test_what_is_undone_is_not_done_again(tmp_path: Path) -> None:
     """As `restore` does it: the request that asks for it came since the checkpoint as well."""
     with moving(tmp_path) as kernel:
         found, relay = kernel.client, kernel.relay
         run(found, "x = ['before']")
-        kernel.capsule.freeze()
-        relay.ask("positions", keep=True)
-        image.dump(kernel.capsule, str(tmp_path / "old"))
-        kernel.capsule.thaw()
+        take_image(kernel, tmp_path / "old")
         run(found, "x.append('since')")
         kernel.capsule.freeze()
         found.execute("x.append('waited')")
         wait_until(lambda: relay.ask("status")["waiting"] == 1)
-        relay.ask("begin_incarnation", number=2, undo=True)
-        kernel.wait(kernel.capsule.end(0))
-        kernel.point()
-        kernel.resume("old")
+        go_back(kernel, "old")
         assert kernel.connected()["requests_again"] == 0
         assert run(found, "print(x)")[1] == "['before', 'waited']\n"
         relay.ask("forget", kept=[])
@@ -111,19 +121,13 @@ def test_a_page_is_told_that_its_cell_was_undone(tmp_path: Path) -> None:
     with moving(tmp_path) as kernel:
         found, relay = kernel.client, kernel.relay
         run(found, "import time; done = []")
-        kernel.capsule.freeze()
-        relay.ask("positions", keep=True)
-        image.dump(kernel.capsule, str(tmp_path / "old"))
-        kernel.capsule.thaw()
+        take_image(kernel, tmp_path / "old")
         run(found, "done.append('answered')")
         running = found.execute("print('begun', flush=True); time.sleep(600)")
         assert iopub(found, "stream")["content"]["text"] == "begun\n"
         waiting = found.execute("done.append('waited')")  # behind it, in the kernel already
         wait_until(lambda: relay.ask("status")["waiting"] == 0)
-        relay.ask("begin_incarnation", number=2, undo=True)
-        kernel.wait(kernel.capsule.end(0))
-        kernel.point()
-        kernel.resume("old")
+        go_back(kernel, "old")
         kernel.connected()
         for cell in (running, waiting):
             shown = iopub(found, "error")
