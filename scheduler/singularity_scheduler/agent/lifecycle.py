@@ -140,6 +140,7 @@ class Lifecycle:
             if record.part is not None:
                 record.part.begun = True
             node.save(live)
+            self.relays.replace_ended(record.session, live)
         except BaseException as error:
             record.reason = "it could not be started"
             await self._undo(live)
@@ -193,7 +194,7 @@ class Lifecycle:
             if record.part is not None:
                 record.part.begun = True
             node.save(live)
-            self.relays.taken(record.session)
+            self.relays.taken(live)
             node.on_step("resume.recorded")
             await go_on(node, live, self.relays)
             node.on_step("resume.thawed")

@@ -317,26 +317,39 @@ class RelayKeeper:
         await self._incarnate(live.relay, record.incarnation, undo)
         self._write_tunnel(record, await live.relay.tunnel())
 
-    def taken(self, session: str) -> None:
-        """The session whose relay was kept lives here again."""
-        if self.kept.pop(session, None) is not None:
+    def taken(self, live: LiveSession) -> None:
+        """Note that the session whose relay was kept lives here again."""
+        if self.kept.pop(live.record.session, None) is not None:
             with contextlib.suppress(SingularityError):
-                self._node.ledger.drop("relay", session)
+                self._node.ledger.drop("relay", live.record.session)
+        self.replace_ended(live.record.session, live)
 
     def give_back(self, live: LiveSession) -> None:
         """It could not be resumed: the relay goes on waiting for it."""
         kept = self.kept.get(live.record.session)
         if kept is not None and live.relay is not None:
             kept.relay, live.relay = live.relay, None
+            self.replace_ended(live.record.session, kept)
+
+    def replace_ended(self, session: str, holder: LiveSession | Kept) -> None:
+        """Replace the relay of `holder` if it has ended. Called when a session that was on its way
+        is here or is kept again: until then nobody could, and an end is told only once."""
+        if holder.relay is not None and not holder.relay.capsule.watch.alive:
+            self._exited(session)
 
     async def _answering(self, holder: LiveSession | Kept) -> Relay:
         """Its relay, which may just be replaced; raises `Unavailable` when that takes too long."""
         deadline = time.monotonic() + REPLACED_S
         while True:
-            assert holder.relay is not None
+            relay = holder.relay
+            assert relay is not None
             try:
-                await holder.relay.status()
-                return holder.relay
+                await relay.status()
+                # Else it was the next one that answered, which is not ready yet.
+                if relay is holder.relay and relay.capsule.watch.alive:
+                    return relay
+                if time.monotonic() > deadline:
+                    raise Unavailable("the relay of the kernel has ended; it is started again")
             except Unavailable:
                 if time.monotonic() > deadline:
                     raise
