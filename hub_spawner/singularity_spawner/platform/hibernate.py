@@ -16,7 +16,8 @@ HIBERNATE_S = 60.0
 """Longest time that the end of the platform waits for notebooks on their way to the store."""
 
 RETRY_S = 0.2
-"""Pause before a scheduler service that is just started again is asked again."""
+"""Pause before a scheduler service that is just started again is asked again, and before it is
+looked whether a notebook has begun meanwhile."""
 
 TRIES, PAUSE_S = 5, 2.0
 """How often, and after which pause, a notebook that could have been stored is asked for: its node
@@ -34,8 +35,9 @@ def say(text: str, error: bool = False) -> None:
 
 
 async def put_notebooks_away(platform: Platform, hurry: asyncio.Event) -> None:
-    """Suspend all notebooks, which wait in the store for the next start; `hurry`, or `HIBERNATE_S`,
-    ends the waiting. A scheduler service that is killed meanwhile is waited for, and brought back.
+    """Suspend all notebooks, also those that begin meanwhile; they wait in the store for the next
+    start. `hurry`, or `HIBERNATE_S`, ends the waiting. A scheduler service that is killed meanwhile
+    is waited for, and brought back.
 
     What could not be suspended is told. Raises `Unavailable` when nobody knows, because the service
     does not answer.
@@ -54,13 +56,13 @@ async def put_notebooks_away(platform: Platform, hurry: asyncio.Event) -> None:
     if not known:
         return
     seconds = 0.0 if hurry.is_set() else LAST_LOOK_S
-    found = [s for s in await _sessions(platform, seconds) if s["id"] in known]
-    stored = [s for s in found if s["process_state"] == "suspended"]
+    found = await _sessions(platform, seconds)
+    stored = [s for s in found if s["id"] in known and s["process_state"] == "suspended"]
     if stored:
         verb = "waits" if len(stored) == 1 else "wait"
         say(f"{_notebooks(len(stored))} {verb} in the store for the next start.")
     for session in found:
-        if session not in stored:
+        if _is_notebook_outside(session):
             say(
                 f"Session {session['id']} of {session['user']} ends with the platform: "
                 f"{session['reason']}",
@@ -69,26 +71,54 @@ async def put_notebooks_away(platform: Platform, hurry: asyncio.Event) -> None:
 
 
 async def _store_all(platform: Platform, known: set[str]) -> None:
-    """Ask for every notebook until it is in the store or cannot be; notes in `known` which there
-    were."""
+    """Ask for every notebook until it is in the store or cannot be, also for those that begin or
+    come back meanwhile; notes in `known` which there were."""
     loop = asyncio.get_running_loop()
     until = loop.time() + HIBERNATE_S
-    for _ in range(TRIES):
-        live = [
-            session
-            for session in await _sessions(platform, until - loop.time())
-            if session["kind"] == "interactive" and session["process_state"] != "suspended"
-        ]
-        if live and not known:
-            say(f"Suspending {_notebooks(len(live))}; Ctrl-C again stops without waiting ...")
-        known.update(session["id"] for session in live)
-        client, left = platform.operator(), max(1.0, until - loop.time())
-        users = {session["user"] for session in live}
-        asked = (client.hibernate(user, wait_s=left) for user in users)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        if not any(map(_worth_another_try, answers)) or loop.time() >= until:
+    settled: dict[str, str] = {}
+    tries = 0
+    while True:
+        found = await _sessions(platform, until - loop.time())
+        left = {
+            session["id"]: session
+            for session in found
+            if _is_notebook_outside(session)
+            and settled.get(session["id"]) != session["process_state"]
+        }
+        if left and not known:
+            say(f"Suspending {_notebooks(len(left))}; Ctrl-C again stops without waiting ...")
+        known.update(left)
+        if not left or loop.time() >= until:
             return
-        await asyncio.sleep(PAUSE_S)
+        client, seconds = platform.operator(), max(1.0, until - loop.time())
+        users = sorted({session["user"] for session in left.values()})
+        asked = (client.hibernate(user, wait_s=seconds) for user in users)
+        answers = dict(
+            zip(users, await asyncio.gather(*asked, return_exceptions=True), strict=True)
+        )
+        again = any(map(_worth_another_try, answers.values()))
+        tries += again
+        for name, session in left.items():
+            answer = answers[session["user"]]
+            if tries >= TRIES or not (_worth_another_try(answer) or _goes_on(session, answer)):
+                settled[name] = session["process_state"]
+        # What began or came back meanwhile has not been asked for yet.
+        await asyncio.sleep(PAUSE_S if again and tries < TRIES else RETRY_S)
+
+
+def _is_notebook_outside(session: dict[str, Any]) -> bool:
+    """Whether it is a notebook that is not in the store."""
+    return bool(session["kind"] == "interactive" and session["process_state"] != "suspended")
+
+
+def _goes_on(session: dict[str, Any], answer: dict[str, Any] | BaseException) -> bool:
+    """Whether a notebook may still be stored after `answer`: it just starts, or it was stored and
+    may have been called back."""
+    if session["process_state"] == "starting":
+        return True
+    if isinstance(answer, BaseException):
+        return False
+    return session["id"] in (*answer["suspended"], *answer["suspending"])
 
 
 def _worth_another_try(answer: dict[str, Any] | BaseException) -> bool:

@@ -41,7 +41,8 @@ class Service:
 
     async def hibernate(self, user, wait_s):
         self.asked.append(user)
-        return await self.does(self) or {"kept": []}
+        stored = {"suspended": [], "suspending": [], "kept": []}
+        return stored | (await self.does(self) or {})
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +125,60 @@ async def test_a_terminal_that_is_gone_is_no_error(monkeypatch):
 
     monkeypatch.setattr("sys.stdout", Gone())
     say("nobody reads this")
+
+
+class Busy:
+    """A service whose notebooks begin while others are put away. `later`: what happens after each
+    answer, state by id; a notebook that is live when it is asked for is stored."""
+
+    def __init__(self, *later):
+        self.later = list(later)
+        self.states = {"n1": "live"}
+
+    def operator(self):
+        return self
+
+    async def sessions(self, which):
+        common = {"kind": "interactive", "user": "ada", "reason": "it waits for a device"}
+        return [{**common, "id": id, "process_state": state} for id, state in self.states.items()]
+
+    async def hibernate(self, user, wait_s):
+        stored = [id for id, state in self.states.items() if state == "live"]
+        self.states |= dict.fromkeys(stored, "suspended")
+        if self.later:
+            self.states |= self.later.pop(0)
+        return {"suspended": stored, "suspending": [], "kept": []}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        [{"n2": "live"}],
+        [{"n2": "starting"}, {}, {"n2": "live"}],
+        [{"n2": "live"}, {"n3": "starting"}, {"n3": "live"}],
+        [{"n1": "live"}],
+        [{"n2": "queued"}, {"n2": "live"}],
+    ],
+    ids=["begins", "starts slowly", "one after another", "is called back", "gets room"],
+)
+async def test_what_begins_while_others_are_stored_is_stored_too(later, capsys):
+    service = await put_away(Busy(*later))
+    assert set(service.states.values()) == {"suspended"}
+    out, err = capsys.readouterr()
+    assert out.count("Suspending 1 notebook") == 1
+    assert f"{len(service.states)} notebook" in out
+    assert err == ""
+
+
+async def test_one_that_has_no_room_is_not_waited_for(capsys):
+    service = await put_away(Busy({"n2": "queued"}))
+    assert service.states == {"n1": "suspended", "n2": "queued"}
+    assert capsys.readouterr().err == (
+        "Session n2 of ada ends with the platform: it waits for a device\n"
+    )
+
+
+async def test_one_that_never_gets_ready_is_waited_for_as_long_as_stopping_has(monkeypatch, capsys):
+    monkeypatch.setattr(hibernate, "HIBERNATE_S", 0.2)
+    await put_away(Busy({"n2": "starting"}))
+    assert "Session n2 of ada ends with the platform" in capsys.readouterr().err
