@@ -22,6 +22,7 @@ from typing import Any
 from generate_api import events_page, metrics_page, openapi_document, rest_page
 from generate_jobs import job_files_page, job_schema
 from generate_objects import kernel_objects_page
+from generate_reasons import reasons_page
 from generate_support import support_page
 from generate_text import cell, first_paragraph, table
 from generate_tunnel import tunnel_page
@@ -325,6 +326,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "magics.md": magics_page,
     "command-line.md": command_line_page,
     "errors.md": errors_page,
+    "reasons.md": reasons_page,
     "rest.md": rest_page,
     "metrics.md": metrics_page,
     "events.md": events_page,

@@ -15,6 +15,7 @@ def example_session() -> str:
 
     from singularity_scheduler.core.cluster import ClusterState
     from singularity_scheduler.core.model import SessionView
+    from singularity_scheduler.core.reason import because
     from singularity_scheduler.core.requested import Kind, Tier
     from singularity_scheduler.core.states import DeviceState, ProcessState
     from singularity_scheduler.service.documents import session_document
@@ -35,7 +36,7 @@ def example_session() -> str:
         process_state=ProcessState.LIVE,
         device_state=DeviceState.HELD,
         devices=("cpu:1",),
-        reason="holds cpu:1",
+        why=because("held", devices=("cpu:1",), virtual=1, saved=False),
         epoch=3,
         busy=True,
         server="",

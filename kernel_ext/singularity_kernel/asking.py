@@ -32,6 +32,9 @@ SETTLE_S = 60.0
 
 RETRY_S = 0.2
 
+_GOES_ON = frozenset({"suspend_failed", "not_put_back"})
+"""Reasons of a session that goes on because what was asked for could not be done."""
+
 
 @dataclass(frozen=True)
 class CameBack:
@@ -94,4 +97,4 @@ def _came_back(status: dict[str, Any], before: dict[str, Any], asked_at: float) 
 
 def _said(status: dict[str, Any]) -> bool:
     """Whether the scheduler has said what became of it (a refusal leaves the session live)."""
-    return status.get("service") != "away" and "so it goes on" in str(status.get("reason"))
+    return status.get("service") != "away" and status.get("reason_code") in _GOES_ON

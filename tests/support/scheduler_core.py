@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from singularity_scheduler.core import events as ev
@@ -14,13 +15,22 @@ from singularity_scheduler.core.invariants import check, check_succession
 from singularity_scheduler.core.model import Abilities, AgentFacts, SessionView
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.policy import decide
+from singularity_scheduler.core.reason import Reason, from_json, to_json
 from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.rules import RULES
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
 from singularity_scheduler.core.usage import Meter, Usage
+from singularity_scheduler.text.reasons import render
 
 AT_ONCE = Parameters(idle_soft_s=0, idle_grace_s=0, min_run_s=0)
 """Idle devices are taken whenever somebody waits, and never otherwise."""
+
+
+def check_reason(why: object) -> None:
+    """A reason is a code with its arguments: its ledger row is an equal one, and it has a text."""
+    assert isinstance(why, Reason), why
+    assert render(why), why
+    assert from_json(**json.loads(json.dumps(to_json(why)))) == why
 
 
 class World:
@@ -71,8 +81,12 @@ class World:
         assert decide(self.state, event, self.now) == decision, "decide is not deterministic"
         for view in decision.sessions:
             check_succession(before.get(view.id) or self.known.get(view.id), view)
+        for view in decision.sessions:
+            check_reason(view.why)
+        for change in decision.history:
+            check_reason(change.why)
         for action in decision.actions:
-            assert action.reason, action
+            check_reason(action.why)
             assert action.rule in RULES, action
         self.state.apply(decision)
         self.state.experience.learn(decision)

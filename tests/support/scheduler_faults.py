@@ -17,7 +17,7 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable, Unsupported
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import placement
+from singularity_scheduler.core import placement, run_reasons
 from singularity_scheduler.core.administration import DutyAsked, DutyEvent
 from singularity_scheduler.core.draft import Draft
 from singularity_scheduler.core.model import SessionView
@@ -350,7 +350,9 @@ class Faulty(Truth):
         over = self._over(agent)
         facts = tuple(fact for fact in self.facts(agent) if fact.id not in over)
         self._do(ev.NodeJoined(agent.node, devices, facts, starting=frozenset(starting)))
-        self._send(ev.End(s, agent.node, "it ended", "recover", 0, 0) for s in over)
+        self._send(
+            ev.End(s, agent.node, run_reasons.ended_while_away(), "recover", 0, 0) for s in over
+        )
         for sid, process in agent.processes.items():
             view = self.world.state.sessions.get(sid)
             if view is not None and view.node == agent.node and not view.final:

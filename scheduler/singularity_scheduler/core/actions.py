@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from singularity_scheduler.text.reasons import render
+
+from .reason import Reason
+
 
 @dataclass(frozen=True)
 class Action:
-    """One command for a node's agent. `reason` is for people, `rule` names what decided it."""
+    """One command for a node's agent. `rule` names what decided it."""
 
     session: str
     node: str
-    reason: str
+    why: Reason
     rule: str
     epoch: int
     seq: int
+
+    @property
+    def reason(self) -> str:
+        """`why`, for people."""
+        return render(self.why)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
-from . import gangs, groups, quotas, reasons, routes, routing
+from . import gangs, groups, quotas, routes, routing, run_reasons
 from .administration import NodeDuty
 from .draft import Draft
 from .model import SessionView
@@ -38,8 +38,8 @@ def proceed(draft: Draft, node_id: str) -> None:
         other = _elsewhere(draft, run)
         if other is not None:
             cluster = draft.node(other).abilities.cluster
-            where = f" in cluster {cluster}" if cluster != run.cluster else ""
-            draft.note(replace(run, node=other), reasons.can_start_at(other, where), RULE)
+            other_one = cluster if cluster != run.cluster else None
+            draft.note(replace(run, node=other), run_reasons.can_start_at(other, other_one), RULE)
 
 
 def _elsewhere(draft: Draft, run: SessionView) -> str | None:
@@ -68,7 +68,7 @@ def _move_gang(draft: Draft, views: list[SessionView]) -> None:
     new = [node for node in free if node not in there and can_start(draft, views[0], node)]
     if len(new) >= len(going):
         for view, node in zip(going, new, strict=False):
-            draft.note(replace(view, node=node), reasons.can_start_at(node, ""), RULE)
+            draft.note(replace(view, node=node), run_reasons.can_start_at(node), RULE)
 
 
 def _has_room(summary: routing.Summary, run: SessionView) -> bool:

@@ -16,9 +16,10 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unsupported
 from singularity_scheduler.client.words import duration
 
 from . import events as ev
-from . import gang_sets, reasons
+from . import gang_sets, move_reasons, reasons, run_reasons
 from .draft import Draft
 from .model import SessionView
+from .reason import Reason
 from .requested import Kind
 from .states import CHANGING, ProcessState
 from .stored import CheckpointRef
@@ -94,14 +95,20 @@ def usable(view: SessionView, word: str | None, now: float) -> CheckpointRef:
 
 
 def instead(view: SessionView, reference: CheckpointRef, now: float) -> str:
-    """What to take in place of one that cannot be used: the next older one, else the newest."""
-    others = [c for c in view.checkpoints if c.whole and c.id != reference.id]
-    older = [c for c in others if c.at <= reference.at]
-    choice = older[-1] if older else others[-1] if others else None
+    """Say what to take in place of one that cannot be used."""
+    choice = instead_of(view, reference)
     if choice is None:
         return "there is no other one that it could come back from"
     age = duration(max(0.0, now - choice.at))
     return f"the next one that can be used is '{choice.name or choice.id}' ({age} old)"
+
+
+def instead_of(view: SessionView, reference: CheckpointRef) -> CheckpointRef | None:
+    """Return what to take in place of one that cannot be used: the next older one, else the newest;
+    None: there is no other one."""
+    others = [c for c in view.checkpoints if c.whole and c.id != reference.id]
+    older = [c for c in others if c.at <= reference.at]
+    return older[-1] if older else others[-1] if others else None
 
 
 def kept(view: SessionView) -> str:
@@ -181,23 +188,18 @@ def undo_of(view: SessionView, completed: bool) -> CheckpointRef | None:
     return view.newest_whole or view.last_checkpoint
 
 
-def undo_sentence(draft: Draft, view: SessionView, completed: bool) -> str:
-    """What can be said of taking the end of `view` back, as the end of a sentence; "" where nobody
-    would expect that. `completed`: it came to its own end."""
+def undo_reason(draft: Draft, view: SessionView, after: Reason, completed: bool) -> Reason:
+    """Return the end of `view` for the reason `after` with what there is to take it back, where
+    somebody would expect that. `completed`: it came to its own end."""
     if view.part is not None:
-        if completed or not view.checkpoints:
-            return ""
-        return "; its checkpoints go with it: the end of a run on several nodes is for good"
+        gone = view.checkpoints and not completed
+        return run_reasons.ended_part(after) if gone else after
     newest = view.newest_whole
     if newest is not None and newest.undo_until:
-        name = f"checkpoint '{newest.name}'" if newest.name else "its newest checkpoint"
-        age = duration(max(0.0, draft.now - newest.at))
-        kept_s = duration(newest.undo_until - draft.now)
-        return f"; {name}, {age} old, is kept for {kept_s}: reopen brings it back from there"
+        return run_reasons.ended_kept(after, newest, draft.now)
     if view.kind is not Kind.INTERACTIVE:
-        return ""
-    stored = kept(view) if view.last_checkpoint is not None else ""
-    return f"; there is no checkpoint of its process, so this cannot be taken back{stored}"
+        return after
+    return run_reasons.ended_not_kept(after, view.last_checkpoint)
 
 
 def mark_damaged(draft: Draft, session: str, checkpoint: str, sentence: str) -> None:
@@ -264,11 +266,11 @@ def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
     )
 
 
-def why_taken(event: ev.CheckpointAsked) -> tuple[str, str]:
+def why_taken(event: ev.CheckpointAsked) -> tuple[Reason, str]:
     """The reason of a checkpoint, and the rule."""
     if event.periodic:
-        return f"checkpoint by itself: {event.periodic}", "checkpoint.periodic"
-    return f"checkpoint asked by {event.by}", "user.checkpoint"
+        return move_reasons.checkpoint_due(event.periodic), "checkpoint.periodic"
+    return move_reasons.checkpoint_asked(event.by), "user.checkpoint"
 
 
 def raise_unsupported(view: SessionView, trouble: str) -> NoReturn:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from singularity_proxy.errors import Conflict
 
 from . import events as ev
-from . import gangs, placement, queue, quotas, reasons, tiers
+from . import placement, queue, quotas, run_reasons, tiers
 from .draft import Draft
 from .model import SessionView
 from .requested import SessionSpec
@@ -71,5 +71,5 @@ def _create(
     else:  # whether it starts at once is decided with the other runs, see `queue.admit`
         if spec.member is None:  # members of a group line up in `groups.settle`
             view = replace(view, queue_order=draft.next_order() if order is None else order)
-        said = gangs.queued(spec.part) if spec.part else reasons.queued(spec.member)
+        said = run_reasons.queued_part(spec.part) if spec.part else run_reasons.queued(spec.member)
         draft.note(view, said, "submit")

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict
 
-from . import checkpoints, reasons
+from . import checkpoints, move_reasons
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
@@ -54,14 +54,14 @@ def asked(draft: Draft, view: SessionView, event: ev.RestoreAsked) -> None:
         )
     view = draft.note(
         replace(view, seq=view.seq + 1),
-        reasons.putting_back(event.by, reference, event.discard),
+        move_reasons.putting_back(event.by, reference, event.discard),
         "user.restore",
     )
     draft.actions.append(
         ev.PutBack(
             view.id,
             view.node,
-            view.reason,
+            view.why,
             "user.restore",
             view.epoch,
             view.seq,
@@ -76,8 +76,8 @@ def done(draft: Draft, event: ev.ContentsBack) -> None:
     if view is None or view.final:
         return
     if event.loss is None:
-        reason = f"the device state was not put back, so it goes on as it was ({event.sentence})"
+        reason = move_reasons.not_put_back(event.sentence)
     else:
         view = replace(view, loss=replace(event.loss, at=draft.now))
-        reason = reasons.put_back(view, event.loss)
+        reason = move_reasons.put_back(view, event.loss)
     draft.note(view, reason, "user.restored")

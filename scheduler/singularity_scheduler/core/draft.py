@@ -19,6 +19,7 @@ from .cluster import ClusterState, Node, named
 from .decision import Decision
 from .devices import DeviceMark, DeviceView
 from .model import Abilities, Change, SessionView, changed
+from .reason import Reason
 from .requested import Tier
 from .rules import RULES
 from .states import DeviceEvent, DeviceState, ProcessEvent, next_device, next_process
@@ -288,12 +289,12 @@ class Draft:
         self.changed[view.id] = view
         return view
 
-    def note(self, view: SessionView, reason: str, rule: str) -> SessionView:
+    def note(self, view: SessionView, reason: Reason, rule: str) -> SessionView:
         """Replace a session and write a line of history; the reason is shown to people, `rule` is
         one of `core.rules.RULES`."""
-        return self.remark(changed(view, reason=reason), reason, rule)
+        return self.remark(changed(view, why=reason), reason, rule)
 
-    def remark(self, view: SessionView, text: str, rule: str) -> SessionView:
+    def remark(self, view: SessionView, reason: Reason, rule: str) -> SessionView:
         """Replace a session and write a line of history that is not why it is in its state: its
         reason stays."""
         assert rule in RULES, f"{rule} is not in core.rules"
@@ -305,7 +306,7 @@ class Draft:
                 view.process_state,
                 view.device_state,
                 view.word,
-                text,
+                reason,
                 rule,
                 _fewer(view),
             )
@@ -316,7 +317,7 @@ class Draft:
         self,
         view: SessionView,
         event: ProcessEvent | DeviceEvent,
-        reason: str,
+        reason: Reason,
         rule: str,
         **fields: Any,
     ) -> SessionView:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict
 
-from . import endings, gangs, moves, placement, queue, reasons
+from . import endings, gangs, move_reasons, moves, placement, queue, run_reasons
 from .administration import DutyAsked, DutyEvent, NodeDuty, NodeMark, NoticeGiven, next_duty
 from .draft import Draft
 from .model import SessionView
@@ -168,8 +168,7 @@ def _requeue(draft: Draft, node_id: str, mark: NodeMark) -> None:
         other = placement.choose_elsewhere(draft, view)
         if other is None:
             continue
-        reason = f"waits on node {other}, because node {node_id} {mark.why}"
-        draft.note(replace(view, node=other), reason, "node.drain")
+        draft.note(replace(view, node=other), move_reasons.requeued(other, mark), "node.drain")
 
 
 def _advance(draft: Draft, node_id: str, mark: NodeMark) -> None:
@@ -211,9 +210,9 @@ def _leave(draft: Draft, view: SessionView, mark: NodeMark) -> None:
     moves_on = any(not placement.no_room(draft, wants, n) for n in nodes if n != view.node)
     # A notebook that rests comes back with its next request; what works goes on when it can.
     called = (moves_on or not view.idle) and not view.held_back
-    reason = reasons.drained(mark, moves_on, called)
+    reason = move_reasons.drained(mark, moves_on, called)
     if mark.notice:
-        reason = f"{reason}; {reasons.too_late(view, mark, draft.now)}"
+        reason = move_reasons.leaves_in_time(reason, view, mark, draft.now)
     view = replace(
         view,
         called=called,
@@ -229,12 +228,12 @@ def _leave(draft: Draft, view: SessionView, mark: NodeMark) -> None:
 def _stuck(draft: Draft, view: SessionView, mark: NodeMark, why: str) -> None:
     """It can neither move nor be stored."""
     if mark.force and (mark.deadline is None or draft.now >= mark.deadline):
-        told = f"node {mark.node} is drained by force, and it could not be stored ({why})"
-        step, reason = endings.closed(view, mark.by or "the scheduler", told)
+        told = run_reasons.drained_by_force(mark.node, why)
+        step, reason = run_reasons.closed(view, mark.by or "the scheduler", told)
         endings.finish(draft, view, step, reason, "node.drain")
         return
-    reason = reasons.stays(mark, why)
+    reason = move_reasons.stays(mark, why)
     if view.device_state is DeviceState.HELD and draft.now >= view.rests_until:
         queue.park(draft, view, reason, "node.drain", wants=not view.idle and not view.held_back)
-    elif view.reason != reason and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
+    elif view.why != reason and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
         draft.note(view, reason, "node.drain")

@@ -6,19 +6,17 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from singularity_scheduler.client.words import duration
-
-from . import checkpoints, gang_retries, groups, queue, reasons, retries
+from . import checkpoints, gang_retries, groups, queue, retries, run_reasons
 from . import events as ev
 from .cluster import ClusterState
 from .draft import Draft
 from .goals import parse_condition, shown
 from .model import SessionView
-from .requested import Kind
+from .reason import Reason
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 
-def command_end(draft: Draft, view: SessionView, reason: str, rule: str) -> None:
+def command_end(draft: Draft, view: SessionView, reason: Reason, rule: str) -> None:
     """Tell the agent to remove everything of a session; it may be told so any number of times. The
     node that has its kernel connection is told too."""
     for node in dict.fromkeys((view.node, view.origin or view.node)):
@@ -31,7 +29,7 @@ def finish(
     draft: Draft,
     view: SessionView,
     event: ProcessEvent,
-    reason: str,
+    reason: Reason,
     rule: str,
     *,
     exit_code: int | None = None,
@@ -42,7 +40,7 @@ def finish(
     completed = event is ProcessEvent.COMPLETE
     view = checkpoints.ended(draft, view, completed)
     if began:
-        reason = f"{reason}{checkpoints.undo_sentence(draft, view, completed)}"
+        reason = checkpoints.undo_reason(draft, view, reason, completed)
     # Whether it would be older than it was, should its end be taken back.
     view = replace(stay(view), held_by=None, rollback=rollback and view.part is None)
     if view.pending:  # its node has nothing of it
@@ -81,7 +79,7 @@ def stay(view: SessionView) -> SessionView:
 def start_failed(draft: Draft, event: ev.StartFailed) -> None:
     view = draft.get(event.session)
     if view and view.process_state is ProcessState.STARTING:
-        finish(draft, view, ProcessEvent.FAIL, f"could not be started: {event.sentence}", "start")
+        finish(draft, view, ProcessEvent.FAIL, run_reasons.start_failed(event.sentence), "start")
 
 
 def exited(draft: Draft, event: ev.ProcessExited) -> None:
@@ -103,34 +101,23 @@ def exited(draft: Draft, event: ev.ProcessExited) -> None:
     code = event.exit_code
     if retries.exited(draft, view, code, event.sentence):
         return
-    step, reason = ProcessEvent.FAIL, reasons.exited(code, event.sentence)
+    step, reason = ProcessEvent.FAIL, run_reasons.exited(code, event.sentence)
     if retries.was_killed(view, code):
         reason = retries.over(view, reason)
     if code == 0 and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
         step = ProcessEvent.COMPLETE
     elif view.stopped_by is not None and (code is None or code < 0 or code > 128):
-        step, reason = closed(view, view.stopped_by)
+        step, reason = run_reasons.closed(view, view.stopped_by, "")
     finish(draft, view, step, reason, "process.exited", exit_code=code)
 
 
-def closed(view: SessionView, by: str, reason: str = "") -> tuple[ProcessEvent, str]:
-    """The step and the sentence of a session that somebody wanted to end. Being closed is the
-    normal end of a notebook; it has no other."""
-    interactive = view.kind is Kind.INTERACTIVE
-    step = ProcessEvent.CANCEL
-    if interactive and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
-        step = ProcessEvent.COMPLETE
-    sentence = f"{'closed' if interactive else 'cancelled'} by {by}"
-    return step, f"{sentence}: {reason}" if reason else sentence
-
-
 def end_all(
-    draft: Draft, views: Iterable[SessionView], by: str, reason: str, grace_s: float
+    draft: Draft, views: Iterable[SessionView], by: str, why: Reason | str, grace_s: float
 ) -> None:
     """Somebody ends these sessions, none of which has ended."""
     for view in views:
-        step, sentence = closed(view, by, reason)
-        finish(draft, replace(view, grace_s=grace_s), step, sentence, "user.end")
+        step, reason = run_reasons.closed(view, by, why)
+        finish(draft, replace(view, grace_s=grace_s), step, reason, "user.end")
 
 
 def late_groups(state: ClusterState, now: float) -> list[str]:
@@ -149,8 +136,7 @@ def group_late(draft: Draft, event: ev.GroupLate) -> None:
     for view in groups.members(draft, event.group):
         limit = view.member.timeout_s if view.member else None
         if limit is not None and draft.now >= view.created_at + limit:
-            why = f"the time limit of the group, {duration(limit)}, is over"
-            end_all(draft, [view], "its group", why, view.grace_s)
+            end_all(draft, [view], "its group", run_reasons.group_late(limit), view.grace_s)
 
 
 def stop_groups(draft: Draft) -> None:
@@ -160,9 +146,9 @@ def stop_groups(draft: Draft) -> None:
         if member is None or not member.stop_on_failure:
             continue
         if view.process_state is ProcessState.FAILED and not (old and old.final):
-            why = f"{member.place} failed ({view.label})"
             others = groups.members(draft, member.group)
-            end_all(draft, others, "its group", why, view.grace_s)
+            failed = run_reasons.member_failed(view, member)
+            end_all(draft, others, "its group", failed, view.grace_s)
 
 
 def stop_reached_groups(draft: Draft) -> None:
@@ -184,7 +170,8 @@ def stop_reached_groups(draft: Draft) -> None:
         why = f"{condition.name} is {shown(values[condition.name])} in {member.place}"
         draft.put(_reached(view, sid, why))
         ending = [_reached(one, sid, why) for one in others]
-        end_all(draft, ending, "its group", f"{why} ({condition})", view.grace_s)
+        met = run_reasons.condition_met(why, str(condition))
+        end_all(draft, ending, "its group", met, view.grace_s)
 
 
 def _reached(view: SessionView, by: str, why: str) -> SessionView:
@@ -199,6 +186,6 @@ def ended(draft: Draft, event: ev.Ended) -> None:
     exit_code = event.exit_code if view.exit_code is None else view.exit_code
     view = replace(view, ended=True, exit_code=exit_code)
     if view.device_state is DeviceState.PARKING:
-        draft.step(queue.freed(view), DeviceEvent.FREED, view.reason, "process.ended")
+        draft.step(queue.freed(view), DeviceEvent.FREED, view.why, "process.ended")
     else:
         draft.put(view)

@@ -13,6 +13,7 @@ from enum import Enum
 
 from .decision import Decision
 from .model import Change, SessionView
+from .reason import Reason
 from .rules import RULES
 from .states import FINAL, DeviceState, ProcessState
 
@@ -75,8 +76,8 @@ class Taken:
 
     at: float
     rule: str
-    reason: str
-    """Its first clause: what happened and for whom."""
+    why: Reason
+    """What happened, and for whom."""
     process: bool
     """Whether it lost its node, and not only its devices."""
 
@@ -155,8 +156,7 @@ class Experience:
         elif change.rule in TAKES:
             gone = change.process_state in _GOING
             if gone or change.device_state in _LEAVING:
-                clause = change.reason.partition("; ")[0]
-                self.taken[session] = Taken(change.at, change.rule, clause, gone)
+                self.taken[session] = Taken(change.at, change.rule, change.why.root, gone)
 
     def _follow(self, change: Change, about: Of) -> None:
         now, before = self._doing(change, about), self._since.get(change.session)

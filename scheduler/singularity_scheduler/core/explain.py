@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from singularity_scheduler.client.words import duration, size
+from singularity_scheduler.text.reasons import render, render_briefly, render_first
 
 from . import gangs, groups, keeping, placement, precedence, quotas, reasons, turns
 from .administration import NodeDuty
@@ -20,6 +21,7 @@ from .draft import Draft
 from .estimate import estimate, parked_at, short, step_of, waited_s
 from .experience import Taken
 from .model import SessionView
+from .reason import Reason, to_json
 from .rules import RULES
 from .states import WORDS, DeviceState, ProcessState
 
@@ -28,6 +30,9 @@ NAMED = 3
 
 HISTORY_DEPTH = 32
 """Where more than this wait for the devices of one node, its history has reasons only."""
+
+_SAY_WHERE = frozenset({"suspending", "drained_stores", "going_back"})
+"""Codes of sentences that say of a session on its way where its state goes."""
 
 _AWAY = (ProcessState.SUSPENDING, ProcessState.SUSPENDED, ProcessState.RESUMING)
 _OFF = (DeviceState.PARKING, DeviceState.PARKED, DeviceState.WAITING)
@@ -40,6 +45,7 @@ def explain(state: ClusterState, view: SessionView, now: float) -> dict[str, Any
         "state": view.word,
         "meaning": WORDS[view.word],
         "reason": view.reason,
+        **reason_facts(view.why),
         "tier": view.tier.value,
         "priority": view.priority.value,
         "virtual_devices": view.virtual_devices,
@@ -58,6 +64,12 @@ def explain(state: ClusterState, view: SessionView, now: float) -> dict[str, Any
     return {"sentence": sentence, "facts": facts}
 
 
+def reason_facts(why: Reason) -> dict[str, Any]:
+    """Return the code of a reason and its arguments, as the API gives them beside its sentence."""
+    told = to_json(why)
+    return {"reason_code": told["code"], "reason_args": told["args"]}
+
+
 def told(state: ClusterState, decision: Decision, now: float) -> Decision:
     """The decision with a history that says what `why` says; `state` has it already."""
     lines = list(decision.history)
@@ -66,14 +78,14 @@ def told(state: ClusterState, decision: Decision, now: float) -> Decision:
     last = {
         change.session: number
         for number, change in enumerate(lines)
-        if change.session in views and change.reason == views[change.session].reason
+        if change.session in views and change.why == views[change.session].why
     }
     for session, number in last.items():
         view = state.sessions.get(session)
         if view is not None and not view.final and not _crowded(state, view):
             said = text(state, view, now)[0]
             if said != lines[number].reason:
-                lines[number] = replace(lines[number], reason=said)
+                lines[number] = replace(lines[number], text=said)
     history = tuple(lines)
     return decision if history == decision.history else replace(decision, history=history)
 
@@ -92,7 +104,7 @@ def text(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[
     parts = [view.reason]
     facts: dict[str, Any] = {}
     if view.held_back and (view.pending or view.device_state is DeviceState.WAITING):
-        parts = [reasons.held_back(view)]
+        parts = [render(reasons.held_back(view))]
     elif view.returning:
         more, facts = _returning(state, view, now)
         parts += more
@@ -221,7 +233,7 @@ def _returning(
     place, before, facts = _place(state, view, now)
     why = placement.waits(Draft(state, now), view)
     facts["why"] = why
-    said = [] if why in view.reason else [f"now: {why}"]
+    said = [] if any(one.find("why") == why for one in view.why.chain()) else [f"now: {why}"]
     return [f"{place} for nodes", *before, *said], facts
 
 
@@ -295,27 +307,24 @@ def _preempted(
     taken = state.experience.taken.get(view.id)
     if taken is None or not _lacks(view, taken):
         return [], {}
-    by = reasons.by_whom(taken.reason)
     saved, kept = _saved(view, now)
     facts = {
         "preempted": {
-            "by": by,
-            "tier": reasons.tier_of_whom(taken.reason),
+            "by": taken.why.by,
+            "tier": taken.why.tier,
             "rule": taken.rule,
             "meaning": RULES[taken.rule],
-            "reason": taken.reason,
+            "reason": render_first(taken.why),
+            **reason_facts(taken.why),
             "since_s": round(max(0.0, now - taken.at), 1),
             "saved": kept,
         }
     }
-    said = view.reason.startswith(taken.reason)
-    rule = f"rule {taken.rule}"
-    # Of what a person did, who did it is enough.
-    clause = taken.reason.partition(": ")[0] if taken.rule.startswith("user.") else taken.reason
-    parts = [rule if said else f"before that: {clause} ({rule})"]
-    stored = any(f"in checkpoint {reasons.shown(c)} (" in view.reason for c in view.checkpoints)
-    leaves = view.process_state is ProcessState.SUSPENDING and "to the store" in view.reason
-    if not (stored or leaves):
+    root, rule = view.why.root, f"rule {taken.rule}"
+    said = f"before that: {render_briefly(taken.why)} ({rule})"
+    parts = [rule if root == taken.why else said]
+    leaves = view.process_state is ProcessState.SUSPENDING and root.code in _SAY_WHERE
+    if not (root.code == "suspended" or leaves):
         parts.append(saved)
     return parts, facts
 

@@ -10,13 +10,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from singularity_scheduler.client.words import duration
-
-from . import endings, gang_sets, gangs, losses, moves, placement, reasons, retries, returns
+from . import (
+    endings,
+    gang_sets,
+    gangs,
+    losses,
+    move_reasons,
+    moves,
+    placement,
+    retries,
+    returns,
+    run_reasons,
+)
 from .draft import Draft
 from .model import SessionView
+from .reason import Reason
 from .states import ProcessEvent, ProcessState
-from .stored import CheckpointRef, CheckpointSet
+from .stored import CheckpointSet
 
 
 def goes_back(view: SessionView) -> bool:
@@ -38,7 +48,7 @@ def newest(draft: Draft, view: SessionView) -> CheckpointSet | None:
 # -- why they go back -----------------------------------------------------------------------
 
 
-def killed(draft: Draft, view: SessionView, how: str) -> bool:
+def killed(draft: Draft, view: SessionView, how: Reason) -> bool:
     """A part was killed and may be tried again: all make their next attempt from a set. False:
     there is none, so that is from their beginning, or it is no part."""
     chosen = _to_go_on_from(draft, view)
@@ -62,48 +72,39 @@ def _to_go_on_from(draft: Draft, view: SessionView) -> CheckpointSet | None:
     return older[-1] if older else None
 
 
-def _again(draft: Draft, view: SessionView, chosen: CheckpointSet, attempt: int, how: str) -> None:
+def _again(
+    draft: Draft, view: SessionView, chosen: CheckpointSet, attempt: int, how: Reason
+) -> None:
     """All parts go on from there as this attempt, because of what became of this one."""
     assert view.part is not None
-    others = f"part {view.part.number} of its gang goes back there too"
+    others = run_reasons.part_goes_back(view.part)
     for one in gangs.parts(draft, view.part):
         why = how if one.id == view.id else others
         going = replace(one, attempt=attempt, restore_from=chosen.of[one.id].id)
-        reason = retries.sentence_of(going, why, draft.now)
+        reason = retries.reason_of(going, why, draft.now)
         _send(draft, replace(one, attempt=attempt), chosen, reason, "retry", True)
 
 
-def lost(draft: Draft, view: SessionView, why: str, rule: str) -> bool:
+def lost(draft: Draft, view: SessionView, why: Reason, rule: str) -> bool:
     """Nothing is left of a part but what is in the store: all go on from their newest set. That is
     no retry. False: there is no set."""
     chosen = newest(draft, view)
     if chosen is None or view.part is None:
         return False
     again = retries.left(view) > 0
-    number = view.part.number
     losses.gone(
         draft,
         view,
-        _lost(why, chosen.of[view.id], draft.now),
+        run_reasons.lost_self(why, chosen.of[view.id], draft.now),
         rule,
         restore_from=chosen.of[view.id].id,
         retrying=again,
         lost=False,  # the others do not wait for it: it is not taken back when it is found
     )
     for other in gangs.others(draft, view):
-        reason = _lost(
-            f"part {number} of its gang was lost ({why})", chosen.of[other.id], draft.now
-        )
+        reason = run_reasons.lost_part(view.part, why, chosen.of[other.id], draft.now)
         _send(draft, other, chosen, reason, rule, again)
     return True
-
-
-def _lost(why: str, reference: CheckpointRef, now: float) -> str:
-    age = duration(max(0.0, now - reference.at))
-    return (
-        f"{why}: it goes on from checkpoint {reasons.shown(reference)}, {age} old, and what it did "
-        "since is lost"
-    )
 
 
 def called(draft: Draft, view: SessionView, by: str) -> bool:
@@ -114,7 +115,7 @@ def called(draft: Draft, view: SessionView, by: str) -> bool:
         return False
     for one in gangs.together(draft, view):
         reference = chosen.of[one.id]
-        _send(draft, one, chosen, reasons.called(by, reference), "user.resume", one.retrying)
+        _send(draft, one, chosen, move_reasons.called(by, reference), "user.resume", one.retrying)
     return True
 
 
@@ -140,7 +141,7 @@ def _send(
     draft: Draft,
     view: SessionView,
     chosen: CheckpointSet,
-    reason: str,
+    reason: Reason,
     rule: str,
     retrying: bool,
 ) -> None:
@@ -167,7 +168,7 @@ def _send(
         draft.actions.append(moves.leave_action(going, rule))
 
 
-def back(draft: Draft, view: SessionView, reason: str, retrying: bool) -> None:
+def back(draft: Draft, view: SessionView, reason: Reason, retrying: bool) -> None:
     """It came back, and meanwhile the others have gone somewhere else: it follows them."""
     chosen = _where_others_go(draft, view)
     if chosen is None:
@@ -180,7 +181,7 @@ def not_back(draft: Draft, view: SessionView, sentence: str, free: bool) -> bool
     """A part did not come back, and nothing of it is left; `free` as of `retries.not_resumed`.
     False: it stays in the store, and the others wait for it."""
     if view.leaving is not None:  # the others have gone somewhere else meanwhile
-        chosen, reason = _where_others_go(draft, view), view.reason
+        chosen, reason = _where_others_go(draft, view), view.why
         retrying = view.retrying
         view = draft.quiet_step(view, ProcessEvent.RESUME_FAILED, exit=None, leaving=None)
         if chosen is None:
@@ -190,7 +191,7 @@ def not_back(draft: Draft, view: SessionView, sentence: str, free: bool) -> bool
         return True
     if not view.retrying:
         return False
-    how = f"it could not come back from its checkpoint ({sentence})"
+    how = run_reasons.no_return(sentence)
     if not free and not retries.may(draft, view):
         endings.finish(draft, view, ProcessEvent.FAIL, retries.over(view, how), "retry")
         return True
@@ -201,7 +202,7 @@ def not_back(draft: Draft, view: SessionView, sentence: str, free: bool) -> bool
         _again(draft, view, chosen, attempt, how)
         return True
     assert view.part is not None
-    others = f"part {view.part.number} of its gang begins again"
+    others = run_reasons.part_begins_again(view.part)
     for one in gangs.parts(draft, view.part):
         retries.along(draft, one, attempt, how if one.id == view.id else others)
     return True

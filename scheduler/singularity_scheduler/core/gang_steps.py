@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from . import endings, gangs, queue, reasons, retries
+from . import endings, gangs, queue, reasons, retries, run_reasons
 from .draft import Draft
 from .model import SessionView
 from .requested import Part
@@ -44,7 +44,7 @@ def _end(draft: Draft, part: Part) -> None:
         step = ProcessEvent.FAIL if failed else ProcessEvent.CANCEL
         for other in gangs.parts(draft, part):
             ending = replace(other, grace_s=view.grace_s)
-            endings.finish(draft, ending, step, gangs.ended(view), "gang.end")
+            endings.finish(draft, ending, step, run_reasons.part_ended(view), "gang.end")
 
 
 def _begin_again(draft: Draft, part: Part) -> None:
@@ -53,7 +53,7 @@ def _begin_again(draft: Draft, part: Part) -> None:
     first = max(views, key=lambda view: view.attempt, default=None)
     if first is None or first.part is None:
         return
-    how = f"part {first.part.number} of its gang begins again"
+    how = run_reasons.part_begins_again(first.part)
     for view in views:
         if view.attempt < first.attempt:
             retries.along(draft, view, first.attempt, how)
@@ -97,4 +97,4 @@ def _park(draft: Draft, part: Part) -> None:
     for view in views:
         here = view.process_state is ProcessState.LIVE and view.leaving is None
         if here and view.device_state is DeviceState.HELD and draft.now >= view.rests_until:
-            queue.park(draft, view, gangs.paused(lost), "gang.together")
+            queue.park(draft, view, run_reasons.part_paused(lost), "gang.together")

@@ -13,7 +13,16 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unsupported
 
-from . import checkpoints, gang_retries, gang_sets, gangs, moves, placement, reasons
+from . import (
+    checkpoints,
+    gang_retries,
+    gang_sets,
+    gangs,
+    move_reasons,
+    moves,
+    placement,
+    run_reasons,
+)
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
@@ -31,10 +40,9 @@ def suspend_asked(draft: Draft, view: SessionView, event: ev.SuspendAsked) -> No
     require_standing(draft, view, views)
     for one in views:
         moves.require_images(draft, one)
-    by = f"{event.by}: {event.why}" if event.why else event.by
     cut = tuple(one.id for one in views)
     for one in views:
-        reason = reasons.suspending(by)
+        reason = move_reasons.suspending(event.by, event.why)
         moves.leave(draft, one, reason, "user.suspend", event.name, cut=cut)
 
 
@@ -56,7 +64,7 @@ def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> Non
             node=node_id,
         )
     cut = tuple(one.id for one in views)
-    others = f"part {view.part.number} of its gang is {reasons.moving_node(by, node_id)}"
+    others = move_reasons.moving_with_part(by, view.part, node_id)
     for one in views:
         mine = one.id == view.id
         going = replace(
@@ -67,7 +75,7 @@ def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> Non
             target=node_id if mine else one.node,
             restore_from="",
         )
-        reason = reasons.moving_node(by, node_id) if mine else others
+        reason = move_reasons.moving_node(by, node_id) if mine else others
         moves.leave(draft, going, reason, "user.migrate", cut=cut)
 
 
@@ -133,7 +141,9 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> bool
     _line_up(draft, [one.id for one in stored])
     for other in gangs.together(draft, view):
         if other.held_back:
-            draft.note(replace(other, held_by=None), reasons.resumed_part(event.by), "user.resume")
+            draft.note(
+                replace(other, held_by=None), run_reasons.resumed_part(event.by), "user.resume"
+            )
     return True
 
 
@@ -172,8 +182,7 @@ def answered(draft: Draft, session: str, image: str = "") -> None:
     if stays is None or stays.part is None:
         return
     for one in stored:
-        reason = f"comes back, because part {stays.part.number} of its gang {stays.reason}"
-        moves.call(draft, one, reason, "gang.together")
+        moves.call(draft, one, run_reasons.with_part(stays), "gang.together")
     _line_up(draft, [one.id for one in stored])
 
 

@@ -118,31 +118,6 @@ def _is_ready(draft: Draft, view: SessionView) -> bool:
 # -- for people -----------------------------------------------------------------------------
 
 
-def queued(part: Part) -> str:
-    """The reason of a part that was accepted."""
-    return (
-        f"{part.place}: it starts together with the others, when the runs before them leave all of "
-        "them room"
-    )
-
-
-def paused(view: SessionView) -> str:
-    """The reason of a part that is parked because this one has lost its devices."""
-    assert view.part is not None
-    return f"part {view.part.number} of its gang was paused: {view.reason}"
-
-
-def ended(view: SessionView) -> str:
-    """The reason of a part that is ended because this one has."""
-    assert view.part is not None
-    who, code = f"part {view.part.number} of its gang", view.exit_code
-    if view.process_state is ProcessState.FAILED and code is not None and code > 0:
-        return f"{who} ended with exit code {code}"
-    if view.reason.startswith("cancelled by "):
-        return f"{who} was {view.reason}"
-    return f"{who} ended: {view.reason}"
-
-
 def waits_for(draft: Draft, view: SessionView) -> list[str]:
     """Of a part that waits: what the others are doing, one clause each; [] if it is no part."""
     return [

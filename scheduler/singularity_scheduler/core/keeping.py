@@ -44,7 +44,7 @@ def asked(draft: Draft, view: SessionView, event: KeepAsked) -> None:
     if not event.for_s:
         if view.keep_until is not None:
             view = replace(view, keep_until=None)
-            draft.remark(view, reasons.not_kept(f"{event.by} ended it"), "user.keep")
+            draft.remark(view, reasons.keep_ended(event.by), "user.keep")
         return
     longest = draft.state.parameters.keep_max_s
     if not longest:
@@ -97,4 +97,4 @@ def expire(draft: Draft, node_id: str) -> None:
         if view is None or view.final or kept(view, draft.state.parameters, draft.now):
             continue
         view = replace(view, keep_until=None)
-        draft.remark(view, reasons.not_kept("its time is over"), "user.keep")
+        draft.remark(view, reasons.keep_over(), "user.keep")

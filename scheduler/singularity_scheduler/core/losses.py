@@ -15,13 +15,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from singularity_scheduler.client.words import duration
-
-from . import endings, gang_retries, placement, queue, reasons, retries
+from . import endings, gang_retries, move_reasons, placement, queue, retries, run_reasons
 from . import events as ev
 from .cluster import Node
 from .draft import Draft
 from .model import SessionView
+from .reason import Reason
 from .requested import Kind
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
@@ -68,7 +67,7 @@ def _wait_for_node(draft: Draft, view: SessionView) -> None:
     """A notebook that is nowhere but on a silent node: its variables may well be there still, and
     somebody is there to say when they are given up."""
     if not view.lost:
-        draft.note(replace(view, lost=True), reasons.waits_for_node(view), "node.lost")
+        draft.note(replace(view, lost=True), move_reasons.waits_for_node(view), "node.lost")
 
 
 def _whole(draft: Draft, view: SessionView) -> bool:
@@ -108,7 +107,7 @@ def _begin_elsewhere(draft: Draft, view: SessionView, event: ev.NodeLost) -> boo
     node = placement.choose_elsewhere(draft, view)
     if node is None:
         return False
-    how = f"node {view.node} has been gone for {duration(event.silent_s)} with its process"
+    how = run_reasons.node_gone(view.node, event.silent_s)
     retries.from_beginning(draft, view, how, "node.lost", node)
     return True
 
@@ -118,15 +117,14 @@ def _queue_elsewhere(draft: Draft, view: SessionView) -> None:
     node = placement.choose_elsewhere(draft, view)
     if node is None:
         return
-    reason = f"waits on node {node}, because node {view.node} is gone"
+    reason = move_reasons.requeued_lost(node, view.node)
     draft.note(replace(view, node=node), reason, "node.lost")
 
 
 def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
     """It is to go on from its newest checkpoint on another node, by itself; a part of a gang with
     the others from their newest set."""
-    why = f"node {view.node} has been gone for {duration(silent_s)}"
-    if gang_retries.lost(draft, view, why, "node.lost"):
+    if gang_retries.lost(draft, view, run_reasons.node_silent(view.node, silent_s), "node.lost"):
         return draft.changed[view.id]
     reference = view.newest_whole
     own = next((c for c in view.checkpoints if c.id == view.restore_from and c.whole), None)
@@ -136,7 +134,7 @@ def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
     return gone(
         draft,
         view,
-        reasons.lost_node(view, silent_s, reference, draft.now),
+        move_reasons.lost_node(view, silent_s, reference, draft.now),
         "node.lost",
         lost=view.process_state is not ProcessState.RESUMING,
         retrying=retries.left(view) > 0,
@@ -144,7 +142,7 @@ def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
     )
 
 
-def gone(draft: Draft, view: SessionView, reason: str, rule: str, **more: Any) -> SessionView:
+def gone(draft: Draft, view: SessionView, reason: Reason, rule: str, **more: Any) -> SessionView:
     """Nothing of it is left on its node: it is to go on from the store as soon as there is room."""
     wants = placement.waiting_for_device(view)
     view = _off_devices(draft, view)
@@ -184,8 +182,7 @@ def _fail(draft: Draft, view: SessionView, silent_s: float) -> None:
         draft,
         view,
         ProcessEvent.FAIL,
-        f"node {view.node} has been gone for {duration(silent_s)} with its process and "
-        "variables: start it again",
+        move_reasons.lost_for_good(view, silent_s),
         "node.lost",
     )
 
@@ -195,19 +192,19 @@ def found(draft: Draft, view: SessionView) -> SessionView:
     return draft.step(
         replace(view, called=False, rollback=False, undo=False, restore_from="", lost=False),
         ProcessEvent.FOUND,
-        reasons.node_back(view),
+        move_reasons.node_back(view),
         "node.found",
     )
 
 
 def fence(draft: Draft, view: SessionView, node_id: str) -> None:
     """Tell an agent to end what it still has of a session that is not its any more."""
-    where = f"on node {view.node}" if view.node != node_id else "in the store"
+    where = view.node if view.node != node_id else None
     draft.actions.append(
         ev.Fence(
             view.id,
             node_id,
-            f"this session has moved on and is {where} now",
+            move_reasons.fenced(where),
             "node.fenced",
             view.epoch,
             view.seq,

@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 
 from singularity_proxy.capsule.machine import Machine
 
+from singularity_scheduler.text.reasons import render
+
+from .reason import NONE, Reason
 from .requested import BEHIND, BatchRun, Kind, Member, Part, Priority, ScalePolicy, Tier
 from .states import FINAL, LEASED, DeviceState, ProcessState, word
 from .stored import CheckpointRef, LossReport
@@ -106,7 +109,8 @@ class SessionView:
     updated_at: float
     process_state: ProcessState = ProcessState.QUEUED
     device_state: DeviceState = DeviceState.NONE
-    reason: str = ""
+    why: Reason = NONE
+    """Why it is in its state."""
     devices: tuple[str, ...] = ()
     """The physical device behind each virtual one, under its lease; () when it has none."""
     resizing: tuple[str, ...] = ()
@@ -242,6 +246,11 @@ class SessionView:
     """How long its last way into the store took; as `park_s`."""
     story: tuple[str, ...] = field(default=(), compare=False)
     """Its last steps, for error messages; not stored."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is in its state, for people."""
+        return render(self.why)
 
     @property
     def word(self) -> str:
@@ -430,7 +439,14 @@ class Change:
     process_state: ProcessState
     device_state: DeviceState
     word: str
-    reason: str
+    why: Reason
     rule: str
     devices: int | None = None
     """How many physical devices it had, where that is not the number of its virtual ones."""
+    text: str = ""
+    """What was said of it at that time, where that is more than the sentence of `why`."""
+
+    @property
+    def reason(self) -> str:
+        """What people read of it."""
+        return self.text or render(self.why)

@@ -19,33 +19,35 @@ from . import (
     gang_retries,
     gang_sets,
     gangs,
+    move_reasons,
     placement,
     queue,
     reasons,
     retries,
     routes,
+    run_reasons,
 )
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
+from .reason import Reason
 from .states import CHANGING, DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 # -- into the store -------------------------------------------------------------------------
 
 
 def suspend_asked(draft: Draft, view: SessionView, event: ev.SuspendAsked) -> None:
-    by = f"{event.by}: {event.why}" if event.why else event.by
     if view.returning:
         draft.note(
             replace(view, called=False, target="", target_cluster="", moving=False, asked=False),
-            f"stays suspended, as {by} asked; everything of it is in the store",
+            move_reasons.stays_suspended(event.by, event.why),
             "user.suspend",
         )
         return
     if view.process_state is not ProcessState.LIVE:
         raise Conflict(f"{view.label} {_why_not(view)}", session=view.id, state=view.word)
     require_images(draft, view)
-    reason = reasons.suspending(by)
+    reason = move_reasons.suspending(event.by, event.why)
     leave(draft, view, reason, "user.suspend", event.name, urgent=event.urgent)
 
 
@@ -91,7 +93,7 @@ def require_images(draft: Draft, view: SessionView) -> None:
 def leave(
     draft: Draft,
     view: SessionView,
-    reason: str,
+    reason: Reason,
     rule: str,
     name: str = "",
     cut: tuple[str, ...] = (),
@@ -132,7 +134,7 @@ def leave_action(
     urgent: bool = False,
 ) -> ev.Suspend | ev.Fence:
     """The command that a session in `suspending` waits for."""
-    head = (view.id, view.node, view.reason, rule, view.epoch, view.seq)
+    head = (view.id, view.node, view.why, rule, view.epoch, view.seq)
     if _discards(view):
         return ev.Fence(*head)
     return ev.Suspend(*head, name=name, cut=cut, urgent=urgent)
@@ -150,7 +152,7 @@ def settle(draft: Draft) -> None:
         if ready and not view.final:
             mark = draft.duty(view.node)
             rule = mark.rule if mark.leaving else "user.suspend"
-            leave(draft, view, view.reason, rule, view.leaving or "")
+            leave(draft, view, view.why, rule, view.leaving or "")
 
 
 def suspended(draft: Draft, event: ev.Suspended) -> None:
@@ -167,7 +169,7 @@ def suspended(draft: Draft, event: ev.Suspended) -> None:
         return
     view = replace(view, suspend_s=event.ms / 1000)
     view = checkpoints.add(draft, view, event.checkpoint)
-    _gone_from_node(draft, view, reasons.suspended(view, event.checkpoint, event.ms))
+    _gone_from_node(draft, view, move_reasons.suspended(view, event.checkpoint, event.ms))
 
 
 def fenced(draft: Draft, event: ev.Fenced) -> None:
@@ -175,12 +177,12 @@ def fenced(draft: Draft, event: ev.Fenced) -> None:
     view = draft.get(event.session)
     waits = view and view.process_state is ProcessState.SUSPENDING and _discards(view)
     if view and waits and _answers(view, event):
-        _gone_from_node(draft, view, "its processes were ended to go back to a checkpoint")
+        _gone_from_node(draft, view, move_reasons.processes_ended())
 
 
-def _gone_from_node(draft: Draft, view: SessionView, reason: str) -> None:
+def _gone_from_node(draft: Draft, view: SessionView, reason: Reason) -> None:
     if view.retrying and not view.restore_from:
-        retries.begin_again(draft, view, view.reason, "retry")
+        retries.begin_again(draft, view, view.why, "retry")
         return
     saved = view.saved
     if view.device_state is DeviceState.HELD:
@@ -189,7 +191,7 @@ def _gone_from_node(draft: Draft, view: SessionView, reason: str) -> None:
     draft.step(
         view,
         ProcessEvent.SUSPENDED,
-        view.reason if called else reason,
+        view.why if called else reason,
         "process.suspended",
         devices=(),
         saved=saved,
@@ -205,14 +207,14 @@ def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
     if not _answers(view, event):
         return
     if view.retrying or gang_retries.goes_back(view):  # nobody wants what is there
-        reason = f"what was left of it could not be removed ({event.sentence})"
+        reason = run_reasons.not_removed(event.sentence)
         endings.finish(draft, view, ProcessEvent.FAIL, reason, "retry")
         return
     wants, ended = view.wants, view.exit
     view = draft.step(
         endings.stay(view),
         ProcessEvent.SUSPEND_FAILED,
-        f"could not be suspended, so it goes on as it was ({event.sentence})",
+        move_reasons.suspend_failed(event.sentence),
         "process.suspend_failed",
         wants=False,
         exit=None,
@@ -223,7 +225,7 @@ def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
     elif view.held_back and view.device_state is DeviceState.HELD:  # it was preempted meanwhile
         queue.park(draft, view, reasons.held_back(view), "user.preempt")
     elif wants and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
-        queue.enqueue(draft, view, view.reason, "device.lazy")
+        queue.enqueue(draft, view, view.why, "device.lazy")
 
 
 def _answers(view: SessionView, event: object) -> bool:
@@ -262,7 +264,7 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None
         target=event.node or "",
         target_cluster=event.cluster or "",
     )
-    call(draft, view, reasons.called(event.by, reference if back else None), "user.resume")
+    call(draft, view, move_reasons.called(event.by, reference if back else None), "user.resume")
 
 
 def _call_leaving(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None:
@@ -273,7 +275,7 @@ def _call_leaving(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> Non
     if view.part is not None or any(word is not None for word in named):
         refuse_in_flight(view)
     if not view.called or view.held_back:  # else it is only moving, or was called before
-        reason = reasons.called_leaving(event.by)
+        reason = move_reasons.called_leaving(event.by)
         draft.note(replace(view, called=True, held_by=None), reason, "user.resume")
 
 
@@ -295,7 +297,7 @@ def require_node(draft: Draft, view: SessionView, word: str) -> None:
         )
 
 
-def call(draft: Draft, view: SessionView, reason: str, rule: str) -> SessionView:
+def call(draft: Draft, view: SessionView, reason: Reason, rule: str) -> SessionView:
     """Let a suspended session come back as soon as there is room."""
     order = view.queue_order if view.called else draft.next_order()
     return draft.note(replace(view, called=True, queue_order=order), reason, rule)
@@ -307,7 +309,7 @@ def wanted(draft: Draft, event: ev.Wanted) -> None:
         return
     if view.process_state is ProcessState.SUSPENDED:
         if view.newest_whole is not None or is_unborn_fork(view):
-            call(draft, view, "a request reached it while it was suspended", "session.wanted")
+            call(draft, view, move_reasons.requested(), "session.wanted")
     elif view.process_state is ProcessState.SUSPENDING:
         draft.put(replace(view, called=True))
 
@@ -316,12 +318,12 @@ def resumed(draft: Draft, event: ev.Resumed) -> None:
     view = draft.get(event.session)
     if view is None or view.process_state is not ProcessState.RESUMING or not _answers(view, event):
         return
-    wants, ended, reason = view.wants, view.exit, view.reason
+    wants, ended, reason = view.wants, view.exit, view.why
     again, retrying = view.part is not None and view.leaving is not None, view.retrying
     view = draft.step(
         endings.stay(view),
         ProcessEvent.LIVE,
-        reasons.came_back(view, event.loss),
+        move_reasons.came_back(view, event.loss),
         "process.resumed",
         loss=replace(event.loss, at=draft.now),
         origin=view.node if event.relay else view.origin,
@@ -348,7 +350,7 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
         checkpoints.mark_damaged(draft, owner, view.restore_from, event.sentence)
         view = draft.get(view.id) or view
     if view.source and not own:
-        reason = f"could not be forked: {event.sentence}"
+        reason = move_reasons.not_forked(event.sentence)
         endings.finish(draft, view, ProcessEvent.FAIL, reason, "process.resume_failed")
         return
     if retries.not_resumed(draft, view, event.sentence, event.damaged or event.passing):
@@ -357,9 +359,10 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
         _unwind(draft, view, event.sentence)
         return
     failed = next((c for c in view.checkpoints if c.id == view.restore_from), None)
-    hint, back = "", view.rollback
+    reason, back = move_reasons.resume_failed(event.sentence), view.rollback
     if event.damaged and failed is not None:
-        hint = f"; {checkpoints.instead(view, failed, draft.now)}"
+        other = checkpoints.instead_of(view, failed)
+        reason = move_reasons.resume_failed_damaged(event.sentence, other, draft.now)
         # Its last state is lost: whatever it comes back from is older than what it wrote and said.
         back = back or (view.newest_whole is not None and view.newest_whole.at < failed.at)
     alone = view.part is None  # the others of a gang are where it is, and of its incarnation
@@ -371,8 +374,7 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
             restore_from="" if alone else view.restore_from,
         ),
         ProcessEvent.RESUME_FAILED,
-        f"could not come back, so it stays suspended and nothing more is lost ({event.sentence})"
-        f"{hint}",
+        reason,
         "process.resume_failed",
         # A part stays where no other one is: another may be on its way to where it was.
         node=view.node if view.part else view.came_from or view.node,
@@ -382,16 +384,17 @@ def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
 
 def _unwind(draft: Draft, view: SessionView, sentence: str) -> None:
     """Its state from before is in the store: it comes back with that, where it was."""
-    what = (
-        f"it could not go on at node {view.node}"
-        if view.came_from
-        else "it could not go back to that checkpoint"
+    moved = view.came_from != ""
+    reason = (
+        move_reasons.unwinds_move(view, sentence)
+        if moved
+        else move_reasons.unwinds_restore(sentence)
     )
     before = view.came_from or view.node
     view = draft.step(
         replace(endings.stay(view), queue_order=view.queue_order),
         ProcessEvent.RESUME_FAILED,
-        f"{what} ({sentence}), so it comes back as it was",
+        reason,
         "process.resume_failed",
         node=before,
         called=True,
@@ -420,7 +423,7 @@ def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> Non
             session=view.id,
             node=node_id,
         )
-    _move(draft, replace(view, target=node_id), reasons.moving_node(by, node_id))
+    _move(draft, replace(view, target=node_id), move_reasons.moving_node(by, node_id))
 
 
 def change_cluster(draft: Draft, view: SessionView, cluster: str, by: str) -> None:
@@ -442,7 +445,7 @@ def change_cluster(draft: Draft, view: SessionView, cluster: str, by: str) -> No
             session=view.id,
             cluster=cluster,
         )
-    _move(draft, replace(view, target_cluster=cluster), reasons.moving_cluster(by, cluster))
+    _move(draft, replace(view, target_cluster=cluster), move_reasons.moving_cluster(by, cluster))
 
 
 def require_cluster(draft: Draft, view: SessionView, cluster: str) -> None:
@@ -467,7 +470,7 @@ def require_cluster(draft: Draft, view: SessionView, cluster: str) -> None:
         )
 
 
-def _move(draft: Draft, view: SessionView, reason: str) -> None:
+def _move(draft: Draft, view: SessionView, reason: Reason) -> None:
     """Into the store, and out of it where its targets say."""
     view = replace(view, held_by=None, called=True, moving=True, unwind=True, restore_from="")
     leave(draft, view, reason, "user.migrate")
@@ -493,7 +496,7 @@ def restore_asked(draft: Draft, view: SessionView, event: ev.RestoreAsked) -> No
         undo=True,
         unwind=not event.discard,
     )
-    leave(draft, view, reasons.going_back(event.by, reference, event.discard), "user.restore")
+    leave(draft, view, move_reasons.going_back(event.by, reference, event.discard), "user.restore")
 
 
 def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
@@ -544,4 +547,4 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
         cluster=source.cluster,
         locations=source.locations,
     )
-    call(draft, view, reasons.forked(event.by, source, reference), "user.fork")
+    call(draft, view, move_reasons.forked(event.by, source, reference), "user.fork")

@@ -14,12 +14,14 @@ from . import (
     endings,
     gang_retries,
     losses,
+    move_reasons,
     moves,
     placement,
     queue,
     reasons,
     recorded,
     retries,
+    run_reasons,
 )
 from . import events as ev
 from .draft import Draft
@@ -31,7 +33,7 @@ from .states import CHANGING, DeviceEvent, DeviceState, ProcessEvent, ProcessSta
 def started(draft: Draft, event: ev.Started) -> None:
     view = draft.get(event.session)
     if view and view.process_state is ProcessState.STARTING:
-        reason = f"its process runs{reasons.attempt(view)}"
+        reason = run_reasons.runs(view)
         draft.step(
             view, ProcessEvent.LIVE, reason, "process.live", **retries.begun(view, draft.now)
         )
@@ -58,7 +60,7 @@ def joined(draft: Draft, event: ev.NodeJoined) -> None:
         elif view.process_state is ProcessState.SUSPENDED:
             _suspended(draft, view, facts.get(sid))
         elif view.final and sid in facts:
-            endings.command_end(draft, view, view.reason, "recover")
+            endings.command_end(draft, view, view.why, "recover")
         elif sid not in facts or facts[sid].suspended:
             _missing(draft, view)
         else:
@@ -70,7 +72,7 @@ def joined(draft: Draft, event: ev.NodeJoined) -> None:
         elif other.node == event.node:
             continue
         elif other.final:  # what it has of it, if only the kernel connection, has no use any more
-            endings.command_end(draft, replace(other, node=event.node), other.reason, "recover")
+            endings.command_end(draft, replace(other, node=event.node), other.why, "recover")
         elif not fact.suspended or (other.origin or other.node) != event.node:
             losses.fence(draft, other, event.node)
 
@@ -98,28 +100,32 @@ def _missing(draft: Draft, view: SessionView) -> None:
     """The agent does not know this session: nothing of it is left there. A live one goes on from
     its newest checkpoint, if it has one with its process in it."""
     live = view.process_state is ProcessState.LIVE
-    knows_not = f"the agent of node {view.node} no longer knows this session"
+    knows_not = run_reasons.agent_forgot(view.node)
     if live and gang_retries.lost(draft, view, knows_not, "agent.restarted"):
         return
     if live and view.newest_whole is not None and view.part is None:
         view = losses.lose(draft, view, 0.0)
-        draft.note(replace(view, lost=False), reasons.restarted(view, draft.now), "agent.restarted")
+        draft.note(
+            replace(view, lost=False),
+            move_reasons.agent_restarted(view, draft.now),
+            "agent.restarted",
+        )
         return
     unborn = view.process_state is ProcessState.STARTING
     if unborn and view.run is not None:  # what it runs is in the ledger: start it after all
         view = draft.put(replace(queue.freed(view), device_state=DeviceState.NONE))
         draft.actions.append(
-            ev.Start(view.id, view.node, view.reason, "recover", view.epoch, view.seq)
+            ev.Start(view.id, view.node, view.why, "recover", view.epoch, view.seq)
         )
         return
     if live and retries.may(draft, view):
-        retries.from_beginning(draft, view, reasons.unknown(view), "agent.restarted")
+        retries.from_beginning(draft, view, run_reasons.unknown(view), "agent.restarted")
         return
     if not view.final:
-        reason = reasons.not_started() if unborn else reasons.gone(view)
+        reason = run_reasons.not_started() if unborn else run_reasons.gone(view)
         view = checkpoints.ended(draft, replace(view, rollback=True), False)
         if not unborn:
-            reason = f"{reason}{checkpoints.undo_sentence(draft, view, False)}"
+            reason = checkpoints.undo_reason(draft, view, reason, False)
         view = draft.step(queue.freed(view), ProcessEvent.FAIL, reason, "agent.restarted")
     # Whatever its device state was: with the agent's proxies gone there is none any more.
     draft.put(replace(queue.freed(view), device_state=DeviceState.NONE, ended=True, held_by=None))
@@ -152,10 +158,9 @@ def _unknown(draft: Draft, node: str, fact: AgentFacts) -> None:
         losses.fence(draft, view, node)
         return
     if not complete or not fact.alive:
-        endings.command_end(draft, view, "the scheduler does not know this session", "recover")
+        endings.command_end(draft, view, run_reasons.not_known(), "recover")
         return
-    reason = "taken over from its node agent: the scheduler had no record of it"
-    _compare(draft, draft.note(view, reason, "recover"), fact)
+    _compare(draft, draft.note(view, run_reasons.taken_over(), "recover"), fact)
 
 
 def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
@@ -166,7 +171,7 @@ def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
         _settle_devices(draft, view.id)
         return
     if view.lost:
-        view = draft.note(replace(view, lost=False), reasons.node_back(view), "node.found")
+        view = draft.note(replace(view, lost=False), move_reasons.node_back(view), "node.found")
     if fact.busy is not None and fact.busy is not view.busy:
         idle_since = None if fact.busy else draft.now
         view = draft.put(replace(view, busy=fact.busy, idle_since=idle_since))
@@ -175,7 +180,7 @@ def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
     if fact.saved and not view.saved:
         view = draft.put(replace(view, saved=True))
     if view.process_state is ProcessState.STARTING:
-        reason = f"its process runs{reasons.attempt(view)}"
+        reason = run_reasons.runs(view)
         fields = retries.begun(view, draft.now)
         view = draft.step(view, ProcessEvent.LIVE, reason, "recover", **fields)
     view = _compare_devices(draft, view, fact)
@@ -201,20 +206,16 @@ def _compare_devices(draft: Draft, view: SessionView, fact: AgentFacts) -> Sessi
     if state in CHANGING:
         queue.reissue(draft, view)
     elif state is DeviceState.HELD and not (holds and fact.epoch == view.epoch):
-        reason = (
-            "its node agent parked it while the scheduler was away; nothing is lost; it comes "
-            "back with the next device call"
-        )
+        reason = reasons.parked_while_away()
         if holds:
             view = queue.park(draft, view, reason, "recover")
         else:
             view = draft.step(queue.freed(view), DeviceEvent.LOST, reason, "recover", saved=True)
     elif state not in (DeviceState.HELD,) and holds:
-        reason = "its devices are taken back in order after its node was away; nothing is lost"
         view = queue.park(
             draft,
             queue.freed(view),
-            reason,
+            reasons.reclaimed(),
             "recover",
             DeviceEvent.RECLAIM,
             devices=fact.devices,

@@ -19,7 +19,7 @@ from singularity_proxy.errors import (
     Unavailable,
 )
 
-from . import gangs, queue, quotas, reasons, routes, turns
+from . import gangs, move_reasons, queue, quotas, reasons, routes, turns
 from .actions import Resume
 from .administration import NodeDuty
 from .cluster import ClusterState, Load, Node
@@ -258,7 +258,7 @@ def resume(draft: Draft, view: SessionView, node_id: str) -> SessionView:
         assert newest is not None, f"{view.id} returns without a checkpoint"
         reference = newest.id
     away = view.node != node_id
-    reason, rule = reasons.coming_back(view, node_id), "queue.return"
+    reason, rule = move_reasons.coming_back(view, node_id), "queue.return"
     view = draft.step(
         view,
         ProcessEvent.RESUME,
@@ -284,7 +284,7 @@ def resume_action(view: SessionView, rule: str) -> Resume:
     return Resume(
         view.id,
         view.node,
-        view.reason,
+        view.why,
         rule,
         view.epoch,
         view.seq,

@@ -31,6 +31,7 @@ from . import (
     health,
     keeping,
     losses,
+    move_reasons,
     moves,
     nodes,
     placement,
@@ -42,6 +43,7 @@ from . import (
     relocation,
     reopening,
     returns,
+    run_reasons,
     scaling,
     settings,
     shares,
@@ -212,12 +214,14 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
         )
     for other in gangs.others(draft, view):  # what one of them waits for, all do
         if other.held_back:
-            draft.note(replace(other, held_by=None), reasons.resumed_part(event.by), "user.resume")
+            draft.note(
+                replace(other, held_by=None), run_reasons.resumed_part(event.by), "user.resume"
+            )
     held_back, view = view.held_back, replace(view, held_by=None)
     if view.process_state in (ProcessState.QUEUED, ProcessState.STARTING):
         if not held_back:
             _refuse_unstarted(view)
-        draft.note(view, reasons.resumed_unstarted(event.by), "user.resume")
+        draft.note(view, run_reasons.resumed_unstarted(event.by), "user.resume")
     elif held_back and view.device_state is DeviceState.WAITING:
         draft.note(replace(view, asked=True), reasons.waits(view, event.by), "user.resume")
     elif view.device_state in (DeviceState.HELD, DeviceState.RESIZING):
@@ -304,7 +308,7 @@ def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
     if view is None:
         raise NotFound(f"there is no session {event.session}", session=event.session)
     if view.final:
-        endings.command_end(draft, view, view.reason, "user.end")
+        endings.command_end(draft, view, view.why, "user.end")
     found = gangs.others(draft, view) if view.final else gangs.together(draft, view)
     endings.end_all(draft, found, event.by, event.reason, event.grace_s)
 
@@ -437,7 +441,7 @@ def _parked(draft: Draft, event: ev.Parked) -> None:
     view = draft.step(
         view,
         DeviceEvent.PARKED,
-        view.reason,
+        view.why,
         "device.parked",
         devices=(),
         park_failed_at=None,
@@ -449,7 +453,7 @@ def _parked(draft: Draft, event: ev.Parked) -> None:
         queue.enqueue(
             draft,
             view,
-            view.reason if view.moving else reasons.waits(view),
+            view.why if view.moving else reasons.waits(view),
             _rule_of_return(view),
             order=view.attach_order if view.moving else None,
         )
@@ -489,9 +493,15 @@ def _lease_reaped(draft: Draft, event: ev.LeaseReaped) -> None:
     if view is None or not view.leased or view.epoch != event.epoch:
         return
     if view.final:
-        draft.step(queue.freed(view), DeviceEvent.FREED, view.reason, "lease.reaped")
+        draft.step(queue.freed(view), DeviceEvent.FREED, view.why, "lease.reaped")
         return
-    draft.step(queue.freed(view), DeviceEvent.LOST, event.sentence, "lease.reaped", saved=True)
+    draft.step(
+        queue.freed(view),
+        DeviceEvent.LOST,
+        run_reasons.said(event.sentence),
+        "lease.reaped",
+        saved=True,
+    )
 
 
 def _orphaned(draft: Draft, event: ev.Orphaned) -> None:
@@ -502,9 +512,9 @@ def _orphaned(draft: Draft, event: ev.Orphaned) -> None:
         return
     sentence = event.sentence or "its Jupyter server is gone"
     if view.leaving is None and not draft.node(view.node).abilities.image_trouble:
-        moves.leave(draft, view, reasons.hibernating(sentence), "user.suspend", urgent=True)
+        moves.leave(draft, view, move_reasons.hibernating(sentence), "user.suspend", urgent=True)
     elif view.leaving is None:
-        step, reason = endings.closed(view, "the scheduler", sentence)
+        step, reason = run_reasons.closed(view, "the scheduler", sentence)
         endings.finish(draft, view, step, reason, "user.end")
 
 

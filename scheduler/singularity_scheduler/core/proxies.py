@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import events as ev
-from . import queue, reasons
+from . import queue, reasons, run_reasons
 from .draft import Draft
 from .states import DeviceState
 
@@ -19,9 +19,9 @@ def failed(draft: Draft, event: ev.ProxyFailed) -> None:
         return
     held = view.device_state is DeviceState.HELD and not view.in_flight
     if held and not event.left:
-        queue.park(draft, view, event.sentence, "proxy.failed")
+        queue.park(draft, view, run_reasons.said(event.sentence), "proxy.failed")
     else:
-        draft.note(view, event.sentence, "proxy.failed")
+        draft.note(view, run_reasons.said(event.sentence), "proxy.failed")
 
 
 def gave_up(draft: Draft, event: ev.ProxyGaveUp) -> None:
@@ -44,9 +44,10 @@ def answers(draft: Draft, event: ev.ProxyAnswers) -> None:
 def working(draft: Draft, event: ev.DeviceWorking) -> None:
     view = draft.get(event.session)
     if view and view.device_state is DeviceState.HELD and not view.final:
-        told = event.seconds > 0
-        reason = reasons.working(event.operation, event.seconds) if told else ""
-        draft.note(view, reason or reasons.held(view, False), "device.working")
+        reason = reasons.held(view, False)
+        if event.seconds > 0:
+            reason = reasons.working(event.operation, event.seconds)
+        draft.note(view, reason, "device.working")
 
 
 def squashing_off(draft: Draft, event: ev.SquashingOff) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import gangs, groups, keeping, quotas, reasons
+from . import gangs, groups, keeping, quotas, reasons, run_reasons
 from .actions import Attach, Park, Resize, Start
 from .administration import NodeDuty
 from .draft import Draft
 from .layout import layout
 from .model import SessionView
+from .reason import Reason
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 
@@ -92,14 +93,14 @@ def _is_next(draft: Draft, run: SessionView) -> bool:
 
 def wait_for_quota(draft: Draft, view: SessionView, why: str) -> None:
     """Say that it waits for its virtual cluster."""
-    reason = f"waits for {reasons.needed(view)}: {why}"
-    if view.reason != reason:
+    reason = reasons.waits_for_quota(view, why)
+    if view.why != reason:
         draft.note(view, reason, "quota.waits")
 
 
 def start(draft: Draft, view: SessionView, rule: str) -> None:
     """Step from `queued` to `starting` and command it."""
-    reason = "its process is being started"
+    reason = run_reasons.starting()
     view = draft.step(view, ProcessEvent.START, reason, rule, seq=view.seq + 1)
     draft.actions.append(Start(view.id, view.node, reason, rule, view.epoch, view.seq))
     if view.member is not None:
@@ -141,7 +142,7 @@ def park_idle(draft: Draft, node_id: str) -> None:
 def park(
     draft: Draft,
     view: SessionView,
-    reason: str,
+    reason: Reason,
     rule: str,
     event: DeviceEvent = DeviceEvent.PARK,
     **fields: object,
@@ -152,7 +153,7 @@ def park(
     return view
 
 
-def _park_action(draft: Draft, view: SessionView, reason: str, rule: str) -> Park:
+def _park_action(draft: Draft, view: SessionView, reason: Reason, rule: str) -> Park:
     force = is_broken(draft, view)
     moving = view.moving or any(draft.mark(view.node, d).drained for d in view.devices)
     epoch, seq = view.epoch, view.seq
@@ -163,7 +164,7 @@ def insist(draft: Draft, view: SessionView) -> None:
     """Command the park of a session in `parking` anew, by force: its device broke meanwhile."""
     view = draft.put(replace(view, seq=view.seq + 1))
     draft.actions.append(
-        Park(view.id, view.node, view.reason, "device.drained", view.epoch, view.seq, force=True)
+        Park(view.id, view.node, view.why, "device.drained", view.epoch, view.seq, force=True)
     )
 
 
@@ -198,7 +199,7 @@ def grant(draft: Draft, view: SessionView, devices: tuple[str, ...]) -> SessionV
 
 
 def enqueue(
-    draft: Draft, view: SessionView, reason: str, rule: str, order: int | None = None
+    draft: Draft, view: SessionView, reason: Reason, rule: str, order: int | None = None
 ) -> SessionView:
     """Let a session without devices wait for them; `order` keeps an older place in the queue."""
     return draft.step(
@@ -212,7 +213,7 @@ def enqueue(
     )
 
 
-def withdraw(draft: Draft, view: SessionView, reason: str, rule: str) -> SessionView:
+def withdraw(draft: Draft, view: SessionView, reason: Reason, rule: str) -> SessionView:
     """Take a waiting session out of the queue."""
     event = DeviceEvent.WITHDRAW_SAVED if view.saved else DeviceEvent.WITHDRAW
     return draft.step(view, event, reason, rule, **_not_waiting())
@@ -226,7 +227,7 @@ def reissue(draft: Draft, view: SessionView) -> None:
             Attach(
                 view.id,
                 view.node,
-                view.reason,
+                view.why,
                 "recover",
                 view.epoch,
                 view.seq,
@@ -234,12 +235,12 @@ def reissue(draft: Draft, view: SessionView) -> None:
             )
         )
     elif view.device_state is DeviceState.PARKING:
-        draft.actions.append(_park_action(draft, view, view.reason, "recover"))
+        draft.actions.append(_park_action(draft, view, view.why, "recover"))
     elif view.device_state is DeviceState.RESIZING:
-        draft.actions.append(resize_action(view, view.reason, "recover"))
+        draft.actions.append(resize_action(view, view.why, "recover"))
 
 
-def resize_action(view: SessionView, reason: str, rule: str) -> Resize:
+def resize_action(view: SessionView, reason: Reason, rule: str) -> Resize:
     """The command that a session in `resizing` waits for."""
     head = (view.id, view.node, reason, rule, view.epoch, view.seq)
     return Resize(*head, devices=view.resizing)

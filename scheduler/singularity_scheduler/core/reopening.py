@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unsupported
 
-from . import checkpoints, endings, moves, reasons
+from . import checkpoints, endings, move_reasons, moves
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
@@ -48,7 +48,7 @@ def asked(draft: Draft, event: ev.ReopenAsked) -> None:
         device_state=DeviceState.PARKED if view.saved else DeviceState.NONE,
     )
     view = draft.quiet_step(view, ProcessEvent.REOPEN)
-    reason = reasons.reopened(event.by, reference, draft.now, view.run is not None)
+    reason = move_reasons.reopened(event.by, reference, draft.now, view.run is not None)
     if view.run is not None:
         moves.call(draft, view, reason, "user.reopen")
     else:

@@ -13,11 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from singularity_scheduler.client.words import duration
-
-from . import endings, gang_retries, gangs, moves, queue, reasons
+from . import endings, gang_retries, gangs, moves, queue, run_reasons
 from .draft import Draft
 from .model import SessionView
+from .reason import Reason
 from .states import DeviceState, ProcessEvent, ProcessState
 from .stored import CheckpointRef
 
@@ -60,7 +59,7 @@ def exited(draft: Draft, view: SessionView, code: int | None, sentence: str) -> 
     again. False: it may not, and whoever asks ends it."""
     if not may(draft, view) or not was_killed(view, code) or view.stopped_by is not None:
         return False
-    how = reasons.exited(code, sentence)
+    how = run_reasons.exited(code, sentence)
     if not gang_retries.killed(draft, view, how):
         _leave(draft, view, how, "retry")
     return True
@@ -74,43 +73,43 @@ def begun(view: SessionView, now: float) -> dict[str, Any]:
     }
 
 
-def along(draft: Draft, view: SessionView, attempt: int, how: str) -> None:
+def along(draft: Draft, view: SessionView, attempt: int, how: Reason) -> None:
     """Another part of its gang begins again, and so does this one, as that attempt."""
     if view.pending:
         view = replace(view, attempt=attempt)
-        draft.note(view, sentence_of(view, how, draft.now), "retry")
+        draft.note(view, reason_of(view, how, draft.now), "retry")
     elif view.process_state is ProcessState.STARTING:  # it is removed as soon as it runs
         view = replace(endings.stay(view), attempt=attempt, retrying=True, rollback=True)
-        moves.leave(draft, view, sentence_of(view, how, draft.now), "retry")
+        moves.leave(draft, view, reason_of(view, how, draft.now), "retry")
     elif view.process_state is ProcessState.SUSPENDED:
         from_beginning(draft, replace(view, attempt=attempt - 1), how, "retry")
     elif view.process_state is ProcessState.RESUMING:  # the same, or when it did not come back
         view = replace(view, attempt=attempt, retrying=True, leaving="")
-        draft.note(view, _anew(view, how), "retry")
+        draft.note(view, run_reasons.attempt_anew(view, how), "retry")
     elif view.process_state is ProcessState.SUSPENDING:
         _discard(draft, replace(view, attempt=attempt), how)
     else:
         _leave(draft, replace(view, attempt=attempt - 1), how, "retry")
 
 
-def _discard(draft: Draft, view: SessionView, how: str) -> None:
+def _discard(draft: Draft, view: SessionView, how: Reason) -> None:
     """Have it removed instead of stored."""
     removed = gang_retries.goes_back(view)  # that is under way already
     view = replace(endings.stay(view), retrying=True, rollback=True, exit=None)
     if removed:
-        draft.note(view, sentence_of(view, how, draft.now), "retry")
+        draft.note(view, reason_of(view, how, draft.now), "retry")
         return
     view = replace(view, seq=view.seq + 1)
-    view = draft.note(view, sentence_of(view, how, draft.now), "retry")
+    view = draft.note(view, reason_of(view, how, draft.now), "retry")
     draft.actions.append(moves.leave_action(view, "retry"))
 
 
-def remove(draft: Draft, view: SessionView, reason: str) -> None:
+def remove(draft: Draft, view: SessionView, reason: Reason) -> None:
     """It came back while its gang began again: have what is there removed."""
     moves.leave(draft, replace(view, retrying=True, rollback=True), reason, "retry")
 
 
-def _leave(draft: Draft, view: SessionView, how: str, rule: str) -> None:
+def _leave(draft: Draft, view: SessionView, how: Reason, rule: str) -> None:
     """Have what is left of it removed; it goes on once that is confirmed."""
     if view.process_state is ProcessState.STARTING:  # it ran: nobody had told that yet
         view = draft.quiet_step(view, ProcessEvent.LIVE, **begun(view, draft.now))
@@ -123,7 +122,7 @@ def _leave(draft: Draft, view: SessionView, how: str, rule: str) -> None:
         called=reference is not None,
         restore_from=reference.id if reference else "",
     )
-    moves.leave(draft, view, sentence_of(view, how, draft.now), rule)
+    moves.leave(draft, view, reason_of(view, how, draft.now), rule)
 
 
 def _to_go_on_from(view: SessionView, now: float) -> CheckpointRef | None:
@@ -140,29 +139,16 @@ def _to_go_on_from(view: SessionView, now: float) -> CheckpointRef | None:
     return known[-1] if known else None
 
 
-def sentence_of(view: SessionView, why: str, now: float) -> str:
-    """What people read of an attempt that begins, and why it does."""
-    assert view.run is not None
+def reason_of(view: SessionView, how: Reason, now: float) -> Reason:
+    """Return what people read of an attempt that begins, and why it does."""
     reference = next((c for c in view.checkpoints if c.id == view.restore_from), None)
-    what = f"attempt {view.attempt} of {view.run.attempts}"
-    if reference is None and view.part is not None:
-        return _anew(view, why)
     if reference is None:
-        having = "having no checkpoint to go on from"
-        return f"{what} starts from its beginning, {having}, because {why}"
-    age = duration(max(0.0, now - reference.at))
-    return f"{what} goes on from checkpoint {reasons.shown(reference)}, {age} old, because {why}"
-
-
-def _anew(view: SessionView, why: str) -> str:
-    """The same of a part whose gang has no set to go on from."""
-    assert view.run is not None
-    what = f"attempt {view.attempt} of {view.run.attempts}"
-    return f"{what} starts from its beginning, because {why}"
+        return run_reasons.attempt_anew(view, how)
+    return run_reasons.attempt_from(view, reference, how, now)
 
 
 def begin_again(
-    draft: Draft, view: SessionView, reason: str, rule: str, node: str = ""
+    draft: Draft, view: SessionView, reason: Reason, rule: str, node: str = ""
 ) -> SessionView:
     """Nothing of it is left anywhere: back into the queue, under the next epoch, with its old place
     in time. It stays on its node unless another one is named."""
@@ -188,10 +174,10 @@ def begin_again(
     )
 
 
-def from_beginning(draft: Draft, view: SessionView, how: str, rule: str, node: str = "") -> None:
+def from_beginning(draft: Draft, view: SessionView, how: Reason, rule: str, node: str = "") -> None:
     """The next attempt of a run of which nothing is left, and that has no checkpoint."""
     view = replace(view, attempt=view.attempt + 1, restore_from="")
-    begin_again(draft, view, sentence_of(view, how, draft.now), rule, node)
+    begin_again(draft, view, reason_of(view, how, draft.now), rule, node)
 
 
 def not_resumed(draft: Draft, view: SessionView, sentence: str, free: bool) -> bool:
@@ -203,7 +189,7 @@ def not_resumed(draft: Draft, view: SessionView, sentence: str, free: bool) -> b
         return gang_retries.not_back(draft, view, sentence, free)
     if not view.retrying:
         return False
-    how = f"it could not come back from its checkpoint ({sentence})"
+    how = run_reasons.no_return(sentence)
     if not free and not left(view):
         reason = over(view, how)
         endings.finish(draft, view, ProcessEvent.FAIL, reason, "retry")
@@ -214,7 +200,7 @@ def not_resumed(draft: Draft, view: SessionView, sentence: str, free: bool) -> b
         attempt=view.attempt + (not free),
         restore_from=reference.id if reference else "",
     )
-    reason = sentence_of(view, how, draft.now)
+    reason = reason_of(view, how, draft.now)
     view = draft.quiet_step(view, ProcessEvent.RESUME_FAILED, exit=None)
     if reference is None:
         begin_again(draft, view, reason, "retry")
@@ -223,11 +209,11 @@ def not_resumed(draft: Draft, view: SessionView, sentence: str, free: bool) -> b
     return True
 
 
-def over(view: SessionView, how: str) -> str:
+def over(view: SessionView, how: Reason) -> Reason:
     """The reason of a run that ended `how` and is not tried again, one sentence."""
     if view.part is not None and left(view):
-        return f"{how}; it is not tried again, because another part of its gang has ended"
+        return run_reasons.not_tried_again(how)
     tried = view.run is not None and view.run.max_retries > 0 and not left(view)
     if not tried or view.run is None:
         return how
-    return f"the last of its {view.run.attempts} attempts was ended as well: {how}"
+    return run_reasons.last_attempt(view.run.attempts, how)

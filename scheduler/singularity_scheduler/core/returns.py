@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import gangs, placement
+from . import gangs, move_reasons, placement
 from .draft import Draft
 from .model import SessionView
 from .states import ProcessState
-
-_QUEUED = "it comes back by itself as soon as there is room"
 
 
 def bring_back(draft: Draft) -> None:
@@ -32,8 +30,8 @@ def bring_back(draft: Draft) -> None:
 
 
 def _note(draft: Draft, view: SessionView, why: str) -> None:
-    if not view.reason.endswith(_QUEUED):
-        draft.note(view, f"{view.reason}; {why}; {_QUEUED}", "queue.return")
+    if view.why.code != "waits_for_room":
+        draft.note(view, move_reasons.waits_for_room(view, why), "queue.return")
 
 
 def _bring_parts(draft: Draft, view: SessionView) -> None:

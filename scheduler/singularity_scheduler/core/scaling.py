@@ -19,6 +19,7 @@ from . import queue, reasons
 from .draft import Draft
 from .layout import kept, layout, told
 from .model import SessionView
+from .reason import Reason
 from .states import DeviceEvent, DeviceState
 
 # -- what is allowed ------------------------------------------------------------------------
@@ -137,7 +138,7 @@ def begin(
     draft: Draft,
     view: SessionView,
     devices: Iterable[str],
-    reason: str,
+    reason: Reason,
     rule: str,
 ) -> SessionView:
     """Step to `resizing` under the next epoch and command it. Until it is done the session has its
@@ -162,7 +163,7 @@ def done(draft: Draft, view: SessionView, event: ev.Resized) -> SessionView:
     return draft.step(
         view,
         DeviceEvent.RESIZED,
-        reasons.resized(view, view.reason if fewer else ""),
+        view.why if fewer else reasons.resized(view),  # why, for as long as it has fewer
         "device.resized",
         devices=told(view.resizing, event.devices),
         resizing=(),

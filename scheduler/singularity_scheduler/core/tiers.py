@@ -63,11 +63,6 @@ def asked(draft: Draft, view: SessionView, event: TierAsked) -> None:
     tier, priority = event.tier or view.tier, event.priority or view.priority
     if tier is not view.tier and event.by == view.user:
         refuse(draft, view.user, tier)
-    changes = []
-    if tier is not view.tier:
-        changes.append(f"tier from {view.tier.value} to {tier.value}")
-    if priority is not view.priority:
-        changes.append(f"priority from {view.priority.value} to {priority.value}")
-    if changes:
-        view = replace(view, tier=tier, priority=priority)
-        draft.remark(view, reasons.changed(event.by, changes), "user.tier")
+    if tier is not view.tier or priority is not view.priority:
+        reason = reasons.changed(event.by, view, tier, priority)
+        draft.remark(replace(view, tier=tier, priority=priority), reason, "user.tier")

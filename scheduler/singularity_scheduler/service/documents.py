@@ -20,6 +20,7 @@ from singularity_scheduler.core import (
 )
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceHealth
+from singularity_scheduler.core.explain import reason_facts
 from singularity_scheduler.core.model import Change, SessionView
 from singularity_scheduler.core.requested import BatchRun, Member, Part, Tier
 from singularity_scheduler.core.size_spec import policy_document
@@ -67,6 +68,7 @@ def session_document(
         "process_state": view.process_state.value,
         "device_state": view.device_state.value,
         "reason": view.reason,
+        **reason_facts(view.why),
         "idle_since": iso(view.idle_since),
         "unused_since": iso(view.unused_since or None) if view.leased else None,
         "keep_until": iso(keep_until(state, view)),
@@ -301,6 +303,7 @@ def change_document(change: Change) -> Json:
         "device_state": change.device_state.value,
         "state": change.word,
         "reason": change.reason,
+        **reason_facts(change.why),
         "rule": change.rule,
     }
 

@@ -15,7 +15,7 @@ from singularity_proxy.errors import NotFound, SingularityError
 from singularity_scheduler import logs
 from singularity_scheduler.client.verbs import CHANGES, RUNS
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import health
+from singularity_scheduler.core import health, run_reasons
 from singularity_scheduler.core.administration import NoticeGiven
 
 from . import cell_runs, documents, translate
@@ -183,7 +183,7 @@ class NodeReports:
         )
         for session in over:
             self._c.commander.carry_out(
-                ev.End(session, node, "it ended while its node was away", "recover", 0, 0)
+                ev.End(session, node, run_reasons.ended_while_away(), "recover", 0, 0)
             )
         return True
 

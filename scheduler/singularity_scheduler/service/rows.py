@@ -9,6 +9,7 @@ from typing import Any
 
 from singularity_scheduler.core.devices import DeviceMark
 from singularity_scheduler.core.model import Change, SessionView, Share
+from singularity_scheduler.core.reason import Reason, because, from_json, to_json
 from singularity_scheduler.core.requested import (
     BatchRun,
     Kind,
@@ -20,6 +21,7 @@ from singularity_scheduler.core.requested import (
 )
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
+from singularity_scheduler.text.reasons import render
 
 Row = dict[str, Any]
 
@@ -33,7 +35,6 @@ _SAME = (
     "virtual_devices",
     "node",
     "server",
-    "reason",
     "epoch",
     "seq",
     "busy",
@@ -100,6 +101,7 @@ def session_to_row(view: SessionView) -> Row:
     `checkpoint_to_row`)."""
     return {
         **{name: getattr(view, name) for name in _SAME},
+        **_why_to_row(view.why),
         "kind": view.kind.value,
         "tier": view.tier.value,
         "priority": view.priority.value,
@@ -193,6 +195,7 @@ def session_from_row(
 ) -> SessionView:
     return SessionView(
         **{name: row[name] for name in _SAME},
+        why=_why_from_row(row),
         kind=Kind(row["kind"]),
         tier=Tier(row["tier"]),
         priority=Priority(row["priority"]),
@@ -225,6 +228,21 @@ def _loss(text: str | None) -> LossReport | None:
     return LossReport(**{**told, "back": tuple(told["back"]), "lost": tuple(told["lost"])})
 
 
+def _why_to_row(why: Reason) -> Row:
+    return {
+        "reason": render(why),
+        "reason_code": why.code,
+        "reason_args": json.dumps(to_json(why)["args"]),
+    }
+
+
+def _why_from_row(row: Mapping[str, Any]) -> Reason:
+    """Rows of before there were codes have a sentence only."""
+    if not row["reason_code"]:
+        return because("said", text=row["reason"])
+    return from_json(row["reason_code"], json.loads(row["reason_args"]))
+
+
 def change_to_row(change: Change) -> Row:
     return {
         "session": change.session,
@@ -232,6 +250,7 @@ def change_to_row(change: Change) -> Row:
         "process_state": change.process_state.value,
         "device_state": change.device_state.value,
         "word": change.word,
+        **_why_to_row(change.why),
         "reason": change.reason,
         "rule": change.rule,
         "devices": change.devices,
@@ -239,15 +258,17 @@ def change_to_row(change: Change) -> Row:
 
 
 def change_from_row(row: Mapping[str, Any]) -> Change:
+    why = _why_from_row(row)
     return Change(
         row["session"],
         row["at"],
         ProcessState(row["process_state"]),
         DeviceState(row["device_state"]),
         row["word"],
-        row["reason"],
+        why,
         row["rule"],
         row["devices"],
+        "" if row["reason"] == render(why) else row["reason"],
     )
 
 

@@ -25,6 +25,7 @@ from .vocabulary import (
     COUNT,
     DEVICE_STATE,
     PROCESS_STATE,
+    REASON_FACTS,
     RULE,
     STATE,
     TEXT,
@@ -286,6 +287,7 @@ COMPONENTS: dict[str, Schema] = {
             "device_state": DEVICE_STATE,
             "state": STATE,
             "reason": TEXT,
+            **REASON_FACTS,
             "rule": RULE,
         }
     ),

@@ -15,6 +15,7 @@ from .vocabulary import (
     KIND,
     PRIORITY,
     PROCESS_STATE,
+    REASON_FACTS,
     RULE,
     SECONDS,
     STATE,
@@ -44,6 +45,7 @@ SESSION: dict[str, Schema] = {
     "process_state": PROCESS_STATE,
     "device_state": DEVICE_STATE,
     "reason": {**TEXT, "description": "Why it is in this state, for people."},
+    **REASON_FACTS,
     "idle_since": {**nullable(TIME), "description": "Since when its kernel has nothing to do."},
     "unused_since": {
         **nullable(TIME),
@@ -304,6 +306,7 @@ FACTS: Schema = {
         "state": STATE,
         "meaning": {**TEXT, "description": "Of the state."},
         "reason": TEXT,
+        **REASON_FACTS,
         "place": {**COUNT, "description": "In the queue; 1 is served next."},
         "ahead": {**COUNT, "description": "How many are before it."},
         "before": {
@@ -350,6 +353,7 @@ FACTS: Schema = {
                     "rule": RULE,
                     "meaning": {**TEXT, "description": "Of the rule."},
                     "reason": TEXT,
+                    **REASON_FACTS,
                     "since_s": SECONDS,
                     "saved": {
                         "type": "object",

@@ -8,6 +8,7 @@ from singularity_scheduler.core import geography
 from singularity_scheduler.core.requested import MAX_NAME, Kind, Priority, Tier
 from singularity_scheduler.core.rules import RULES
 from singularity_scheduler.core.states import WORDS, DeviceState, ProcessState
+from singularity_scheduler.text.reasons import CODES
 
 Schema = dict[str, Any]
 
@@ -53,6 +54,18 @@ TIER: Schema = {"type": "string", "enum": [t.value for t in Tier]}
 PRIORITY: Schema = {"type": "string", "enum": [p.value for p in Priority]}
 KIND: Schema = {"type": "string", "enum": [k.value for k in Kind]}
 RULE: Schema = {"type": "string", "enum": sorted(RULES)}
+REASON_FACTS: dict[str, Schema] = {
+    "reason_code": {
+        "type": "string",
+        "enum": sorted(CODES),
+        "description": "The reason as data; see the page of reasons.",
+    },
+    "reason_args": {
+        "type": "object",
+        "description": "The arguments of that code. A reason within a reason is an object with "
+        "`code` and `args`.",
+    },
+}
 NAME: Schema = {
     "type": "string",
     "maxLength": MAX_NAME,

@@ -84,7 +84,12 @@ async def test_what_waits_took_is_known_again_after_a_restart(tmp_path: Path) ->
         p.agent.need(first)
         await p.state(victim, "parked")
         before = await p.client().why(victim)
-        assert before["facts"]["preempted"]["by"] == "bob/eval"
+        taken = before["facts"]["preempted"]
+        assert (taken["by"], taken["tier"], taken["reason_code"]) == (
+            "bob/eval",
+            "premium",
+            "paused_lower",
+        )
         await p.stop()
         await p.start()
         await p.ready()

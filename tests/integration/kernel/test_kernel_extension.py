@@ -236,7 +236,11 @@ def test_a_cell_that_was_frozen_while_it_asked_says_where_it_is(notebook: Notebo
         "Checkpoint stored: 'good', k2, 1 KiB, process state."
     )
     # It could not be frozen: the session goes on, and the scheduler has said why.
-    refused = {**live, "reason": "could not be suspended, so it goes on as it was (disk full)"}
+    refused = {
+        **live,
+        "reason": "could not be suspended, so it goes on as it was (disk full)",
+        "reason_code": "suspend_failed",
+    }
     notebook.agent.answers["suspend"] = Cut(lambda: notebook.agent.answers.update(status=refused))
     assert "'suspend' was not confirmed; the session goes on: could not be suspended" in (
         notebook.text("%singularity suspend")

@@ -21,6 +21,7 @@ from alembic.migration import MigrationContext
 from singularity_proxy.errors import Unavailable
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.experience import Experience, Step, Wait
+from singularity_scheduler.core.reason import because
 from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
 from singularity_scheduler.core.states import DeviceState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
@@ -84,6 +85,8 @@ async def test_a_ledger_of_the_version_before_keeps_its_checkpoints(place: str) 
         [view] = await ledger.active()
         assert view.last_checkpoint == CheckpointRef("c1", 77.0, 1024, "device")
         assert (view.origin, view.incarnation, view.kernel_id) == ("local", 1, "")
+        assert view.why == because("said", text="its process runs")
+        assert view.reason == "its process runs"
         [over] = await ledger.sessions_of(["s2"])
         assert over.checkpoints == ()  # it was deleted with its session
     finally:
@@ -247,6 +250,7 @@ async def test_what_waits_took_is_found_in_it_again(place: str) -> None:
         assert again.steps(Step.PARK, "local") == live.steps(Step.PARK, "local") == (1.0,)
         assert again.taken == live.taken
         assert set(again.taken) == {"s1"}
+        assert again.taken["s1"].why == because("parked_by", by="alice")
         newest = await ledger.experience(2)
         assert [(c.session, c.rule) for c, _ in newest] == [
             ("s2", "queue.grant"),

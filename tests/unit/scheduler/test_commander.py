@@ -9,6 +9,7 @@ from typing import Any
 from singularity_proxy.errors import NotFound
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.reason import because
 from singularity_scheduler.core.requested import Kind, Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.service.commander import Commander
@@ -27,7 +28,7 @@ LIVE = SessionView(
     epoch=3,
     seq=5,
 )
-HEAD = ("a", "n1", "because", "test", 3, 5)
+HEAD = ("a", "n1", because("said", text="because"), "test", 3, 5)
 
 
 class Agents:

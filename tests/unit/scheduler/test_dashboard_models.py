@@ -17,6 +17,7 @@ from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceMark, DeviceView
 from singularity_scheduler.core.model import Abilities, SessionView
 from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.reason import because
 from singularity_scheduler.core.requested import Kind, Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.service.dashboard import charts
@@ -71,7 +72,7 @@ def session(
             "process_state": ProcessState.LIVE,
             "device_state": held,
             "devices": devices,
-            "reason": "its process runs",
+            "why": because("runs", number=1, attempts=1),
             **more,
         }
     )

@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import precedence, reasons
+from singularity_scheduler.core import move_reasons, precedence, reasons
 from singularity_scheduler.core.administration import DutyEvent, NodeMark, VirtualCluster
 from singularity_scheduler.core.estimate import FEWEST, short, span
 from singularity_scheduler.core.experience import (
@@ -25,6 +25,7 @@ from singularity_scheduler.core.experience import (
 from singularity_scheduler.core.explain import HISTORY_DEPTH, explain, told
 from singularity_scheduler.core.model import PARK_RETRY_S, Change
 from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.reason import NONE, because
 from singularity_scheduler.core.requested import Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.core.rules import RULES
 from singularity_scheduler.core.states import DeviceState, ProcessState
@@ -63,7 +64,7 @@ def measured(
         for process, device in states:
             line = (process or ProcessState.LIVE, device or DeviceState.NONE)
             world.state.experience.see(
-                Change(f"past-{what.value}-{number}", at, *line, "", "", "queue.return"),
+                Change(f"past-{what.value}-{number}", at, *line, "", NONE, "queue.return"),
                 Of(tier, 1, "local"),
             )
             at += one
@@ -550,7 +551,7 @@ def test_a_suspended_session_is_expected_as_resumes_were() -> None:
     )
 
 
-def test_who_took_it_is_found_in_every_sentence_that_says_so() -> None:
+def test_who_took_it_is_known_of_every_reason_that_says_so() -> None:
     world = World(2)
     world.holding("a", Tier.BASIC)
     world.create("b", Tier.PREMIUM, user="bob")
@@ -559,31 +560,28 @@ def test_who_took_it_is_found_in_every_sentence_that_says_so() -> None:
     one = replace(a, virtual_cluster="x")
     other = replace(b, virtual_cluster="y")
     held = replace(a, held_by="root")
-    by = reasons.by_whom
-    assert by(reasons.paused_idle(b)) == "bob/b"
-    assert by(reasons.paused_lower(a, b)) == "bob/b"
-    assert by(reasons.paused_borrower(one, other)) == "bob/b"
-    assert by(reasons.paused_for_turn(a, b)) == "bob/b"
-    assert by(reasons.paused_for_guarantee(a, b)) == "bob/b"
-    assert by(reasons.paused_for_slice(a, b)) == "bob/b"
-    assert by(reasons.paused_for_long_wait(a, b)) == "bob/b"
-    tier = reasons.tier_of_whom
-    assert tier(reasons.paused_lower(a, b)) == tier(reasons.paused_idle(b)) == "premium"
-    assert tier(reasons.paused_for_turn(a, b)) is None
-    assert by(reasons.goes_elsewhere(a, "n2")) is None
-    assert by(reasons.parked_by("alice")) == "alice"
-    assert by(reasons.parked_idle(900.0, 600.0)) is None
-    assert by(reasons.held_back(held)) == "root"
-    assert by(reasons.suspending("alice")) == "alice"
-    assert by(reasons.suspending("alice: its server was stopped")) == "alice"
-    assert by(reasons.drained(mark, True, True)) is None, "the node is open"
+    assert reasons.paused_idle(b).by == "bob/b"
+    assert reasons.paused_lower(a, b).by == "bob/b"
+    assert reasons.paused_borrower(one, other).by == "bob/b"
+    assert reasons.paused_for_turn(a, b).by == "bob/b"
+    assert reasons.paused_for_guarantee(a, b).by == "bob/b"
+    assert reasons.paused_for_slice(a, b).by == "bob/b"
+    assert reasons.paused_for_long_wait(a, b).by == "bob/b"
+    assert reasons.paused_lower(a, b).tier == reasons.paused_idle(b).tier == "premium"
+    assert reasons.paused_for_turn(a, b).tier is None
+    assert reasons.goes_elsewhere(a, "n2").by is None
+    assert reasons.parked_by("alice").by == "alice"
+    assert reasons.parked_idle(900.0, 600.0).by is None
+    assert reasons.held_back(held).by == "root"
+    assert move_reasons.suspending("alice").by == "alice"
+    assert move_reasons.suspending("alice", "its server was stopped").by == "alice"
     drained = replace(mark, duty=adm.NodeDuty.DRAINING)
-    assert by(reasons.drained(drained, True, True)) == "root"
-    assert by(reasons.drained(replace(drained, reason=""), True, True)) == "root"
-    assert by(reasons.drained(replace(drained, by=""), True, True)) is None
-    assert by(reasons.moved_off("cpu:0", "a fan", "root")) == "root"
-    assert by(reasons.moved_off("cpu:0", "too hot", "")) is None
-    assert by(reasons.lapsed()) is None
+    assert move_reasons.drained(drained, True, True).by == "root"
+    assert move_reasons.drained(replace(drained, reason=""), True, True).by == "root"
+    assert move_reasons.drained(replace(drained, by=""), True, True).by is None
+    assert reasons.moved_off("cpu:0", "a fan", "root").by == "root"
+    assert reasons.moved_off("cpu:0", "too hot", "").by is None
+    assert reasons.lapsed().by is None
     assert set(RULES) >= TAKES >= {rule for rule in RULES if rule.startswith("preempt.")}
 
 
@@ -634,7 +632,7 @@ def test_what_was_learnt_is_found_again_in_the_ledgers_history() -> None:
     assert len(live.waits(Wait.DEVICES, "basic", 1)) == 3
     assert again.taken == live.taken
     assert again.taken == {
-        "a": Taken(live.taken["a"].at, "user.park", "parked by alice: nothing is lost", False)
+        "a": Taken(live.taken["a"].at, "user.park", because("parked_by", by="alice"), False)
     }
 
 

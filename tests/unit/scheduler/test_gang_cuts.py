@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import BarrierFailed, Conflict, NoSpace
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.reason import because
 from singularity_scheduler.core.stored import CheckpointRef
 from singularity_scheduler.service import gang_cuts
 from singularity_scheduler.service.gang_cuts import GangCuts
@@ -15,10 +16,11 @@ from singularity_scheduler.service.gang_sets import GangSets
 from support.scheduler_core import whole
 
 BOTH = ("g0", "g1")
+WHY = because("suspending", by="ada", why="")
 
 
 def suspend(session: str, cut: tuple[str, ...] = BOTH) -> ev.Suspend:
-    return ev.Suspend(session, f"n{session}", "for ada", "user.suspend", 3, 4, cut=cut)
+    return ev.Suspend(session, f"n{session}", WHY, "user.suspend", 3, 4, cut=cut)
 
 
 class Barriers:
@@ -147,7 +149,7 @@ class Sets:
 
         async def part(session: str) -> CheckpointRef:
             action = ev.TakeCheckpoint(
-                session, f"n{session}", "for ada", "user.checkpoint", 3, 4, cut=BOTH, set_id="g-3-4"
+                session, f"n{session}", WHY, "user.checkpoint", 3, 4, cut=BOTH, set_id="g-3-4"
             )
 
             async def take() -> CheckpointRef:

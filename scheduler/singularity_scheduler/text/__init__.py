@@ -1,0 +1,1 @@
+"""What the product says to people, made from codes and arguments. Pure."""

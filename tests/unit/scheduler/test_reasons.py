@@ -1,0 +1,169 @@
+"""Reasons are codes with arguments; what people read is made of them, and nothing reads it back."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+from singularity_scheduler import core
+from singularity_scheduler.core import events as ev
+from singularity_scheduler.core import move_reasons, reasons, run_reasons
+from singularity_scheduler.core.explain import explain
+from singularity_scheduler.core.model import Change
+from singularity_scheduler.core.reason import Reason, because, from_json, to_json
+from singularity_scheduler.core.requested import Tier
+from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.service import rows
+from singularity_scheduler.text.reasons import CODES, render, render_briefly, render_first
+from support.scheduler_core import World, whole
+
+CORE = Path(core.__file__).parent
+EXPANDED = {"attempt_of": {"number", "attempts"}, "_mark": {"state", "by", "why"}}
+"""Functions of `core` that give several arguments at once."""
+
+
+@pytest.mark.parametrize("name", ["sweep: basic needs more", "x: it is that one's turn"])
+def test_who_took_a_device_is_a_fact_whatever_sessions_are_called(name: str) -> None:
+    world = World(1)
+    world.holding("a", Tier.BASIC)
+    world.create("b", Tier.PREMIUM, user="bob")
+    named = world.state.sessions["b"]
+    world.state.sessions["b"] = named.__class__(**{**vars(named), "name": name})
+    world.need("b")
+    taken = explain(world.state, world["a"], world.now)["facts"]["preempted"]
+    assert taken["by"] == f"bob/{name}"
+    assert taken["tier"] == "premium"
+    assert taken["reason_code"] == "paused_lower"
+    assert taken["reason_args"] == {
+        "by": f"bob/{name}",
+        "tier": "premium",
+        "below": "basic",
+        "least": 1,
+        "most": 1,
+    }
+    assert taken["reason"] == f"paused for bob/{name}: premium goes before basic and needs 1 device"
+
+
+def made() -> dict[str, set[str]]:
+    """code -> names of its arguments, as the modules of `core` make them."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(CORE.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            if not called or node.func.id not in ("because", "Reason") or not node.args:
+                continue
+            first = node.args[0]
+            codes = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
+            names: set[str] = set()
+            for keyword in node.keywords:
+                if keyword.arg is not None:
+                    names.add(keyword.arg)
+                elif isinstance(keyword.value, ast.Call) and isinstance(
+                    keyword.value.func, ast.Name
+                ):
+                    names |= EXPANDED[keyword.value.func.id]
+            for code in codes:
+                if isinstance(code, ast.Constant):
+                    assert found.setdefault(str(code.value), names) == names, code.value
+    return found
+
+
+def test_each_code_has_its_arguments_and_its_sentence() -> None:
+    sentences = {code: set(inspect.signature(CODES[code]).parameters) for code in CODES}
+    # A ledger from before there were codes has the sentence alone.
+    assert made() == sentences
+
+
+def test_a_reason_is_a_frozen_value_that_json_keeps() -> None:
+    first = because("parked_by", by="alice")
+    why = because("waits_for_room", why="no room", after=first)
+    assert why == because("waits_for_room", after=first, why="no room")
+    assert hash(why) == hash(because("waits_for_room", after=first, why="no room"))
+    with pytest.raises(AttributeError):
+        why.code = "queued"  # type: ignore[misc]
+    assert from_json(**json.loads(json.dumps(to_json(why)))) == why
+    lists = because("put_back", name="k", back=("a", "b"), lost=())
+    assert from_json(**json.loads(json.dumps(to_json(lists)))) == lists
+    assert (why.root, why.by, why.tier) == (first, "alice", None)
+
+
+def test_a_code_or_an_argument_that_there_is_not_is_refused() -> None:
+    with pytest.raises(KeyError):
+        render(Reason("no such code"))
+    with pytest.raises(TypeError):
+        render(because("parked_by", who="alice"))
+
+
+def test_sentences_are_what_they_were() -> None:
+    world = World(2)
+    world.holding("a", Tier.BASIC)
+    world.create("b", Tier.PREMIUM, user="bob")
+    a, b = world["a"], world["b"]
+    parked = reasons.parked_by("alice")
+    assert {
+        render(why)
+        for why in (
+            parked,
+            reasons.paused_lower(a, b),
+            move_reasons.suspending("alice", "its server was stopped"),
+            run_reasons.last_attempt(3, run_reasons.exited(-9, "")),
+            run_reasons.closed(a, "its group", run_reasons.group_late(600.0))[1],
+            move_reasons.resume_failed_damaged("chunk ab is wrong", whole("k1", 940.0), 1000.0),
+            move_reasons.fenced(None),
+        )
+    } == {
+        "parked by alice: nothing is lost; it comes back with the next device call",
+        "paused for bob/b: premium goes before basic and needs 1 device; nothing is lost; it comes "
+        "back with the next device call and running code just waits",
+        "suspended by alice: its server was stopped: everything of it goes to the store and its "
+        "node becomes free; nothing is lost",
+        "the last of its 3 attempts was ended as well: its process was ended by signal 9",
+        "closed by its group: the time limit of the group, 10 min, is over",
+        "could not come back, so it stays suspended and nothing more is lost (chunk ab is wrong); "
+        "the next one that can be used is 'k1' (60 s old)",
+        "this session has moved on and is in the store now",
+    }
+    assert render_first(parked) == "parked by alice: nothing is lost"
+    assert render_briefly(parked) == "parked by alice"
+    assert render_briefly(reasons.lapsed()) == ("parked because its lease was not renewed in time")
+
+
+def test_a_part_is_paused_by_whoever_took_the_devices_of_another() -> None:
+    taken = because("paused_lower", by="bob/b", tier="premium", below="basic", least=1, most=1)
+    paused = because("part_paused", part=1, of=taken)
+    assert (paused.by, paused.tier) == ("bob/b", "premium")
+    assert render_first(paused) == (
+        "part 1 of its gang was paused: paused for bob/b: premium goes before basic and needs 1 "
+        "device"
+    )
+
+
+def test_a_line_of_history_keeps_its_code_and_what_was_said() -> None:
+    why = because("parked_by", by="alice")
+    states = (ProcessState.LIVE, DeviceState.PARKING)
+    plain = Change("a", 1.0, *states, "parking", why, "user.park")
+    told = Change("a", 1.0, *states, "parking", why, "user.park", text="parked by alice; and more")
+    for change in (plain, told):
+        row = rows.change_to_row(change)
+        assert row["reason"] == change.reason
+        assert rows.change_from_row(row) == change
+    # Written before there were codes: what it says is all there is.
+    old = rows.change_to_row(told) | {"reason_code": "", "reason_args": "{}"}
+    assert rows.change_from_row(old).why == because("said", text="parked by alice; and more")
+    assert rows.change_from_row(old).reason == "parked by alice; and more"
+
+
+def test_what_comes_back_says_why_it_was_away_and_not_more_each_time() -> None:
+    world = World(1)
+    world.holding("a")
+    for _ in range(3):
+        world.do(ev.SuspendAsked("a", "alice"))
+        world.answer()
+        world.do(ev.ResumeAsked("a", "alice"))
+        coming = world["a"].why
+        assert coming.code == "coming_back"
+        assert [one.code for one in coming.chain()] == ["coming_back", "called"]
+        world.answer()
