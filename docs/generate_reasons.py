@@ -22,8 +22,10 @@ SAMPLES: dict[str, Any] = {
     "condition": "loss < 0.1",
     "deaths": 3,
     "device": "cuda:0",
+    "difference": "has another processor (aarch64 and not x86_64)",
     "devices": ("cuda:0", "cuda:1"),
     "discard": False,
+    "each": (("in_use", {"node": "node-1"}), ("no_answer", {"node": "node-2"})),
     "exit_code": 1,
     "for_s": 3600.0,
     "has": 2,
@@ -36,10 +38,12 @@ SAMPLES: dict[str, Any] = {
     "lent": "vision",
     "level": "device",
     "limit_s": 600.0,
+    "locations": ("east", "west"),
     "lost": ("1 open socket",),
     "member": "ada/train",
     "members": 20,
     "most": 1,
+    "more": 3,
     "ms": 1200.0,
     "name": "good",
     "needs": 2,
@@ -54,7 +58,9 @@ SAMPLES: dict[str, Any] = {
     "priorities": (),
     "promised_to": "premium",
     "quiet_s": 900.0,
+    "quota": 2,
     "records": 12,
+    "region": "europe",
     "rolled_back": False,
     "runs": True,
     "saved": True,
@@ -64,11 +70,14 @@ SAMPLES: dict[str, Any] = {
     "source": "ada/train",
     "source_id": "0f3a5c7e9b1d",
     "state": "draining",
+    "steps": 100,
     "stored_bytes": 2**30,
     "text": "its device proxy failed",
     "tier": "premium",
     "tiers": ("basic", "standard"),
     "trouble": "criu is missing",
+    "usable": 2,
+    "used": 2.0,
     "virtual": 2,
     "waiter": "bob/eval",
     "waiter_tier": "premium",
@@ -83,11 +92,12 @@ _DRAINED = (
     {"node": "node-2", "state": "draining", "by": "root", "why": "a new kernel"},
 )
 _TAKEN = ("paused_for_slice", {"by": "bob/eval"})
+_QUOTA = ("quota_used", {"cluster": "vision", "used": 2.0, "quota": 2})
 _SILENT = ("node_silent", {"node": "node-2", "silent_s": 90.0})
 
 SAMPLES_OF: dict[str, dict[str, Any]] = {
     "cancelled": {"why": "maintenance tonight"},
-    "checkpoint_due": {"why": "5 min since the last one"},
+    "checkpoint_due": {"steps": None},
     "closed": {"why": ""},
     "condition_met": {"why": "loss is 0.05 in member 2 of 20"},
     "ended_kept": {"after": _ENDED},
@@ -106,8 +116,11 @@ SAMPLES_OF: dict[str, dict[str, Any]] = {
     "squashing_off": {"why": "their contents are not the same"},
     "stays_suspended": {"why": ""},
     "suspending": {"why": "its server was stopped"},
-    "waits_for_quota": {"why": "virtual cluster 'vision' has 2 devices and may not borrow"},
-    "waits_for_room": {"why": "node node-2 has no device now"},
+    "waits_for_quota": {"why": _QUOTA},
+    "waits_for_room": {"why": ("in_use", {"node": "node-2"})},
+    "not_open": {"by": "root", "why": "a new kernel"},
+    "several": {"more": 0},
+    "too_few_devices": {"usable": 1},
     "with_part": {"of": ("suspend_failed", {"sentence": "the disk is full"})},
     **{
         code: {"by": "bob/eval"}
@@ -133,8 +146,12 @@ def sample_reason(code: str) -> Any:
     args = {}
     for name, parameter in inspect.signature(CODES[code]).parameters.items():
         value = SAMPLES_OF.get(code, {}).get(name, SAMPLES.get(name))
-        nested = "Said" in str(parameter.annotation) and isinstance(value, tuple)
-        args[name] = because(value[0], **value[1]) if nested else value
+        annotation = str(parameter.annotation)
+        if annotation.startswith("tuple[Said"):
+            value = tuple(because(code, **args) for code, args in value)
+        elif "Said" in annotation and isinstance(value, tuple):
+            value = because(value[0], **value[1])
+        args[name] = value
     return because(code, **args)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .model import SessionView
+from .reason import Reason
 from .requested import Priority, SessionSpec, Tier
 from .subjects import Asked, OfDevice
 
@@ -105,12 +106,12 @@ class ResizeAsked(Asked):
 
 @dataclass(frozen=True)
 class CheckpointAsked(Asked):
-    """`level`: "device" or "process"; None: the best that its node can do. `periodic`: why it is
-    made by itself; "": a person asks."""
+    """`level`: "device" or "process"; None: the best that its node can do. `due`: why it is made
+    by itself; None: a person asks."""
 
     name: str | None = None
     level: str | None = None
-    periodic: str = ""
+    due: Reason | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unsupported
 from singularity_scheduler.client.words import duration
 
 from . import events as ev
-from . import gang_sets, move_reasons, reasons, run_reasons
+from . import gang_sets, move_reasons, run_reasons
 from .draft import Draft
 from .model import SessionView
 from .reason import Reason
@@ -268,8 +268,8 @@ def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
 
 def why_taken(event: ev.CheckpointAsked) -> tuple[Reason, str]:
     """The reason of a checkpoint, and the rule."""
-    if event.periodic:
-        return move_reasons.checkpoint_due(event.periodic), "checkpoint.periodic"
+    if event.due is not None:
+        return event.due, "checkpoint.periodic"
     return move_reasons.checkpoint_asked(event.by), "user.checkpoint"
 
 
@@ -327,7 +327,7 @@ def due(
     every_s: float,
     every_steps: int,
     steps: int,
-) -> str | None:
+) -> Reason | None:
     """Why a checkpoint of a live session is to be made by itself now; None: it is not.
 
     `every_s` and `every_steps`: what counts for sessions that have no wish of their own, 0: never;
@@ -344,7 +344,7 @@ def due(
     if view.idle and view.idle_since is not None and last and view.idle_since <= last.at:
         return None  # nothing happened since
     if every_steps and steps >= every_steps:
-        return f"{reasons.count(steps, 'step')} since the last one"
+        return move_reasons.checkpoint_due(steps, now - since)
     if every_s and now - since >= every_s:
-        return f"{duration(now - since)} since the last one"
+        return move_reasons.checkpoint_due(None, now - since)
     return None

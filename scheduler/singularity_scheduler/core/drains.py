@@ -14,7 +14,9 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict
 
-from . import endings, gangs, move_reasons, moves, placement, queue, run_reasons
+from singularity_scheduler.text.reasons import render
+
+from . import endings, gangs, move_reasons, moves, obstacles, placement, queue, run_reasons
 from .administration import DutyAsked, DutyEvent, NodeDuty, NodeMark, NoticeGiven, next_duty
 from .draft import Draft
 from .model import SessionView
@@ -69,7 +71,8 @@ def _refuse_homeless(draft: Draft, node_id: str) -> None:
             continue  # it stays there and is parked
         whys = [placement.barred(draft, view, other) for other in others]
         if all(whys):
-            homeless.append((view, placement.several(whys) or "there is no other"))
+            told = obstacles.several(why for why in whys if why is not None)
+            homeless.append((view, render(told) if told else "there is no other"))
     if homeless:
         first, why = homeless[0]
         more = f" and {len(homeless) - 1} more" if len(homeless) > 1 else ""

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any
 
 from singularity_scheduler.client.words import duration
+from singularity_scheduler.text.reasons import render
 
 from . import keeping, placement, queue, quotas, reasons, turns
 from .administration import NodeDuty
@@ -152,7 +153,7 @@ def _of_devices(state: ClusterState, view: SessionView, now: float) -> Estimate:
     if len(node.usable) < view.needs:
         return _unknown(_too_small(node))
     if why := quotas.barred(Draft(state, now), view):
-        return _unknown(why)
+        return _unknown(render(why))
     return _coming(state, view, node, now) or _by_waits(state, view, Wait.DEVICES, now)
 
 
@@ -166,7 +167,7 @@ def _of_start(state: ClusterState, view: SessionView, now: float) -> Estimate:
     if len(node.usable) < view.needs:
         return _unknown(_too_small(node))
     if why := quotas.run_barred(Draft(state, now), view):
-        return _unknown(why)
+        return _unknown(render(why))
     return _by_waits(state, view, Wait.START, now)
 
 

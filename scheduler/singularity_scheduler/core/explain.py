@@ -232,8 +232,10 @@ def _returning(
 ) -> tuple[list[str], dict[str, Any]]:
     place, before, facts = _place(state, view, now)
     why = placement.waits(Draft(state, now), view)
-    facts["why"] = why
-    said = [] if any(one.find("why") == why for one in view.why.chain()) else [f"now: {why}"]
+    facts["why"] = render(why)
+    said = (
+        [] if any(one.find("why") == why for one in view.why.chain()) else [f"now: {render(why)}"]
+    )
     return [f"{place} for nodes", *before, *said], facts
 
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unsupported
 
+from singularity_scheduler.text.reasons import render
+
 from . import (
     checkpoints,
     gang_retries,
@@ -89,7 +91,8 @@ def _why_not_to(draft: Draft, view: SessionView, views: list[SessionView], node_
     if draft.state.geography.of_node.get(node_id, view.cluster) != view.cluster:
         return "it is in another cluster, and the parts of a gang are in one"
     wants = placement.waiting_for_device(view)
-    return placement.no_room(draft, replace(view, wants=wants), node_id)
+    room = placement.no_room(draft, replace(view, wants=wants), node_id)
+    return render(room) if room else ""
 
 
 def require_standing(

@@ -145,6 +145,8 @@ def _may_have_devices(draft: Draft, views: list[SessionView]) -> bool:
         return False
     waiting = list(filter(_waits, views))
     why = quotas.barred(draft, waiting[0], len(waiting))
-    for view in waiting if why else ():
+    if why is None:
+        return True
+    for view in waiting:
         queue.wait_for_quota(draft, view, why)
-    return not why
+    return False

@@ -58,7 +58,7 @@ def requested() -> Reason:
     return because("requested")
 
 
-def waits_for_room(view: SessionView, why: str) -> Reason:
+def waits_for_room(view: SessionView, why: Reason) -> Reason:
     return because("waits_for_room", after=view.why, why=why)
 
 
@@ -157,8 +157,9 @@ def checkpoint_asked(by: str) -> Reason:
     return because("checkpoint_asked", by=by)
 
 
-def checkpoint_due(why: str) -> Reason:
-    return because("checkpoint_due", why=why)
+def checkpoint_due(steps: int | None, seconds: float) -> Reason:
+    """`steps`: since the last one; None: the time since then is over."""
+    return because("checkpoint_due", steps=steps, seconds=seconds)
 
 
 # -- nodes that leave or are gone ---------------------------------------------------------

@@ -8,9 +8,12 @@ soon as there is room (`called`), and whether what comes back is older than what
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unavailable, Unsupported
+
+from singularity_scheduler.text.reasons import render
 
 from . import (
     checkpoints,
@@ -20,6 +23,7 @@ from . import (
     gang_sets,
     gangs,
     move_reasons,
+    obstacles,
     placement,
     queue,
     reasons,
@@ -291,7 +295,7 @@ def require_node(draft: Draft, view: SessionView, word: str) -> None:
     if why := placement.barred(draft, view, node.id):
         kind = Unsupported if node.abilities.trouble and node.connected else Conflict
         raise kind(
-            f"{view.label} cannot go to node {word}, and nothing was changed: {why}",
+            f"{view.label} cannot go to node {word}, and nothing was changed: {render(why)}",
             session=view.id,
             node=word,
         )
@@ -419,7 +423,7 @@ def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> Non
     wants = placement.waiting_for_device(view)
     if why := placement.no_room(draft, replace(view, wants=wants), node_id):
         raise Conflict(
-            f"{view.label} was not moved and goes on where it is: {why}",
+            f"{view.label} was not moved and goes on where it is: {render(why)}",
             session=view.id,
             node=node_id,
         )
@@ -441,7 +445,7 @@ def change_cluster(draft: Draft, view: SessionView, cluster: str, by: str) -> No
     whys = [placement.no_room(draft, seen, node) for node in placement.candidates(draft, seen)]
     if all(whys):
         raise Conflict(
-            f"{view.label} was not moved and goes on where it is: {placement.several(whys)}",
+            f"{view.label} was not moved and goes on where it is: {_tell_all(whys)}",
             session=view.id,
             cluster=cluster,
         )
@@ -460,7 +464,7 @@ def require_cluster(draft: Draft, view: SessionView, cluster: str) -> None:
         nodes = placement.candidates(draft, replace(view, target="", target_cluster=cluster))
         whys = [placement.barred(draft, view, node) for node in nodes]
         if all(whys):
-            why = placement.several(whys) or "no node of it has ever answered"
+            why = _tell_all(whys) or "no node of it has ever answered"
     if why:
         raise Conflict(
             f"{view.label} cannot go to {routes.where(draft.state, cluster)}, and nothing was "
@@ -468,6 +472,12 @@ def require_cluster(draft: Draft, view: SessionView, cluster: str) -> None:
             session=view.id,
             cluster=cluster,
         )
+
+
+def _tell_all(whys: Iterable[Reason | None]) -> str:
+    """Return why several nodes cannot take a session, for people."""
+    found = obstacles.several(why for why in whys if why is not None)
+    return render(found) if found else ""
 
 
 def _move(draft: Draft, view: SessionView, reason: Reason) -> None:

@@ -8,7 +8,7 @@ they wait there already, or are on their way.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from singularity_proxy.capsule.machine import why_not
 from singularity_proxy.errors import (
@@ -19,18 +19,16 @@ from singularity_proxy.errors import (
     Unavailable,
 )
 
-from . import gangs, move_reasons, queue, quotas, reasons, routes, turns
+from . import gangs, move_reasons, obstacles, queue, quotas, reasons, routes, turns
 from .actions import Resume
 from .administration import NodeDuty
 from .cluster import ClusterState, Load, Node
 from .draft import Draft
 from .model import SessionView
 from .parameters import nearest
+from .reason import Reason
 from .requested import SessionSpec
 from .states import DeviceState, ProcessEvent
-
-NAMED = 4
-"""How many nodes' reasons a sentence has."""
 
 
 def place(draft: Draft, session: str, spec: SessionSpec) -> str:
@@ -149,33 +147,33 @@ def named(state: ClusterState, word: str) -> Node:
     return state.nodes[word]
 
 
-def barred(draft: Draft, view: SessionView, node_id: str) -> str:
-    """Why the session cannot come back to this node at all as things are; "": it can."""
+def barred(draft: Draft, view: SessionView, node_id: str) -> Reason | None:
+    """Why the session cannot come back to this node at all as things are; None: it can."""
     node = draft.node(node_id)
     if not node.connected:
-        return f"node {node_id} does not answer"
+        return obstacles.no_answer(node_id)
     if why := routes.forbidden(draft, view, node_id):
         return why
     duty = draft.duty(node_id)
     # What was on a cordoned node is nothing new there; a drained one takes nothing at all.
     if duty.leaving or (duty.duty is NodeDuty.CORDONED and view.node != node_id):
-        return f"node {node_id} {duty.why}"
+        return obstacles.not_open(duty)
     if node.abilities.trouble:
-        return f"node {node_id} cannot bring processes back ({node.abilities.trouble})"
+        return obstacles.no_images(node_id, node.abilities.trouble)
     before = draft.state.nodes.get(view.node)
     if before and node.abilities.has_other_store(before.abilities):
-        return f"node {node_id} uses another store than node {view.node}"
-    if before and (why := why_not(before.abilities.machine, node.abilities.machine)):
-        return f"node {node_id} {why}"
+        return obstacles.other_store(node_id, view.node)
+    machine = before.abilities.machine if before else None
+    if difference := why_not(machine, node.abilities.machine):
+        return obstacles.other_machine(node_id, difference)
     usable = len(draft.usable(node_id))
     if usable < view.needs:
-        has = reasons.count(usable, "usable device")
-        return f"node {node_id} has {has} and it needs {view.needs}"
-    return ""
+        return obstacles.too_few_devices(node_id, usable, view.needs)
+    return None
 
 
-def no_room(draft: Draft, view: SessionView, node_id: str) -> str:
-    """Why the session cannot come back to this node now; "": it can."""
+def no_room(draft: Draft, view: SessionView, node_id: str) -> Reason | None:
+    """Why the session cannot come back to this node now; None: it can."""
     if why := barred(draft, view, node_id):
         return why
     usable = draft.usable(node_id)
@@ -183,9 +181,9 @@ def no_room(draft: Draft, view: SessionView, node_id: str) -> str:
         rank = view.tier.rank
         used = sum(n for other, n in draft.admitted_milli(node_id).items() if other >= rank)
         if used + view.wanted_milli > 1000 * len(usable):
-            return f"the runs of node {node_id} leave it no room"
+            return obstacles.full_of_runs(node_id)
     if not view.wants:
-        return ""
+        return None
     if why := quotas.barred(draft, view):
         return why
     others = (*draft.waiting(node_id), *draft.coming(node_id))
@@ -196,8 +194,8 @@ def no_room(draft: Draft, view: SessionView, node_id: str) -> str:
         given_up = turns.gives_up(draft, view, node_id)
         missing -= sum(holder is not None and holder.id in given_up for holder in usable.values())
     if missing > 0:
-        return f"the devices of node {node_id} are in use by sessions that go before it"
-    return ""
+        return obstacles.in_use(node_id)
+    return None
 
 
 def candidates(draft: Draft, view: SessionView) -> Iterator[str]:
@@ -233,21 +231,11 @@ def candidates(draft: Draft, view: SessionView) -> Iterator[str]:
         yield from (name for name in state.nodes if name not in of_node)
 
 
-def waits(draft: Draft, view: SessionView) -> str:
+def waits(draft: Draft, view: SessionView) -> Reason:
     """Why it does not come back yet."""
     nodes = candidates(draft, view)
     whys = [why for node in nodes if (why := no_room(draft, view, node))]
-    if not whys and view.locations:
-        return f"no node is there, and {routes.only(view)}"
-    return several(whys) or "no node is there"
-
-
-def several(whys: Iterable[str]) -> str:
-    """Reasons of several nodes in one sentence, which does not grow with their number."""
-    said = list(dict.fromkeys(whys))
-    more = len(said) - NAMED
-    rest = f"; {more} other nodes cannot take it either" if more > 1 else ""
-    return "; ".join(said[: NAMED if rest else None]) + rest
+    return obstacles.several(whys) or obstacles.no_node(view.locations)
 
 
 def resume(draft: Draft, view: SessionView, node_id: str) -> SessionView:

@@ -91,7 +91,7 @@ def _is_next(draft: Draft, run: SessionView) -> bool:
     return False
 
 
-def wait_for_quota(draft: Draft, view: SessionView, why: str) -> None:
+def wait_for_quota(draft: Draft, view: SessionView, why: Reason) -> None:
     """Say that it waits for its virtual cluster."""
     reason = reasons.waits_for_quota(view, why)
     if view.why != reason:

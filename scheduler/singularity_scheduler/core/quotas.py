@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
-from . import reasons
+from . import obstacles, reasons
 from .administration import QuotaAsked, QuotaGone, VirtualCluster
 from .draft import Draft
 from .model import SessionView
 from .parameters import nearest
+from .reason import Reason
 
 RULE = "quota.set"
 
@@ -96,32 +97,30 @@ def _short(cluster: VirtualCluster | None) -> dict[str, object] | None:
 # -- who may have what ----------------------------------------------------------------------
 
 
-def barred(draft: Draft, view: SessionView, parts: int = 1) -> str:
-    """Why its quota keeps it, or so many `parts` of a gang that are like it, from devices now; "":
-    nothing does."""
+def barred(draft: Draft, view: SessionView, parts: int = 1) -> Reason | None:
+    """Why its quota keeps it, or so many `parts` of a gang that are like it, from devices now;
+    None: nothing does."""
     used = draft.held_of(view.virtual_cluster)
     own = view.holding  # of one that has devices and would get others for them
-    return _barred(draft, view, used - own + parts * view.needs, used, "uses")
+    cluster = _exceeded(draft, view, used - own + parts * view.needs)
+    return obstacles.quota_used(cluster, used) if cluster else None
 
 
-def run_barred(draft: Draft, run: SessionView) -> str:
+def run_barred(draft: Draft, run: SessionView) -> Reason | None:
     """The same of a run that is not started, of a gang of all its parts: those that are count with
     all that they ask for."""
     used = draft.admitted_milli_of(run.virtual_cluster)
     wanted = (used + run.wanted_milli * (run.part.parts if run.part else 1)) / 1000
-    return _barred(draft, run, wanted, used / 1000, "runs with")
+    cluster = _exceeded(draft, run, wanted)
+    return obstacles.quota_full_of_runs(cluster, used / 1000) if cluster else None
 
 
-def _barred(draft: Draft, view: SessionView, wanted: float, used: float, verb: str) -> str:
+def _exceeded(draft: Draft, view: SessionView, wanted: float) -> VirtualCluster | None:
+    """Return the virtual cluster of a session if it may not have so many devices."""
     cluster = draft.cluster(view.virtual_cluster)
-    if cluster is None or cluster.may_borrow:
-        return ""
-    if wanted <= cluster.quota_devices:
-        return ""
-    return (
-        f"virtual cluster '{cluster.name}' {verb} {used:g} of its "
-        f"{reasons.count(cluster.quota_devices)} and may not borrow"
-    )
+    if cluster is None or cluster.may_borrow or wanted <= cluster.quota_devices:
+        return None
+    return cluster
 
 
 def borrowed(draft: Draft, name: str) -> int:

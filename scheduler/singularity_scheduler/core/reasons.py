@@ -177,7 +177,7 @@ def waits(view: SessionView, by: str | None = None) -> Reason:
     return because("waits", asked_by=by, least=view.needs, most=view.most)
 
 
-def waits_for_quota(view: SessionView, why: str) -> Reason:
+def waits_for_quota(view: SessionView, why: Reason) -> Reason:
     return because("waits_for_quota", least=view.needs, most=view.most, why=why)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import gangs, move_reasons, placement
+from . import gangs, move_reasons, obstacles, placement
 from .draft import Draft
 from .model import SessionView
+from .reason import Reason
 from .states import ProcessState
 
 
@@ -25,12 +26,17 @@ def bring_back(draft: Draft) -> None:
         found = next((n for n in nodes if not placement.no_room(draft, view, n)), None)
         if found is not None:
             placement.resume(draft, view, found)
-        else:
+        elif not _waits_already(view):
             _note(draft, view, placement.waits(draft, view))
 
 
-def _note(draft: Draft, view: SessionView, why: str) -> None:
-    if view.why.code != "waits_for_room":
+def _waits_already(view: SessionView) -> bool:
+    """Whether its reason says that it waits for room: what is in its way is not asked again."""
+    return view.why.code == "waits_for_room"
+
+
+def _note(draft: Draft, view: SessionView, why: Reason) -> None:
+    if not _waits_already(view):
         draft.note(view, move_reasons.waits_for_room(view, why), "queue.return")
 
 
@@ -51,7 +57,7 @@ def _bring_parts(draft: Draft, view: SessionView) -> None:
         elif not rooms[one.id]:
             _note(draft, one, placement.waits(draft, one))
         else:
-            _note(draft, one, "not all parts of its gang have room on different nodes")
+            _note(draft, one, obstacles.parts_without_nodes())
 
 
 def _rooms(draft: Draft, view: SessionView, taken: set[str]) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import routing
+from . import obstacles, routing
 from .allocation.claims import Claim
 from .cluster import ClusterState
 from .draft import Draft
 from .model import SessionView
+from .reason import Reason
 from .requested import SessionSpec
 
 _NOT_THERE: routing.Score = (9, 0.0)
@@ -67,14 +68,15 @@ def order(state: ClusterState, view: SessionView) -> list[str]:
     return sorted(allowed(state, view.locations), key=key)
 
 
-def forbidden(draft: Draft, view: SessionView, node_id: str) -> str:
-    """Why its locations keep the session from this node; "": they do not."""
+def forbidden(draft: Draft, view: SessionView, node_id: str) -> Reason | None:
+    """Why its locations keep the session from this node; None: they do not."""
     if not view.locations:
-        return ""
-    cluster = draft.node(node_id).abilities.cluster
-    if draft.state.geography.allows(view.locations, cluster):
-        return ""
-    return f"node {node_id} is in {where(draft.state, cluster)}, and {only(view)}"
+        return None
+    cluster, geography = draft.node(node_id).abilities.cluster, draft.state.geography
+    if geography.allows(view.locations, cluster):
+        return None
+    region = geography.region(cluster)
+    return obstacles.not_allowed_there(node_id, cluster, region, view.locations)
 
 
 def where(state: ClusterState, cluster: str) -> str:

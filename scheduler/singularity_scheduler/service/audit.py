@@ -22,6 +22,7 @@ from singularity_scheduler.client.schemas import (
 )
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.decision import Decision
+from singularity_scheduler.core.explain import reason_facts
 
 from .documents import iso
 
@@ -59,6 +60,7 @@ class Audit:
                     "process_state": change.process_state.value,
                     "device_state": change.device_state.value,
                     "reason": change.reason,
+                    **reason_facts(change.why),
                     "rule": change.rule,
                     "at": iso(change.at),
                 },

@@ -17,6 +17,7 @@ from singularity_scheduler.core import checkpoints, gang_sets
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import Node
 from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.reason import Reason
 from singularity_scheduler.core.states import FINAL
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class StoreKeeper:
                 found.append(view)
         return found
 
-    def why(self, view: SessionView) -> str | None:
+    def why(self, view: SessionView) -> Reason | None:
         last = view.last_checkpoint
         count = self._steps.get(view.id, 0)
         known = self._stored_at.get(view.id)
@@ -120,9 +121,11 @@ class StoreKeeper:
         )
 
     async def _take(self, view: SessionView) -> None:
-        why = self.why(view) or "it is due"
         try:
-            done = await self._c.submit(ev.CheckpointAsked(view.id, BY, periodic=why))
+            why = self.why(view)
+            if why is None:  # it was stored meanwhile
+                return
+            done = await self._c.submit(ev.CheckpointAsked(view.id, BY, due=why))
             await asyncio.gather(*done.tasks.values())
         except CheckpointCancelled as error:  # by a move, which stores everything itself
             log.info("session %s was not stored by itself: %s", view.id, error.message)

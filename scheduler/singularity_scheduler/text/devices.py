@@ -143,8 +143,8 @@ def waits(asked_by: str | None, least: int, most: int) -> str:
     return f"{who}: it waits for {needed(least, most)}"
 
 
-def waits_for_quota(least: int, most: int, why: str) -> str:
-    return f"waits for {needed(least, most)}: {why}"
+def waits_for_quota(least: int, most: int, why: Said) -> str:
+    return f"waits for {needed(least, most)}: {why.text}"
 
 
 def granted(devices: tuple[str, ...], virtual: int, saved: bool) -> str:

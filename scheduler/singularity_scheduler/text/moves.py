@@ -6,7 +6,7 @@ from __future__ import annotations
 from singularity_scheduler.client.words import duration, size
 
 from .devices import JUST_WAITS, NOTHING_LOST
-from .phrases import attempt, count, needed
+from .phrases import attempt, count, duty, needed
 from .phrases import part as part_of
 from .said import Clauses, Said
 
@@ -62,8 +62,8 @@ def requested() -> str:
     return "a request reached it while it was suspended"
 
 
-def waits_for_room(after: Said, why: str) -> Clauses:
-    return (*after.clauses, why, "it comes back by itself as soon as there is room")
+def waits_for_room(after: Said, why: Said) -> Clauses:
+    return (*after.clauses, why.text, "it comes back by itself as soon as there is room")
 
 
 def coming_back(after: Said, node: str) -> Clauses:
@@ -183,28 +183,23 @@ def checkpoint_asked(by: str) -> str:
     return f"checkpoint asked by {by}"
 
 
-def checkpoint_due(why: str) -> str:
-    return f"checkpoint by itself: {why}"
+def checkpoint_due(steps: int | None, seconds: float) -> str:
+    """`steps`: since the last one; None: the time since then is over."""
+    since = count(steps, "step") if steps is not None else duration(seconds)
+    return f"checkpoint by itself: {since} since the last one"
 
 
 # -- its node leaves ------------------------------------------------------------------------
 
 
-def _drained(state: str, by: str | None, why: str) -> str:
-    """As "is being drained by root (new kernel)"; `state`: the duty of the node."""
-    words = {"open": "is open", "draining": "is being drained", "drained": "is drained"}
-    who = f" by {by}" if by else ""
-    return f"{words.get(state, f'is {state}')}{who}{f' ({why})' if why else ''}"
-
-
 def drained_moves(node: str, state: str, by: str | None, why: str) -> Clauses:
-    start = f"leaves node {node}, which {_drained(state, by, why)}"
+    start = f"leaves node {node}, which {duty(state, by, why)}"
     return (f"{start}: it moves to another node", NOTHING_LOST, JUST_WAITS)
 
 
 def drained_stores(node: str, state: str, by: str | None, why: str, called: bool) -> Clauses:
     then = "as soon as a node has room for it" if called else "with its next request"
-    start = f"leaves node {node}, which {_drained(state, by, why)}"
+    start = f"leaves node {node}, which {duty(state, by, why)}"
     return (
         f"{start}: everything of it goes to the store",
         NOTHING_LOST,
@@ -225,7 +220,7 @@ def leaves_in_time(after: Said, in_s: float | None, name: str | None, age_s: flo
 
 
 def stays(node: str, state: str, by: str | None, why: str, trouble: str) -> Clauses:
-    which = _drained(state, by, why)
+    which = duty(state, by, why)
     return (
         f"stays on node {node}, which {which}, because it cannot be stored ({trouble})",
         f"its devices are freed, {NOTHING_LOST}: end it, or open the node again",
@@ -233,7 +228,7 @@ def stays(node: str, state: str, by: str | None, why: str, trouble: str) -> Clau
 
 
 def requeued(node: str, here: str, state: str, by: str | None, why: str) -> str:
-    return f"waits on node {node}, because node {here} {_drained(state, by, why)}"
+    return f"waits on node {node}, because node {here} {duty(state, by, why)}"
 
 
 # -- its node is gone -----------------------------------------------------------------------

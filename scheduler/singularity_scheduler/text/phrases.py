@@ -41,6 +41,13 @@ def attempt(number: int, of: int) -> str:
     return "" if number == 1 else f" (attempt {number} of {of})"
 
 
+def duty(state: str, by: str | None, why: str) -> str:
+    """Return what a node is used for: "is being drained by root (new kernel)"."""
+    words = {"open": "is open", "draining": "is being drained", "drained": "is drained"}
+    who = f" by {by}" if by else ""
+    return f"{words.get(state, f'is {state}')}{who}{f' ({why})' if why else ''}"
+
+
 def part(number: int) -> str:
     """Return how the parts of a gang are named to one another."""
     return f"part {number} of its gang"

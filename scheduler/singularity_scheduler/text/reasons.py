@@ -8,7 +8,7 @@ from types import ModuleType
 
 from singularity_scheduler.core.reason import Reason, Value
 
-from . import devices, moves, runs
+from . import devices, moves, obstacles, runs
 from .said import Clauses, Said
 
 
@@ -19,7 +19,9 @@ def _functions(module: ModuleType) -> Iterator[tuple[str, Callable[..., Clauses]
 
 
 CODES: dict[str, Callable[..., Clauses]] = {
-    code: function for module in (devices, moves, runs) for code, function in _functions(module)
+    code: function
+    for module in (devices, moves, obstacles, runs)
+    for code, function in _functions(module)
 }
 """code -> what makes its sentence; its parameters are the arguments of the code."""
 
@@ -41,6 +43,8 @@ def say(reason: Reason) -> Said:
 
 
 def _argument(value: Value) -> object:
+    if isinstance(value, tuple):
+        return tuple(map(_argument, value))
     return say(value) if isinstance(value, Reason) else value
 
 

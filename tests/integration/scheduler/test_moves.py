@@ -21,6 +21,7 @@ from singularity_proxy.errors import (
     Unsupported,
 )
 from singularity_scheduler.core import events as ev
+from singularity_scheduler.core.reason import because
 from singularity_scheduler.service import transfers
 from support.scheduler_service import LAUNCH, Platform, platform, until
 from tornado.httpclient import AsyncHTTPClient
@@ -212,7 +213,9 @@ async def test_a_checkpoint_by_itself_that_fails_is_nobody_elses_error(tmp_path:
         session = await p.holder(name="a")
         for agent in p.agents.values():
             agent.refuse["session.checkpoint"] = Conflict("it was cancelled by a move")
-        asked = ev.CheckpointAsked(session, "the scheduler", periodic="it is due")
+        asked = ev.CheckpointAsked(
+            session, "the scheduler", due=because("checkpoint_due", steps=None, seconds=60.0)
+        )
         done = await p.controller.submit(asked)
         await asyncio.gather(*done.tasks.values(), return_exceptions=True)
         away = (await client.suspend(session))["state"]

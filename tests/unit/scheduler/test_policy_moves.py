@@ -21,6 +21,7 @@ from singularity_scheduler.core.model import Abilities, AgentFacts, SessionView
 from singularity_scheduler.core.requested import Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport, Retention
+from singularity_scheduler.text.reasons import render
 from support.scheduler_core import World, devices_of, facts, whole
 
 NO_CRIU = Abilities(image_trouble="criu is missing")
@@ -591,8 +592,12 @@ def test_when_a_checkpoint_is_due_by_itself() -> None:
     view = world["a"]
     start = view.created_at
     assert checkpoints.due(view, start + 59, 60, 0, 0) is None
-    assert checkpoints.due(view, start + 60, 60, 0, 0) == "60 s since the last one"
-    assert checkpoints.due(view, start + 1, 0, 100, 100) == "100 steps since the last one"
+    timed = checkpoints.due(view, start + 60, 60, 0, 0)
+    assert timed is not None
+    assert render(timed) == "checkpoint by itself: 60 s since the last one"
+    counted = checkpoints.due(view, start + 1, 0, 100, 100)
+    assert counted is not None
+    assert render(counted) == "checkpoint by itself: 100 steps since the last one"
     assert checkpoints.due(view, start + 9999, 0, 0, 9999) is None
     world.do(ev.CheckpointAsked("a", "alice"))
     world.answer()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from singularity_scheduler import core
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import move_reasons, reasons, run_reasons
+from singularity_scheduler.core import move_reasons, obstacles, reasons, run_reasons
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import Change
 from singularity_scheduler.core.reason import Reason, because, from_json, to_json
@@ -77,6 +77,34 @@ def test_each_code_has_its_arguments_and_its_sentence() -> None:
     assert made() == sentences
 
 
+def reads_a_sentence(node: ast.AST) -> bool:
+    """Whether it looks into what a `reason` says, as `"..." in x.reason` and `x.reason.find(...)`;
+    that people search in the log (`icontains`) is none of that."""
+    if isinstance(node, ast.Compare):
+        inside = [isinstance(one, ast.In) for one in node.ops]
+        return any(
+            found and isinstance(text, ast.Attribute) and text.attr == "reason"
+            for found, text in zip(inside, node.comparators, strict=True)
+        )
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    of = node.func.value
+    asks = isinstance(of, ast.Attribute) and of.attr == "reason"
+    return asks and node.func.attr != "icontains"
+
+
+def test_nothing_reads_a_sentence_back() -> None:
+    for text in ('"to the store" in view.reason', 'view.reason.startswith("cancelled by ")'):
+        assert any(map(reads_a_sentence, ast.walk(ast.parse(text))))
+    found = [
+        f"{path}:{node.lineno}"
+        for path in sorted(CORE.parent.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if reads_a_sentence(node)
+    ]
+    assert found == []
+
+
 def test_a_reason_is_a_frozen_value_that_json_keeps() -> None:
     first = because("parked_by", by="alice")
     why = because("waits_for_room", why="no room", after=first)
@@ -129,6 +157,22 @@ def test_sentences_are_what_they_were() -> None:
     assert render_first(parked) == "parked by alice: nothing is lost"
     assert render_briefly(parked) == "parked by alice"
     assert render_briefly(reasons.lapsed()) == ("parked because its lease was not renewed in time")
+
+
+def test_the_reasons_of_many_nodes_are_one_that_does_not_grow() -> None:
+    whys = [obstacles.in_use(f"n{number}") for number in range(10)]
+    assert obstacles.several([]) is None
+    assert obstacles.several(whys[:1] * 3) == whys[0]
+    busy = "the devices of node {} are in use by sessions that go before it"
+    five = obstacles.several(whys[:5])
+    assert five is not None
+    assert render(five) == "; ".join(busy.format(f"n{number}") for number in range(5))
+    ten = obstacles.several(whys)
+    assert ten is not None
+    assert from_json(**json.loads(json.dumps(to_json(ten)))) == ten
+    assert render(ten) == "; ".join(
+        [*(busy.format(f"n{number}") for number in range(4)), "6 other nodes cannot take it either"]
+    )
 
 
 def test_a_part_is_paused_by_whoever_took_the_devices_of_another() -> None:

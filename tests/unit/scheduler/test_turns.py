@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import placement, precedence, turns
+from singularity_scheduler.core import obstacles, placement, precedence, turns
 from singularity_scheduler.core.administration import VirtualCluster
 from singularity_scheduler.core.allocation import actions as do
 from singularity_scheduler.core.draft import Draft
@@ -237,16 +237,17 @@ def test_the_engine_is_asked_only_when_free_devices_are_not_enough(
     world.create("x", devices=2)
     draft, view = Draft(world.state, world.now), replace(world["x"], wants=True)
     one = replace(view, virtual_devices=1)
-    assert placement.no_room(draft, view, "local") == ""
+    assert placement.no_room(draft, view, "local") is None
     with monkeypatch.context() as patch:
         patch.delattr(turns, "gives_up")
-        assert placement.no_room(draft, one, "local") == ""
+        assert placement.no_room(draft, one, "local") is None
         with pytest.raises(AttributeError, match="gives_up"):
             placement.no_room(draft, view, "local")
     world.do(ev.EndAsked("basic", "alice"))
     world.answer()
     world.holding("premium", Tier.PREMIUM)
-    assert "in use" in placement.no_room(Draft(world.state, world.now), view, "local")
+    room = placement.no_room(Draft(world.state, world.now), view, "local")
+    assert room == obstacles.in_use("local")
 
 
 @pytest.mark.parametrize(("grace_s", "taken"), [(0.0, True), (60.0, False)])
