@@ -92,11 +92,13 @@ _DRAINED = (
     {"node": "node-2", "state": "draining", "by": "root", "why": "a new kernel"},
 )
 _TAKEN = ("paused_for_slice", {"by": "bob/eval"})
+_LATE = ("group_late", {"limit_s": 600.0})
 _QUOTA = ("quota_used", {"cluster": "vision", "used": 2.0, "quota": 2})
 _SILENT = ("node_silent", {"node": "node-2", "silent_s": 90.0})
 
 SAMPLES_OF: dict[str, dict[str, Any]] = {
     "cancelled": {"why": "maintenance tonight"},
+    "cancelled_with_group": {"why": _LATE},
     "checkpoint_due": {"steps": None},
     "closed": {"why": ""},
     "condition_met": {"why": "loss is 0.05 in member 2 of 20"},

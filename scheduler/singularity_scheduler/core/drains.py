@@ -232,7 +232,7 @@ def _stuck(draft: Draft, view: SessionView, mark: NodeMark, why: str) -> None:
     """It can neither move nor be stored."""
     if mark.force and (mark.deadline is None or draft.now >= mark.deadline):
         told = run_reasons.drained_by_force(mark.node, why)
-        step, reason = run_reasons.closed(view, mark.by or "the scheduler", told)
+        step, reason = run_reasons.closed(view, mark.by or None, told)
         endings.finish(draft, view, step, reason, "node.drain")
         return
     reason = move_reasons.stays(mark, why)

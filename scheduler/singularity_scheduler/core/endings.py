@@ -111,13 +111,20 @@ def exited(draft: Draft, event: ev.ProcessExited) -> None:
     finish(draft, view, step, reason, "process.exited", exit_code=code)
 
 
-def end_all(
-    draft: Draft, views: Iterable[SessionView], by: str, why: Reason | str, grace_s: float
-) -> None:
+def end_all(draft: Draft, views: Iterable[SessionView], by: str, why: str, grace_s: float) -> None:
     """Somebody ends these sessions, none of which has ended."""
     for view in views:
         step, reason = run_reasons.closed(view, by, why)
         finish(draft, replace(view, grace_s=grace_s), step, reason, "user.end")
+
+
+def _end_with_group(
+    draft: Draft, views: Iterable[SessionView], why: Reason, grace_s: float
+) -> None:
+    """End these members of a group, none of which has ended."""
+    for view in views:
+        ending, reason = replace(view, grace_s=grace_s), run_reasons.cancelled_with_group(why)
+        finish(draft, ending, ProcessEvent.CANCEL, reason, "user.end")
 
 
 def late_groups(state: ClusterState, now: float) -> list[str]:
@@ -136,7 +143,7 @@ def group_late(draft: Draft, event: ev.GroupLate) -> None:
     for view in groups.members(draft, event.group):
         limit = view.member.timeout_s if view.member else None
         if limit is not None and draft.now >= view.created_at + limit:
-            end_all(draft, [view], "its group", run_reasons.group_late(limit), view.grace_s)
+            _end_with_group(draft, [view], run_reasons.group_late(limit), view.grace_s)
 
 
 def stop_groups(draft: Draft) -> None:
@@ -148,7 +155,7 @@ def stop_groups(draft: Draft) -> None:
         if view.process_state is ProcessState.FAILED and not (old and old.final):
             others = groups.members(draft, member.group)
             failed = run_reasons.member_failed(view, member)
-            end_all(draft, others, "its group", failed, view.grace_s)
+            _end_with_group(draft, others, failed, view.grace_s)
 
 
 def stop_reached_groups(draft: Draft) -> None:
@@ -171,7 +178,7 @@ def stop_reached_groups(draft: Draft) -> None:
         draft.put(_reached(view, sid, why))
         ending = [_reached(one, sid, why) for one in others]
         met = run_reasons.condition_met(why, str(condition))
-        end_all(draft, ending, "its group", met, view.grace_s)
+        _end_with_group(draft, ending, met, view.grace_s)
 
 
 def _reached(view: SessionView, by: str, why: str) -> SessionView:

@@ -514,7 +514,7 @@ def _orphaned(draft: Draft, event: ev.Orphaned) -> None:
     if view.leaving is None and not draft.node(view.node).abilities.image_trouble:
         moves.leave(draft, view, move_reasons.hibernating(sentence), "user.suspend", urgent=True)
     elif view.leaving is None:
-        step, reason = run_reasons.closed(view, "the scheduler", sentence)
+        step, reason = run_reasons.closed(view, None, sentence)
         endings.finish(draft, view, step, reason, "user.end")
 
 

@@ -73,14 +73,18 @@ def exited(exit_code: int | None, sentence: str) -> Reason:
     return because("exited", exit_code=exit_code, sentence=sentence)
 
 
-def closed(view: SessionView, by: str, why: Reason | str) -> tuple[ProcessEvent, Reason]:
-    """Return the step and the reason of a session that somebody wanted to end. Being closed is the
-    normal end of a notebook; it has no other."""
+def closed(view: SessionView, by: str | None, why: Reason | str) -> tuple[ProcessEvent, Reason]:
+    """Return the step and the reason of a session that somebody (`by`; None: the scheduler) wanted
+    to end. Being closed is the normal end of a notebook; it has no other."""
     interactive = view.kind is Kind.INTERACTIVE
     step = ProcessEvent.CANCEL
     if interactive and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
         step = ProcessEvent.COMPLETE
     return step, because("closed" if interactive else "cancelled", by=by, why=why)
+
+
+def cancelled_with_group(why: Reason) -> Reason:
+    return because("cancelled_with_group", why=why)
 
 
 def group_late(limit_s: float) -> Reason:
@@ -194,7 +198,7 @@ def part_ended(view: SessionView) -> Reason:
     number, code = _number(view), view.exit_code
     if view.process_state is ProcessState.FAILED and code is not None and code > 0:
         return because("part_exited", part=number, exit_code=code)
-    cancelled = view.why.root.code == "cancelled"
+    cancelled = view.why.root.code in ("cancelled", "cancelled_with_group")
     return because("part_cancelled" if cancelled else "part_ended", part=number, of=view.why)
 
 

@@ -21,7 +21,7 @@ from singularity_scheduler.core.requested import (
 )
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
-from singularity_scheduler.text.reasons import render
+from singularity_scheduler.text.reasons import is_known, render
 
 Row = dict[str, Any]
 
@@ -228,7 +228,9 @@ def _loss(text: str | None) -> LossReport | None:
     return LossReport(**{**told, "back": tuple(told["back"]), "lost": tuple(told["lost"])})
 
 
+@functools.lru_cache(1024)
 def _why_to_row(why: Reason) -> Row:
+    """The row of a session and that of its line of history have the same one; nobody changes it."""
     return {
         "reason": render(why),
         "reason_code": why.code,
@@ -237,10 +239,10 @@ def _why_to_row(why: Reason) -> Row:
 
 
 def _why_from_row(row: Mapping[str, Any]) -> Reason:
-    """Rows of before there were codes have a sentence only."""
-    if not row["reason_code"]:
-        return because("said", text=row["reason"])
-    return from_json(row["reason_code"], json.loads(row["reason_args"]))
+    """Return the reason of a row; its sentence alone where there were no codes yet, or other ones,
+    when it was written."""
+    why = from_json(row["reason_code"], json.loads(row["reason_args"]))
+    return why if is_known(why) else because("said", text=row["reason"])
 
 
 def change_to_row(change: Change) -> Row:
@@ -251,7 +253,7 @@ def change_to_row(change: Change) -> Row:
         "device_state": change.device_state.value,
         "word": change.word,
         **_why_to_row(change.why),
-        "reason": change.reason,
+        **({"reason": change.text} if change.text else {}),
         "rule": change.rule,
         "devices": change.devices,
     }

@@ -25,6 +25,8 @@ CODES: dict[str, Callable[..., Clauses]] = {
 }
 """code -> what makes its sentence; its parameters are the arguments of the code."""
 
+_PARAMETERS = {code: set(inspect.signature(said).parameters) for code, said in CODES.items()}
+
 _BRIEF = {
     "parked_by": "parked by {by}",
     "preempted": "preempted by {by}",
@@ -40,6 +42,21 @@ def say(reason: Reason) -> Said:
     for arguments that the code has not."""
     clauses = CODES[reason.code](**{name: _argument(value) for name, value in reason.args})
     return Said((clauses,) if isinstance(clauses, str) else clauses)
+
+
+def is_known(reason: Reason) -> bool:
+    """Return whether there is such a code, with these arguments: another version of this program
+    may have had it, and written it down."""
+    names = {name for name, _ in reason.args}
+    return _PARAMETERS.get(reason.code) == names and all(
+        _is_known(value) for _, value in reason.args
+    )
+
+
+def _is_known(value: Value) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_known, value))
+    return not isinstance(value, Reason) or is_known(value)
 
 
 def _argument(value: Value) -> object:

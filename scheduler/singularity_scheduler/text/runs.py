@@ -83,18 +83,22 @@ def exited(exit_code: int | None, sentence: str) -> str:
     return sentence or f"its process ended with exit code {exit_code}"
 
 
-def closed(by: str, why: Said | str) -> Clauses:
-    return _ended_by("closed", by, why)
+def closed(by: str | None, why: Said | str) -> Clauses:
+    return _ended_by("closed", by or "the scheduler", why)
 
 
-def cancelled(by: str, why: Said | str) -> Clauses:
-    return _ended_by("cancelled", by, why)
+def cancelled(by: str | None, why: Said | str) -> Clauses:
+    return _ended_by("cancelled", by or "the scheduler", why)
 
 
-def _ended_by(verb: str, by: str, why: Said | str) -> Clauses:
+def cancelled_with_group(why: Said) -> Clauses:
+    return _ended_by("cancelled", "its group", why)
+
+
+def _ended_by(verb: str, who: str, why: Said | str) -> Clauses:
     if isinstance(why, Said):
-        return (f"{verb} by {by}: {why.head}", *why.clauses[1:])
-    return f"{verb} by {by}: {why}" if why else f"{verb} by {by}"
+        return (f"{verb} by {who}: {why.head}", *why.clauses[1:])
+    return f"{verb} by {who}: {why}" if why else f"{verb} by {who}"
 
 
 def group_late(limit_s: float) -> str:

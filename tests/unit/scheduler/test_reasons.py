@@ -138,7 +138,8 @@ def test_sentences_are_what_they_were() -> None:
             reasons.paused_lower(a, b),
             move_reasons.suspending("alice", "its server was stopped"),
             run_reasons.last_attempt(3, run_reasons.exited(-9, "")),
-            run_reasons.closed(a, "its group", run_reasons.group_late(600.0))[1],
+            run_reasons.cancelled_with_group(run_reasons.group_late(600.0)),
+            run_reasons.closed(a, None, "its Jupyter server is gone")[1],
             move_reasons.resume_failed_damaged("chunk ab is wrong", whole("k1", 940.0), 1000.0),
             move_reasons.fenced(None),
         )
@@ -149,7 +150,8 @@ def test_sentences_are_what_they_were() -> None:
         "suspended by alice: its server was stopped: everything of it goes to the store and its "
         "node becomes free; nothing is lost",
         "the last of its 3 attempts was ended as well: its process was ended by signal 9",
-        "closed by its group: the time limit of the group, 10 min, is over",
+        "cancelled by its group: the time limit of the group, 10 min, is over",
+        "closed by the scheduler: its Jupyter server is gone",
         "could not come back, so it stays suspended and nothing more is lost (chunk ab is wrong); "
         "the next one that can be used is 'k1' (60 s old)",
         "this session has moved on and is in the store now",
@@ -194,10 +196,24 @@ def test_a_line_of_history_keeps_its_code_and_what_was_said() -> None:
         row = rows.change_to_row(change)
         assert row["reason"] == change.reason
         assert rows.change_from_row(row) == change
-    # Written before there were codes: what it says is all there is.
-    old = rows.change_to_row(told) | {"reason_code": "", "reason_args": "{}"}
-    assert rows.change_from_row(old).why == because("said", text="parked by alice; and more")
-    assert rows.change_from_row(old).reason == "parked by alice; and more"
+
+
+@pytest.mark.parametrize(
+    ("code", "args"),
+    [
+        ("", {}),
+        ("no_such_code", {"by": "alice"}),
+        ("parked_by", {"by": "alice", "since": 1.0}),
+        ("part_paused", {"part": 1, "of": {"code": "no_such_code", "args": {}}}),
+    ],
+    ids=["none", "unknown", "other arguments", "unknown within"],
+)
+def test_of_a_code_of_another_version_the_sentence_is_kept(code: str, args: object) -> None:
+    states = (ProcessState.LIVE, DeviceState.PARKING)
+    told = Change("a", 1.0, *states, "parking", because("parked_by", by="alice"), "user.park")
+    row = rows.change_to_row(told) | {"reason_code": code, "reason_args": json.dumps(args)}
+    assert rows.change_from_row(row).why == because("said", text=told.reason)
+    assert rows.change_from_row(row).reason == told.reason
 
 
 def test_what_comes_back_says_why_it_was_away_and_not_more_each_time() -> None:
