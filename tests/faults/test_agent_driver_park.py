@@ -255,7 +255,7 @@ first.kill(); first.wait()
 second = child("second")
 print("swapped", flush=True)
 print("still", float(mine.sum()), flush=True)
-time.sleep(600)
+time.sleep(14400)
 """
 
 
@@ -289,7 +289,7 @@ async def test_both_ways_are_measured_and_remembered(double: Double) -> None:
     async with agent("auto") as box:
         await parks(box)
         code = "import time, torch; print(torch.ones(9, device='cuda').sum().item(), flush=True)"
-        session = await box.python(code + "; time.sleep(600)")
+        session = await box.python(code + "; time.sleep(14400)")
         await box.event("device.need", session)
         ways = []
         for epoch in (1, 2):

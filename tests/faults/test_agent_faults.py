@@ -110,7 +110,7 @@ async def test_folders_in_the_place_of_files_end_nobodys_leases() -> None:
         go = box.work / "go"
         words = [sys.executable, str(SUPPORT / "agent_worker.py"), "open", f"next:{go}"]
         session = await box.python(
-            f"import subprocess, time; subprocess.run({words}); print('over'); time.sleep(600)"
+            f"import subprocess, time; subprocess.run({words}); print('over'); time.sleep(14400)"
         )
         await box.logged(session, "opened r1")
         folder = box.shm / session

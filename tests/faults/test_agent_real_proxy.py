@@ -106,7 +106,7 @@ try:
     print("after", float(kept.sum()), flush=True)
 except RuntimeError as error:
     print("error", str(error).splitlines()[0], flush=True)
-time.sleep(600)
+time.sleep(14400)
 """
 
 OTHER = """
@@ -293,7 +293,7 @@ async def test_a_worker_that_is_killed_takes_its_ring_along() -> None:
             "import subprocess, sys, time\n"
             f"subprocess.run([sys.executable, {TRAINING!r}, 'cuda', '1'])\n"
             "print('the child ended', flush=True)\n"
-            "time.sleep(600)"
+            "time.sleep(14400)"
         )
         session = await box.python(code)
         await box.event("device.need", session)

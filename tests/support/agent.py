@@ -367,8 +367,8 @@ async def until(
 
 
 def sleeper(**options: Any) -> subprocess.Popen[bytes]:
-    """A process that sleeps; the caller ends it."""
-    return subprocess.Popen(["/bin/sleep", "600"], **options)
+    """Start a process that sleeps for hours; the caller ends it."""
+    return subprocess.Popen(["/bin/sleep", str(4 * 3600)], **options)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

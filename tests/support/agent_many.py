@@ -31,7 +31,7 @@ def child(number: int, folder: str) -> None:
     if number == 1:
         os._exit(0)
     if number == 2:
-        time.sleep(600)
+        time.sleep(14400)
 
 
 if __name__ == "__main__":
@@ -55,4 +55,4 @@ if __name__ == "__main__":
         os._exit(0)
     os.waitpid(pid, 0)
     say("parent goes on", float((kept * 2).sum()))
-    time.sleep(600)
+    time.sleep(14400)

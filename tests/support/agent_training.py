@@ -36,4 +36,4 @@ for step in range(steps):
     optimizer.step()
     print("step", step, float(loss.detach()).hex(), flush=True)
 print("done", flush=True)
-time.sleep(600)
+time.sleep(14400)

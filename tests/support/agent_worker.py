@@ -97,7 +97,7 @@ def main() -> None:
                         sys.executable,
                         "-c",
                         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-                        "print('child ready', flush=True); time.sleep(600)",
+                        "print('child ready', flush=True); time.sleep(14400)",
                     ],
                     start_new_session=True,
                 )

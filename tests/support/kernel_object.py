@@ -52,7 +52,7 @@ def in_child(do: Callable[[], None]) -> int:
 
 
 def sleeper() -> subprocess.Popen[bytes]:
-    """A child that does nothing for ten minutes."""
-    child = subprocess.Popen(["sleep", "600"])
+    """Start a child that does nothing for hours."""
+    child = subprocess.Popen(["sleep", str(4 * 3600)])
     KEEP.append(child)
     return child

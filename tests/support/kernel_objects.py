@@ -43,4 +43,4 @@ def main() -> None:
         except BaseException as error:
             print("wrong", name, repr(error), flush=True)
     print("end", flush=True)
-    time.sleep(600)
+    time.sleep(14400)

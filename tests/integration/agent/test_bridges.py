@@ -17,7 +17,7 @@ from support.agent_gang import bridges
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio]
 
 GANG = {"id": "ab12", "number": 1, "parts": 2, "key": "c" * 64}
-SHOWS = "import os, json, time; print(json.dumps(dict(os.environ)), flush=True); time.sleep(600)"
+SHOWS = "import os, json, time; print(json.dumps(dict(os.environ)), flush=True); time.sleep(14400)"
 
 
 def bridge(box: AgentBox, session: str) -> int:
@@ -180,7 +180,7 @@ async def test_what_a_part_cannot_do() -> None:
         with pytest.raises(BadRequest, match="'call' is 'ask', 'hold' or 'release'"):
             await box.call("session.barrier", **of, call="stop")
         assert len(box.processes(session)) == 1
-        alone = await box.python("import time; time.sleep(600)")
+        alone = await box.python("import time; time.sleep(14400)")
         assert "bridge" not in await box.session(alone)
         with pytest.raises(Conflict, match="is no part of a gang"):
             await box.call("session.peers", session=alone, peers={})

@@ -159,7 +159,7 @@ async def test_a_ring_ends_with_its_worker() -> None:
             "w = os.environ['WORKER']\n"
             "a = subprocess.Popen([sys.executable, w, 'open', 'need', 'sleep'])\n"
             "b = subprocess.Popen([sys.executable, w, 'open', 'need', 'sleep'])\n"
-            "time.sleep(600)"
+            "time.sleep(14400)"
         )
         from support.agent import SUPPORT
 
