@@ -82,7 +82,7 @@ async def test_locations_decide_where_sessions_are(tmp_path: Path) -> None:
             await p.kernel(locations=["us", "us"])
         with pytest.raises(BadRequest, match="not two of them"):
             await client._verb(
-                session, "migrate", {"cluster": "west-1", "node": "node-1"}, timeout=5
+                session, "migrate", {"cluster": "west-1", "node": "node-1"}, timeout=60
             )
         told = await p.client("admin").nodes()
         assert {n["id"]: n["cluster"] for n in told} == WHERE

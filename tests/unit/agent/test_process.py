@@ -110,7 +110,7 @@ async def test_a_recycled_pid_is_not_the_old_process() -> None:
     assert watch.alive is False
     assert watch.signal(signal.SIGKILL) is False
     assert watch.signal_group(signal.SIGKILL) is False
-    assert await watch.wait(5)
+    assert await watch.wait(60)
     assert ended == [watch]
     with pytest.raises(ProcessLookupError):
         ProcessIdentity.of(2**22 + 1)
@@ -124,7 +124,7 @@ async def test_a_zombie_counts_as_ended() -> None:
     child = child_of("/bin/true")
     wait_for_zombie(child.pid)
     watch = ProcessWatch(ProcessIdentity.of(child.pid))
-    assert await watch.wait(5)
+    assert await watch.wait(60)
     assert watch.exit_code == 0
     child.returncode = 0
 
@@ -137,7 +137,7 @@ async def test_two_watches_and_a_closed_one(tmp_path: Path) -> None:
     third = ProcessWatch(capsule.identity, silent.append)
     third.close()
     await capsule.end(0)
-    assert await second.wait(5)
+    assert await second.wait(60)
     assert second.exit_code == capsule.watch.exit_code == -signal.SIGKILL
     assert silent == []
 

@@ -45,7 +45,7 @@ def test_a_connection_of_a_new_era_has_nothing_of_one_before_it() -> None:
         after.put(MESSAGE.pack(DATA, 1) + b"after")
         for frame in after.take():
             meeting._came(1, frame)
-        await until(lambda: came == [b"before", b"after"], timeout=5.0)
+        await until(lambda: came == [b"before", b"after"])
         await meeting.stop()
         server.close()
         await until(lambda: over == 2)
