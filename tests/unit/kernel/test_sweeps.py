@@ -67,12 +67,12 @@ def test_the_grid_and_what_is_checked_of_it() -> None:
 
 def test_only_what_is_run_of_a_large_grid_is_looked_at() -> None:
     large = {"lr": list(range(1000)), "seed": list(range(1000)), "kind": list(range(1000))}
-    began = time.perf_counter()
+    began = time.thread_time()
     sweep = Sweep(large, most=1000)
     sweep.refuse_too_many()
     assert len(sweep.combinations) == len(sweep.samples) == 1000
     assert Sweep(large, most=3).samples == [{"lr": 0, "seed": 0, "kind": k} for k in range(3)]
-    assert time.perf_counter() - began < 1
+    assert time.thread_time() - began < 1
     cut = Sweep({"lr": [1, True, 1.0], "seed": [0, 1]}, most=4)
     assert cut.samples == cut.combinations[:3], "the fourth has nothing new"
     assert Sweep(cut.space, most=6).samples == Sweep(cut.space).samples

@@ -68,10 +68,10 @@ def test_circles_are_named() -> None:
 def test_inputs_that_double_each_other_end_soon() -> None:
     sources = {"inputs.a0": "x" * 100}
     sources |= {f"inputs.a{n}": f"${{{{inputs.a{n - 1}}}}}" * 10 for n in range(1, 30)}
-    begun = time.monotonic()
+    begun = time.thread_time()
     with pytest.raises(BadExpression, match="longer than 64 KiB"):
         Values(sources).of("inputs.a29")
-    assert time.monotonic() - begun < 1
+    assert time.thread_time() - begun < 1
 
 
 def test_each_is_finished_once() -> None:
