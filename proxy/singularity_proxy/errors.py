@@ -113,6 +113,13 @@ class Unavailable(SingularityError):
     http_status = 503
 
 
+class Unreached(Unavailable):
+    """The other process was asked, and its answer was lost or did not come in time: whether it did
+    what it was asked is not known."""
+
+    reason = "unreached"
+
+
 class ProxyNotReady(Unavailable):
     """No device proxy got ready: each ended, or was too slow, before it served. The device state is
     in its files, as it was."""

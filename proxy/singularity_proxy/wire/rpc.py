@@ -32,6 +32,7 @@ from singularity_proxy.errors import (
     NotFound,
     SingularityError,
     Unavailable,
+    Unreached,
     from_wire,
     to_wire,
 )
@@ -109,8 +110,9 @@ class Peer:
         """Free for the owner: what it knows of this connection."""
 
     async def call(self, method: str, timeout: float | None = 60.0, **params: Any) -> Any:
-        """Call the other end and return its answer; raises its typed error, or `Unavailable`
-        when the connection ends or `timeout` seconds pass first (None: no limit)."""
+        """Call the other end and return its answer; raises its typed error, `Unavailable` when the
+        connection is closed, and `Unreached` when it ends, or `timeout` seconds pass (None: no
+        limit), before the answer is there."""
         if self.closed.is_set():
             raise Unavailable(f"the connection closed before '{method}' could be sent")
         self._next_id += 1
@@ -121,7 +123,7 @@ class Peer:
             self._send({"id": call_id, "method": method, "params": params})
             return await asyncio.wait_for(future, timeout)
         except (asyncio.TimeoutError, TimeoutError):
-            raise Unavailable(f"'{method}' was not answered within {timeout:g} s") from None
+            raise Unreached(f"'{method}' was not answered within {timeout:g} s") from None
         finally:
             self._waiting.pop(call_id, None)
 
@@ -165,7 +167,7 @@ class Peer:
         self._held.leave()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(Unavailable("the other process closed the connection"))
+                future.set_exception(Unreached("the other process closed the connection"))
         self._transport.close()
         if self._transport.get_write_buffer_size():
             asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
@@ -408,8 +410,8 @@ async def serve(
     return await asyncio.get_running_loop().create_unix_server(lambda: _Wire(made), sock=sock)
 
 
-class ConnectionCut(Unavailable):
-    """The connection ended after the question was sent: whether it was done is not known."""
+class ConnectionCut(Unreached):
+    """The connection ended after the question was sent."""
 
 
 class SyncPeer:

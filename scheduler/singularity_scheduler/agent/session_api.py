@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from singularity_proxy.capsule.process import ProcessIdentity
-from singularity_proxy.errors import BadRequest, Conflict, Unavailable
+from singularity_proxy.errors import BadRequest, Conflict, Unavailable, Unreached
 from singularity_proxy.wire.rpc import Handler, Peer
 
 from singularity_scheduler import logs
 from singularity_scheduler.client.values import kept
-from singularity_scheduler.client.verbs import RUNS, VERBS
+from singularity_scheduler.client.verbs import CHANGES, RUNS, VERBS
 
 from .devices import DeviceKeeper
 from .launch import number, text
@@ -24,6 +24,9 @@ from .sessions import Phase
 
 COMMAND_LIMIT_S = 600.0
 """A migrate waits until a device is free."""
+
+ACTS = (*CHANGES, "fork", "submit")
+"""Commands that change something."""
 
 
 class SessionApi:
@@ -113,9 +116,15 @@ class SessionApi:
                     args=args,
                     by="user",
                 )
-            except Unavailable:
-                if verb != "status" or not service.closed.is_set():
+            except Unavailable as error:
+                if not service.closed.is_set():
                     raise
+                if isinstance(error, Unreached) and verb in ACTS:
+                    raise Unreached(
+                        f"the scheduler service was lost before it answered, so whether '{verb}' "
+                        "was done is not known; the session goes on: look with %singularity status",
+                        session=live.record.session,
+                    ) from None
         if verb == "status":
             return self.own_status(session)
         raise Unavailable(

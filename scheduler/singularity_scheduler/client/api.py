@@ -3,7 +3,8 @@
 Who uses it: the kernel provisioner and `jupyter singularity run` (sessions), the spawner
 (identity, cluster), the JupyterLab extension's server part (everything, plus the event stream).
 Every method raises the service's own error (`BadRequest`, `NotFound`, `Conflict`, ...) with its
-sentence, or `Unavailable` when the service cannot be reached.
+sentence, or `Unavailable` when the service cannot be reached (`Unreached`: it was asked, and its
+answer was lost).
 """
 
 from __future__ import annotations

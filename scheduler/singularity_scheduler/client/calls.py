@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 from urllib.parse import quote
 
-from singularity_proxy.errors import Unavailable
+from singularity_proxy.errors import Unavailable, Unreached
 
 from .http import Broken, request
 from .problems import to_error
@@ -75,9 +75,15 @@ class Calls:
             ) as answer:
                 content = await answer.body()
         except Broken as error:
+            if error.sent and method != "GET":
+                raise Unreached(
+                    f"the scheduler service did not answer ({error}), so whether it did what was "
+                    "asked is not known: look at how things stand, then try again if it did not",
+                    url=self.url,
+                ) from None
             raise Unavailable(
-                f"the scheduler service does not answer ({error}); nothing was changed that it "
-                "did not confirm: try again in a moment",
+                f"the scheduler service does not answer ({error}); nothing was changed: try again "
+                "in a moment",
                 url=self.url,
             ) from None
         if answer.status >= 300:

@@ -22,7 +22,12 @@ _BUFFER_BYTES = 1 << 20
 
 
 class Broken(Exception):
-    """The connection could not be made, or broke before the answer was complete."""
+    """The connection could not be made, or broke before the answer was complete. `sent`: whether
+    the other end may have the request."""
+
+    def __init__(self, told: str, sent: bool = True) -> None:
+        super().__init__(told)
+        self.sent = sent
 
 
 @dataclass
@@ -107,9 +112,9 @@ async def request(
                 limit=_BUFFER_BYTES,
             )
     except TimeoutError:
-        raise Broken(f"no connection within {CONNECT_S:g} s") from None
+        raise Broken(f"no connection within {CONNECT_S:g} s", sent=False) from None
     except OSError as error:
-        raise Broken(_told(error)) from None
+        raise Broken(_told(error), sent=False) from None
     try:
         path = f"{target.path or '/'}?{target.query}" if target.query else target.path or "/"
         sent = {"Host": target.netloc.rpartition("@")[2], "Connection": "close", **headers}

@@ -14,7 +14,13 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from singularity_proxy.errors import LayoutRefused, NotFound, SingularityError, Unavailable
+from singularity_proxy.errors import (
+    LayoutRefused,
+    NotFound,
+    SingularityError,
+    Unavailable,
+    Unreached,
+)
 
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.model import SessionView
@@ -321,24 +327,34 @@ class Commander:
     async def _call(
         self, action: ev.Action, method: str, wanted: Callable[[], bool], **params: Any
     ) -> Any:
-        """Call the agent until it answers. `Unavailable` when nobody wants the answer any more."""
+        """Call the agent until it answers. `Unavailable` when nobody wants the answer any more,
+        `Unreached` when it may have done it."""
         first = True
+        lost: Unreached | None = None
         while True:
             gate = self._connected.setdefault(action.node, asyncio.Event())
             first = first and gate.is_set()
             await gate.wait()
             if not first and not wanted():
-                raise Unavailable("the connection broke, and the command is no longer wanted")
+                raise lost or Unavailable(f"node {action.node} is away; the command was not sent")
             first = False
             generation = self._generation.get(action.node)
             try:
                 return await self._fleet.call(
                     action.node, method, timeout=None, session=action.session, **params
                 )
-            except Unavailable:
+            except Unavailable as error:
                 # The agent's own word, unless the connection broke meanwhile.
-                if self._generation.get(action.node) == generation or not wanted():
+                if self._generation.get(action.node) == generation:
                     raise
+                if isinstance(error, Unreached):
+                    lost = Unreached(
+                        f"the connection to node {action.node} broke before it answered, so "
+                        "whether it did what was asked is not known",
+                        session=action.session,
+                    )
+                if not wanted():
+                    raise lost or error from None
 
     def _look_again(self, action: ev.Action, error: SingularityError) -> None:
         """Have the node asked what it has, when its agent does not know the session: it was lost

@@ -11,7 +11,14 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unavailable, Unsupported
+from singularity_proxy.errors import (
+    Conflict,
+    NotFound,
+    SingularityError,
+    Unavailable,
+    Unreached,
+    Unsupported,
+)
 
 from singularity_scheduler.core import checkpoints
 from singularity_scheduler.core import events as ev
@@ -187,6 +194,23 @@ class Desk:
         lost = f"node {node} has nothing of {view.label} any more, so this was not done"
         return Conflict(f"{lost}: {found.reason}", session=view.id, state=found.word)
 
+    async def _what_became(self, view: SessionView, node: str, done: str) -> Unreached:
+        """Return what a person should read when a node's answer was lost: whether `done` is not
+        known, and how its session stands, as soon as the node was asked what it has."""
+        loop, state = asyncio.get_running_loop(), self._c.state
+        until = loop.time() + MOVE_WAIT_S
+        await asyncio.wait([self._c.reports.look_again(node)], timeout=MOVE_WAIT_S)
+        await self._c.until(
+            lambda: node in state.nodes and state.nodes[node].connected, until - loop.time()
+        )
+        found = await self._c.find(view.id)
+        return Unreached(
+            f"node {node} did not answer, so whether {done} is not known; {found.label} is "
+            f"{found.word} now ({found.reason}): try again if it was not",
+            session=view.id,
+            state=found.word,
+        )
+
     async def _put_back(
         self, tasks: dict[ev.Action, asyncio.Task[Any]], by: str, key: str | None
     ) -> None:
@@ -225,6 +249,10 @@ class Desk:
                 )
             except NotFound as error:
                 raise await self._explain_missing(view, error) from None
+            except Unreached:
+                raise await self._what_became(
+                    view, view.node, f"signal {signum} was sent"
+                ) from None
             await self._c.keys.happened(
                 self._c.keys.command(by, key, "signal", view.id, fingerprint)
             )
@@ -423,6 +451,9 @@ class Desk:
                 "not changed: try again in a moment",
                 session=view.id,
             ) from None
+        except Unreached:
+            node = view.origin or view.node
+            raise await self._what_became(view, node, "its owner was changed") from None
         return await self._c.find(view.id)
 
 

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy.errors import BadRequest, Conflict, NoSpace, NotFound, Unavailable
+from singularity_proxy.errors import (
+    BadRequest,
+    Conflict,
+    NoSpace,
+    NotFound,
+    Unavailable,
+    Unreached,
+)
 from singularity_scheduler.service import app as app_module
 from support.scheduler_service import LAUNCH, Platform, platform, until
 from tornado.httpclient import AsyncHTTPClient
@@ -265,6 +272,28 @@ async def test_an_agent_that_was_away_is_taken_over_as_it_is(tmp_path: Path) -> 
         await p.ready()
         assert (await p.client().get_session(a))["state"] == "running"
         await p.holder("bob", name="b")
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["goes on", "ended"])
+@pytest.mark.asyncio
+async def test_whether_a_signal_was_sent_is_not_known_when_the_agent_is_lost(
+    ends: bool, tmp_path: Path
+) -> None:
+    async with platform(tmp_path) as p:
+        a = await p.kernel(name="a")
+        p.agent.hold["session.signal"] = asyncio.Event()
+        asked = asyncio.ensure_future(p.client().signal(a, 15))
+        await until(lambda: p.agent.calls[-1][0] == "session.signal", "asked")
+        await p.agent.stop()
+        if ends:
+            p.agent.sessions[a] |= {"alive": False, "exit_code": 3}
+        await p.agent.start()
+        with pytest.raises(Unreached, match="whether signal 15 was sent is not known") as told:
+            await asked
+        p.agent.hold.pop("session.signal").set()
+        now = "failed" if ends else "ready"
+        assert f"alice/a is {now} now (" in told.value.message
+        assert told.value.fields["state"] == now
 
 
 @pytest.mark.asyncio

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from singularity_proxy.errors import NoSpace
+from singularity_proxy.errors import NoSpace, Unavailable, Unreached
 from singularity_scheduler.agent import lifecycle as lifecycle_module
 from singularity_scheduler.agent import relay_keeper, server
 from singularity_scheduler.agent.lifecycle import Lifecycle
 from singularity_scheduler.agent.relay_keeper import RelayKeeper
 from singularity_scheduler.agent.server import CommandServer
+from singularity_scheduler.agent.session_api import SessionApi
 from singularity_scheduler.agent.sessions import Life, SessionRecord
 
 pytestmark = pytest.mark.asyncio
@@ -153,3 +154,29 @@ async def test_an_end_removes_nothing_from_the_store(published: Any, life: Life)
     assert await handler.end(None, {"session": "s", "grace_s": 0.0}) == {"exit_code": 0}
     assert ended == ["session"] + ["relay"] * bool(published)
     assert await handler.end(None, {"session": "gone", "user": "alice"}) == {"exit_code": None}
+
+
+@pytest.mark.parametrize(
+    ("verb", "error", "told"),
+    [
+        ("park", Unreached("closed"), "whether 'park' was done is not known"),
+        ("submit", Unreached("closed"), "whether 'submit' was done is not known"),
+        ("why", Unreached("closed"), "'why' was not done"),
+        ("park", Unavailable("it was closed before"), "'park' was not done"),
+    ],
+)
+async def test_a_service_that_is_lost_in_the_middle_of_a_command(
+    verb: str, error: Unavailable, told: str
+) -> None:
+    closed = asyncio.Event()
+
+    async def call(*_: object, **__: object) -> None:
+        closed.set()
+        raise error
+
+    live = SimpleNamespace(record=record())
+    service = SimpleNamespace(call=call, closed=closed)
+    node: Any = SimpleNamespace(service=service, session=lambda _: live)
+    devices: Any = None
+    with pytest.raises(Unavailable, match=told):
+        await SessionApi(node, devices).command("s", verb, {})

@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from singularity_proxy.errors import Unavailable
+from singularity_proxy.errors import Unavailable, Unreached
 from singularity_scheduler.client import ServiceClient, stream
 from singularity_scheduler.client.http import Broken, request
 
@@ -93,6 +93,20 @@ async def test_answers_that_break(parts: list[bytes | float], sentence: str) -> 
         client = ServiceClient(url, "t")
         with pytest.raises(Unavailable, match="the scheduler service does not answer"):
             await client.cluster()
+
+
+@pytest.mark.asyncio
+async def test_a_lost_answer_is_no_refusal() -> None:
+    """What was asked may have been done, unless the service was not even reached."""
+    async with answering() as url:
+        client = ServiceClient(url, "t")
+        with pytest.raises(Unreached, match="whether it did what was asked is not known"):
+            await client.park("a")
+        with pytest.raises(Unavailable, match="nothing was changed") as looked:
+            await client.get_session("a")
+    with pytest.raises(Unavailable, match="nothing was changed") as refused:
+        await client.park("a")
+    assert {type(looked.value), type(refused.value)} == {Unavailable}
 
 
 @pytest.mark.asyncio

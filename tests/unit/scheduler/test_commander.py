@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from singularity_proxy.errors import NotFound
+import pytest
+from singularity_proxy.errors import NotFound, Unreached
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.reason import because
@@ -115,3 +116,32 @@ def test_the_end_of_a_session_comes_after_its_return() -> None:
         assert desk.agents.called == ["session.resume", "session.end"]
 
     asyncio.run(check())
+
+
+def test_a_command_whose_answer_was_lost_is_sent_again_or_nobody_knows() -> None:
+    """The session was ended meanwhile: whether it was checkpointed before is not known."""
+
+    async def check(wanted: bool) -> list[str]:
+        desk = Desk(LIVE)
+        stored = desk.agents.hold("device.put_back")
+        asked = desk.commander.carry_out(ev.PutBack(*HEAD, checkpoint="c"))
+        while not desk.agents.called:
+            await asyncio.sleep(0)
+        desk.commander.connection("n1", False)
+        del desk.agents.answers["device.put_back"]
+        stored.set_exception(Unreached("the other process closed the connection"))
+        await asyncio.sleep(0)
+        if not wanted:
+            desk.view = None
+        desk.commander.connection("n1", True)
+        with pytest.raises(NotFound if wanted else Unreached) as told:
+            await asked
+        if not wanted:
+            assert told.value.message == (
+                "the connection to node n1 broke before it answered, so whether it did what was "
+                "asked is not known"
+            )
+        return desk.agents.called
+
+    assert asyncio.run(check(True)) == ["device.put_back"] * 2
+    assert asyncio.run(check(False)) == ["device.put_back"]
