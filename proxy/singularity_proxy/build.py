@@ -60,6 +60,7 @@ FLAGS = [
     "-ffile-prefix-map=.=singularity_proxy",  # torch says of each kernel in which file it is
 ]
 LIBRARIES = ("torch_cpu", "torch_python", "c10")
+COMPILERS = ("g++", "c++", "clang++")
 SANITIZE = "SINGULARITY_SANITIZE"
 """Environment variable for tests: `address` builds and loads a second library, of the device half
 alone, that ends the process at the first wrong memory access or undefined behaviour. The process
@@ -327,12 +328,30 @@ def _replace_file(path: Path) -> Iterator[Path]:
 def _compiler() -> list[str]:
     if named := os.environ.get("CXX"):
         return shlex.split(named)
-    for name in ("g++", "c++", "clang++"):
+    for name in COMPILERS:
         if path := shutil.which(name):
             return [path]
     raise Unsupported(
         "no C++ compiler was found, so the native module cannot be built; "
         "install g++ (on Debian and Ubuntu: sudo apt-get install g++)."
+    )
+
+
+def _library_compiler() -> list[str]:
+    """The compiler of the module: the one that CXX names, else the first on PATH that has the C++
+    library as a shared one. With a copy of its own inside, the module could not throw to torch."""
+    first = _compiler()
+    if os.environ.get("CXX"):
+        return first
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    others = (shutil.which(name, path=folder) for name in COMPILERS for folder in folders)
+    for path in dict.fromkeys([*first, *filter(None, others)]):
+        command = [path, "-print-file-name=libstdc++.so"]  # the bare name where there is none
+        if os.path.isabs(_run(command).strip()):
+            return [path]
+    raise Unsupported(
+        "no C++ compiler here has the C++ library as a shared one (libstdc++.so), so the native "
+        "module cannot be built; install g++ (on Debian and Ubuntu: sudo apt-get install g++)."
     )
 
 
@@ -369,7 +388,7 @@ def _compile_command(torch: Torch, root: Path) -> list[str]:
             "built; install them (on Debian and Ubuntu: sudo apt-get install python3-dev)."
         )
     return [
-        *_compiler(),
+        *_library_compiler(),
         *flags(),
         *_abi_flags(torch),
         f"-I{root}",
@@ -381,7 +400,7 @@ def _compile_command(torch: Torch, root: Path) -> list[str]:
 
 def _link_command(torch: Torch, objects: list[str], library: str) -> list[str]:
     return [
-        *_compiler(),
+        *_library_compiler(),
         *("-shared", "-o", library),
         *(flag for flag in flags() if flag.startswith("-fsanitize")),
         *objects,

@@ -7,11 +7,15 @@ Exit code 0: everything passed, or nothing could be tried here (the report then 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
 import platform
+import site
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,8 @@ from .checks import CHECKS, Run, Wrong, answer_of, attempt, native_env, program
 from .figures import FIGURES
 
 ALL = {**CHECKS, **FIGURES}
+HOOK_FILE = "singularity_proxy.pth"
+"""What an installation puts into site-packages: the line that loads the worker's hook."""
 LOOK = """
 import json, torch
 found = {"torch": torch.__version__, "cuda": torch.version.cuda, "git": torch.version.git_version}
@@ -59,6 +65,25 @@ def _first_line(path: str) -> str | None:
         return Path(path).read_text().splitlines()[0].strip()
     except (OSError, IndexError):
         return None
+
+
+@contextlib.contextmanager
+def hook_in_children() -> Iterator[None]:
+    """Have all Python processes that start from this one load the worker's hook, on a machine where
+    nothing is installed: a `sitecustomize` in PYTHONPATH does what an installation's line does."""
+    if any((Path(folder) / HOOK_FILE).exists() for folder in site.getsitepackages()):
+        yield
+        return
+    package = Path(__file__).resolve().parents[1]
+    before = os.environ.get("PYTHONPATH", "")
+    with tempfile.TemporaryDirectory(prefix="singularity-gpu-") as folder:
+        line = (package.parent / HOOK_FILE).read_text()
+        (Path(folder) / "sitecustomize.py").write_text(line)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, before]))
+        try:
+            yield
+        finally:
+            os.environ["PYTHONPATH"] = before
 
 
 def report_of(run: Run, names: list[str], say: Any) -> dict[str, Any]:
@@ -108,7 +133,9 @@ def main(arguments: list[str] | None = None) -> int:
         why = f": {entry['reason']}" if "reason" in entry else ""
         print(f"{entry['status']:>8} {entry['seconds']:7.1f} s  {name}{why}", file=sys.stderr)
 
-    report = report_of(Run(options.device, options.quick, library), options.only or list(ALL), say)
+    run = Run(options.device, options.quick, library)
+    with hook_in_children():
+        report = report_of(run, options.only or list(ALL), say)
     text = json.dumps(report, indent=2) + "\n"
     if options.json:
         Path(options.json).write_text(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from singularity_proxy.gpu import __main__ as runner
 from singularity_proxy.gpu import checks
 from singularity_proxy.gpu.__main__ import ALL
 from singularity_proxy.gpu.checks import Run, Skip, Wrong, attempt, compare
@@ -102,3 +104,21 @@ def test_a_program_that_fails_is_one_sentence() -> None:
         checks.answer_of([sys.executable, "-c", "raise ValueError('no')"], {})
     with pytest.raises(Wrong, match="did not end within 0 s"):
         checks.answer_of([sys.executable, "-c", "import time; time.sleep(60)"], {}, timeout=0.2)
+
+
+def test_children_have_the_hook_where_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with torch and a checkout alone; the Python below knows no installation."""
+    bare = str(getattr(sys, "_base_executable", sys.executable))
+    code = "import sys; print('singularity_proxy.worker.hook' in sys.modules)"
+    monkeypatch.setenv("PYTHONPATH", str(Path(runner.__file__).parents[2]))
+    monkeypatch.setenv("SINGULARITY_SESSION", "bare")
+    monkeypatch.setattr(site, "getsitepackages", list)
+
+    def has_hook() -> str:
+        return subprocess.check_output([bare, "-c", code], text=True, timeout=60).strip()
+
+    assert has_hook() == "False"
+    before = os.environ["PYTHONPATH"]
+    with runner.hook_in_children():
+        assert has_hook() == "True"
+    assert os.environ["PYTHONPATH"] == before

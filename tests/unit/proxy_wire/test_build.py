@@ -196,6 +196,28 @@ def test_a_built_library_needs_no_compiler(package: Path, monkeypatch: pytest.Mo
         build.build()
 
 
+def test_the_compiler_has_the_shared_library_of_c_plus_plus(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has only a static libstdc++ is passed over: its module could not throw to torch."""
+    monkeypatch.delenv("CXX", raising=False)
+    folder = package / "bin"
+    folder.mkdir()
+    lesser = folder / "g++"
+    lesser.write_text(
+        '#!/bin/sh\n[ "$1" = -print-file-name=libstdc++.so ] && echo libstdc++.so && exit\nexit 1\n'
+    )
+    lesser.chmod(0o755)
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{path}")
+    monkeypatch.setattr(build, "_ninja", lambda: None)
+    assert answer(build.build()) == "42"
+    (package / "wire/answer.h").write_text("#define ANSWER 1\n")
+    monkeypatch.setenv("PATH", str(folder))
+    with pytest.raises(Unsupported, match=r"no C\+\+ compiler here has .* as a shared one"):
+        build.build()
+
+
 def test_only_a_wait_is_announced(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build.build(announce=True)
     (line,) = capsys.readouterr().err.splitlines()

@@ -297,7 +297,7 @@ ProxiedGroup::WorkPtr ProxiedGroup::reduce_scatter_tensor_coalesced(Tensors& out
                                                                     const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "requires input/output tensor lists to have the same length");
   for (size_t i = 0; i < inputs.size(); i++) _reduce_scatter_base(outputs[i], inputs[i], options);
-  return together(OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs);
+  return together(OpType::COALESCED, outputs);
 }
 
 ProxiedGroup::WorkPtr ProxiedGroup::alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_splits,
