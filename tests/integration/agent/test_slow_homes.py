@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from singularity_proxy.errors import SingularityError
+from singularity_proxy.errors import Unavailable
 from support.agent import AgentBox, until
 from support.agent_moves import gone, resume, suspend
 from support.capsules import needs_criu
@@ -97,16 +97,13 @@ async def test_a_home_that_stands_still_while_its_session_writes(tmp_path: Path)
             await box.logged(other, "on")
             done = await suspend(box, other, 1)
             assert done["checkpoint"]["level"] == "process"
-            await asyncio.wait([stored], timeout=5)
+            await asyncio.wait([stored], timeout=2)
             disk.go_on()
-            try:
-                told = await stored
-            except SingularityError as error:
-                print("REFUSED", error)
-                assert "cannot" in str(error) or "could not" in str(error), str(error)
-                assert (await box.session(session))["session"] == session
+            [told] = await asyncio.gather(stored, return_exceptions=True)
+            if isinstance(told, BaseException):  # a slow machine: it stood still for too long
+                assert isinstance(told, Unavailable)
+                assert "it goes on, nothing was saved" in str(told)
             else:
-                print("STORED", told)
                 await gone(box, session)
                 await resume(box, session, 2, told["checkpoint"]["id"])
             await until_written(disk, len(disk.numbers()) + 5)
@@ -126,7 +123,7 @@ async def test_a_home_that_stands_still_while_its_session_comes_back(tmp_path: P
             back = asyncio.ensure_future(resume(box, session, 2, done["checkpoint"]["id"]))
             other = await box.python("import time; print('on', flush=True); time.sleep(3600)")
             await box.logged(other, "on")
-            await asyncio.wait([back], timeout=5)
+            await asyncio.wait([back], timeout=2)
             disk.go_on()
             assert (await back)["loss"]["lost"] == []
             await until_written(disk, len(before) + 5)
