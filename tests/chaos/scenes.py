@@ -4,13 +4,14 @@ their session was away, an end that is taken back, the platform stopped or its `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from singularity_proxy.errors import Conflict, SingularityError
+from singularity_proxy.errors import Conflict, SingularityError, Unavailable
 from singularity_scheduler.client import ServiceClient
 
 from .notebooks import CsvWriter, Notebook
@@ -206,7 +207,8 @@ async def reopen(world: World, subject: Subject, step: Step, service: ServiceCli
     await subject.stored_now(said["last_checkpoint"], low)
     subject.reopening = True
     try:
-        await service.end_session(session, reason="by mistake")
+        with contextlib.suppress(Unavailable):  # where the answer is lost, the ledger knows
+            await service.end_session(session, reason="by mistake")
         ended = await world.session(session)
         if ended.get("process_state") not in ENDED:
             return ""
