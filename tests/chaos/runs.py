@@ -250,12 +250,6 @@ class Script(Run):
     def shown(self) -> int:
         return _size(self.output)
 
-    def excuse(self) -> str:
-        lines = programs.lines(self.output.read_text(errors="replace"))
-        if [loss for _, _, loss in lines] == self.expected:
-            return "it ran to its end while its node agent was away, so nobody saw how it ended"
-        return super().excuse()
-
     def refused(self) -> bool:
         return "jupyter singularity run:" in self.output.read_text(errors="replace")
 

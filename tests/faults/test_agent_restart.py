@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 from support.agent import AgentBox, alive, sleeper, stop, until
+from support.agent_moves import checkpoint
+from support.capsules import needs_criu
 
 
 @pytest.mark.asyncio
@@ -87,6 +91,71 @@ async def test_what_ended_meanwhile_is_noticed() -> None:
         assert report[stays]["devices"] == ["cpu:1"]
         assert [p.name for p in box.shm.iterdir()] == [stays]
         assert [p.name for p in (box.runtime / "l").iterdir()] == [f"{stays}.lease"]
+
+
+ENDS_WELL = """
+import os, sys, time
+from singularity_proxy.capsule.process import write_exit_code
+while not os.path.exists("go"): time.sleep(0.01)
+write_exit_code(int(sys.argv[1]), os.environ)
+"""
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("mode", ["joined", "capsule"])
+async def test_how_a_run_ended_meanwhile_is_known(mode: str) -> None:
+    """Its process is nobody's child who could ask; it has written its exit code down."""
+    argv = [sys.executable, "-c", ENDS_WELL, "7"]
+    async with AgentBox() as box:
+        (box.work / "go").unlink(missing_ok=True)
+        if mode == "joined":
+            # Its environment has the session, so it can only be made after it: a shell waits.
+            options = await box.user_options()
+            shell = [
+                "sh",
+                "-c",
+                'read folder; export SINGULARITY_SOCKET=$folder/agent.sock; exec "$@"',
+            ]
+            own = subprocess.Popen(  # noqa: ASYNC220  (a fork takes a millisecond)
+                [*shell, "sh", *argv], stdin=subprocess.PIPE, cwd=box.work, **options
+            )
+            assert own.stdin is not None
+            session = await box.start([], mode="joined", owner_pid=own.pid)
+            own.stdin.write(f"{box.folder(session)}\n".encode())
+            own.stdin.close()
+        else:
+            session = await box.start(argv)
+        await box.end_agent()
+        (box.work / "go").touch()
+        if mode == "joined":
+            assert await asyncio.to_thread(own.wait, 60) == 0
+        else:
+            await until((box.folder(session) / "exit").exists, lambda: box.log(session))
+            await until(lambda: not box.processes(session), lambda: box.log(session))
+        await box.fleet.start()
+        await until(lambda: not box.folder(session).exists())
+        report = await box.session(session)
+        assert (report["alive"], report["exit_code"]) == (False, 7)
+        assert "exit code 7" in report["reason"]
+
+
+@needs_criu
+@pytest.mark.asyncio
+async def test_a_run_that_ended_meanwhile_does_not_begin_again_from_its_checkpoint() -> None:
+    async with AgentBox() as box:
+        session = await box.start(
+            [sys.executable, "-c", f"print('on', flush=True)\n{ENDS_WELL}", "0"]
+        )
+        await box.logged(session, "on")
+        await checkpoint(box, session, 1, "early")
+        await box.end_agent()
+        (box.work / "go").touch()
+        await until((box.folder(session) / "exit").exists, lambda: box.log(session))
+        await until(lambda: not box.processes(session), lambda: box.log(session))
+        await box.fleet.start()
+        await until(lambda: not box.folder(session).exists())
+        report = await box.session(session)
+        assert (report["alive"], report["exit_code"]) == (False, 0)
 
 
 @pytest.mark.asyncio

@@ -29,6 +29,7 @@ import traceback
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
+from singularity_proxy.capsule.process import write_exit_code
 from singularity_proxy.elastic.bridge import rendezvous
 
 from .collecting import Collector
@@ -41,16 +42,12 @@ from .files import (
     refuse_itself,
     set_aside,
     why_not,
-    write_whole,
 )
 from .kernels import kernel_of
 from .parameters import check
 from .stop import Stop
 
 DESCRIPTION = "RUN_DESCRIPTION"
-
-EXIT_FILE = "exit"
-"""In the session's folder: the exit code, once the run is over."""
 
 START_S = 300
 """The kernel has so long to answer; a node may start many at once."""
@@ -245,18 +242,10 @@ def begin_attempt(description: Mapping[str, Any]) -> None:
     say(f"attempt {number} starts from the beginning{about}")
 
 
-def leave_exit_code(code: int, environ: Mapping[str, str]) -> None:
-    """Write down how the run ended, for a node agent that was away when it did."""
-    folder = os.path.dirname(environ.get("SINGULARITY_SOCKET", ""))
-    if folder:
-        with contextlib.suppress(OSError):
-            write_whole(os.path.join(folder, EXIT_FILE), str(code))
-
-
 def main() -> int:
     """Called by ``python -m singularity_kernel.batch``; returns the exit code."""
     code = run(os.environ)
-    leave_exit_code(code, os.environ)
+    write_exit_code(code, os.environ)
     return code
 
 

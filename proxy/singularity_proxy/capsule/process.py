@@ -9,11 +9,14 @@ alive and a recycled pid for the old process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
+import re
 import signal
+import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -55,6 +58,41 @@ def uid_of(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         pass
     raise ProcessLookupError(f"there is no process {pid}")
+
+
+EXIT_FILE = "exit"
+"""In a session's folder: the exit code of its run, which the run writes down as its last act."""
+
+
+def write_exit_code(code: int, environ: Mapping[str, str]) -> None:
+    """Write down how the run of the session of `environ` ended, for a node agent that was away when
+    it did. Where that cannot be, the agent says that the code is not known."""
+    folder = os.path.dirname(environ.get("SINGULARITY_SOCKET", ""))
+    if not folder:
+        return
+    partial = os.path.join(folder, f".{EXIT_FILE}.{os.getpid()}.part")
+    with contextlib.suppress(OSError):
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(str(code))
+        os.replace(partial, os.path.join(folder, EXIT_FILE))
+
+
+def read_exit_code(folder: str, uid: int) -> int | None:
+    """The exit code that the run of the session with `folder` has written down; None: it has not.
+    It counts for nothing but that session, whose user may have written anything."""
+    try:
+        path = os.path.join(folder, EXIT_FILE)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        info = os.fstat(fd)
+        plain = stat.S_ISREG(info.st_mode) and info.st_nlink == 1 and info.st_uid == uid
+        text = os.read(fd, 8) if plain else b""
+    finally:
+        os.close(fd)
+    return int(text) if re.fullmatch(rb"[0-9]{1,3}", text) else None
 
 
 _PIDFD_GET_INFO = 0xC040FF0B

@@ -26,7 +26,7 @@ from singularity_proxy.capsule.namespace import (
     NamespaceLauncher,
     kept_folders,
 )
-from singularity_proxy.capsule.process import ProcessWatch
+from singularity_proxy.capsule.process import ProcessWatch, read_exit_code
 from singularity_proxy.capsule.tree import has_ended
 from singularity_proxy.errors import (
     BadRequest,
@@ -46,7 +46,7 @@ from .histories import HistoryKeeper
 from .launch import LaunchRequest
 from .live import LiveSession
 from .node import Node, Settings
-from .owners import Owners, find_owner, how_it_ended, told_exit
+from .owners import Owners, find_owner, how_it_ended
 from .processes import end_marked, end_process
 from .relay_keeper import RelayKeeper
 from .relays import kernel_connection, remove_relay_folder, shim_command, write_private
@@ -101,7 +101,7 @@ class Lifecycle:
             raise Unavailable("this node is being stopped; nothing was started")
         await self._end_earlier(request)
         identity = await node.identities.of(request.user)
-        owner = find_owner(request, identity.uid)
+        owner, gang = find_owner(request, identity.uid), request.gang
         record = SessionRecord(
             session=request.session,
             user=request.user,
@@ -115,7 +115,7 @@ class Lifecycle:
             owner=owner,
             epoch=request.epoch,
             restartable=request.restartable,
-            part=part_of(request),
+            part=None if gang is None else GangPart(gang.id, gang.number, gang.parts, gang.key),
         )
         live = self._make(record)
         self._admit(live)
@@ -337,11 +337,14 @@ class Lifecycle:
             return
         code = watch.exit_code
         if code is None:  # nobody was there when it ended
-            code = told_exit(self._node.settings.session_dir(live.record.session), live.record.uid)
+            code = self._read_exit_code(live.record)
         live.record.exit_code = code
         log_path = os.path.join(self._node.settings.session_dir(live.record.session), CAPSULE_LOG)
         words = last_words(log_path, live.record.uid) if code else ""
         self._end_soon(live, how_it_ended(code) + (f" ({words})" if words else ""))
+
+    def _read_exit_code(self, record: SessionRecord) -> int | None:
+        return read_exit_code(self._node.settings.session_dir(record.session), record.uid)
 
     def _end_soon(self, live: LiveSession, reason: str) -> None:
         self._node.spawn(self.end(live, reason, 1.0), "end of a session")
@@ -535,7 +538,8 @@ class Lifecycle:
         self._adopt_processes(live)
         if live.capsule is not None and has_ended(live.capsule.identity):
             record.life = Life.ENDING
-            if await node.stores.has_whole(record.user, record.session):
+            over = self._read_exit_code(record) is not None
+            if not over and await node.stores.has_whole(record.user, record.session):
                 record.elsewhere = True  # unknown here, the service has it go on from the store
                 await self._undo(live)
                 return
@@ -592,9 +596,3 @@ def _log_variable(record: SessionRecord, settings: Settings) -> dict[str, str]:
     if record.mode == "joined" or record.kind != "batch":
         return {}
     return {"SINGULARITY_LOG": os.path.join(settings.session_dir(record.session), CAPSULE_LOG)}
-
-
-def part_of(request: LaunchRequest) -> GangPart | None:
-    """For the record of a session that is about to be started."""
-    gang = request.gang
-    return None if gang is None else GangPart(gang.id, gang.number, gang.parts, gang.key)

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
-import stat
 import time
 from collections.abc import Callable
 
@@ -56,27 +53,6 @@ def find_owner(request: LaunchRequest, uid: int) -> ProcessIdentity | None:
             owner_pid=request.owner_pid,
         )
     return owner
-
-
-EXIT_FILE = "exit"
-"""In a session's folder: the exit code of its run, which it writes down as its last act."""
-
-
-def told_exit(folder: str, uid: int) -> int | None:
-    """The exit code that the run of a session has written down; None: it has not. It counts for
-    nothing but that session, whose user may have written anything."""
-    try:
-        path = os.path.join(folder, EXIT_FILE)
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        info = os.fstat(fd)
-        plain = stat.S_ISREG(info.st_mode) and info.st_nlink == 1 and info.st_uid == uid
-        text = os.read(fd, 8) if plain else b""
-    finally:
-        os.close(fd)
-    return int(text) if re.fullmatch(rb"[0-9]{1,3}", text) else None
 
 
 def how_it_ended(exit_code: int | None) -> str:

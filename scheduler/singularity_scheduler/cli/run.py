@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from singularity_proxy.capsule.process import write_exit_code
 from singularity_proxy.errors import BadRequest
 from traitlets import Bool, Float, Integer, Unicode, default
 
@@ -170,8 +171,10 @@ def run(
         return _run_child(command, dict(os.environ))
     env = asyncio.run(_begin(command, tier, devices, locations, share, elastic))
     # The session is bound to this process: the node agent ends it when this process ends, however
-    # that comes about, so there is nothing to do afterwards.
-    return _run_child(command, env)
+    # that comes about. An agent that is away then cannot see the exit code.
+    code = _run_child(command, env)
+    write_exit_code(code, env)
+    return code
 
 
 async def _begin(

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from singularity_proxy.capsule.process import read_exit_code
 from singularity_proxy.errors import BadRequest, Forbidden, NoSpace
-from singularity_scheduler.cli import COMMANDS
+from singularity_scheduler.cli import COMMANDS, run
 from support.kernel_service import TOKEN, Scheduler, scheduler
 
 COMMAND = [sys.executable, "-m", "jupyter", "singularity"]
@@ -191,6 +192,19 @@ def test_devices_of_the_server_that_are_no_number(platform: Scheduler) -> None:
 
 
 EXTENSION = "share/jupyter/labextensions/jupyter-singularity"
+
+
+def test_run_writes_the_exit_code_down_for_an_agent_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def begun(*_: object) -> dict[str, str]:
+        return {**os.environ, "SINGULARITY_SOCKET": str(tmp_path / "agent.sock")}
+
+    monkeypatch.delenv("SINGULARITY_SESSION", raising=False)
+    monkeypatch.setattr(run, "_begin", begun)
+    assert run.run(["sh", "-c", "exit 3"]) == 3
+    assert read_exit_code(str(tmp_path), os.getuid()) == 3
+
 
 # ---- install -------------------------------------------------------------------------------------
 
