@@ -112,7 +112,7 @@ class Head:
             raise Unreadable(str(error)) from None
 
 
-@dataclass
+@dataclass(slots=True)
 class Chunk:
     """One object that the checkpoint needs."""
 
@@ -121,7 +121,7 @@ class Chunk:
     stored: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Extent:
     """`size` bytes of a file: bytes `at` and following of chunk number `chunk`."""
 

@@ -20,6 +20,8 @@ def share_of_pages(
     that are zero or in the checkpoint `base`. 1 where there is no sample."""
     if not sample:
         return 1.0
+    hashes = codec.pages(sample)
+    names = [hashes[at : at + PAGE_ID_BYTES] for at in range(0, len(hashes), PAGE_ID_BYTES)]
     table = PageTable(lambda number: number)
     if base is not None:
         chunks = base.chunks
@@ -29,12 +31,12 @@ def share_of_pages(
             return bytes(read_chunk(store, keys, codec, chunk.id, chunk.size))
 
         with contextlib.suppress(Damaged):
-            table.load(base, read)
-    hashes, new = codec.pages(sample), []
-    for number in range(len(sample) // PAGE):
-        name = hashes[number * PAGE_ID_BYTES : (number + 1) * PAGE_ID_BYTES]
-        if name != codec.zero_page and table.find(name) is None:
-            new.append(sample[number * PAGE : (number + 1) * PAGE])
+            table.load(base, read, set(names))
+    new = [
+        sample[number * PAGE : (number + 1) * PAGE]
+        for number, name in enumerate(names)
+        if name != codec.zero_page and table.find(name) is None
+    ]
     return _stored(codec, b"".join(new)) / len(sample)
 
 

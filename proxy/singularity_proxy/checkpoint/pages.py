@@ -9,7 +9,9 @@ chunk*.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 
 from .chunks import PAGE, PAGE_ID_BYTES
 from .cutting import CHUNK
@@ -18,6 +20,9 @@ from .manifest import ZERO, Extent, Manifest
 Place = tuple[int, int]
 """(chunk number, page number in it)."""
 _MOST_PAGES = CHUNK // PAGE
+_PAGE_BITS = 16
+"""A place in one number: the chunk's above so many bits, the page's in them."""
+_PAGE_MASK = (1 << _PAGE_BITS) - 1
 LEAST_USED = 0.5
 """A chunk of the checkpoint before of which less than this is still used is not built upon: its
 other pages would be kept and read for nothing."""
@@ -26,46 +31,88 @@ other pages would be kept and read for nothing."""
 class PageTable:
     """Where pages are that the store already has.
 
+    Of the checkpoint before, which has many, hashes and places are in flat arrays with an open hash
+    table over them: 40 bytes a page. As objects they would be 200, and when those are gone the
+    allocator keeps what lay between them. `hash` is seeded by the process, so nobody can choose
+    pages that all come to one place of the table.
+
     `reuse` says that a chunk of the checkpoint before is needed and returns its number in the new
     one, or None when it cannot be relied on.
     """
 
     def __init__(self, reuse: Callable[[int], int | None]) -> None:
         self._reuse = reuse
-        self._old: dict[bytes, Place] = {}
-        self._new: dict[bytes, Place] = {}
+        self._reused: dict[int, int | None] = {}
+        self._hashes = b""
+        self._places: array[int] = array("Q")
+        self._slots: array[int] = array("I", [0])
+        """1 + the number of a page in the arrays above, 0 where there is none; a power of two, at
+        least twice as many as pages."""
+        self._new: dict[bytes, int] = {}
 
-    def load(self, base: Manifest, read: Callable[[int], bytes]) -> None:
-        """Learn the pages of the checkpoint before; `read(number)` gives the contents of one of its
-        chunks."""
-        used = _used_fraction(base)
-        for index in base.indexes:
-            if not any(used.get(chunk, 0.0) >= LEAST_USED for chunk, _ in index.of):
-                continue
-            hashes, at = read(index.chunk), 0
-            for chunk, count in index.of:
-                if used.get(chunk, 0.0) >= LEAST_USED:
-                    for page in range(count):
-                        start = at + page * PAGE_ID_BYTES
-                        self._old[hashes[start : start + PAGE_ID_BYTES]] = (chunk, page)
-                at += count * PAGE_ID_BYTES
+    @property
+    def count(self) -> int:
+        """How many pages of the checkpoint before it holds."""
+        return len(self._places)
+
+    def load(
+        self, base: Manifest, read: Callable[[int], bytes], only: AbstractSet[bytes] | None = None
+    ) -> None:
+        """Learn the pages of the checkpoint before, or those of them that are in `only`;
+        `read(number)` gives the contents of one of its chunks."""
+        kept = bytearray()
+        try:
+            for chunk, hashes in _indexed_pages(base, read):
+                first, count = chunk << _PAGE_BITS, len(hashes) // PAGE_ID_BYTES
+                if only is None:
+                    kept += hashes
+                    self._places.extend(range(first, first + count))
+                    continue
+                for number in range(count):
+                    page = hashes[number * PAGE_ID_BYTES : (number + 1) * PAGE_ID_BYTES]
+                    if page in only:
+                        kept += page
+                        self._places.append(first + number)
+        finally:  # when one index cannot be read, the others still count
+            self._hashes = bytes(kept)
+            self._fill_slots()
+
+    def _fill_slots(self) -> None:
+        hashes, count = self._hashes, len(self._places)
+        self._slots = slots = array("I", [0]) * (2 << count.bit_length())
+        mask = len(slots) - 1
+        for row in range(1, count + 1):
+            slot = hash(hashes[(row - 1) * PAGE_ID_BYTES : row * PAGE_ID_BYTES]) & mask
+            while slots[slot]:
+                slot = (slot + 1) & mask
+            slots[slot] = row
 
     def find(self, page: bytes) -> Place | None:
         """The place of a page, by its hash, in a chunk of the new checkpoint."""
         place = self._new.get(page)
-        if place is None:
-            old = self._old.get(page)
-            if old is not None:
-                chunk = self._reuse(old[0])
-                if chunk is None:
-                    del self._old[page]
-                    return None
-                place = self._new[page] = (chunk, old[1])
-        return place
+        if place is not None:
+            return place >> _PAGE_BITS, place & _PAGE_MASK
+        if not self._hashes:
+            return None
+        slots = self._slots
+        mask = len(slots) - 1
+        slot = hash(page) & mask
+        while row := slots[slot]:
+            if self._hashes[(row - 1) * PAGE_ID_BYTES : row * PAGE_ID_BYTES] == page:
+                place = self._places[row - 1]
+                chunk = self._number_of(place >> _PAGE_BITS)
+                return None if chunk is None else (chunk, place & _PAGE_MASK)
+            slot = (slot + 1) & mask
+        return None
 
-    def add(self, page: bytes, place: Place) -> None:
-        """A new page will be there."""
-        self._new[page] = place
+    def _number_of(self, chunk: int) -> int | None:
+        if chunk not in self._reused:
+            self._reused[chunk] = self._reuse(chunk)
+        return self._reused[chunk]
+
+    def add(self, page: bytes, chunk: int, number: int) -> None:
+        """A new page will be the `number`th of that chunk."""
+        self._new[page] = chunk << _PAGE_BITS | number
 
 
 class PageWriter:
@@ -118,7 +165,7 @@ class PageWriter:
     def _take(self, page: bytes) -> None:
         if not self._count:
             self._chunk = self._new_chunk()
-        self._table.add(page, (self._chunk, self._count))
+        self._table.add(page, self._chunk, self._count)
         self._hashes += page
         self._count += 1
 
@@ -138,6 +185,20 @@ def extend(extents: list[Extent], chunk: int, at: int, size: int) -> None:
             last.size += size
             return
     extents.append(Extent(chunk, at, size))
+
+
+def _indexed_pages(base: Manifest, read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:
+    """(number of a chunk, hashes of its pages), of the chunks that are worth building upon."""
+    used = _used_fraction(base)
+    for index in base.indexes:
+        if not any(used.get(chunk, 0.0) >= LEAST_USED for chunk, _ in index.of):
+            continue
+        hashes, at = read(index.chunk), 0
+        for chunk, count in index.of:
+            end = at + count * PAGE_ID_BYTES
+            if used.get(chunk, 0.0) >= LEAST_USED:
+                yield chunk, hashes[at:end]
+            at = end
 
 
 def _used_fraction(base: Manifest) -> dict[int, float]:

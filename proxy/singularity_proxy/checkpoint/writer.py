@@ -184,6 +184,14 @@ class _Save:
             self._pool.shutdown(wait=True, cancel_futures=True)
             for fd in self._open:
                 os.close(fd)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop what points back here. Tables of pages would otherwise stay until the interpreter
+        looks for circles of objects, which it rarely does in a process that makes few."""
+        self._pending.clear()
+        self._hashing.clear()
+        del self._table, self._pages, self._packer
 
     def _examined(self, parts: Iterable[Part]) -> Iterator[tuple[Part, os.stat_result | None]]:
         names: set[str] = set()

@@ -32,6 +32,7 @@ from . import parts as files
 from .copies import copy_parts
 from .devices import DeviceKeeper
 from .live import LiveSession
+from .memory import return_memory_soon
 from .node import Node, Settings
 from .sessions import Phase
 from .stores import teller
@@ -90,6 +91,7 @@ class DeviceRestorer:
             raise _unchanged(live, error) from None
         finally:
             await asyncio.to_thread(shutil.rmtree, stage, True)
+            return_memory_soon()
         log.info("session %s: the contents of checkpoint %s are back", record.session, summary.id)
         return {"loss": _loss(summary, restored, done), "before": before}
 

@@ -100,8 +100,11 @@ def _sample(pids: list[int]) -> bytes:
     wanted: dict[int, list[int]] = {}
     for pid, first, pages in chosen:
         wanted.setdefault(pid, []).append(first + random.randrange(pages) * PAGE)
-    found = [page for pid, addresses in wanted.items() for page in _read_pages(pid, addresses)]
-    return b"".join(random.sample(found, min(PAGES, len(found))))
+    present = [(pid, at) for pid, some in wanted.items() for at in _in_memory(pid, some)]
+    read: dict[int, list[int]] = {}
+    for pid, at in random.sample(present, min(PAGES, len(present))):
+        read.setdefault(pid, []).append(at)
+    return b"".join(page for pid, some in read.items() for page in _read_pages(pid, some))
 
 
 def _mappings(pid: int) -> Iterator[tuple[int, int]]:
@@ -117,23 +120,24 @@ def _mappings(pid: int) -> Iterator[tuple[int, int]]:
                 yield first, (end - first) // PAGE
 
 
-def _read_pages(pid: int, addresses: list[int]) -> Iterator[bytes]:
-    """The pages at these addresses that are in memory; the others were never used."""
-    with contextlib.ExitStack() as stack:
-        try:
-            pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, pagemap)
-            memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, memory)
-        except OSError:
-            return
+def _in_memory(pid: int, addresses: list[int]) -> Iterator[int]:
+    """Those of these addresses whose pages are in memory; the others were never used."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
         for address in addresses:
             with contextlib.suppress(OSError):
-                entry = os.pread(pagemap, 8, address // PAGE * 8)
+                entry = os.pread(pagemap.fileno(), 8, address // PAGE * 8)
                 if len(entry) == 8 and entry[7] & 0x80:  # bit 63: it is in memory
-                    page = os.pread(memory, PAGE, address)
-                    if len(page) == PAGE:
-                        yield page
+                    yield address
+
+
+def _read_pages(pid: int, addresses: list[int]) -> Iterator[bytes]:
+    """The pages at these addresses that are still there."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for address in addresses:
+            with contextlib.suppress(OSError):
+                page = os.pread(memory.fileno(), PAGE, address)
+                if len(page) == PAGE:
+                    yield page
 
 
 def _scratch_bytes(live: LiveSession, settings: Settings) -> int:

@@ -45,6 +45,7 @@ from .folders import open_session_folders
 from .histories import HistoryKeeper
 from .launch import LaunchRequest
 from .live import LiveSession
+from .memory import return_memory_soon
 from .node import Node, Settings
 from .owners import Owners, find_owner, how_it_ended
 from .processes import end_marked, end_process
@@ -209,6 +210,8 @@ class Lifecycle:
                 say_kept(error)
                 error.message = "; ".join([error.message, *live.reconciled])
             raise
+        finally:
+            return_memory_soon()
         assert record.process is not None
         log.info("session of %s resumed as process %d", record.user, record.process.pid)
         node.emit(record.session, "session.restored", loss=loss)

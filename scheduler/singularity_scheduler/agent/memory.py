@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import gc
 
 _LIBC = ctypes.CDLL(None)
 _TRIM = getattr(_LIBC, "malloc_trim", None)
@@ -26,7 +28,15 @@ def map_large_buffers() -> None:
 
 def return_memory() -> None:
     """Give what was freed back to the system: the threads that pack or unpack a checkpoint leave
-    hundreds of megabytes in the allocator, which would stay the agent's until its end. Blocks for
-    milliseconds."""
+    hundreds of megabytes in the allocator, which would stay the agent's until its end. Objects that
+    hold each other, such as an error and the frames that it came through, are looked for first: the
+    interpreter would do so by the number of new objects, and these are few and large. Blocks for
+    some tens of milliseconds."""
+    gc.collect()
     if _TRIM is not None:
         _TRIM(0)
+
+
+def return_memory_soon() -> None:
+    """Do the same in a thread of the running event loop, while what was asked for is answered."""
+    asyncio.get_running_loop().run_in_executor(None, return_memory)

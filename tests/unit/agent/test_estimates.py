@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,6 +47,23 @@ def test_memory_counts_as_much_as_it_will_take(pid: int, tmp_path: Path) -> None
     assert len(sample) == estimates.PAGES * 4096
     need = memory * box.measure_pages("s", sample)
     assert 30 * MB < need < 70 * MB
+
+
+def test_no_more_memory_is_read_than_is_looked_at(
+    pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    pread = os.pread
+
+    def counted(fd: int, size: int, at: int) -> bytes:
+        sizes.append(size)
+        return pread(fd, size, at)
+
+    monkeypatch.setattr(os, "pread", counted)
+    assert len(estimates._sample([pid])) == estimates.PAGES * 4096
+    assert sizes.count(4096) == estimates.PAGES
+    assert sizes.count(8) <= estimates.PROBES
+    assert {*sizes} == {8, 4096}
 
 
 def test_what_the_newest_checkpoint_has_costs_nothing(tmp_path: Path) -> None:

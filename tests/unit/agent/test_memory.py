@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import gc
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 
 import pytest
-from singularity_scheduler.agent.memory import return_memory
+from singularity_scheduler.agent.memory import return_memory, return_memory_soon
 
 
 def held() -> int:
@@ -27,6 +31,35 @@ def test_what_was_freed_goes_back_to_the_system() -> None:
     return_memory()
     assert before - held() > 20_000, f"{before} kB before"
     assert len(last) == 100_000
+
+
+class Circle:
+    """Refers to itself, as an error does to the frames that it came through."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture
+def circle() -> Iterator[weakref.ref[Circle]]:
+    """One that nobody needs any more, and which the interpreter does not look for."""
+    gc.disable()
+    yield weakref.ref(Circle())
+    gc.enable()
+
+
+def test_objects_that_hold_each_other_are_freed(circle: weakref.ref[Circle]) -> None:
+    assert circle() is not None
+    return_memory()
+    assert circle() is None
+
+
+def test_memory_goes_back_while_the_agent_answers(circle: weakref.ref[Circle]) -> None:
+    async def answer() -> None:
+        return_memory_soon()
+
+    asyncio.run(answer())  # it ends when its threads have ended
+    assert circle() is None
 
 
 KEEP_AND_FREE = """
