@@ -66,7 +66,14 @@ def job_files_page() -> str:
             "`notebook`, `output`, `parameters`, `environment_variables` and in other inputs and "
             "outputs. An expression that is the whole value keeps its type. Circles are refused, "
             "and so is `${{parent...}}`: a file describes one job, no pipeline. In a sweep "
-            "`${{search_space.NAME}}` may stand in `command` and `parameters`.\n",
+            "`${{search_space.NAME}}` may stand in `command` and `parameters`. `$[[ ]]`, which "
+            "leaves out optional parts of a pipeline's command, is refused.\n",
+            "In a command the value in quotes (`\"${{inputs.text}}\"`, also `'...'`, `$'...'` and "
+            "here-documents) is that text, character by character: nothing in it ends the quotes "
+            "or is expanded. Outside of quotes a path (an input with `path`, an output) is one "
+            "word, whatever is in it; any other value goes in as it is, so `--lr 0.1 --epochs 3` "
+            "becomes four words, and one that has a quote or the like without its end is "
+            "refused.\n",
             "## What is read\n",
             "YAML 1.2: `1e-3` is a number, `on` and `2026-01-02` are texts. At most "
             f"{MAX_BYTES >> 10} KiB, {MAX_VALUES} values (aliases filled in) and {MAX_DEPTH} "

@@ -89,6 +89,7 @@ TIERS: Mapping[str, Tier] = {
     "tests/unit/proxy_wire/test_systemd.py": Tier.NODE,
     "tests/unit/quality": Tier.TOOLS,
     "tests/unit/scheduler/test_client_http.py": Tier.SERVICE,
+    "tests/unit/scheduler/test_job_shell.py": Tier.NODE,
     "tests/unit/scheduler/test_service_parts.py": Tier.SERVICE,
     "tests/unit/sim/test_compiled.py": Tier.TOOLS,
     "tests/unit/sim/test_summary.py": Tier.TOOLS,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +45,24 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class Taken:
-    """One parameter that the notebook takes. `kind` is a key of `_KINDS`, "" for anything."""
+    """One parameter that the notebook takes: anything when it has neither `kinds` nor `values`."""
 
-    kind: str = ""
+    kinds: tuple[str, ...] = ()
+    """Keys of `_KINDS`."""
+    values: tuple[Any, ...] = ()
+    """Values that it takes besides, by a ``Literal``."""
     none: bool = False
     """None is a value too."""
     default: str = ""
+
+    def fits(self, value: Any) -> bool:
+        """Whether the notebook takes `value`."""
+        if not (self.kinds or self.values) or (value is None and self.none):
+            return True
+        # A truth value is an int to Python, but who passes one to a count has made a mistake.
+        if any(type(value) in _KINDS[kind] for kind in self.kinds):
+            return True
+        return any(type(value) is type(one) and value == one for one in self.values)
 
 
 def check(notebook: Any, parameters: Mapping[str, Any], language: str = "python") -> list[str]:
@@ -136,62 +148,111 @@ def _default(value: ast.expr | None) -> Taken:
         found = ast.literal_eval(value)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return Taken(default=shown)
-    if found is None:
-        return Taken(default=shown)
     kind = type(found).__name__
-    return Taken(kind if kind in _KINDS else "", default=shown)
+    return Taken((kind,) if kind in _KINDS else (), default=shown)
 
 
 def _annotated(annotation: ast.expr, value: ast.expr | None) -> Taken:
-    kind, none = _kind(annotation)
     default = _default(value)
-    none = none or default.default == "None"
-    return Taken(kind, none, default.default)
+    try:
+        members = list(_members(annotation))
+    except _AnyType:
+        return Taken(default=default.default)
+    return Taken(
+        tuple(dict.fromkeys(m.name for m in members if isinstance(m, _Kind))),
+        tuple(m for m in members if m is not None and not isinstance(m, _Kind)),
+        None in members or default.default == "None",
+        default.default,
+    )
 
 
-def _kind(annotation: ast.expr) -> tuple[str, bool]:
-    """The key of `_KINDS` that an annotation stands for ("" for what is not known), and whether
-    None is allowed."""
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+class _AnyType(Exception):
+    """An annotation that anything may fit."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A type in an annotation: a key of `_KINDS`."""
+
+    name: str
+
+
+def _members(annotation: ast.expr) -> Iterator[Any]:
+    """What an annotation allows: `_Kind`s, and the values of Literal and None themselves; raises
+    `_AnyType`."""
+    if isinstance(annotation, ast.Constant) and annotation.value is None:
+        yield None
+    elif isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         try:
-            return _kind(ast.parse(annotation.value, mode="eval").body)
+            yield from _members(ast.parse(annotation.value, mode="eval").body)
         except SyntaxError:
-            return "", True
-    if isinstance(annotation, ast.Name | ast.Attribute):
-        name = annotation.id if isinstance(annotation, ast.Name) else annotation.attr
-        return (name, False) if name in _KINDS else ("", True)
-    if isinstance(annotation, ast.Subscript):
-        outer = annotation.value
-        name = outer.id if isinstance(outer, ast.Name) else getattr(outer, "attr", "")
-        if name == "Optional":
-            return _kind(annotation.slice)[0], True
-        return (name, False) if name in _KINDS else ("", True)
-    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
-        sides = [annotation.left, annotation.right]
-        kept = [s for s in sides if not (isinstance(s, ast.Constant) and s.value is None)]
-        if len(kept) == 1:
-            return _kind(kept[0])[0], True
-    return "", True
+            raise _AnyType from None
+    elif isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
+        yield from _members(annotation.left)
+        yield from _members(annotation.right)
+    elif isinstance(annotation, ast.Subscript):
+        yield from _subscripted(_last_name(annotation.value), annotation.slice)
+    elif (name := _last_name(annotation)) in _KINDS:
+        yield _Kind(name)
+    else:
+        raise _AnyType
+
+
+def _subscripted(name: str, inside: ast.expr) -> Iterator[Any]:
+    """The members of ``name[inside]``."""
+    parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
+    if name == "Optional":
+        yield None
+        yield from _members(inside)
+    elif name == "Union":
+        for part in parts:
+            yield from _members(part)
+    elif name in ("Annotated", "Final"):
+        yield from _members(parts[0])
+    elif name == "Literal":
+        for part in parts:
+            yield from _literal(part)
+    elif name in _KINDS:
+        yield _Kind(name)
+    else:
+        raise _AnyType
+
+
+def _literal(part: ast.expr) -> Iterator[Any]:
+    """The values of one part of a Literal, which may be a Literal too."""
+    if isinstance(part, ast.Subscript) and _last_name(part.value) == "Literal":
+        yield from _subscripted("Literal", part.slice)
+        return
+    try:
+        yield ast.literal_eval(part)
+    except ValueError:  # a member of an enumeration
+        raise _AnyType from None
+
+
+def _last_name(named: ast.expr) -> str:
+    """``Literal`` of ``Literal`` and ``typing.Literal``; "" of what is no name."""
+    return named.id if isinstance(named, ast.Name) else getattr(named, "attr", "")
 
 
 def _check_value(name: str, value: Any, taken: Taken) -> None:
-    if not taken.kind or (value is None and taken.none):
-        return
-    allowed = _KINDS[taken.kind]
-    # A truth value is an int to Python, but who passes one to a count has made a mistake.
-    if type(value) in allowed:
+    if taken.fits(value):
         return
     default = f" (its default is {_short(taken.default)})" if taken.default else ""
-    hint = f"; -r {name} {value} passes it as text" if allowed == (str,) else ""
+    hint = f"; -r {name} {value} passes it as text" if taken.fits(str(value)) else ""
     raise BadRun(
-        f"parameter '{name}' takes {_word(allowed)}{default}, not {_short(repr(value))}; "
+        f"parameter '{name}' takes {_words(taken)}{default}, not {_short(repr(value))}; "
         f"nothing was started{hint}",
         parameter=name,
     )
 
 
-def _word(kinds: tuple[type, ...]) -> str:
-    return _SHOWN.get(kinds[0].__name__, kinds[0].__name__)
+def _words(taken: Taken) -> str:
+    """What the notebook takes, for people: "a number, 'auto' or None"."""
+    kinds = (_KINDS[kind][0].__name__ for kind in taken.kinds)
+    words = [_SHOWN.get(kind, kind) for kind in kinds] + [repr(one) for one in taken.values]
+    words = list(dict.fromkeys([*words, "None"] if taken.none else words))
+    first = ", ".join(words[:-1])
+    return f"{first} or {words[-1]}" if first else words[-1]
 
 
 def _short(text: str) -> str:

@@ -4,10 +4,11 @@ cycles found. Pure."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .errors import nearest, shown, yaml_word
+from .shell import Command, UnevenValue
 
 MAX_TEXT = 64 << 10
 """Longest text after everything is filled in: inputs that double each other end there."""
@@ -59,19 +60,57 @@ class Values:
             return value
         whole = _EXPRESSION.fullmatch(value.strip())
         if whole and "${{" not in whole[1]:
-            return self._meant(whole[1])
-        filled, last = "", 0
-        for match in _EXPRESSION.finditer(value):
-            filled += value[last : match.start()] + yaml_word(self._meant(match[1]))
+            return self.of(self._name(whole[1]))
+        filled = ""
+        for written, name in self._pieces(value):
+            filled += written + (yaml_word(self.of(name)) if name else "")
+            _refuse_too_long(filled)
+        return filled
+
+    def filled_command(self, text: str) -> str:
+        """The command of bash `text` with its expressions filled in: a path is one word, and in
+        quotes each value is the text that it is."""
+        if "$[[" in text:
+            raise BadExpression(
+                "$[[ ]] leaves out in a pipeline what has no value, and one file describes one "
+                "job: write what shall be there without $[[ and ]]"
+            )
+        if "${{" not in text:
+            return text
+        command = Command()
+        for written, name in self._pieces(text):
+            command.add(written)
+            if name:
+                self._put(command, name)
+            _refuse_too_long(command.text)
+        return command.text
+
+    def _put(self, command: Command, name: str) -> None:
+        """Put what `name` stands for into `command`."""
+        value = yaml_word(self.of(name))
+        is_path = name.startswith("outputs.") or isinstance(self._sources[name], dict)
+        try:
+            command.put(value, whole=is_path)
+        except UnevenValue:
+            raise BadExpression(
+                f"{name} is {shown(value)}, and bash would read the rest of the command as part of "
+                f'it: write it in quotes, "${{{{{name}}}}}"'
+            ) from None
+
+    def _pieces(self, text: str) -> Iterator[tuple[str, str]]:
+        """`text` in pieces: what is written up to an expression, and the name in that; behind the
+        last one what is left, and ""."""
+        last = 0
+        for match in _EXPRESSION.finditer(text):
+            yield text[last : match.start()], self._name(match[1])
             last = match.end()
-            if len(filled) > MAX_TEXT:
-                raise BadExpression(f"it becomes longer than {MAX_TEXT >> 10} KiB when filled in")
-        rest = value[last:]
+        rest = text[last:]
         if "${{" in rest:
             raise BadExpression(f"{shown(rest[rest.index('${{') :])} has no end: write '}}}}'")
-        return filled + rest
+        yield rest, ""
 
-    def _meant(self, inside: str) -> Any:
+    def _name(self, inside: str) -> str:
+        """The name that stands in an expression, which is known then."""
         word = inside.strip()
         if word.startswith("parent."):
             alone = word.removeprefix("parent.")
@@ -89,4 +128,9 @@ class Values:
                 f"${{{{{word[:60]}}}}} stands for nothing: {nearest(word, self._sources)}"
             )
         self.used.add(word)
-        return self.of(word)
+        return word
+
+
+def _refuse_too_long(filled: str) -> None:
+    if len(filled) > MAX_TEXT:
+        raise BadExpression(f"it becomes longer than {MAX_TEXT >> 10} KiB when filled in")

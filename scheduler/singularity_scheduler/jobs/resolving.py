@@ -166,7 +166,7 @@ class _Resolver:
             parameters=self._parameters(),
             output=self._path(output) if output is not None else None,
             kernel=self._said("kernel"),
-            command=str(self._filled("command") or ""),
+            command=self._command(),
             ranked=self._said("distribution") is not None,
             folder=folder,
             variables=self._variables(),
@@ -234,6 +234,10 @@ class _Resolver:
         return os.path.normpath(os.path.join(self._document.folder, yaml_word(text)))
 
     # -- parts ----------------------------------------------------------------------------------
+
+    def _command(self) -> str:
+        text = str(self._said("command") or "")
+        return str(self._at(("command",), self._values.filled_command, text))
 
     def _parameters(self) -> dict[str, Any]:
         section = self._section("parameters")

@@ -28,6 +28,14 @@ either: Optional[float] = 1.0
 typed: "str"
 a, b = 1, 2
 options: dict[str, int] = {}
+swallow: Literal["african", "european"] = "african"
+size: typing.Literal["small", 3] | None = None
+rate: Union[float, Literal["auto", Literal["off"]]] = "auto"
+either_way: "int | str | None" = 1
+depth: Annotated[int, "layers"] = 3
+color: Literal[Color.RED] = Color.RED
+own: Swallow | None = "x"
+none_given: int = None
 """
 
 
@@ -62,6 +70,18 @@ def notebook(source: str | None = CELL, *, injected: bool = False) -> Any:
         ("typed", "x"),
         ("b", 7),
         ("options", {}),
+        ("swallow", "european"),
+        ("size", "small"),
+        ("size", 3),
+        ("size", None),
+        ("rate", 1),
+        ("rate", "off"),
+        ("either_way", "x"),
+        ("either_way", None),
+        ("depth", 4),
+        ("color", "red"),
+        ("own", 5),
+        ("none_given", None),
     ],
 )
 def test_what_fits(name: str, value: Any) -> None:
@@ -80,9 +100,19 @@ def test_what_fits(name: str, value: Any) -> None:
         ("flag", 1, "takes true or false (its default is True), not 1"),
         ("sizes", "1,2", "takes a list (its default is [1, 2]), not '1,2'"),
         ("table", [], "takes a mapping"),
-        ("maybe", "x", "takes a whole number (its default is None), not 'x'"),
+        ("maybe", "x", "takes a whole number or None (its default is None), not 'x'"),
         ("typed", 1, "takes text, not 1"),
         ("options", [1], "takes a mapping"),
+        ("swallow", 5, "takes 'african' or 'european' (its default is 'african'), not 5; nothing"),
+        ("swallow", "afrcan", "takes 'african' or 'european' (its default is 'african'), not 'af"),
+        ("size", "large", "takes 'small', 3 or None (its default is None), not 'large'"),
+        ("size", 3.0, "takes 'small', 3 or None"),
+        ("size", True, "takes 'small', 3 or None"),
+        ("rate", "on", "takes a number, 'auto' or 'off' (its default is 'auto'), not 'on'"),
+        ("either_way", 1.5, "takes a whole number, text or None (its default is 1), not 1.5"),
+        ("either_way", 1.5, "; nothing was started; -r either_way 1.5 passes it as text"),
+        ("depth", "x", "takes a whole number (its default is 3), not 'x'"),
+        ("none_given", "x", "takes a whole number or None (its default is None), not 'x'"),
         ("lrr", 1, "no parameter 'lrr'; did you mean 'lr'? It has lr, epochs, name,"),
         ("zzz", 1, "no parameter 'zzz'; It has lr, epochs,"),
         ("not a name", 1, "'not a name' cannot be the name of a parameter"),

@@ -344,6 +344,7 @@ def test_wrong_jobs(text: str, line: int, sentence: str, folder: Path) -> None:
         ("command: x\ndistribution: {}", "distribution.type is missing"),
         ("command: x\ncode: {local_path: src}", "code must be text, not {'local_path': 'src'}"),
         ("command: [a]", "command must be text, not ['a']"),
+        ("command: echo $[[--x ${{inputs.x}}]]\ninputs: {x: 3}", "line 1: $[[ ]] leaves out in a"),
     ],
 )
 def test_jobs_that_are_none(text: str, sentence: str, folder: Path) -> None:
