@@ -7,6 +7,7 @@ so). Hub users need no account on the machine.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from typing import Any
 
 from jupyterhub.orm import APIToken
 from jupyterhub.spawner import LocalProcessSpawner
+from singularity_proxy.layers import Layer, own_packages
 from sqlalchemy.orm import object_session
-from traitlets import Unicode, default
+from traitlets import Bool, Unicode, default
 
 from .homes import blocked_folder, make_home, sqlite_url
 from .hub_errors import spawn_refused
@@ -25,9 +27,34 @@ from .mixin import SingularitySpawnerMixin
 from .proc import read_process
 from .progress import StartStory
 
+_BASHRC = Path(__file__).with_name("terminal.bashrc")
+
 
 def _shell() -> str:
     return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+
+
+def _terminal() -> list[str]:
+    """The command of a terminal. No login shell: that sets PATH anew, without this environment's
+    programs."""
+    shell = _shell()
+    return [shell, "--rcfile", str(_BASHRC)] if shell.endswith("bash") else [shell]
+
+
+def _joined(first: str, others: str | None) -> str:
+    return f"{first}:{others}" if others else first
+
+
+def _make_layer(layer: Layer) -> None:
+    """Called in the server's process, as its user."""
+    try:
+        layer.make()
+    except OSError as error:  # a full disk: the server may help against that
+        os.write(
+            sys.stderr.fileno(),
+            f"Singularity: {layer.folder} could not be made ({error.strerror}), so there are no "
+            "packages of the user's own; the server starts without.\n".encode(),
+        )
 
 
 _VIEW = "singularity_kernel.jobs_view"
@@ -55,6 +82,19 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
     @default("homes_dir")  # type: ignore[untyped-decorator]
     def _default_homes_dir(self) -> str:
         return os.path.join(os.getcwd(), "homes")
+
+    own_packages = Bool(
+        True,
+        help="""
+        Whether users may install Python packages of their own, with ``%pip install`` in notebooks
+        and ``pip install`` in terminals: into a folder of their home for each version of Python
+        (``~/.local/share/jupyter-singularity``), from where their kernels, terminals and runs take
+        them before those of this environment, which stays as it is. The server itself uses none of
+        them. Only where ``cmd`` starts the server with the Hub's own Python.
+
+        False: nothing is installed there, and what is there already is not used.
+        """,
+    ).tag(config=True)
 
     @default("cmd")  # type: ignore[untyped-decorator]
     def _default_cmd(self) -> list[str]:
@@ -109,14 +149,19 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
                 status=500,
             )
 
-    def get_args(self) -> list[str]:
-        """Jupyter refuses to run as root without being told; it is told only when it must.
+    def _layer(self) -> Layer | None:
+        """Where the user's own packages are; None when there may be none."""
+        same = bool(self.cmd) and self.cmd[0] == sys.executable
+        if not self.own_packages or self.home is None or not same:
+            return None
+        return own_packages(str(self.home))
 
-        Terminals are not login shells: those set PATH anew, without this environment's programs.
-        """
+    def get_args(self) -> list[str]:
+        """Jupyter refuses to run as root without being told; it is told only when it must."""
         args = list(super().get_args())
         if not any("terminado_settings" in arg for arg in args):
-            args.append(f'--ServerApp.terminado_settings={{"shell_command": ["{_shell()}"]}}')
+            settings = json.dumps({"shell_command": _terminal()})
+            args.append(f"--ServerApp.terminado_settings={settings}")
         if self.uid == 0 and "--allow-root" not in args:
             args.append("--allow-root")
         if find_spec("jupyter_scheduler") and not any("SchedulerApp." in arg for arg in args):
@@ -149,6 +194,10 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
             XDG_CACHE_HOME=f"{home}/.cache",
             XDG_DATA_HOME=f"{home}/.local/share",
         )
+        layer = self._layer()
+        if layer is not None:
+            env["PATH"] = _joined(layer.programs, env.get("PATH") or os.defpath)
+            env["JUPYTER_PATH"] = _joined(layer.data, env.get("JUPYTER_PATH"))
         return env
 
     def make_preexec_fn(self, name: str) -> Callable[[], None]:
@@ -161,6 +210,7 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
         assert gid is not None
         assert home is not None
         change = os.geteuid() == 0 and uid != 0
+        layer = self._layer()
 
         def preexec() -> None:
             if change:
@@ -169,6 +219,8 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
                 os.setresuid(uid, uid, uid)
             os.umask(0o077)
             os.chdir(home)
+            if layer is not None:
+                _make_layer(layer)
 
         return preexec
 

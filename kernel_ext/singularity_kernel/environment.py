@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
+from singularity_proxy import layers
 from singularity_proxy.capsule.launcher import stripped_environment
 
 EXTENSION = "singularity_kernel"
@@ -24,6 +25,22 @@ _SECRETS = frozenset({"JUPYTER_TOKEN", "JUPYTER_PASSWORD"})
 
 _KEPT = "JPY_SESSION_NAME"
 """The notebook's path: no secret, and libraries read it to find their own notebook."""
+
+_TELL = """
+import sys
+if "singularity_proxy.worker.hook" not in sys.modules:
+    def tell(*_, ip=get_ipython()):
+        ip.events.unregister("pre_run_cell", tell)
+        print(
+            f"This kernel's Python ({sys.executable}) is not under the device proxy, so it sees no "
+            f"accelerator; all else works: 'jupyter singularity environment {sys.prefix}' in a "
+            "terminal brings such an environment there.",
+            file=sys.stderr,
+        )
+    get_ipython().events.register("pre_run_cell", tell)
+"""
+"""What a kernel runs as it starts whose environment may have nothing of ours: its first cell says
+so, if that is so."""
 
 _LAUNCHERS = frozenset({"ipykernel_launcher", "ipykernel"})
 
@@ -38,12 +55,33 @@ def session_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
+def with_own_packages(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """`argv` of a kernel of this environment, started by the user's own Python over it if PATH
+    names one first; any other kernel as it is."""
+    argv = list(argv)
+    if argv and _same_python(argv[0], environ):
+        argv[0] = layers.first_python(environ) or argv[0]
+    return argv
+
+
 def with_extension(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """`argv` of a kernel, with ``--ext singularity_kernel`` when it starts IPython's kernel with
-    this environment's Python; another environment may not have the extension installed."""
+    this environment's Python, or a user's own over it; another environment may not have the
+    extension installed."""
     argv = list(argv)
-    if _is_ipykernel(argv) and _same_python(argv[0], environ) and EXTENSION not in argv:
-        argv += ["--ext", EXTENSION]
+    if _is_ipykernel(argv) and EXTENSION not in argv:
+        found = shutil.which(argv[0], path=environ.get("PATH"))
+        if found is not None and (_same_python(found, environ) or layers.is_over_this(found)):
+            argv += ["--ext", EXTENSION]
+    return argv
+
+
+def with_word_of_it(argv: Sequence[str]) -> list[str]:
+    """`argv` of a session's kernel, which says in its first cell that its Python is not under the
+    device proxy when that is so: an environment of the user's own may have nothing of ours."""
+    argv = list(argv)
+    if _is_ipykernel(argv) and EXTENSION not in argv:
+        argv.append(f"--IPKernelApp.code_to_run=exec({_TELL!r}, dict(get_ipython=get_ipython))")
     return argv
 
 

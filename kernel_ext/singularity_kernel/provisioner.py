@@ -41,7 +41,13 @@ from tornado.web import HTTPError
 from traitlets import Bool, Enum, Float, Integer, Unicode, default
 
 from . import late_end
-from .environment import NESTED, session_environment, with_extension
+from .environment import (
+    NESTED,
+    session_environment,
+    with_extension,
+    with_own_packages,
+    with_word_of_it,
+)
 from .late_end import is_unknown
 from .late_interrupt import LateInterrupt
 from .nested import has_terminal, start_child
@@ -218,7 +224,9 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
             self._keep_ports_of_user(self.parent)
         kwargs = await super().pre_launch(**kwargs)
         env: dict[str, str] = kwargs["env"]
-        kwargs["cmd"] = with_extension(kwargs["cmd"], env)
+        kwargs["cmd"] = with_extension(with_own_packages(kwargs["cmd"], env), env)
+        if self.mode is not Mode.LOCAL:
+            kwargs["cmd"] = with_word_of_it(kwargs["cmd"])
         if self.mode is Mode.SESSION:
             kwargs["env"] = session_environment(env)
         elif self.mode is Mode.NESTED:

@@ -164,6 +164,10 @@ COMMANDS = {
         "singularity_kernel.install",
         "Install the kernelspec and the JupyterLab extension.",
     ),
+    "environment": (
+        "singularity_kernel.own_environment",
+        "Make a Python environment of your own whose kernels are under the device proxy.",
+    ),
     "demo": (
         "singularity_spawner.platform.demo",
         "The unattended tour: notebooks are preempted and go on, bit for bit.",

@@ -11,8 +11,10 @@ import pytest_asyncio
 import requests
 from singularity_proxy.errors import SingularityError
 from singularity_scheduler.client import ServiceClient
+from singularity_spawner.platform.server import Server
 from singularity_spawner.proc import read_process
 from support.hub_platform import Person, environment_of, error_on, running_platform, uid_of
+from support.small_wheels import make_wheel
 from support.uids import OWN_UIDS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -150,6 +152,21 @@ async def test_the_server_is_the_users_own(platform):
         assert answer.status_code in (403, 404), "another user's server"
     for user in users:
         await platform.stop_server(user)
+
+
+async def test_pip_in_a_terminal_installs_for_its_user_alone(platform):
+    url = await platform.start_server("alice", {})
+    server = Server(url, await platform.user_token("alice"))
+    wheel = make_wheel(platform.folder.homes.parent, "own_numbers", "1.0", "VALUE = 42\n")
+    code, shown = await server.command(f"pip install --no-index {wheel}")
+    assert (code, "Successfully installed own" in shown) == (0, True), shown
+    assert "have no name" not in shown
+    if OWN_UIDS:
+        assert "alice@" in shown
+    code, shown = await server.command("python -c 'import own_numbers as o; print(o.__file__)'")
+    assert code == 0, shown
+    assert f"{platform.folder.homes}/alice/.local/share/jupyter-singularity/" in shown
+    await platform.stop_server("alice")
 
 
 def command_of(pid):

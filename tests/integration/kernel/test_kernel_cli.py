@@ -253,3 +253,47 @@ def test_install_where_nothing_can_be_written(tmp_path: Path) -> None:
     assert done.returncode == 73
     assert done.stderr.count("\n") == 1
     assert "could not be written" in done.stderr
+
+
+# ---- environment ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words", "code", "sentence"),
+    [
+        (None, [], 64, "FOLDER"),
+        ("file", ["there"], 64, "there is there and is no virtual environment"),
+        ("full", ["there"], 64, "there is there and is no virtual environment"),
+        ("2.7", ["there"], 64, "there is an environment of Python 2.7, and the device proxy is"),
+        (None, ["a b"], 64, "a kernel cannot be called 'a b'"),
+        (None, ["new", "--kernel", "taken"], 70, "is the kernel of another environment"),
+        (None, ["/proc/1/new"], 73, "could not be written"),
+    ],
+)
+def test_environments_that_cannot_be_made(
+    tmp_path: Path, prepare: str | None, words: list[str], code: int, sentence: str
+) -> None:
+    taken = tmp_path / "data/kernels/taken/kernel.json"
+    taken.parent.mkdir(parents=True)
+    taken.write_text('{"argv": ["/usr/bin/python3"]}')
+    there = tmp_path / "there"
+    if prepare == "file":
+        there.write_text("")
+    elif prepare is not None:
+        there.mkdir()
+        version = f"version = {prepare}.18" if prepare[0] == "2" else ""
+        (there / ("pyvenv.cfg" if version else "thesis.tex")).write_text(version)
+    before = sorted(tmp_path.rglob("*"))
+    command = [sys.executable, "-m", "jupyter", "singularity", "environment", *words]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "JUPYTER_DATA_DIR": str(tmp_path / "data")},
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+    assert sentence in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before

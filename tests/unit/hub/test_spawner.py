@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 from jupyterhub.spawner import SpawnException
+from singularity_proxy.layers import is_over_this, own_packages
 from singularity_spawner.homes import folder_name
 from singularity_spawner.proc import read_process
 from singularity_spawner.spawner import NOTEBOOK_JOBS, SingularitySpawner
@@ -119,6 +120,54 @@ async def test_terminals_keep_the_servers_path_unless_told_otherwise(service, ho
     assert any("/sh" in a or "/bash" in a for a in make(service, homes).get_args())
     args = make(service, homes, args=[own]).get_args()
     assert [a for a in args if "terminado" in a] == [own]
+
+
+@skip_root_alone
+@pytest.mark.asyncio
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_packages_of_the_users_own_go_before_those_of_the_server(service, homes, allowed):
+    spawner = make(service, homes, own_packages=allowed)
+    await spawner.start()
+    try:
+        report = await report_of(homes / "alice")
+    finally:
+        await spawner.stop(now=True)
+    layer = own_packages(str(homes / "alice"))
+    found = [str(path) for path in homes.glob("alice/.local/share/*/*")]
+    assert found == ([layer.folder] if allowed else [])
+    first = report["env"]["PATH"].partition(":")[0]
+    assert (first == layer.programs) is allowed
+    assert (layer.data in report["env"].get("JUPYTER_PATH", "")) is allowed
+    if allowed:
+        assert os.stat(layer.folder).st_uid == service.identities["alice"]["uid"]
+        assert is_over_this(f"{layer.programs}/python")
+
+
+@skip_root_alone
+@pytest.mark.asyncio
+async def test_where_the_users_packages_cannot_be_the_server_starts_all_the_same(service, homes):
+    home = homes / "alice"
+    home.mkdir(mode=0o700)
+    (home / ".local").write_text("a file in the way")
+    if ROOT:
+        for path in (home, home / ".local"):
+            os.chown(path, 1900000042, 1900000042)
+    spawner = make(service, homes)
+    await spawner.start()
+    try:
+        await report_of(home)
+    finally:
+        await spawner.stop(now=True)
+    assert (home / ".local").read_text() == "a file in the way"
+
+
+@pytest.mark.asyncio
+async def test_a_server_of_another_environment_gets_no_packages_of_this_one(service, homes):
+    spawner = make(service, homes)
+    spawner.home = homes / "alice"
+    assert "jupyter-singularity" in spawner.user_env({})["PATH"]
+    spawner.cmd = ["jupyterhub-singleuser"]
+    assert "PATH" not in spawner.user_env({})
 
 
 @pytest.mark.root

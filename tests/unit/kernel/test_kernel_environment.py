@@ -7,7 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from singularity_kernel.environment import session_environment, with_extension
+from singularity_kernel.environment import (
+    session_environment,
+    with_extension,
+    with_own_packages,
+    with_word_of_it,
+)
+from singularity_proxy.layers import Layer
 
 
 def test_secrets_stay_outside_and_the_rest_goes_in() -> None:
@@ -57,3 +63,24 @@ def test_another_environment_of_the_same_python_does_not(tmp_path: Path) -> None
     other.symlink_to(os.path.realpath(sys.executable))
     argv = [str(other), "-m", "ipykernel_launcher", "-f", "x"]
     assert with_extension(argv, HERE) == argv
+
+
+def test_a_kernel_of_this_environment_is_started_by_the_users_layer_over_it(tmp_path: Path) -> None:
+    layer = Layer(str(tmp_path / "own"))
+    layer.make()
+    path = {"PATH": f"{layer.programs}:{HERE['PATH']}"}
+    argv = ["-m", "ipykernel_launcher", "-f", "x"]
+    mine = [f"{layer.programs}/python", *argv]
+    assert with_own_packages([sys.executable, *argv], path) == mine
+    assert with_own_packages([sys.executable, *argv], HERE) == [sys.executable, *argv]
+    assert with_own_packages(["/usr/bin/env", *argv], path) == ["/usr/bin/env", *argv]
+    assert with_own_packages([], path) == []
+    assert with_extension(mine, HERE) == [*mine, "--ext", "singularity_kernel"]
+
+
+def test_kernels_that_may_have_nothing_of_ours_are_told_to_say_so() -> None:
+    other = ["/opt/other/bin/python", "-m", "ipykernel_launcher", "-f", "x"]
+    assert with_word_of_it(other)[:-1] == other
+    assert "not under the device proxy" in with_word_of_it(other)[-1]
+    for argv in (["R", "-e", "x"], [*other, "--ext", "singularity_kernel"]):
+        assert with_word_of_it(argv) == argv

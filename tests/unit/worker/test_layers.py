@@ -1,0 +1,76 @@
+"""Layers: what is written, that writing again changes nothing, and what counts as one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from singularity_proxy.layers import LINK, Layer, first_python, is_over_this, own_packages
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of each file, which change when it is written."""
+    found = {}
+    for path in folder.rglob("*"):
+        about = path.lstat()
+        if not path.is_dir() or path.is_symlink():
+            found[str(path)] = (about.st_ino, about.st_mtime_ns)
+    return found
+
+
+def packages_of(layer: Layer) -> Path:
+    vars = {"base": layer.folder, "platbase": layer.folder}
+    return Path(sysconfig.get_path("purelib", "venv", vars))
+
+
+def test_a_layer_is_an_environment_over_this_one(tmp_path: Path) -> None:
+    layer = Layer(str(tmp_path / "a b"))
+    layer.make()
+    python = f"{layer.programs}/python"
+    assert is_over_this(python)
+    assert is_over_this(f"{layer.programs}/python3")
+    assert os.path.realpath(python) == os.path.realpath(sys.executable)
+    assert os.access(f"{layer.programs}/pip", os.X_OK)
+    assert sysconfig.get_path("purelib") in (packages_of(layer) / LINK).read_text()
+    here = os.path.dirname(sys.executable)
+    assert first_python({"PATH": f"{layer.programs}:{here}"}) == python
+    assert first_python({"PATH": f"{here}:{layer.programs}"}) is None
+    assert first_python({}) is None
+
+
+def test_making_it_again_brings_it_up_to_date_and_keeps_packages(tmp_path: Path) -> None:
+    layer = Layer(str(tmp_path / "own"))
+    layer.make()
+    (packages_of(layer) / "mine.py").write_text("x = 1")
+    before = state_of(tmp_path)
+    layer.make()
+    assert state_of(tmp_path) == before
+    (packages_of(layer) / LINK).write_text("of an older environment")
+    (Path(layer.programs) / "python").unlink()
+    (Path(layer.programs) / "python").symlink_to("/nowhere/python")
+    assert not is_over_this(f"{layer.programs}/python")
+    layer.make()
+    assert is_over_this(f"{layer.programs}/python")
+    assert os.path.exists(f"{layer.programs}/python")
+    assert state_of(tmp_path).keys() == before.keys()
+
+
+def test_what_is_no_layer(tmp_path: Path) -> None:
+    assert not is_over_this("/usr/bin/python3")
+    assert not is_over_this(str(tmp_path / "none/bin/python"))
+    assert not is_over_this(sys.executable)
+
+
+def test_a_place_where_nothing_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("a file")
+    with pytest.raises(OSError, match=r"exists|directory"):
+        Layer(str(tmp_path / "own")).make()
+
+
+def test_each_version_of_python_has_its_own(tmp_path: Path) -> None:
+    folder = Path(own_packages(str(tmp_path)).folder)
+    assert folder.name == f"python{sys.version_info.major}.{sys.version_info.minor}"
+    assert folder.is_relative_to(tmp_path / ".local/share")
