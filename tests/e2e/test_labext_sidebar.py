@@ -137,9 +137,14 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
 
             await page.do("open", session["name"], "checkpoints", "before lr")
             await page.do("press", "Fork before lr", "variant")
-            await page.do("see", "variant")
+            await page.do("tab", "variant.ipynb")
             (fork,) = [s for s in await service.sessions() if s["name"] == "variant"]
             assert fork["forked_from"] == session["id"]
+            await page.do("insert", 'print("forked", n, x.shape)')
+            await page.do("output", "forked 1 torch.Size([2])")
+            copy = await server.rest("GET", "api/contents/variant.ipynb", None)
+            assert "changed" in copy["content"]["cells"][1]["source"], "as it was in the page"
+            await page.do("leave", "variant.ipynb")
             await page.do("open", session["name"], "devices", "cuda:0 on cpu:")
             await page.do("shot", "devices", "1280", "800")
             assert (await page.do("axe"))["serious"] == []

@@ -12,7 +12,7 @@ from singularity_proxy.errors import SingularityError
 from singularity_scheduler.client import ServiceClient
 from traitlets import Bool, Float
 
-from .events import Emitter, follow
+from .events import Emitter, ForkFinder, Taker, follow
 from .handlers import handlers
 
 ACTIVE = frozenset({"waiting", "attaching", "held", "parking"})
@@ -59,9 +59,13 @@ class SingularityLabExtension(ExtensionApp):  # type: ignore[misc]
         self._tasks = []
         if self.watch_interval_s > 0:
             self._tasks.append(asyncio.create_task(self._watch(client)))
+        takers: list[Taker] = []
         if self.emit_events:
-            emitter = Emitter(self.serverapp.event_logger)
-            self._tasks.append(asyncio.create_task(follow(client, emitter)))
+            takers.append(Emitter(self.serverapp.event_logger))
+        if find_fork := getattr(self.serverapp.kernel_manager, "find_fork", None):
+            takers.append(ForkFinder(find_fork))
+        if takers:
+            self._tasks.append(asyncio.create_task(follow(client, *takers)))
 
     async def stop_extension(self) -> None:
         """Called by jupyter_server when it stops."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 from jupyter_events import EventLogger
 from singularity_proxy.errors import SingularityError
@@ -67,7 +68,39 @@ class Emitter:
             )
 
 
-async def follow(client: ServiceClient, emitter: Emitter) -> None:
+class ForkFinder:
+    """Tells the server's kernel manager of each fork once, whoever asked for it: it lists those of
+    its own notebooks, each with a notebook."""
+
+    def __init__(self, find_fork: Callable[[str], Awaitable[Any]]) -> None:
+        self._find_fork = find_fork
+        self._told: OrderedDict[str, asyncio.Task[None]] = OrderedDict()
+
+    def take(self, event: dict[str, Any]) -> None:
+        """One event of `ServiceClient.events`."""
+        one = [event["data"]] if event["event"] == "session" else []
+        for session in event["data"]["sessions"] if event["event"] == "snapshot" else one:
+            over = session["process_state"] in ENDED
+            if session.get("forked_from") and not over and session["id"] not in self._told:
+                self._told[session["id"]] = asyncio.create_task(self._find(session["id"]))
+                if len(self._told) > KEEP_ENDED:
+                    self._told.popitem(last=False)
+
+    async def _find(self, session: str) -> None:
+        try:
+            await self._find_fork(session)
+        except Exception as error:
+            log.warning("the fork %s is not listed by this server: %s", session, error)
+            self._told.pop(session, None)  # its next event, or the next snapshot, tells it again
+
+
+class Taker(Protocol):
+    """Takes the events of the scheduler."""
+
+    def take(self, event: dict[str, Any]) -> None: ...
+
+
+async def follow(client: ServiceClient, *takers: Taker) -> None:
     """Read the scheduler's events until cancelled; what happened while it was away is read later,
     as far as the scheduler still knows it."""
     last: str | None = None
@@ -75,7 +108,8 @@ async def follow(client: ServiceClient, emitter: Emitter) -> None:
         events = client.events(last)
         try:
             async for event in events:
-                emitter.take(event)
+                for taker in takers:
+                    taker.take(event)
         except SingularityError as error:
             log.info("no events of the scheduler for the moment: %s", error.message)
         except Exception as error:  # of one event, or of somebody who listens to ours

@@ -191,18 +191,20 @@ class VerbHandler(_Handler):
         try:
             answer = await getattr(self.client, verb)(session, **body)
             if verb == "reopen":
-                answer = {**answer, "kernel": await self._kernel(session)}
+                answer = {**answer, "kernel": await self._kernel("find_again", session)}
+            elif verb == "fork":
+                answer = {**answer, "kernel": await self._kernel("find_fork", answer["id"])}
         except SingularityError as error:
             self.refuse(error)
             return
         self.finish(json.dumps(answer))
 
-    async def _kernel(self, session: str) -> dict[str, Any] | None:
-        """The kernel of a session that is back, once this server lists it: its `id`, and the `path`
-        of its notebook below the server's root. None: the session is of another server, or this
-        one finds no kernels again."""
-        find_again = getattr(self.kernel_manager, "find_again", None)
-        found = await find_again(session) if find_again else None
+    async def _kernel(self, finder: str, session: str) -> dict[str, Any] | None:
+        """The kernel of a session that is back, or a fork, once this server lists it: its `id`, and
+        the `path` of its notebook below the server's root. `finder`: what the kernel manager finds
+        it with. None: the session is of another server, or this one finds no kernels again."""
+        find = getattr(self.kernel_manager, finder, None)
+        found = await find(session) if find else None
         if found is None:
             return None
         root = getattr(self.contents_manager, "root_dir", None)

@@ -29,7 +29,9 @@ export class Actions {
     private readonly _tiers: OpenTiers,
     private readonly _trans: TranslationBundle,
     /** Opens the notebook of a session that is back; false: it could not be, or must not. */
-    private readonly _open: (back: IBack) => Promise<boolean>
+    private readonly _open: (back: IBack) => Promise<boolean>,
+    /** Saves the notebook of a session, if it is open here and has changed. */
+    private readonly _save: (session: ISession) => Promise<void>
   ) {}
 
   /**
@@ -49,16 +51,11 @@ export class Actions {
         await this._reopen(session);
         return true;
       }
-      await this._api.act(verb, session.id, body);
       if (verb === 'fork') {
-        const name = typeof body.name === 'string' ? body.name : session.name;
-        Notification.success(
-          this._trans.__(
-            '"%1" is a session of its own; "jupyter singularity connect" writes the file by which its kernel is reached.',
-            name
-          )
-        );
+        await this._fork(session, body);
+        return true;
       }
+      await this._api.act(verb, session.id, body);
       return true;
     } catch (error) {
       const title = this._trans.__('Refused: %1 %2', verbLabel(verb, this._trans), session.name);
@@ -79,6 +76,21 @@ export class Actions {
               '"%1" is suspended again as of its newest checkpoint: Resume, or choosing its kernel in its notebook, brings it back.',
               session.name
             )
+      );
+    }
+  }
+
+  /** Begin a second session, and open its notebook: a copy beside the first one, as that is now. */
+  private async _fork(session: ISession, said: Said): Promise<void> {
+    await this._save(session);
+    const back = await this._api.fork(session.id, said);
+    if (!(await this._open(back))) {
+      const name = typeof said.name === 'string' ? said.name : session.name;
+      Notification.success(
+        this._trans.__(
+          '"%1" is a session of its own, and has no notebook here; "jupyter singularity connect" writes the file by which its kernel is reached.',
+          name
+        )
       );
     }
   }
@@ -127,7 +139,8 @@ export class Actions {
         }
         const label = trans.__('Name of the second session, which begins at this checkpoint');
         const okLabel = verbLabel(verb, trans);
-        const text = `${session.name} (${storedName(stored)})`;
+        const first = session.name.replace(/\.ipynb$/, '');
+        const text = stored.name ? `${first} (${stored.name})` : `${first}-fork`;
         const { button, value } = await InputDialog.getText({ title, label, text, okLabel });
         const name = value?.trim();
         return button.accept ? { checkpoint: stored.id, ...(name ? { name } : {}) } : null;

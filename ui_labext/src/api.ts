@@ -115,6 +115,11 @@ export class Api implements ISource, ILogSource {
     return readBack(await this.act('reopen', session));
   }
 
+  /** Begin a second session at a checkpoint of this one; how a page opens its notebook. */
+  async fork(session: string, said: Said): Promise<IBack> {
+    return readBack(await this.act('fork', session, said));
+  }
+
   /** Do something with a session; raises `Refused` with the server's sentence. */
   async act(verb: Verb, session: string, said: Said = {}): Promise<unknown> {
     const { method, path, body } = call(verb, session, said);

@@ -36,6 +36,7 @@ from singularity_kernel.provisioner import Mode, SingularityProvisioner
 
 from .apart import Apart
 from .calling import call_back
+from .forks import Forks
 from .found import newest
 from .leaving import leave
 from .notes import Notes, server_folder, server_name
@@ -88,6 +89,7 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         self._asleep: set[str] = set()
         """Kernels that were suspended when this server started and that nobody has opened."""
         self._apart = Apart()
+        self._forks = Forks(self._notes, self._list_session, self._kernel_of, self.parent)
         self._restoring: asyncio.Task[None] | None = None
         self._restored_by = 0.0
         self._jobs: set[asyncio.Task[None]] = set()
@@ -152,6 +154,9 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         session, kernel_id, connection = item["session"], item["kernel_id"], item["connection"]
         if not kernel_id or kernel_id in self:
             return
+        if source := session.get("forked_from"):
+            self._notes.inherit(kernel_id, source)
+        self._notes.note_session(kernel_id, session["id"])
         km = self._manager_of(kernel_id, connection)
         note = self._notes.of(kernel_id)
         provisioner = KernelProvisionerFactory.instance(parent=self).create_provisioner_instance(
@@ -212,10 +217,23 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         """List a session whose end was taken back while this server runs; called by the handler of
         that verb. Returns its `kernel_id` and its `notebook` ("": not known); None when it is not a
         notebook of this server. Raises what the scheduler refuses."""
-        kernel_id = await self._list_again(lambda item: item["session"]["id"] == session)
-        if kernel_id is None:
+        item = await self._list_session(session)
+        if item is None:
             return None
+        kernel_id = str(item["kernel_id"])
         return {"kernel_id": kernel_id, "notebook": self._notes.of(kernel_id).get("notebook", "")}
+
+    async def find_fork(self, session: str) -> Json | None:
+        """List a fork, with a notebook of its own where that of the first session is known; called
+        when one was asked for, and when one is heard of. As `find_again`."""
+        return await self._forks.find(session)
+
+    def _kernel_of(self, session: str) -> str | None:
+        """The kernel that has, or had, a session of this server."""
+        for kernel_id, km in self._kernels.items():
+            if getattr(km.provisioner, "session_id", None) == session:
+                return str(kernel_id)
+        return self._notes.kernel_of(session)
 
     async def find_kernel_of(self, notebook: str) -> str | None:
         """List the session that a notebook had before, if its end was taken back meanwhile by
@@ -225,7 +243,8 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         if not gone:
             return None
         try:
-            return await self._list_again(lambda item: item["kernel_id"] in gone)
+            item = await self._list_again(lambda item: item["kernel_id"] in gone)
+            return None if item is None else str(item["kernel_id"])
         except Exception as error:  # the notebook opens all the same, or its start says why not
             self.log.warning(
                 "Singularity: the session that %s had before could not be looked for: %s",
@@ -235,8 +254,12 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
             )
             return None
 
-    async def _list_again(self, wanted: Callable[[Json], bool]) -> str | None:
-        """List the first `wanted` session of this server that is there again; its kernel id."""
+    async def _list_session(self, session: str) -> Json | None:
+        return await self._list_again(lambda item: item["session"]["id"] == session)
+
+    async def _list_again(self, wanted: Callable[[Json], bool]) -> Json | None:
+        """List the first `wanted` session of this server that is there; what the scheduler says of
+        it."""
         user = os.environ.get("JUPYTERHUB_USER", "")
         if not user or not await self.restored():
             return None
@@ -248,7 +271,7 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         kernel_id = str(item["kernel_id"])
         self._notes.mark_back(kernel_id)
         await self._attach(item, client)
-        return kernel_id
+        return item
 
     def _manager_of(self, kernel_id: str, connection: Json | None) -> Any:
         told = (connection or {}).get("kernel_name")
@@ -299,6 +322,7 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         kernel_id: str = await super()._async_start_kernel(**kwargs)
         km = self._kernels[kernel_id]
         self._notes.mark_back(kernel_id)
+        self._notes.note_session(kernel_id, getattr(km.provisioner, "session_id", None))
         env = kwargs.get("env") or {}
         if "notebook" not in self._notes.of(kernel_id):
             self._notes.note(
@@ -339,7 +363,10 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
     async def _async_restart_kernel(self, kernel_id: str, now: bool = False) -> Any:
         """Somebody restarts this kernel: its session ends, and another one begins."""
         now = self._apart.end(kernel_id) or now
-        return await super()._async_restart_kernel(kernel_id, now=now)
+        done = await super()._async_restart_kernel(kernel_id, now=now)
+        provisioner = self._kernels[kernel_id].provisioner
+        self._notes.note_session(kernel_id, getattr(provisioner, "session_id", None))
+        return done
 
     restart_kernel = _async_restart_kernel
 

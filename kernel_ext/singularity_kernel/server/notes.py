@@ -1,8 +1,8 @@
 """What a notebook server writes down for the one that comes after it.
 
 Below the user's data folder, one folder for each server (0700): `kernels.json` says of each kernel
-what Jupyter alone knows (kernelspec, folder, notebook), `notebooks.db` which notebook has which
-kernel, `<kernel id>.outputs` what no page has shown yet. What is lost here costs comfort: the
+what Jupyter alone knows (kernelspec, folder, notebook, sessions), `notebooks.db` which notebook has
+which kernel, `<kernel id>.outputs` what no page has shown yet. What is lost here costs comfort: the
 sessions themselves are the platform's.
 
 Of a kernel that is there no more all of that stays for `KEEP_GONE_S`: the end of its session may be
@@ -26,6 +26,9 @@ log = logging.getLogger("singularity.server")
 
 KEEP_GONE_S = 7 * 86400.0
 """How long is kept what was noted of a kernel that is there no more."""
+
+SESSIONS = 8
+"""So many sessions of a kernel, the last ones, are remembered: each restart begins another one."""
 
 _GONE_AT = "gone_at"
 
@@ -66,6 +69,25 @@ class Notes:
         """Add `facts` to what is known of a kernel."""
         self._kernels[kernel_id] = {**self.of(kernel_id), **facts}
         self._write()
+
+    def note_session(self, kernel_id: str, session: str | None) -> None:
+        """Remember which session a kernel has now."""
+        sessions = self.of(kernel_id).get("sessions", [])
+        if session and session not in sessions:
+            self.note(kernel_id, sessions=[*sessions, session][-SESSIONS:])
+
+    def kernel_of(self, session: str) -> str | None:
+        """The id of the kernel that has, or had, a session; None: it is not known."""
+        known = self._kernels.items()
+        return next((kid for kid, facts in known if session in facts.get("sessions", ())), None)
+
+    def inherit(self, kernel_id: str, source: str) -> None:
+        """Note of a kernel that nothing is known of, and that began as a copy of the session
+        `source`, what goes for the kernel of that one."""
+        first = self.of(self.kernel_of(source) or "")
+        if kernel_id not in self._kernels and first:
+            kept = ("kernel_name", "cwd")
+            self.note(kernel_id, **{key: first[key] for key in kept if key in first})
 
     def mark_gone(self, kernel_id: str) -> None:
         """Remember that the kernel is there no more, and since when."""

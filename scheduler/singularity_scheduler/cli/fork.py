@@ -21,7 +21,8 @@ class ForkApp(CheckpointWordApp):
     most: ClassVar[int | None] = 2
     description = f"""Begin a second session where a checkpoint of a session is (its id or name;
     without one its newest), with an id of its own; the first goes on and notices nothing. The
-    checkpoint may be of a session that has ended: then SESSION is its id. {WHICH}"""
+    server of a notebook opens a copy of it, with the name of the new session, beside the first one.
+    The checkpoint may be of a session that has ended: then SESSION is its id. {WHICH}"""
     examples = """
         jupyter singularity fork train.ipynb "before fine tuning" --called train-b
     """

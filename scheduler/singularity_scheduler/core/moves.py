@@ -8,6 +8,7 @@ soon as there is room (`called`), and whether what comes back is older than what
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -545,6 +546,7 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
         saved=source.saved,
         server=event.server if event.server is not None else source.server,
         source=source.id,
+        kernel_id=str(uuid.uuid5(uuid.NAMESPACE_OID, event.session)) if source.kernel_id else "",
         restore_from=reference.id,
         # Its own begins behind that of the image, which says so when it comes back.
         incarnation=max(source.incarnation, reference.incarnation),

@@ -95,6 +95,22 @@ module.exports = {
       names = now;
     }
   },
+  // Run code in a new cell of the notebook that is shown, which has others from a file.
+  async insert(page, code) {
+    await page.locator('.jp-NotebookPanel:visible .jp-Cell .jp-InputPrompt').first().click();
+    await page.keyboard.press('b');
+    await page.keyboard.press('Enter');
+    await page.keyboard.insertText(code);
+    await page.keyboard.press('Shift+Enter');
+  },
+  // Save the document of a tab and close it.
+  async leave(page, name) {
+    const tab = (more) => page.locator(`.lm-DockPanel-tabBar .lm-TabBar-tab${more}`, { hasText: name });
+    await page.keyboard.press('Control+s');
+    await tab(':not(.jp-mod-dirty)').waitFor(LIMIT);
+    await tab('').locator('.lm-TabBar-tabCloseIcon').click();
+    await tab('').waitFor({ state: 'detached', ...LIMIT });
+  },
   // The tab of a document, once it is there.
   async tab(page, name) {
     await page.locator('.lm-DockPanel-tabBar .lm-TabBar-tabLabel', { hasText: name }).first().waitFor(LIMIT);

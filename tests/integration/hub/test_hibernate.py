@@ -350,6 +350,49 @@ async def test_what_was_there_before_a_restart_comes_back_beside_it(platform):
     await platform.stop_server("alice")
 
 
+async def notebook_of(platform, page, path):
+    """A page of a notebook that appears beside another one, which is on a kernel already."""
+    async with asyncio.timeout(60):
+        while path not in [s["path"] for s in await page.server.rest("GET", "api/sessions", None)]:
+            await asyncio.sleep(0.1)
+    return await Page(path).open(page.server.url, await platform.user_token("alice"))
+
+
+async def test_forks_are_notebooks_whoever_asked_for_them(platform):
+    """On the command line, in a cell and in JupyterLab; they are there after a stop as well."""
+    page = await opened(platform, Page("train.ipynb"))
+    await page.server.put_notebook("train.ipynb", "x = 41")
+    await page.run("x = 41")
+    session = (await session_of(platform.service(), "alice"))["id"]
+    await platform.service().checkpoint(session)
+    await page.run("x += 1")
+    await command(platform, "fork", session[:8], "--called", "variant")
+    first = await notebook_of(platform, page, "variant.ipynb")
+    assert await first.run("print(x); x = 'first'") == "41"
+    copy = await page.server.rest("GET", "api/contents/variant.ipynb", None)
+    assert [cell["source"] for cell in copy["content"]["cells"]] == ["x = 41"]
+    await page.run("%singularity fork")
+    second = await notebook_of(platform, page, "train-fork.ipynb")
+    assert await second.run("print(x)") == "41"
+    asked = {"name": "variant"}
+    body = await page.server.rest("POST", f"singularity/api/v1/sessions/{session}/fork", asked)
+    assert body["kernel"]["path"] == "variant-1.ipynb"
+    third = await notebook_of(platform, page, "variant-1.ipynb")
+    assert third.kernel == body["kernel"]["id"]
+    assert await page.run("print(x)") == "42"
+    pages = (page, first, second, third)
+    assert len({each.kernel for each in pages}) == 4
+    for each in pages:
+        each.close()
+    await platform.stop_server("alice")
+    await opened(platform, first)
+    assert await first.run("print(x)") == "first"
+    for kernel in await first.server.rest("GET", "api/kernels", None):
+        await first.server.rest("DELETE", f"api/kernels/{kernel['id']}", None)
+    first.close()
+    await platform.stop_server("alice")
+
+
 async def test_a_user_who_is_removed_takes_nothing_along_that_cannot_be_taken_back(platform):
     page = await opened(platform, Page())
     await page.run("import torch; x = 41; t = torch.randn(1000, device='cuda')")

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from jupyter_events import EventLogger
 from singularity_labext import events as labext
-from singularity_labext.events import KEEP_ENDED, Emitter, follow
+from singularity_labext.events import KEEP_ENDED, Emitter, ForkFinder, follow
 from singularity_proxy.errors import Unavailable
 from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.client.schemas import SESSION_STATE
@@ -108,3 +108,30 @@ async def test_it_goes_on_behind_the_last_heartbeat(monkeypatch: pytest.MonkeyPa
     with pytest.raises(asyncio.CancelledError):
         await following
     assert asked[:2] == [None, "x-7"]
+
+
+@pytest.mark.asyncio
+async def test_each_fork_is_told_to_the_server_until_it_has_been_found() -> None:
+    told: list[str] = []
+
+    async def find_fork(session: str) -> None:
+        told.append(session)
+        if told.count(session) == 1 and session == "late":
+            raise Unavailable("the scheduler is away")
+
+    finder = ForkFinder(find_fork)
+
+    async def session(sid: str, **changes: Any) -> None:
+        finder.take({"event": "session", "id": "1", "data": {**SESSION, "id": sid, **changes}})
+        await asyncio.gather(*finder._told.values())
+
+    await session("plain", forked_from=None)
+    await session("over", forked_from="plain", **OVER)
+    await session("late", forked_from="plain")
+    await session("late", forked_from="plain")
+    await session("late", forked_from="plain")
+    known = [{**SESSION, "id": sid, "forked_from": "plain"} for sid in ("late", "early")]
+    finder.take({"event": "snapshot", "id": "1", "data": {"sessions": known}})
+    finder.take({"event": "heartbeat", "id": "1", "data": {}})
+    await asyncio.gather(*finder._told.values())
+    assert told == ["late", "late", "early"]

@@ -1,15 +1,23 @@
-"""What a server that has just started does while the scheduler does not name its kernels."""
+"""What a server does with kernels that it has not started: those of the server before, those that
+are back, and forks."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from types import SimpleNamespace
 from typing import Any
 
+import nbformat
 import pytest
 from jupyter_client.provisioning import KernelProvisionerFactory
+from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+from nbformat.v4 import new_code_cell, new_notebook
 from singularity_kernel.server import kernels as kernels_module
+from singularity_kernel.server.forks import name_of_copy
 from singularity_kernel.server.kernels import SingularityKernelManager
 from singularity_kernel.server.notebooks import SingularitySessionManager
+from singularity_kernel.server.notes import SESSIONS, Notes
 from tornado.web import HTTPError
 
 
@@ -107,3 +115,112 @@ async def test_a_session_that_is_back_is_listed_by_the_server_that_runs(tmp_path
     finally:
         await kernels.shutdown_all()
         KernelProvisionerFactory.clear_instance()
+
+
+FORK = "f00d0000-0000-4000-8000-000000000000"
+
+
+class Forking(Scheduler):
+    """Has forked the session of `notes.ipynb`, whose kernel it names `FORK`."""
+
+    def fork(self, name: str) -> None:
+        session = {**self._back["session"], "id": "f" * 12, "name": name}
+        session["forked_from"] = "0123456789ab"
+        self.sessions = [{"session": session, "kernel_id": FORK, "connection": None}]
+
+
+@contextlib.asynccontextmanager
+async def forking_server(tmp_path, monkeypatch):
+    """A server's managers of kernels, notebooks and files, and its scheduler."""
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("JUPYTERHUB_USER", "alice")
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "singularity")
+    monkeypatch.setenv("SINGULARITY_API_URL", "http://127.0.0.1:1/services/singularity/")
+    KernelProvisionerFactory.clear_instance()  # it reads the default's name once
+    scheduler = Forking("0c1d")
+    client = type("Client", (), {"from_environment": staticmethod(lambda: scheduler)})
+    monkeypatch.setattr(kernels_module, "ServiceClient", client)
+    kernels = SingularityKernelManager()
+    server = SimpleNamespace(contents_manager=AsyncLargeFileManager(root_dir=str(tmp_path)))
+    server.session_manager = SingularitySessionManager(kernel_manager=kernels)
+    kernels._forks._server = server
+    try:
+        yield kernels, server, scheduler
+    finally:
+        await kernels.shutdown_all()
+        server.session_manager.close()
+        KernelProvisionerFactory.clear_instance()
+
+
+@pytest.mark.asyncio
+async def test_a_fork_is_listed_with_a_copy_of_the_notebook_once(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    notebook = new_notebook(cells=[new_code_cell("x = 1")])
+    for name in ("notes.ipynb", "variant.ipynb"):
+        nbformat.write(notebook, tmp_path / "work" / name)
+    async with forking_server(tmp_path, monkeypatch) as (kernels, server, scheduler):
+        first = f"{tmp_path}/work/notes.ipynb"
+        kernels._notes.note("0c1d", notebook=first, kernel_name="python3", cwd=str(tmp_path))
+        kernels._notes.note_session("0c1d", "0123456789ab")
+        assert await kernels.find_fork("f" * 12) is None, "it is of another server"
+        scheduler.fork("variant")
+        both = await asyncio.gather(*(kernels.find_fork("f" * 12) for _ in range(2)))
+        copy = f"{tmp_path}/work/variant-1.ipynb"
+        assert both == [{"kernel_id": FORK, "notebook": copy}] * 2
+        assert nbformat.read(copy, as_version=4).cells[0].source == "x = 1"
+        [row] = server.session_manager.cursor.execute("SELECT path, kernel_id FROM session")
+        assert tuple(row) == ("work/variant-1.ipynb", FORK)
+        assert sorted(path.name for path in (tmp_path / "work").glob("*.ipynb")) == [
+            *("notes.ipynb", "variant-1.ipynb", "variant.ipynb")
+        ]
+        noted = kernels._notes.of(FORK)
+        assert (noted["cwd"], noted["sessions"]) == (str(tmp_path), ["f" * 12])
+        started = kernels.get_kernel(FORK)._launch_args["env"]
+        assert started["JPY_SESSION_NAME"] == copy, "as a restart would have it"
+
+
+@pytest.mark.asyncio
+async def test_a_fork_whose_notebook_cannot_be_copied_is_listed_all_the_same(
+    tmp_path, monkeypatch, caplog
+):
+    async with forking_server(tmp_path, monkeypatch) as (kernels, _, scheduler):
+        kernels._notes.note("0c1d", notebook=f"{tmp_path}/gone.ipynb", sessions=["0123456789ab"])
+        scheduler.fork("notes.ipynb")
+        for _ in range(2):
+            found = await kernels.find_fork("f" * 12)
+            assert found == {"kernel_id": FORK, "notebook": ""}
+        assert FORK in kernels
+    assert caplog.text.count("gone.ipynb could not be copied") == 1
+    assert list(tmp_path.glob("*.ipynb")) == []
+
+
+@pytest.mark.parametrize(
+    ("fork", "file"),
+    [
+        ("train-b", "train-b.ipynb"),
+        ("train-b.ipynb", "train-b.ipynb"),
+        ("train.ipynb", "train-fork.ipynb"),
+        ("train", "train-fork.ipynb"),
+        ("", "train-fork.ipynb"),
+        ("a/../b\n", "a-..-b-.ipynb"),
+        ("..", "fork.ipynb"),
+        ("ü" * 200, "ü" * 100 + ".ipynb"),
+    ],
+)
+def test_the_file_of_a_fork(fork, file):
+    assert name_of_copy(fork, "train.ipynb") == file
+
+
+def test_a_kernel_is_known_by_its_last_sessions(tmp_path):
+    notes = Notes(tmp_path)
+    notes.note("k", cwd="/here", kernel_name="python3", notebook="/here/a.ipynb")
+    for number in range(SESSIONS + 2):
+        notes.note_session("k", f"s{number}")
+        notes.note_session("k", f"s{number}")
+    notes.note_session("k", None)
+    assert notes.kernel_of("s0") is None
+    assert Notes(tmp_path).kernel_of(f"s{SESSIONS + 1}") == "k"
+    notes.inherit("fork", "s5")
+    notes.inherit("fork", "unknown")
+    assert notes.of("fork") == {"cwd": "/here", "kernel_name": "python3"}

@@ -19,6 +19,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import Abilities, AgentFacts, SessionView
 from singularity_scheduler.core.requested import Tier
+from singularity_scheduler.core.run_spec import KERNEL
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport, Retention
 from singularity_scheduler.text.reasons import render
@@ -518,11 +519,24 @@ def test_fork_is_a_second_session_with_an_id_of_its_own() -> None:
     assert isinstance(action, ev.Resume)
     assert (action.session, action.source, action.incarnation) == ("f", "a", 2)
     assert world["a"].word == "running", "the first one does not notice"
+    assert world["f"].kernel_id == "", "the first one is none of Jupyter's"
     with pytest.raises(Conflict, match="exists already"):
         world.do(ev.ForkAsked("f", world["a"], "good", "alice"))
     world.do(ev.ResumeFailed("f", action.epoch, action.seq, "chunk 0 is wrong", damaged=True))
     assert world["f"].word == "failed"
     assert world["a"].checkpoints[-1].damaged == "chunk 0 is wrong"
+
+
+def test_the_fork_of_a_kernel_is_a_kernel_of_its_own() -> None:
+    world = two_nodes()
+    world.holding("a", kernel_id="0c1d")
+    world.do(ev.CheckpointAsked("a", "alice", "good"))
+    world.answer()
+    for name in ("f", "g"):
+        world.do(ev.ForkAsked(name, world["a"], "good", "alice"))
+    ids = {world[name].kernel_id for name in ("a", "f", "g")}
+    assert len(ids) == 3
+    assert all(map(KERNEL.fullmatch, ids)), "as a request may name them"
 
 
 # -- which checkpoint -----------------------------------------------------------------------

@@ -1,6 +1,6 @@
 import { isObject, text } from './json';
 
-/** A session whose end was taken back, as its server lists it again. */
+/** A session whose end was taken back, or a fork, as its server lists it. */
 export interface IBack {
   /** Of its kernel; empty: this server does not list it. */
   kernel: string;
@@ -8,13 +8,13 @@ export interface IBack {
   path: string | null;
 }
 
-/** The server's answer to `reopen`. */
+/** The server's answer to `reopen` and `fork`. */
 export function readBack(value: unknown): IBack {
   const found = isObject(value) && isObject(value.kernel) ? value.kernel : {};
   return { kernel: text(found.id), path: text(found.path) || null };
 }
 
-/** What to do for a person who took an end back. */
+/** What to do for a person who took an end back, or forked. */
 export type Next = 'open' | 'connect' | 'say';
 
 /**

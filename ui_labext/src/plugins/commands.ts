@@ -5,7 +5,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
 import { Actions } from '../actions';
-import { nextOf } from '../model/back';
+import { IBack, nextOf } from '../model/back';
 import { inWords, sentence } from '../model/refused';
 import { ISession } from '../model/session';
 import { commandLabel, isOffered, KEYS, Verb, verbCaption, verbLabel, VERBS } from '../model/verbs';
@@ -30,7 +30,7 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const category = trans.__('Singularity');
-    const actions = new Actions(api, tiers, trans, async back => {
+    const open = async (back: IBack): Promise<boolean> => {
       const panel = notebooks.find(each => each.context.path === back.path) ?? null;
       switch (nextOf(back, panel !== null, kernelOf(panel) !== null)) {
         case 'open': {
@@ -45,7 +45,16 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
         case 'say':
           return false;
       }
-    });
+    };
+    const save = async (session: ISession): Promise<void> => {
+      const its = notebooks.filter(panel => {
+        const kernel = kernelOf(panel);
+        return kernel !== null && behind.session(kernel)?.id === session.id;
+      });
+      const changed = its.filter(panel => panel.context.model.dirty);
+      await Promise.all(changed.map(panel => panel.context.save()));
+    };
+    const actions = new Actions(api, tiers, trans, open, save);
     const subject = (args: ReadonlyPartialJSONObject): ISession | null => {
       const kernel = kernelOf(notebooks.currentWidget);
       return typeof args.session === 'string'

@@ -1,0 +1,116 @@
+"""Forks of a server's notebooks: each is listed with a notebook of its own, a copy of the first.
+
+A fork is asked for in JupyterLab, on the command line or in a cell; whoever asked, the server hears
+of it (`singularity_labext`) and finds it here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from jupyter_core.utils import ensure_async
+from tornado.web import HTTPError
+
+from .notes import Notes
+
+Json = dict[str, Any]
+
+log = logging.getLogger("singularity.server")
+
+SUFFIX = ".ipynb"
+
+STEM_BYTES = 200
+"""A file's name may have 255, and a number may be added."""
+
+
+class Forks:
+    """Finds forks, one after the other; a fork that was found has its notebook, or never gets
+    one."""
+
+    def __init__(
+        self,
+        notes: Notes,
+        list_again: Callable[[str], Awaitable[Json | None]],
+        source_of: Callable[[str], str | None],
+        server: Any,
+    ) -> None:
+        """`list_again`: lists a session as a kernel, and tells what the scheduler says of it (None:
+        it is not of this server); `source_of`: the kernel of a session; `server`: Jupyter's
+        application (its managers of files and notebooks)."""
+        self._notes, self._list_again, self._source_of = notes, list_again, source_of
+        self._server = server
+        self._one = asyncio.Lock()
+
+    async def find(self, session: str) -> Json | None:
+        """List a fork; returns its `kernel_id` and its `notebook` (a path; "": it has none), or
+        None when it is not of this server. Raises what the scheduler refuses."""
+        async with self._one:
+            item = await self._list_again(session)
+            if item is None:
+                return None
+            kernel_id = str(item["kernel_id"])
+            notebook = self._notes.of(kernel_id).get("notebook")
+            if notebook is None:
+                notebook = await self._begin(kernel_id, item["session"])
+            return {"kernel_id": kernel_id, "notebook": notebook}
+
+    async def _begin(self, kernel_id: str, session: Json) -> str:
+        """Copy the notebook and open it on the kernel; the path of the copy."""
+        first = self._notes.of(self._source_of(str(session["forked_from"])) or "").get("notebook")
+        copy = ""
+        if first:
+            try:
+                copy = await self._open_copy(kernel_id, first, str(session["name"]))
+            except (OSError, HTTPError, ValueError) as error:
+                said = getattr(error, "log_message", None) or error
+                log.warning(
+                    "Singularity: session %s, a fork, has no notebook of its own, because %s could "
+                    "not be copied (%s); its kernel is listed",
+                    session["id"],
+                    first,
+                    said,
+                )
+        self._notes.note(kernel_id, notebook=copy)
+        return copy
+
+    async def _open_copy(self, kernel_id: str, first: str, name: str) -> str:
+        contents = self._server.contents_manager
+        root = getattr(contents, "root_dir", "")
+        there = _below(first, root)
+        folder, _, last = there.rpartition("/")
+        model = await ensure_async(contents.get(there, content=True, type="notebook"))
+        wanted = name_of_copy(name, last)
+        file = await ensure_async(contents.increment_filename(wanted, folder, insert="-"))
+        path = f"{folder}/{file}" if folder else file
+        body = {"type": "notebook", "format": "json", "content": model["content"]}
+        await ensure_async(contents.save(body, path))
+        whole = os.path.join(root, path)
+        notebooks = self._server.session_manager
+        notebooks.kernel_manager.update_env(kernel_id=kernel_id, env={"JPY_SESSION_NAME": whole})
+        await ensure_async(
+            notebooks.create_session(path=path, name=file, type="notebook", kernel_id=kernel_id)
+        )
+        return whole
+
+
+def _below(notebook: str, root: str) -> str:
+    """The path of a notebook below the root of a server, with slashes; raises ValueError when it is
+    elsewhere, or the server keeps notebooks elsewhere than in files."""
+    if not root:
+        raise ValueError("the server keeps notebooks elsewhere than in files")
+    return Path(notebook).resolve().relative_to(Path(root).resolve()).as_posix()
+
+
+def name_of_copy(fork: str, first: str) -> str:
+    """The file of a fork called `fork`, whose first notebook is the file `first`. Pure."""
+    stem = fork.removesuffix(SUFFIX)
+    if stem in ("", first.removesuffix(SUFFIX)):
+        stem = f"{first.removesuffix(SUFFIX)}-fork"
+    stem = "".join("-" if c == "/" or not c.isprintable() else c for c in stem)
+    stem = stem.encode()[:STEM_BYTES].decode(errors="ignore")
+    return (stem.strip().lstrip(".") or "fork") + SUFFIX
