@@ -479,31 +479,6 @@ def _park_failed(draft: Draft, event: ev.ParkFailed) -> None:
     )
 
 
-def _lease_lapsed(draft: Draft, event: ev.LeaseLapsed) -> None:
-    view = draft.get(event.session)
-    if view and view.device_state is DeviceState.HELD and not view.in_flight:
-        if event.why:
-            queue.park(draft, view, reasons.set_down(event.why), "proxy.set_down")
-        else:
-            queue.park(draft, view, reasons.lapsed(), "lease.lapsed")
-
-
-def _lease_reaped(draft: Draft, event: ev.LeaseReaped) -> None:
-    view = draft.get(event.session)
-    if view is None or not view.leased or view.epoch != event.epoch:
-        return
-    if view.final:
-        draft.step(queue.freed(view), DeviceEvent.FREED, view.why, "lease.reaped")
-        return
-    draft.step(
-        queue.freed(view),
-        DeviceEvent.LOST,
-        run_reasons.said(event.sentence),
-        "lease.reaped",
-        saved=True,
-    )
-
-
 def _orphaned(draft: Draft, event: ev.Orphaned) -> None:
     """Its Jupyter server is gone: it waits in the store for the next one, or ends where that
     cannot be."""
@@ -581,8 +556,8 @@ _HANDLERS: dict[type, Handler] = {
     ev.ParkFailed: _park_failed,
     ev.Resized: _resized,
     ev.ResizeFailed: _resize_failed,
-    ev.LeaseLapsed: _lease_lapsed,
-    ev.LeaseReaped: _lease_reaped,
+    ev.LeaseLapsed: queue.park_lapsed,
+    ev.LeaseReaped: queue.free_reaped,
     ev.ProxyRecovered: proxies.recovered,
     ev.ProxyFailed: proxies.failed,
     ev.ProxyGaveUp: proxies.gave_up,

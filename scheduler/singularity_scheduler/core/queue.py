@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from . import events as ev
 from . import gangs, groups, keeping, quotas, reasons, run_reasons
 from .actions import Attach, Park, Resize, Start
 from .administration import NodeDuty
@@ -267,4 +268,31 @@ def freed(view: SessionView) -> SessionView:
         moving=False,
         preferred=(),
         wants=False,
+    )
+
+
+def park_lapsed(draft: Draft, event: ev.LeaseLapsed) -> None:
+    """Park a session whose lease is over: its node lets it have its devices no longer."""
+    view = draft.get(event.session)
+    if view and view.device_state is DeviceState.HELD and not view.in_flight:
+        if event.why:
+            park(draft, view, reasons.set_down(event.why), "proxy.set_down")
+        else:
+            park(draft, view, reasons.lapsed(), "lease.lapsed")
+
+
+def free_reaped(draft: Draft, event: ev.LeaseReaped) -> None:
+    """Free the devices of a session whose lease nobody renewed, if it is still that lease."""
+    view = draft.get(event.session)
+    if view is None or not view.leased or view.epoch != event.epoch:
+        return
+    if view.final:
+        draft.step(freed(view), DeviceEvent.FREED, view.why, "lease.reaped")
+        return
+    draft.step(
+        freed(view),
+        DeviceEvent.LOST,
+        run_reasons.said(event.sentence),
+        "lease.reaped",
+        saved=True,
     )
