@@ -123,10 +123,12 @@ def test_a_page_is_told_that_its_cell_was_undone(tmp_path: Path) -> None:
         run(found, "import time; done = []")
         take_image(kernel, tmp_path / "old")
         run(found, "done.append('answered')")
+        wait_until(lambda: relay.ask("status")["waiting"] == 0)
+        received = kernel.positions("requests", "shell")
         running = found.execute("print('begun', flush=True); time.sleep(600)")
         assert iopub(found, "stream")["content"]["text"] == "begun\n"
         waiting = found.execute("done.append('waited')")  # behind it, in the kernel already
-        wait_until(lambda: relay.ask("status")["waiting"] == 0)
+        wait_until(lambda: kernel.positions("requests", "shell") == received + 2)
         go_back(kernel, "old")
         kernel.connected()
         for cell in (running, waiting):

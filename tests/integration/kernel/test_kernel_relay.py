@@ -194,6 +194,8 @@ def test_a_kernel_behind_a_shim_listens_on_no_port_and_hears_what_it_forked(
 def test_the_first_subscriber_is_welcomed(kernel: tuple[Channels, int]) -> None:
     with client(kernel[0]):
         pass
+    with SyncPeer(kernel[0].control) as peer:
+        wait_until(lambda: not peer.call("status")["subscribed"])
     with raw_client(kernel[0]) as found:
         assert iopub(found, "iopub_welcome")["content"] == {"subscription": ""}
 
