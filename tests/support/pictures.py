@@ -1,5 +1,5 @@
-"""The pictures of the documentation. Browser tests make each of them in every run, so that none can
-show what is not there any more; `pytest --pictures` puts them into ``docs/images``."""
+"""The pictures of the documentation. Browser tests make each of them in every full run, so that
+none can show what is not there any more; `pytest --pictures` puts them into ``docs/images``."""
 
 from __future__ import annotations
 

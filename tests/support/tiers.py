@@ -140,22 +140,38 @@ DEFAULT: Mapping[str, Take] = {
     "tests/integration/agent/test_bridges.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/agent/test_migrations.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/agent/test_relays.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/agent/test_resizes.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/agent/test_squashing.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/agent/test_suspend.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/agent/test_suspend_many.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/agent/test_whole_sessions.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/capsule/test_criu_routes.py": Take.NONE,
+    "tests/integration/capsule/test_joint.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/elastic": Take.NONE,
     "tests/integration/elastic/test_agent_ranks.py": Take.ONE_OF_EACH_FILE,
-    "tests/integration/elastic/test_bridge.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/elastic/test_gangs.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/kernel/test_kernel_next_server.py": Take.NONE,
     "tests/integration/kernel/test_kernel_next_server.py"
     "::test_a_page_that_comes_late_gets_the_answer_to_the_cell_it_ran_on_the_server_before": (
         Take.ALL
     ),
+    "tests/integration/kernel/test_kernel_agent.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/kernel/test_kernel_elastic.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/kernel/test_kernel_files.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/kernel/test_kernel_histories.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/kernel/test_kernel_moves.py": Take.NONE,
+    "tests/integration/kernel/test_kernel_moves.py"
+    "::test_three_moves_at_500_messages_a_second_lose_and_double_nothing": Take.ALL,
+    "tests/integration/kernel/test_kernel_provisioner.py"
+    "::test_a_plain_jupyter_execute_is_a_session": Take.NONE,
+    "tests/integration/kernel/test_kernel_platform.py": Take.NONE,
+    "tests/integration/kernel/test_kernel_platform.py"
+    "::test_run_in_a_terminal_is_a_session_with_devices": Take.ALL,
     "tests/integration/proxy_gpu": Take.NONE,
     "tests/integration/proxy_device/test_driver.py": Take.ONE_OF_EACH_FILE,
-    "tests/integration/proxy_worker/test_collectives.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/proxy_worker/test_collectives.py": Take.NONE,
+    "tests/integration/proxy_worker/test_collectives.py"
+    "::test_groups_that_are_bound_to_a_device_are_split": Take.ALL,
     "tests/integration/proxy_worker/test_compile.py": Take.NONE,
     "tests/integration/proxy_worker/test_worker_behaviour.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_worker/test_worker_training.py": Take.ONE_OF_EACH_FILE,
@@ -167,29 +183,32 @@ DEFAULT: Mapping[str, Take] = {
     # A story of each face of the platform, in a real browser where people use one.
     "tests/e2e/test_hub_browser.py": Take.ALL,
     "tests/e2e/test_labext_browser.py": Take.ALL,
-    "tests/e2e/test_labext_sidebar.py": Take.ONE_OF_EACH_FILE,
-    "tests/e2e/test_notebook_browser.py": Take.ONE_OF_EACH_FILE,
+    "tests/e2e/test_labext_sidebar.py::test_a_person_takes_the_end_of_a_session_back": Take.ALL,
+    "tests/e2e/test_notebook_browser.py"
+    "::test_a_notebook_says_that_it_was_taken_and_is_back[notebook]": Take.ALL,
     "tests/e2e/test_dashboard_browser.py": Take.ONE_OF_EACH_FILE,
-    "tests/integration/hub/test_hibernate.py"
-    "::test_a_server_that_is_stopped_in_the_middle_of_a_cell": Take.ONE_OF_EACH_TEST,
     "tests/integration/hub/test_spawn.py::test_login_form_and_start": Take.ONE_OF_EACH_TEST,
     "tests/integration/hub/test_spawn.py::test_the_server_is_the_users_own": Take.ONE_OF_EACH_TEST,
     "tests/integration/hub/test_supervised.py"
     "::test_a_notebook_goes_on_when_parts_of_the_platform_are_killed": Take.ONE_OF_EACH_TEST,
     "tests/integration/hub/test_up.py": Take.ONE_OF_EACH_FILE,
-    "tests/integration/batch/test_batch_engine.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/batch/test_batch_runs.py::test_submit_to_the_end": Take.ALL,
     "tests/integration/batch/test_batch_runs.py"
     "::test_preempted_in_the_middle_of_a_cell_it_equals_an_uninterrupted_run": Take.ALL,
     "tests/integration/batch/test_batch_runs.py::test_a_command_of_two_ranks": Take.ALL,
-    "tests/integration/batch/test_batch_retries.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/batch/test_batch_sweeps.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/batch/test_notebook_jobs.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/nodes/test_drain.py": Take.ONE_OF_EACH_FILE,
-    "tests/integration/nodes/test_gangs.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/nodes/test_two_nodes.py": Take.ONE_OF_EACH_FILE,
     # Faults that need the whole platform, or go on for a minute.
     "tests/faults/test_batch_killed.py": Take.NONE,
+    "tests/faults/test_repair_killed.py": Take.NONE,
+    "tests/faults/test_repair_killed.py::test_a_replacement_is_killed_while_it_starts": (
+        Take.ONE_OF_EACH_TEST
+    ),
+    "tests/faults/test_resize.py": Take.NONE,
+    "tests/faults/test_resize.py"
+    "::test_a_resize_that_does_not_fit_leaves_everything_as_it_was": Take.ALL,
     "tests/faults/test_resize_killed.py": Take.NONE,
     "tests/faults/test_resize_live.py": Take.NONE,
     "tests/faults/test_schedules.py": Take.NONE,

@@ -19,8 +19,8 @@ FILES = sorted(str(f.relative_to(ROOT)) for f in (ROOT / "tests").rglob("test_*.
 
 
 def exists(entry: str) -> bool:
-    """Whether there is such a folder, file or test function."""
-    file, _, test = entry.partition("::")
+    """Whether there is such a folder, file, test function or case of one."""
+    file, _, test = entry.partition("[")[0].partition("::")
     path = ROOT / file
     return path.exists() and (not test or bool(re.search(rf"def {test}\(", path.read_text())))
 

@@ -20,6 +20,7 @@ from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import BatchRun, Kind, Part, SessionSpec, Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.core.stored import Retention
+from support import matrix
 from support.scheduler_core import World, outcome, whole
 from support.scheduler_gangs import computing_gang, gang
 
@@ -334,7 +335,7 @@ class StoredMachine(GangMachine):
 
 
 GangMachine.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=60 if matrix.is_full() else 15,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),
