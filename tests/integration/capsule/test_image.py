@@ -337,6 +337,8 @@ try:
         client.send(bytes(1 << 16))
 except BlockingIOError:
     print("full", flush=True)
+while not os.path.exists("/tmp/go"):
+    time.sleep(0.01)
 try:
     while data := one.recv(1 << 20):
         time.sleep(0.01)
@@ -362,6 +364,7 @@ async def test_a_connection_whose_data_has_no_room_at_the_other_end_is_closed(
         await capsule.end(0)
         capsule = await restored(place, tmp_path / "c")
         capsule.thaw()
+        (place.tmp / "go").touch()
         await place.logged("ended")
 
 
