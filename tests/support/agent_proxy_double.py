@@ -92,6 +92,7 @@ class Double:
         if p["rings"] and (WORK / f"nopark-{os.getpid()}").exists():
             raise SingularityError("CUDA error: the device is gone")
         if (WORK / f"slow-{os.getpid()}").exists():
+            (WORK / f"parking-{os.getpid()}").touch()
             await asyncio.sleep(1.0)
         for ring_id in p["rings"]:
             ring, prefix = self.rings.pop(ring_id)

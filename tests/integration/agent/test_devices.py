@@ -126,22 +126,23 @@ async def test_old_leases_are_refused_and_repeated_commands_answered_again() -> 
 
 @pytest.mark.asyncio
 async def test_a_lease_that_is_not_renewed_fences_and_one_that_is_does_not() -> None:
-    async with AgentBox("--NodeAgent.lease_ttl_s=1", double=True) as box:
+    async with AgentBox("--NodeAgent.lease_ttl_s=4", double=True) as box:
         kept = await box.worker("open", "need", "sleep")
         lost = await box.worker("open", "need", "sleep")
-        for session, device in ((kept, "cpu:0"), (lost, "cpu:1")):
+        for session in (kept, lost):
             await box.event("device.need", session)
-            await box.attach(session, 3, device)
-        for _ in range(8):
+        await box.attach(lost, 3, "cpu:1")
+        await box.attach(kept, 3, "cpu:0")
+        fenced = ("lease.lapsed", lost)
+        while fenced not in [(type, session) for session, type, _ in box.events]:
             answer = await box.call(
                 "renew",
                 leases=[{"session": kept, "epoch": 3}, {"session": "000000000000", "epoch": 1}],
-                ttl_s=1.0,
+                ttl_s=60.0,
             )
             assert answer["held"] == [{"session": kept, "epoch": 3}]
             assert (answer["gone"], answer["over"]) == (["000000000000"], False)
             await asyncio.sleep(0.25)
-        await box.event("lease.lapsed", lost)
         assert (await box.session(lost))["devices"] == []
         assert (await box.session(lost))["saved"] is True
         assert (await box.session(kept))["devices"] == ["cpu:0"]
@@ -252,7 +253,7 @@ async def test_the_end_of_a_session_does_not_wait_for_its_devices() -> None:
         await asyncio.sleep(0.05)
         started = time.monotonic()
         await box.end(session)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
         with pytest.raises((Conflict, NotFound, ProxyNotReady)):
             await attach
         assert list((box.runtime / "p").iterdir()) == []

@@ -42,10 +42,13 @@ async def notebook(
         await box.call("session.end", session=sid, reason="the test is over", grace_s=1.0)
 
 
-async def run(client: AsyncKernelClient, code: str) -> str:
+async def run(client: AsyncKernelClient, code: str, begun: asyncio.Event | None = None) -> str:
+    """What a cell writes; `begun` is set when it has written something."""
     texts = []
 
     def output(message: dict[str, Any]) -> None:
+        if begun is not None and "text" in message["content"]:
+            begun.set()
         content = message["content"]
         texts.append(content.get("text") or content.get("data", {}).get("text/plain", ""))
         texts.append(content.get("evalue", ""))
@@ -77,9 +80,10 @@ async def test_a_kernel_of_the_agent_works_through_its_relay(short_dir: Path) ->
                 "args": {"device": 1},
                 "by": "user",
             }
-            code = "print('on')\nimport time\nfor _ in range(600): time.sleep(0.1)"
-            cell = asyncio.ensure_future(run(client, code))
-            await asyncio.sleep(0.5)
+            code = "print('on', flush=True)\nimport time\nfor _ in range(600): time.sleep(0.1)"
+            begun = asyncio.Event()
+            cell = asyncio.ensure_future(run(client, code, begun))
+            await asyncio.wait_for(begun.wait(), 60)
             await box.call("session.signal", session=sid, signum=signal.SIGINT)
             await asyncio.wait_for(cell, 30)
             assert await run(client, "print('alive')") == "alive\n"

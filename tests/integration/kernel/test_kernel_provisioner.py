@@ -104,10 +104,13 @@ async def kernel(
         manager.context.destroy(linger=0)
 
 
-async def run(client: Any, code: str) -> str:
+async def run(client: Any, code: str, begun: asyncio.Event | None = None) -> str:
+    """What a cell writes; `begun` is set when it has written something."""
     texts = []
 
     def output(message: dict[str, Any]) -> None:
+        if begun is not None and "text" in message["content"]:
+            begun.set()
         content = message["content"]
         texts.append(content.get("text") or content.get("data", {}).get("text/plain", ""))
         if message["msg_type"] == "error":
@@ -225,8 +228,9 @@ async def test_interrupt_stops_a_cell_and_keeps_the_kernel(
     async with kernel(specs) as (manager, client):
         await run(client, "x = 5")
         code = "print('on', flush=True)\nimport time\nfor _ in range(600): time.sleep(0.1)"
-        cell = asyncio.ensure_future(run(client, code))
-        await asyncio.sleep(0.5)
+        begun = asyncio.Event()
+        cell = asyncio.ensure_future(run(client, code, begun))
+        await asyncio.wait_for(begun.wait(), 60)
         await manager.interrupt_kernel()
         assert "KeyboardInterrupt" in await asyncio.wait_for(cell, 30)
         assert platform.sessions[0].signals == [signal.SIGINT]
@@ -289,8 +293,9 @@ async def test_a_kernel_can_be_interrupted_and_ended_while_the_scheduler_is_away
         assert process is not None
         platform.stop()
         code = "print('on', flush=True)\nimport time\nfor _ in range(600): time.sleep(0.1)"
-        cell = asyncio.ensure_future(run(client, code))
-        await asyncio.sleep(0.5)
+        begun = asyncio.Event()
+        cell = asyncio.ensure_future(run(client, code, begun))
+        await asyncio.wait_for(begun.wait(), 60)
         await manager.interrupt_kernel()
         assert "KeyboardInterrupt" in await asyncio.wait_for(cell, 30)
         # As the node agent does: a process that has ended is reaped at once.

