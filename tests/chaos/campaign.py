@@ -19,7 +19,8 @@ from .faults import FAULTS
 from .notebooks import CsvWriter, Idle, Notes, Training
 from .runs import Batch, Ranks, Script
 from .schedule import Step
-from .subjects import Subject
+from .subjects import Lost, Subject
+from .tab import Closed, KernelReplaced
 from .timeline import Timeline, Violation
 from .verbs import LONGEST_S, VERBS
 from .watch import Watch
@@ -157,6 +158,10 @@ class Campaign:
             self.timeline.add("refused", f"{step}: {kind}: {error.message}")
             if kind == "SingularityError" and "Error:" in error.message:
                 self.timeline.violate("sentences", step.name, error.message)
+            return
+        except (KernelReplaced, Lost, Closed) as error:  # the subject's own life judges it
+            self.timeline.count(f"failed {step.name}")
+            self.timeline.add("refused", f"{step}: {type(error).__name__}: {error}")
             return
         except (OSError, TimeoutError) as error:
             self.timeline.count(f"failed {step.name}")

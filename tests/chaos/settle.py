@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import signal
 import sqlite3
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,8 +49,7 @@ async def finish(
     if doing:
         await asyncio.wait(doing, timeout=STEPS_S)
     for task in doing:
-        if task.done() and not task.cancelled() and (error := task.exception()):
-            raise error  # a mistake of the campaign itself
+        note_mistake(world, task)
         task.cancel()
     await asyncio.gather(*doing, return_exceptions=True)
     for found in await world.find():
@@ -69,8 +69,7 @@ async def finish(
         world.timeline.violate("stuck", name, text + str(subject.doc.get("reason")))
         task.cancel()
     for task in working:
-        if task.done() and not task.cancelled() and (error := task.exception()):
-            raise error
+        note_mistake(world, task)
     for subject in subjects:
         try:
             async with asyncio.timeout(240.0):
@@ -86,6 +85,13 @@ async def finish(
         if session:
             world.ended[session] = world.timeline.now
     await _all_gone(world, subjects)
+
+
+def note_mistake(world: World, task: asyncio.Task[None]) -> None:
+    """A mistake of the campaign itself is told with the others: the report of an hour stays."""
+    if task.done() and not task.cancelled() and (error := task.exception()):
+        said = "".join(traceback.format_exception(error))
+        world.timeline.violate("campaign", task.get_name(), said)
 
 
 async def _lost_checkpoints(world: World, subject: Subject) -> int:

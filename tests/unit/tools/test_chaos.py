@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import faults, growth, programs, report, schedule, verbs
+from chaos import faults, growth, programs, report, schedule, settle, verbs
 from chaos.campaign import Result, sum_up
 from chaos.clock import Clock
 from chaos.subjects import Lines, Subject
@@ -191,3 +191,19 @@ def test_the_clock_moves_for_service_and_agents_alone(tmp_path: Path) -> None:
     assert ahead("singularity_proxy.device") == pytest.approx(0.0, abs=1.0)
     clock.set(0.0)
     assert ahead("singularity_scheduler.service") == pytest.approx(0.0, abs=1.0)
+
+
+def test_a_mistake_of_the_campaign_is_told_and_its_report_stays() -> None:
+    world = FakeWorld(1)
+
+    async def fail() -> None:
+        raise KeyError("nobody thought of this")
+
+    async def go() -> None:
+        task = asyncio.create_task(fail(), name="step")
+        await asyncio.wait({task})
+        settle.note_mistake(world, task)  # type: ignore[arg-type]
+
+    asyncio.run(go())
+    [told] = world.timeline.violations
+    assert "nobody thought of this" in told.text
