@@ -95,18 +95,17 @@ async def goes_on(box: AgentBox, session: str, written: Written) -> None:
 async def test_an_agent_that_sleeps_does_not_keep_its_sessions_running() -> None:
     async with AgentBox() as box:
         session, written = await writer(box)
-        await leased(box, session, 1.0)
-        end = boot_clock() + 1.0
+        await leased(box, session, 4.0)
+        end = boot_clock() + 4.0
         os.kill(box.agent_pid, signal.SIGSTOP)
         try:
-            await asyncio.sleep(end - boot_clock() - 0.3)
             await written.grows()
             await asyncio.sleep(max(0.0, end - boot_clock()) + 0.3)
             await written.stands()
         finally:
             os.kill(box.agent_pid, signal.SIGCONT)
         # What was on its way when it slept says nothing new, and neither does another's session.
-        told = await renew(box, end - 1.0, 1.0, session)
+        told = await renew(box, end - 4.0, 4.0, session)
         assert told["over"] is True
         await renew(box, told["sent_at"], 60.0)
         await asyncio.sleep(1.2)
@@ -202,11 +201,12 @@ async def test_a_new_agent_lets_nothing_go_that_no_renewal_has_named() -> None:
 async def test_what_an_agent_had_stopped_that_was_killed_goes_on_with_the_scheduler() -> None:
     async with AgentBox(script="agent_with_fault.py") as box:
         session, written = await writer(box)
-        await leased(box, session, 1.5)
+        await leased(box, session, 5.0)
+        end = boot_clock() + 5.0
         held = Held(box, "suspend.stopped")
         command = asyncio.ensure_future(checkpoint(box, session, 1, seq=2))
         await held.wait()
-        await asyncio.sleep(1.5)  # its time is over
+        await asyncio.sleep(max(0.0, end - boot_clock()))  # its time is over
         connections = len(box.connections)
         os.kill(box.agent_pid, signal.SIGKILL)
         with pytest.raises(SingularityError):

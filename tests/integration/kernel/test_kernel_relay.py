@@ -306,14 +306,18 @@ def test_requests_sent_while_the_kernel_is_frozen_run_afterwards_once_and_in_ord
 
 def test_a_relay_that_is_gone_makes_the_kernel_wait_and_lose_nothing(channels: Channels) -> None:
     """More output than all queues between hold, while nobody reads it."""
-    code = "for i in range(3000): print(str(i) + ' ' + 'x' * 20_000, flush=True)"
+    go = channels.folder / "go"
+    code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    code += "for i in range(3000): print(str(i) + ' ' + 'x' * 20_000, flush=True)"
     with ipykernel(channels, "--ext", "singularity_kernel"):
         first = RelayProcess(channels)
         first.point_shim_here()
         with client(channels) as found:
-            found.execute(f"import time; time.sleep(0.3)\n{code}")
-            time.sleep(0.1)
+            asked = found.execute(code)
+            while iopub(found, "execute_input")["parent_header"]["msg_id"] != asked:
+                pass
             first.kill()
+            go.touch()
             time.sleep(1)
             with relay(channels):
                 text = ""
@@ -666,11 +670,15 @@ def test_too_much_output_for_nobody_loses_the_oldest_and_says_how_much(
 ) -> None:
     with relay(channels, "--held-bytes", "100000") as running, ipykernel(channels):
         with client(channels) as found:
-            cell = "import time; time.sleep(0.5)\n"
+            go = channels.folder / "go"
+            cell = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
             cell += "for n in range(1000): print(str(n) + ' ' + 'x' * 1000, flush=True)"
             asked = found.execute(cell)
+            while iopub(found, "execute_input")["parent_header"]["msg_id"] != asked:
+                pass
         _subscribed(running, False)
         reached = running.ask("positions")["outputs"]["iopub"]
+        go.touch()
         wait_until(lambda: running.ask("positions")["outputs"]["iopub"] > reached + 1000)
         assert running.ask("status")["held"] < 100
         with raw_client(channels) as found:

@@ -253,10 +253,12 @@ def test_only_what_touches_the_result_waits(ranks: Ranks) -> None:
     assert first.value(other) == [10.0]
     asked = first.client.record(w.READ, struct.pack("<QQ", 0, 4), flags=w.REPLY, base=out.id)
     first.client.publish()
+    deadline = time.monotonic() + 30
+    while (stats := ranks.stats(0))["activity"] != "blocked":
+        assert time.monotonic() < deadline, stats
+        time.sleep(0.01)
     time.sleep(0.1)
     assert first.client.poll() is None
-    stats = ranks.stats(0)
-    assert stats["activity"] == "blocked"
     assert "rank 1, 2, 3" in stats["waits_for"]
     assert stats["groups"][0]["contributed"] == 1
     assert stats["groups"][0]["consumed"] == 0
