@@ -7,8 +7,8 @@ from support import matrix
 from support.agent import AgentBox, alive
 from support.agent_noticing import Served, seconds_until
 
-BOUND_S = 5.0
-"""The promise is one second, on a machine that has a core to spare."""
+BOUND_S = 20.0
+"""Time that bounds a failure; how soon it is on a machine with a core to spare says `-s`."""
 
 
 @pytest.mark.asyncio

@@ -333,7 +333,7 @@ def test_rank_that_ends_fails_the_others(ranks: Ranks) -> None:
     proxy.call("close_ring", ring_id="r3")
     began = time.monotonic()
     ranks[0].client.reply(asked)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert "rank 3 has ended without taking part" in ranks[0].failure()
 
 

@@ -140,7 +140,9 @@ def test_one_that_is_not_connected_at_the_end_is_waited_for(tmp_path: Path) -> N
     asyncio.run(go())
 
 
-def test_all_end_at_once(tmp_path: Path) -> None:
+def test_all_end_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FAREWELL_SECONDS", 60.0)
+
     async def go() -> None:
         async with parts(tmp_path, 3) as gang:
             began = asyncio.get_running_loop().time()

@@ -256,16 +256,18 @@ def test_small_workloads(count: int) -> None:
     assert {job.devices for job in jobs} == {1}
 
 
-def test_it_is_fast_and_holds_no_jobs() -> None:
-    """3.3 million jobs in 30 s are 9 us each; half of that is allowed for here to be twice as slow
-    on a busy machine."""
+def test_the_last_job_costs_no_more_than_the_first_and_none_is_held() -> None:
+    """How fast it is in seconds is what `./dev bench` says."""
     workload = Workload(devices=100_000, jobs=3_300_000, regions=("a", "b", "c"))
     stream = generate(workload)
     next(stream)
-    start = time.process_time()
-    for _ in range(100_000):
-        last = next(stream)
-    assert (time.process_time() - start) / 100_000 < 18e-6
+    took = []
+    for count in (20_000, 80_000):
+        start = time.thread_time()
+        for _ in range(count):
+            last = next(stream)
+        took.append((time.thread_time() - start) / count)
+    assert took[1] < 3 * took[0]
     assert last.id == 100_000
 
 
