@@ -32,7 +32,7 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def wait_until(what: Any, seconds: float = 20.0, why: str = "it did not happen") -> None:
+def wait_until(what: Any, seconds: float = 60.0, why: str = "it did not happen") -> None:
     """Poll `what()` until it is true; the limit only bounds a failure."""
     deadline = time.monotonic() + seconds
     while not what():
@@ -257,6 +257,18 @@ def iopub(found: BlockingKernelClient, kind: str) -> dict[str, Any]:
             return message
 
 
+def next_iopub(found: BlockingKernelClient) -> dict[str, Any] | None:
+    """The next message on iopub; None for one that came before: the relay was killed before it
+    noted that it had been sent."""
+    try:
+        message: dict[str, Any] = found.get_iopub_msg(timeout=60)
+    except ValueError as error:
+        if "Duplicate Signature" not in str(error):
+            raise
+        return None
+    return message
+
+
 COUNT = (
     "import sys, time\n"
     "for i in range({n}):\n"
@@ -270,13 +282,8 @@ def numbers(found: BlockingKernelClient, count: int) -> list[int]:
     """The numbers that `COUNT` prints, in the order they come, until the last one."""
     seen: list[int] = []
     while not seen or seen[-1] != count - 1:
-        try:
-            message = found.get_iopub_msg(timeout=60)
-        except ValueError as error:
-            if "Duplicate Signature" not in str(error):
-                raise
-            continue  # sent again: the relay was killed before it noted that it had been sent
-        if message["msg_type"] == "stream":
+        message = next_iopub(found)
+        if message is not None and message["msg_type"] == "stream":
             seen += [int(word) for word in message["content"]["text"].split()]
     return seen
 
