@@ -47,7 +47,7 @@ from .launch import LaunchRequest
 from .live import LiveSession
 from .memory import return_memory_soon
 from .node import Node, Settings
-from .owners import Owners, find_owner, how_it_ended
+from .owners import Owners, ended_by_itself, find_owner, how_it_ended
 from .processes import end_marked, end_process
 from .relay_keeper import RelayKeeper
 from .relays import kernel_connection, remove_relay_folder, shim_command, write_private
@@ -530,10 +530,9 @@ class Lifecycle:
             await self.leave(live)
             return
         if record.life is not Life.LIVE:
-            if record.life is Life.STARTING:
+            if half_started := record.life is Life.STARTING:
                 record.reason = "the node agent was restarted while it started"
             self._adopt_processes(live)
-            half_started = record.life is Life.STARTING
             await self.end(live, record.reason, 0.0)
             if half_started:  # nobody was told that it started: the command is simply repeated
                 self.forget(live)
@@ -541,7 +540,7 @@ class Lifecycle:
         self._adopt_processes(live)
         if live.capsule is not None and has_ended(live.capsule.identity):
             record.life = Life.ENDING
-            over = self._read_exit_code(record) is not None
+            over = ended_by_itself(self._read_exit_code(record))
             if not over and await node.stores.has_whole(record.user, record.session):
                 record.elsewhere = True  # unknown here, the service has it go on from the store
                 await self._undo(live)

@@ -64,6 +64,12 @@ def how_it_ended(exit_code: int | None) -> str:
     return f"its process ended with exit code {exit_code}"
 
 
+def ended_by_itself(exit_code: int | None) -> bool:
+    """Return whether a run that has written this exit code down ended of its own accord. Above 128
+    it was ended by a signal (POSIX, sh): whoever stops a node may stop all of its processes."""
+    return exit_code is not None and exit_code <= 128
+
+
 class Owners:
     """Watches the Jupyter servers of this node's sessions. One object per agent.
 

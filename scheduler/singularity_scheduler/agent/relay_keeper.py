@@ -212,6 +212,7 @@ class RelayKeeper:
             self.kept[live.record.session] = kept
             live.relay = None
             self.save(kept)
+            self.replace_ended(live.record.session, kept)
 
     async def wait_for(self, live: LiveSession) -> None:
         """What is here of the session ends, and it goes on from the store: its relay stays, and
@@ -220,9 +221,7 @@ class RelayKeeper:
         self.keep(live)
         if relay is None:  # on another node; its key is void if it goes on elsewhere already
             await self.away(live, True)
-        elif not relay.capsule.watch.alive:  # nobody needed it until now
-            self._exited(live.record.session)
-        else:
+        elif relay.capsule.watch.alive:
             with contextlib.suppress(SingularityError):
                 status = await relay.status()
                 if int(status["tunnel"]["incarnation"]) <= live.record.incarnation:
@@ -448,7 +447,10 @@ class RelayKeeper:
             self._replacing[session] = task
 
     async def stop_replacing(self, session: str) -> None:
-        """Start no other relay for a session that ends here, and end one that just starts."""
+        """Start no other relay for a session that ends here, and end one that just starts; where
+        its relay is kept, the session only leaves, and whoever comes back needs one."""
+        if session in self.kept:
+            return
         task = self._replacing.pop(session, None)
         if task is not None:
             task.cancel()

@@ -104,8 +104,23 @@ async def test_it_is_replaced_when_the_session_could_not_come_back(
     await desk.connect()
     desk.first.end_by_itself()
     desk.keeper.give_back(desk.live)
+    await desk.keeper.stop_replacing("s")  # what is here of the session is removed
     await desk.settle()
     assert [desk.kept.relay] == desk.started
+
+
+async def test_it_is_replaced_when_it_ended_while_the_session_was_leaving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk(monkeypatch)
+    desk.keeper.kept.clear()
+    desk.live.relay, desk.live.record.life = desk.first, Life.ENDING
+    desk.first.end_by_itself()
+    assert desk.tasks == []
+    desk.keeper.keep(desk.live)
+    await desk.keeper.stop_replacing("s")
+    await desk.settle()
+    assert [desk.keeper.kept["s"].relay] == desk.started
 
 
 async def test_the_session_waits_for_the_next_one_though_its_socket_answers(
