@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .errors import nearest, shown, yaml_word
-from .shell import Command, UnevenValue
+from .shell import Command, OpenValue, UnevenValue
 
 MAX_TEXT = 64 << 10
 """Longest text after everything is filled in: inputs that double each other end there."""
@@ -88,14 +88,20 @@ class Values:
     def _put(self, command: Command, name: str) -> None:
         """Put what `name` stands for into `command`."""
         value = yaml_word(self.of(name))
-        is_path = name.startswith("outputs.") or isinstance(self._sources[name], dict)
         try:
-            command.put(value, whole=is_path)
-        except UnevenValue:
-            raise BadExpression(
-                f"{name} is {shown(value)}, and bash would read the rest of the command as part of "
-                f'it: write it in quotes, "${{{{{name}}}}}"'
-            ) from None
+            command.put(value, whole=self._is_path(name))
+        except UnevenValue as error:
+            hint = (
+                f': write it in quotes, "${{{{{name}}}}}"' if isinstance(error, OpenValue) else ""
+            )
+            raise BadExpression(f"{name} is {shown(value)}, and {error}{hint}") from None
+
+    def _is_path(self, name: str) -> bool:
+        """Whether `name`, whose value is known, is a path or stands for nothing but one."""
+        source = self._sources[name]
+        if isinstance(source, str) and (alone := _EXPRESSION.fullmatch(source.strip())):
+            return "${{" not in alone[1] and self._is_path(self._name(alone[1]))
+        return name.startswith("outputs.") or isinstance(source, dict)
 
     def _pieces(self, text: str) -> Iterator[tuple[str, str]]:
         """`text` in pieces: what is written up to an expression, and the name in that; behind the

@@ -5,15 +5,39 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass
 
 _PLAIN, _SINGLE, _DOUBLE, _ANSI, _SUB, _BACK, _COMMENT = "", "'", '"', "$'", "(", "`", "#"
-_HERE = re.compile(r"<<-?[ \t]*(\\?)(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\2")
+_SUM = "(("
+"""Arithmetic, in which << is no here-document."""
+_HERE = re.compile(r"<<(-?)[ \t]*((?:'[^'\n]*'|\"[^\"\n]*\"|\\.|[^\s;&|()<>`'\"\\])+)")
 _STARTS_COMMENT = " \t\n;|&("
 
 
+@dataclass(frozen=True)
+class _Here:
+    """A here-document: its last line, whether values in it expand, whether it is one of `<<-`, from
+    whose lines tabs are taken."""
+
+    end: str
+    expands: bool
+    tabs: bool
+
+    def ends_with(self, line: str) -> bool:
+        """Whether `line`, without its end, is its last one."""
+        return (line.lstrip("\t") if self.tabs else line) == self.end
+
+
 class UnevenValue(ValueError):
+    """A value that would not arrive as it is, or the rest of the command not; says why."""
+
+
+class OpenValue(UnevenValue):
     """A value that is put in as it is, and with which bash would go on to look for the end of
-    something: a quote, say."""
+    something: a quote, say. In quotes it would arrive."""
+
+    def __init__(self) -> None:
+        super().__init__("bash would read the rest of the command as part of it")
 
 
 class Command:
@@ -26,9 +50,9 @@ class Command:
         """`text` is read up to here; beyond its end by one behind a backslash."""
         self._inside: list[str] = []
         """What has begun and not ended, outermost first."""
-        self._here: list[tuple[str, bool]] = []
-        """The here-documents whose text begins with the next line: (last line, values expand)."""
-        self._body: tuple[str, bool] | None = None
+        self._here: list[_Here] = []
+        """The here-documents whose text begins with the next line."""
+        self._body: _Here | None = None
         """The here-document that `text` ends in."""
 
     def add(self, written: str) -> None:
@@ -41,10 +65,12 @@ class Command:
         """Add `value`: in quotes it is that text, character by character. Outside of them it is one
         word if it is a `whole` (a path, say), and else goes in as it is, as several words maybe.
 
-        Raises UnevenValue when the rest of the command would then be read as something else."""
+        Raises UnevenValue when it, or the rest of the command, would be read as something else."""
+        if self._at > len(self.text):
+            raise UnevenValue("the backslash before it would change it: leave that out")
         top = self._inside[-1] if self._inside else _PLAIN
         if self._body is not None:
-            self._put_read(_escaped(value, "\\$`") if self._body[1] else value)
+            self._put_in_body(value)
         elif top == _SINGLE:
             self._put_read(value.replace("'", "'\\''"))
         elif top == _ANSI:
@@ -54,10 +80,20 @@ class Command:
         elif whole:
             self._put_read(shlex.quote(value))
         else:
-            before = list(self._inside), list(self._here)
+            before = list(self._inside), list(self._here), self._body
             self.add(value)
-            if (self._inside, self._here) != before or self._at > len(self.text):
-                raise UnevenValue(value)
+            if (self._inside, self._here, self._body) != before or self._at > len(self.text):
+                raise OpenValue
+
+    def _put_in_body(self, value: str) -> None:
+        """Add `value` to the here-document that `text` ends in."""
+        assert self._body is not None
+        first = self.text[self.text.rfind("\n") + 1 :]
+        if any(self._body.ends_with(line) for line in (first + value).split("\n")):
+            raise UnevenValue(
+                "one of its lines would end the here-document: let that end with another word"
+            )
+        self._put_read(_escaped(value, "\\$`") if self._body.expands else value)
 
     def _put_read(self, text: str) -> None:
         """Add `text`, which leaves what has begun and not ended as it is."""
@@ -80,8 +116,9 @@ class Command:
             if one == "'":
                 self._inside.pop()
         elif two == "$(":
-            self._inside.append(_SUB)
-            return at + 2
+            arithmetic = text.startswith("((", at + 1)
+            self._inside.append(_SUM if arithmetic else _SUB)
+            return at + (3 if arithmetic else 2)
         elif one == "`":
             self._begin_or_end(_BACK)
         elif one == '"':
@@ -96,16 +133,26 @@ class Command:
         if text[at : at + 2] == "$'":
             self._inside.append(_ANSI)
             return at + 2
+        if text.startswith("((", at):
+            self._inside.append(_SUM)
+            return at + 2
         if one in ("'", "("):
             self._inside.append(one)
+        elif one == ")" and top == _SUM:
+            self._inside.pop()
+            if text.startswith("))", at):
+                return at + 2
+            self._inside.append(_SUB)  # it was a group within another one
         elif one == ")" and top == _SUB:
             self._inside.pop()
         elif one == "#" and (at == 0 or text[at - 1] in _STARTS_COMMENT):
             self._inside.append(_COMMENT)
         elif text.startswith("<<<", at):
             return at + 3
-        elif self._inside[-2:] != [_SUB, _SUB] and (here := _HERE.match(text, at)):  # 1 << n
-            self._here.append((here[3], not here[1] and not here[2]))
+        elif _SUM not in self._inside and (here := _HERE.match(text, at)):  # 1 << n
+            expands = not any(mark in here[2] for mark in "'\"\\")
+            [end] = shlex.split(here[2])
+            self._here.append(_Here(end, expands, bool(here[1])))
             return here.end()
         elif one == "\n" and self._here:
             self._body = self._here.pop(0)
@@ -118,7 +165,7 @@ class Command:
         start = self.text.rfind("\n", 0, at) + 1
         if end < 0:
             return len(self.text)
-        if self.text[start:end].strip("\t") == self._body[0]:
+        if self._body.ends_with(self.text[start:end]):
             self._body = self._here.pop(0) if self._here else None
         return end + 1
 

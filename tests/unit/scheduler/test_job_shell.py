@@ -24,6 +24,9 @@ SOURCES: dict[str, Any] = {
     "inputs.end": "a\\",
     "inputs.paren": "a)",
     "inputs.data": {"path": "x"},
+    "inputs.again": "${{inputs.data}}",
+    "inputs.here": "x <<A\ny",
+    "inputs.eof": "a\nEOF\nshow b",
     "outputs.model": None,
 }
 SHOW = "show() { printf '<%s>' \"$@\"; }\n"
@@ -72,13 +75,26 @@ def run(text: str) -> str:
         ("cat <<-'EOF'; show <<<x\n${{inputs.odd}}\n\tEOF\n", f"{ODD}\n<>"),
         ('cat << "E"\n${{outputs.model}} $X\nE\nshow "${{inputs.odd}}"', f"{PATH} $X\n<{ODD}>"),
         ('cat <<<"${{inputs.odd}}"', f"{ODD}\n"),
+        ("show ${{inputs.again}}", f"<{PATH}>"),
+        ("cat <<'END-1'\n${{inputs.odd}}\nEND-1\nshow ${{inputs.data}}", f"{ODD}\n<{PATH}>"),
+        (
+            "cat <<EOF-1\n${{inputs.odd}}\nEOF\nEOF-1\nshow ${{inputs.data}}",
+            f"{ODD}\nEOF\n<{PATH}>",
+        ),
+        (
+            "cat <<E\n\tE\n${{inputs.odd}}\nE \nE\nshow ${{inputs.data}}",
+            f"\tE\n{ODD}\nE \n<{PATH}>",
+        ),
+        ("a=( $(cat <<EOF\n${{inputs.odd}}\nEOF\n) ); show ${{inputs.data}}", f"<{PATH}>"),
+        ("((n = 1 << 2)); show $n ${{inputs.data}}", f"<4><{PATH}>"),
+        ("((show a); show ${{inputs.data}})", f"<a><{PATH}>"),
     ],
 )
 def test_each_value_arrives_as_it_is_meant(text: str, written: str) -> None:
     assert run(in_command(text)) == written
 
 
-@pytest.mark.parametrize("name", ["quote", "comment", "end", "paren"])
+@pytest.mark.parametrize("name", ["quote", "comment", "end", "paren", "here"])
 def test_a_value_that_would_swallow_the_rest_is_refused(name: str) -> None:
     plain = f"(show ${{{{inputs.{name}}}}})"
     with pytest.raises(BadExpression) as refused:
@@ -86,6 +102,15 @@ def test_a_value_that_would_swallow_the_rest_is_refused(name: str) -> None:
     assert f'write it in quotes, "${{{{inputs.{name}}}}}"' in str(refused.value)
     value = SOURCES[f"inputs.{name}"]
     assert run(in_command(plain.replace("$", '"$').replace("}}", '}}"'))) == f"<{value}>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["show \\${{outputs.model}}", 'show "\\${{inputs.odd}}"', "cat <<EOF\n${{inputs.eof}}\nEOF\n"],
+)
+def test_a_value_that_would_not_arrive_is_refused(text: str) -> None:
+    with pytest.raises(BadExpression, match=r"the backslash before it|would end the here-document"):
+        in_command(text)
 
 
 def test_a_job_in_a_folder_with_a_space(tmp_path: Path) -> None:
