@@ -89,8 +89,9 @@ class SingularitySpawner(SingularitySpawnerMixin, LocalProcessSpawner):  # type:
         Whether users may install Python packages of their own, with ``%pip install`` in notebooks
         and ``pip install`` in terminals: into a folder of their home for each version of Python
         (``~/.local/share/jupyter-singularity``), from where their kernels, terminals and runs take
-        them before those of this environment, which stays as it is. The server itself uses none of
-        them. Only where ``cmd`` starts the server with the Hub's own Python.
+        them before those of this environment, which stays as it is. The server itself imports none
+        of them; kernels and page extensions that they bring are found by it. Only where ``cmd``
+        starts the server with the Hub's own Python.
 
         False: nothing is installed there, and what is there already is not used.
         """,

@@ -241,7 +241,7 @@ def _why_to_row(why: Reason) -> Row:
 def _why_from_row(row: Mapping[str, Any]) -> Reason:
     """Return the reason of a row; its sentence alone where there were no codes yet, or other ones,
     when it was written."""
-    why = from_json(row["reason_code"], json.loads(row["reason_args"]))
+    why = from_json(row.get("reason_code") or "", json.loads(row.get("reason_args") or "{}"))
     return why if is_known(why) else because("said", text=row["reason"])
 
 

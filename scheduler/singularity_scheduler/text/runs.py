@@ -16,9 +16,9 @@ def none() -> str:
     return ""
 
 
-def said(text: str) -> str:
+def said(text: str) -> Clauses:
     """`text`: what a node agent said, or a ledger from before there were codes."""
-    return text
+    return tuple(text.split("; "))
 
 
 # -- queued and starting --------------------------------------------------------------------

@@ -213,6 +213,10 @@ def test_of_a_code_of_another_version_the_sentence_is_kept(code: str, args: obje
     told = Change("a", 1.0, *states, "parking", because("parked_by", by="alice"), "user.park")
     row = rows.change_to_row(told) | {"reason_code": code, "reason_args": json.dumps(args)}
     assert rows.change_from_row(row).why == because("said", text=told.reason)
+    older = {name: value for name, value in row.items() if not name.startswith("reason_")}
+    why = rows.change_from_row(older).why
+    assert render(why) == told.reason
+    assert render_first(why) == told.reason.split("; ")[0] != told.reason
     assert rows.change_from_row(row).reason == told.reason
 
 
