@@ -120,7 +120,8 @@ class Notebook(Subject):
                 text = f"{self.session} stays in the store, and its open page waits for a reply"
                 self.world.timeline.violate("stuck", self.name, f"{text}: {self.doc['reason']}")
                 await self.bring_back()
-            idle = self.is_idle()
+            # Its relay may be on a node without power: what is sent waits until that is back.
+            idle = self.is_idle() and not self.world.off
             if not idle or cell.done or now - max(cell.sent_at, self.progress_at) < QUIET_S:
                 quiet_since = None
                 continue

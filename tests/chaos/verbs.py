@@ -109,7 +109,12 @@ async def fork(world: World, subject: Subject, step: Step, service: ServiceClien
     if not subject.stored:
         return ""
     chosen = list(subject.stored)[step.dice % len(subject.stored)]
-    made = await service.fork(subject.session, chosen, key=f"chaos-{subject.session}-{step.number}")
+    key = f"chaos-{subject.session}-{step.number}"
+
+    async def call() -> Json:
+        return await service.fork(subject.session, chosen, key=key)
+
+    made = await world.persist(call, what="fork")  # a lost answer would leave a fork behind
     try:
         await asyncio.sleep(step.rng().uniform(0.0, 4.0))
     finally:
