@@ -87,7 +87,7 @@ class Calls:
                 url=self.url,
             ) from None
         if answer.status >= 300:
-            raise to_error(answer.status, answer.reason, content)
+            raise to_error(answer.status, answer.reason, content, acts=method != "GET")
         try:
             document = json.loads(content)
         except ValueError:

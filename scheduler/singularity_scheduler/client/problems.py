@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from singularity_proxy import errors
-from singularity_proxy.errors import SingularityError, Unavailable
+from singularity_proxy.errors import SingularityError, Unavailable, Unreached
 
 _KNOWN = {"type", "title", "status", "detail", "reason", "error"}
 
@@ -25,13 +25,21 @@ _BY_STATUS = {
 """What an error counts as whose own class this process does not have."""
 
 
-def to_error(status: int, reason: str, body: bytes) -> SingularityError:
+def to_error(status: int, reason: str, body: bytes, *, acts: bool = False) -> SingularityError:
     """The typed error behind an ``application/problem+json`` answer; an answer of something else
-    (a proxy in between) becomes `Unavailable` with its status."""
+    (a proxy in between) becomes `Unavailable` with its status. `acts`: the request asked for a
+    change; a proxy answers 5xx also when it loses the service's answer, so that is `Unreached`."""
     try:
         problem = json.loads(body)
         name, sentence = str(problem["error"]), str(problem["detail"])
     except (ValueError, KeyError, TypeError):
+        if acts and status >= 500:
+            return Unreached(
+                f"the scheduler service's answer did not come (something in between answered "
+                f"{status} {reason}), so whether it did what was asked is not known: look at how "
+                "things stand, then try again if it did not",
+                status=status,
+            )
         return Unavailable(
             f"the scheduler service is not reachable: something in between answered "
             f"{status} {reason}",

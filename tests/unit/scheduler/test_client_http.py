@@ -109,6 +109,19 @@ async def test_a_lost_answer_is_no_refusal() -> None:
     assert {type(looked.value), type(refused.value)} == {Unavailable}
 
 
+@pytest.mark.parametrize("line", [b"503 Service Unavailable", b"404 Not Found"])
+@pytest.mark.asyncio
+async def test_a_proxy_that_answers_may_have_lost_the_answer(line: bytes) -> None:
+    page = b"HTTP/1.1 " + line + b"\r\nConnection: close\r\n\r\n<html>503</html>"
+    kinds = []
+    for call in ("park", "get_session"):
+        async with answering(page) as url:
+            with pytest.raises(Unavailable, match="something in between answered") as caught:
+                await getattr(ServiceClient(url, "t"), call)("a")
+            kinds.append(type(caught.value))
+    assert kinds == [Unreached if line.startswith(b"5") else Unavailable, Unavailable]
+
+
 @pytest.mark.asyncio
 async def test_a_silent_server_is_given_up() -> None:
     async with answering(stay=True) as url:
