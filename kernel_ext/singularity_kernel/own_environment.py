@@ -13,16 +13,18 @@ import re
 import sys
 from pathlib import Path
 
+from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 from jupyter_core.paths import jupyter_data_dir
 from singularity_proxy.errors import BadRequest, Conflict
-from singularity_proxy.layers import Layer
+from singularity_proxy.layers import Layer, put_file
 from singularity_scheduler.cli.base import ReportApp
 from singularity_scheduler.cli.exits import CannotWrite
 from traitlets import Unicode
 
 from .install import sources
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,200}")
+_SYSTEM = re.compile(r"^include-system-site-packages\s*=\s*true\s*$", re.M | re.I)
 _VERSION = re.compile(r"^version(?:_info)?\s*=\s*(\d+\.\d+)", re.MULTILINE)
 
 
@@ -35,15 +37,15 @@ def make_environment(folder: Path, kernel: str) -> list[Path]:
     python = os.path.join(layer.programs, "python")
     spec_file = Path(jupyter_data_dir()) / "kernels" / kernel.lower() / "kernel.json"
     _refuse_other(folder)
-    _refuse_taken(spec_file, python)
+    _refuse_taken(kernel.lower(), python)
     try:
         layer.make()
         spec_file.parent.mkdir(parents=True, exist_ok=True)
-        spec_file.write_text(json.dumps(_spec(python, kernel), indent=1) + "\n")
+        put_file(str(spec_file), json.dumps(_spec(python, kernel), indent=1) + "\n", 0o644)
     except OSError as error:
         raise CannotWrite(
-            f"{error.filename} could not be written ({error.strerror}); packages that were in "
-            f"{folder} are as they were"
+            f"{error.filename or folder} could not be written ({error.strerror}); packages that "
+            f"were in {folder} are as they were"
         ) from None
     return [folder, spec_file]
 
@@ -61,8 +63,13 @@ def _refuse_other(folder: Path) -> None:
     """Refuse a folder that holds something else than a virtual environment of this Python."""
     if not folder.exists():
         return
+    if Layer(str(folder)).is_shared:
+        raise BadRequest(
+            f"{folder} is the environment of the platform itself; nothing was changed: name a new "
+            "folder"
+        )
     try:
-        version = _VERSION.search((folder / "pyvenv.cfg").read_text())
+        configuration = (folder / "pyvenv.cfg").read_text()
     except (OSError, UnicodeDecodeError):
         if folder.is_dir() and not any(folder.iterdir()):
             return
@@ -70,24 +77,31 @@ def _refuse_other(folder: Path) -> None:
             f"{folder} is there and is no virtual environment; nothing was changed: name a new "
             "folder"
         ) from None
+    version = _VERSION.search(configuration)
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if version is None or version[1] != here:
         raise BadRequest(
             f"{folder} is an environment of Python {version[1] if version else 'unknown'}, and the "
             f"device proxy is there for Python {here}; nothing was changed: name a new folder"
         )
+    if _SYSTEM.search(configuration):
+        raise BadRequest(
+            f"{folder} uses the packages of the system, and would lose them; nothing was changed: "
+            "name a new folder"
+        )
 
 
-def _refuse_taken(spec_file: Path, python: str) -> None:
-    """Refuse to replace the kernel of another environment."""
+def _refuse_taken(kernel: str, python: str) -> None:
+    """Refuse the name of a kernel of another environment, whoever has it: of two with one name,
+    notebooks would start only one."""
     try:
-        argv = json.loads(spec_file.read_text())["argv"]
-    except (OSError, ValueError, KeyError, TypeError):
+        found = KernelSpecManager().get_kernel_spec(kernel)
+    except (NoSuchKernel, OSError, ValueError):
         return
-    if argv[:1] != [python]:
+    if found.argv[:1] != [python]:
         raise Conflict(
-            f"{spec_file} is the kernel of another environment; nothing was changed: give a name "
-            "with --kernel"
+            f"there is a kernel '{kernel}' of another environment ({found.resource_dir}); nothing "
+            "was changed: give another name with --kernel"
         )
 
 
@@ -98,7 +112,8 @@ class EnvironmentApp(ReportApp):
     description = """Make a Python environment of your own in FOLDER, and a kernel of it for the
     launcher. It has all packages of the platform, PyTorch among them, and what you install in it
     goes before those; its kernels are under the device proxy. A virtual environment of the same
-    Python version that is there is made one, and keeps its packages."""
+    Python version that is there is made one, and keeps its packages; one that uses the packages of
+    the system is refused."""
     examples = """
         jupyter singularity environment ~/envs/nlp
         ~/envs/nlp/bin/pip install spacy

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import site
+import stat
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -19,6 +21,12 @@ from dataclasses import dataclass
 
 LINK = "_shared_environment.pth"
 """In a layer's packages: how it sees those of the shared environment."""
+
+_SHARED = re.compile(r"addsitedir\('([^']+)'\)")
+"""A folder of the shared environment's packages in the text of `LINK`."""
+
+MAX_BYTES = 64 << 10
+"""Of a file that is a layer's own; those that `make` writes have far less."""
 
 _PIP = """\
 #!/bin/sh
@@ -42,6 +50,12 @@ class Layer:
         """Where its packages have files for Jupyter, for JUPYTER_PATH."""
         return os.path.join(self.folder, "share", "jupyter")
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether `folder` is that of the shared environment itself, which cannot be a layer."""
+        packages = os.path.realpath(_packages(self.folder))
+        return packages in map(os.path.realpath, _SHARED.findall(_link()))
+
     def make(self) -> None:
         """Make it, or what of it is missing or older; packages in it stay.
 
@@ -61,7 +75,7 @@ class Layer:
         for path, target in links.items():
             _put_link(os.path.join(self.folder, path), target)
         for path, (text, mode) in files.items():
-            _put_file(path, text, mode)
+            put_file(path, text, mode)
 
 
 def own_packages(home: str) -> Layer:
@@ -112,14 +126,22 @@ def _link() -> str:
 
 
 def _read(path: str) -> str | None:
+    """The text of a small file; None where there is none. The Hub waits for this in a user's home,
+    so nothing else than a plain file is opened, and of a large one no more is read."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
         return None
+    with open(fd, "rb") as file:
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            return file.read(MAX_BYTES).decode()
+        except (OSError, UnicodeDecodeError):
+            return None
 
 
-def _put_file(path: str, text: str, mode: int) -> None:
+def put_file(path: str, text: str, mode: int) -> None:
     """Write so that `path` is the old file or the new one at any moment, never half of one."""
     if _read(path) == text:
         return

@@ -90,6 +90,8 @@ def read_exit_code(folder: str, uid: int) -> int | None:
         info = os.fstat(fd)
         plain = stat.S_ISREG(info.st_mode) and info.st_nlink == 1 and info.st_uid == uid
         text = os.read(fd, 8) if plain else b""
+    except OSError:
+        return None
     finally:
         os.close(fd)
     return int(text) if re.fullmatch(rb"[0-9]{1,3}", text) else None

@@ -266,7 +266,11 @@ def test_install_where_nothing_can_be_written(tmp_path: Path) -> None:
         ("full", ["there"], 64, "there is there and is no virtual environment"),
         ("2.7", ["there"], 64, "there is an environment of Python 2.7, and the device proxy is"),
         (None, ["a b"], 64, "a kernel cannot be called 'a b'"),
-        (None, ["new", "--kernel", "taken"], 70, "is the kernel of another environment"),
+        ("system", ["there"], 64, "there uses the packages of the system, and would lose them"),
+        (None, [sys.prefix], 64, "is the environment of the platform itself"),
+        (None, ["new", "--kernel", ".."], 64, "a kernel cannot be called '..'"),
+        (None, ["new", "--kernel", "taken"], 70, "a kernel 'taken' of another environment"),
+        (None, ["new", "--kernel", "Python3"], 70, "a kernel 'python3' of another environment"),
         (None, ["/proc/1/new"], 73, "could not be written"),
     ],
 )
@@ -281,7 +285,12 @@ def test_environments_that_cannot_be_made(
         there.write_text("")
     elif prepare is not None:
         there.mkdir()
-        version = f"version = {prepare}.18" if prepare[0] == "2" else ""
+        here = ".".join(map(str, sys.version_info[:2]))
+        versions = {
+            "2.7": "version = 2.7.18",
+            "system": f"version = {here}.1\ninclude-system-site-packages = true\n",
+        }
+        version = versions.get(prepare, "")
         (there / ("pyvenv.cfg" if version else "thesis.tex")).write_text(version)
     before = sorted(tmp_path.rglob("*"))
     command = [sys.executable, "-m", "jupyter", "singularity", "environment", *words]

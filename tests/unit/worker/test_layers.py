@@ -74,3 +74,34 @@ def test_each_version_of_python_has_its_own(tmp_path: Path) -> None:
     folder = Path(own_packages(str(tmp_path)).folder)
     assert folder.name == f"python{sys.version_info.major}.{sys.version_info.minor}"
     assert folder.is_relative_to(tmp_path / ".local/share")
+
+
+@pytest.mark.parametrize("what", ["fifo", "device", "link"])
+def test_what_stands_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path, what: str) -> None:
+    """The Hub waits while a layer is made in a home, whose user may put anything there."""
+    layer = Layer(str(tmp_path / "own"))
+    layer.make()
+    file = tmp_path / "own" / "pyvenv.cfg"
+    file.unlink()
+    if what == "fifo":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero" if what == "device" else "/etc/hostname")
+    layer.make()
+    assert file.read_text().startswith("home = ")
+    assert not file.is_symlink()
+
+
+def test_the_shared_environment_itself_is_no_place_for_a_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Layer(sys.prefix).is_shared
+    (tmp_path / "link").symlink_to(sys.prefix)
+    assert Layer(str(tmp_path / "link")).is_shared
+    layer = Layer(str(tmp_path / "own"))
+    layer.make()
+    assert not layer.is_shared
+    shared = sys.prefix
+    monkeypatch.setattr(sys, "prefix", layer.folder)  # as in a terminal of its user
+    assert Layer(shared).is_shared
+    assert not layer.is_shared
