@@ -27,7 +27,7 @@ ENDED = frozenset({"completed", "failed", "cancelled"})
 KEEP_ENDED = 500
 """Ended sessions whose last state is remembered: something small may still change in them."""
 
-SHOWN = ("user", "name", "kind", "tier", "node", *STATE)
+SHOWN = ("user", "name", "kind", "tier", "node", "reason_code", "reason_args", *STATE)
 
 
 class Emitter:
@@ -61,7 +61,8 @@ class Emitter:
         else:
             self._known[session["id"]] = state
         if new and state != before:
-            data = {key: session[key] for key in SHOWN}
+            # A scheduler that was not upgraded yet may know fewer.
+            data = {key: session[key] for key in SHOWN if key in session}
             self._logger.emit(
                 schema_id=SESSION_STATE,
                 data={"session": session["id"], **data, "at": session["updated_at"]},
@@ -100,6 +101,14 @@ class Taker(Protocol):
     def take(self, event: dict[str, Any]) -> None: ...
 
 
+def _give(taker: Taker, event: dict[str, Any]) -> None:
+    """Have `taker` take an event; what fails there keeps it from no other one."""
+    try:
+        taker.take(event)
+    except Exception as error:  # of this event, or of somebody who listens to ours
+        log.error("an event of the scheduler could not be passed on", exc_info=error)
+
+
 async def follow(client: ServiceClient, *takers: Taker) -> None:
     """Read the scheduler's events until cancelled; what happened while it was away is read later,
     as far as the scheduler still knows it."""
@@ -109,11 +118,11 @@ async def follow(client: ServiceClient, *takers: Taker) -> None:
         try:
             async for event in events:
                 for taker in takers:
-                    taker.take(event)
+                    _give(taker, event)
         except SingularityError as error:
             log.info("no events of the scheduler for the moment: %s", error.message)
-        except Exception as error:  # of one event, or of somebody who listens to ours
-            log.error("an event of the scheduler could not be passed on", exc_info=error)
+        except Exception as error:
+            log.error("the events of the scheduler could not be read", exc_info=error)
         finally:
             last = events.last_id
             await events.aclose()

@@ -191,13 +191,26 @@ class VerbHandler(_Handler):
         try:
             answer = await getattr(self.client, verb)(session, **body)
             if verb == "reopen":
-                answer = {**answer, "kernel": await self._kernel("find_again", session)}
+                answer = {**answer, "kernel": await self._find("find_again", session)}
             elif verb == "fork":
-                answer = {**answer, "kernel": await self._kernel("find_fork", answer["id"])}
+                answer = {**answer, "kernel": await self._find("find_fork", answer["id"])}
         except SingularityError as error:
             self.refuse(error)
             return
         self.finish(json.dumps(answer))
+
+    async def _find(self, finder: str, session: str) -> dict[str, Any] | None:
+        """What `_kernel` finds; None when that fails: the verb was done, whatever comes of this."""
+        try:
+            return await self._kernel(finder, session)
+        except Exception as error:
+            self.log.warning(
+                "Singularity: the kernel of session %s was not found: %s",
+                session,
+                error,
+                exc_info=not isinstance(error, SingularityError),
+            )
+            return None
 
     async def _kernel(self, finder: str, session: str) -> dict[str, Any] | None:
         """The kernel of a session that is back, or a fork, once this server lists it: its `id`, and

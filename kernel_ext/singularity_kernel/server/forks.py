@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -64,21 +65,27 @@ class Forks:
         first = self._notes.of(self._source_of(str(session["forked_from"])) or "").get("notebook")
         copy = ""
         if first:
+            done = "copied"
             try:
-                copy = await self._open_copy(kernel_id, first, str(session["name"]))
-            except (OSError, HTTPError, ValueError) as error:
+                copy, path = await self._copy(first, str(session["name"]))
+                done = f"opened from its copy {copy}"
+                await self._open(kernel_id, copy, path)
+            except (OSError, HTTPError, ValueError, sqlite3.Error) as error:
                 said = getattr(error, "log_message", None) or error
                 log.warning(
-                    "Singularity: session %s, a fork, has no notebook of its own, because %s could "
-                    "not be copied (%s); its kernel is listed",
+                    "Singularity: session %s, a fork, has no open notebook, because %s could not "
+                    "be %s (%s); its kernel is listed",
                     session["id"],
                     first,
+                    done,
                     said,
                 )
+                copy = ""
         self._notes.note(kernel_id, notebook=copy)
         return copy
 
-    async def _open_copy(self, kernel_id: str, first: str, name: str) -> str:
+    async def _copy(self, first: str, name: str) -> tuple[str, str]:
+        """Copy a notebook beside itself; where the copy is, and that below the server's root."""
         contents = self._server.contents_manager
         root = getattr(contents, "root_dir", "")
         there = _below(first, root)
@@ -89,13 +96,16 @@ class Forks:
         path = f"{folder}/{file}" if folder else file
         body = {"type": "notebook", "format": "json", "content": model["content"]}
         await ensure_async(contents.save(body, path))
-        whole = os.path.join(root, path)
+        return os.path.join(root, path), path
+
+    async def _open(self, kernel_id: str, copy: str, path: str) -> None:
+        """Open a copy on the kernel of a fork, as a page does."""
         notebooks = self._server.session_manager
-        notebooks.kernel_manager.update_env(kernel_id=kernel_id, env={"JPY_SESSION_NAME": whole})
+        notebooks.kernel_manager.update_env(kernel_id=kernel_id, env={"JPY_SESSION_NAME": copy})
+        name = path.rpartition("/")[2]
         await ensure_async(
-            notebooks.create_session(path=path, name=file, type="notebook", kernel_id=kernel_id)
+            notebooks.create_session(path=path, name=name, type="notebook", kernel_id=kernel_id)
         )
-        return whole
 
 
 def _below(notebook: str, root: str) -> str:

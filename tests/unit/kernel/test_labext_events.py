@@ -41,7 +41,7 @@ class Told(Emitter):
 
         self.logger.add_listener(schema_id=SESSION_STATE, listener=tell)
 
-    async def session(self, sid: str, **changes: str) -> None:
+    async def session(self, sid: str, **changes: Any) -> None:
         self.take({"event": "session", "id": "1", "data": {**SESSION, "id": sid, **changes}})
         await self.logger.gather_listeners()
 
@@ -108,6 +108,56 @@ async def test_it_goes_on_behind_the_last_heartbeat(monkeypatch: pytest.MonkeyPa
     with pytest.raises(asyncio.CancelledError):
         await following
     assert asked[:2] == [None, "x-7"]
+
+
+@pytest.mark.asyncio
+async def test_why_is_told_as_a_code_too() -> None:
+    emitter, told = Told(), []
+
+    async def tell(logger: Any, schema_id: str, data: dict[str, Any]) -> None:
+        told.append((data.get("reason_code"), data.get("reason_args")))
+
+    emitter.logger.add_listener(schema_id=SESSION_STATE, listener=tell)
+    await emitter.session("a")
+    await emitter.session("b", reason_code="runs", reason_args={"number": 1})
+    assert told == [(None, None), ("runs", {"number": 1})]
+
+
+class Brings(Away):
+    """A stream that brings two events."""
+
+    def __init__(self) -> None:
+        self.last_id, self.left = None, ["1", "2"]
+
+    async def __anext__(self) -> dict[str, Any]:
+        if not self.left:
+            await asyncio.Event().wait()
+        return {"event": "session", "id": self.left.pop(0), "data": SESSION}
+
+
+@pytest.mark.asyncio
+async def test_what_one_taker_cannot_take_the_others_get() -> None:
+    taken: list[str] = []
+
+    class Broken:
+        def take(self, event: dict[str, Any]) -> None:
+            raise ValueError("this one is not for me")
+
+    class Whole:
+        def take(self, event: dict[str, Any]) -> None:
+            taken.append(event["id"])
+
+    class Client:
+        def events(self, last: str | None) -> Brings:
+            return Brings()
+
+    following = asyncio.ensure_future(follow(cast(ServiceClient, Client()), Broken(), Whole()))
+    while len(taken) < 2:
+        await asyncio.sleep(0.01)
+    following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await following
+    assert taken == ["1", "2"]
 
 
 @pytest.mark.asyncio

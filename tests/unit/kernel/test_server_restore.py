@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 from types import SimpleNamespace
 from typing import Any
 
@@ -193,6 +194,24 @@ async def test_a_fork_whose_notebook_cannot_be_copied_is_listed_all_the_same(
         assert FORK in kernels
     assert caplog.text.count("gone.ipynb could not be copied") == 1
     assert list(tmp_path.glob("*.ipynb")) == []
+
+
+@pytest.mark.asyncio
+async def test_a_fork_whose_copy_cannot_be_opened_says_where_it_is(tmp_path, monkeypatch, caplog):
+    nbformat.write(new_notebook(), tmp_path / "notes.ipynb")
+
+    def full(**_):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async with forking_server(tmp_path, monkeypatch) as (kernels, server, scheduler):
+        first = f"{tmp_path}/notes.ipynb"
+        kernels._notes.note("0c1d", notebook=first, sessions=["0123456789ab"])
+        scheduler.fork("variant")
+        monkeypatch.setattr(server.session_manager, "create_session", full)
+        assert await kernels.find_fork("f" * 12) == {"kernel_id": FORK, "notebook": ""}
+        assert FORK in kernels
+    copy = f"{tmp_path}/variant.ipynb"
+    assert f"could not be opened from its copy {copy} (database or disk is full)" in caplog.text
 
 
 @pytest.mark.parametrize(
