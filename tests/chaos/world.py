@@ -301,9 +301,9 @@ class World:
         """Kill everything of a node at once, and its agents for so many seconds as often as one is
         started; how many processes it had. `wipe`: what it had in shared memory is gone too."""
         self.off.add(node)
-        for relay in await self.find("relay", node=node):
-            self.hit(relay.user, relay.session)
         try:
+            for relay in await self.find("relay", node=node):
+                self.hit(relay.user, relay.session)
             killed = await asyncio.to_thread(self._kill_node, node)
             if wipe:
                 shared = f"{self.settings.shm_dir}-{node}"

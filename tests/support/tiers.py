@@ -162,6 +162,10 @@ DEFAULT: Mapping[str, Take] = {
     "tests/integration/kernel/test_kernel_moves.py": Take.NONE,
     "tests/integration/kernel/test_kernel_moves.py"
     "::test_three_moves_at_500_messages_a_second_lose_and_double_nothing": Take.ALL,
+    "tests/integration/kernel/test_kernel_moves.py"
+    "::test_a_page_is_told_that_its_cell_was_undone": Take.ALL,
+    "tests/integration/kernel/test_kernel_moves.py"
+    "::test_a_dead_node_costs_what_came_after_its_image_and_nothing_else": Take.ALL,
     "tests/integration/kernel/test_kernel_provisioner.py"
     "::test_a_plain_jupyter_execute_is_a_session": Take.NONE,
     "tests/integration/kernel/test_kernel_platform.py": Take.NONE,
@@ -187,6 +191,8 @@ DEFAULT: Mapping[str, Take] = {
     "tests/e2e/test_notebook_browser.py"
     "::test_a_notebook_says_that_it_was_taken_and_is_back[notebook]": Take.ALL,
     "tests/e2e/test_dashboard_browser.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/hub/test_hibernate.py"
+    "::test_a_server_that_is_stopped_in_the_middle_of_a_cell": Take.ONE_OF_EACH_TEST,
     "tests/integration/hub/test_spawn.py::test_login_form_and_start": Take.ONE_OF_EACH_TEST,
     "tests/integration/hub/test_spawn.py::test_the_server_is_the_users_own": Take.ONE_OF_EACH_TEST,
     "tests/integration/hub/test_supervised.py"

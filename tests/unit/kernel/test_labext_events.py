@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from jupyter_events import EventLogger
 from singularity_labext import events as labext
 from singularity_labext.events import KEEP_ENDED, Emitter, ForkFinder, follow
+from singularity_labext.handlers import VerbHandler
 from singularity_proxy.errors import Unavailable
 from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.client.schemas import SESSION_STATE
@@ -185,3 +188,35 @@ async def test_each_fork_is_told_to_the_server_until_it_has_been_found() -> None
     finder.take({"event": "heartbeat", "id": "1", "data": {}})
     await asyncio.gather(*finder._told.values())
     assert told == ["late", "late", "early"]
+
+
+@pytest.mark.parametrize(("verb", "finder"), [("fork", "find_fork"), ("reopen", "find_again")])
+@pytest.mark.parametrize("error", [Unavailable("the scheduler is away"), TypeError("a fault")])
+@pytest.mark.asyncio
+async def test_what_was_done_is_told_though_its_kernel_is_not_found(
+    verb: str, finder: str, error: Exception
+) -> None:
+    async def done(session: str, **body: Any) -> dict[str, Any]:
+        return {"id": "new"}
+
+    async def find(session: str) -> None:
+        raise error
+
+    said: list[str] = []
+    page = SimpleNamespace(
+        KEYS=VerbHandler.KEYS,
+        NEEDED={},
+        client=SimpleNamespace(**{verb: done}),
+        kernel_manager=SimpleNamespace(**{finder: find}),
+        current_user="ada",
+        log=SimpleNamespace(warning=lambda *_, **__: None),
+        get_json_body=dict,
+        finish=said.append,
+    )
+    page._kernel = VerbHandler._kernel.__get__(page)
+    page._find = VerbHandler._find.__get__(page)
+    post = VerbHandler.post
+    while hasattr(post, "__wrapped__"):  # who may ask is tested with a real server
+        post = post.__wrapped__
+    await post(page, "old", verb)
+    assert json.loads(said[0]) == {"id": "new", "kernel": None}

@@ -101,12 +101,12 @@ async def test_a_session_that_is_back_is_listed_by_the_server_that_runs(tmp_path
     client = type("Client", (), {"from_environment": staticmethod(lambda: scheduler)})
     monkeypatch.setattr(kernels_module, "ServiceClient", client)
     kernels = SingularityKernelManager()
-    kernels._notes.note(kernel_id, notebook="work/a.ipynb", kernel_name="python3")
+    kernels._notes.note(kernel_id, notebook="course/a.ipynb", kernel_name="python3")
     kernels._notes.mark_gone(kernel_id)
     try:
         assert await kernels.find_again("0123456789ab") is None, "not while it has ended"
         scheduler.take_back()
-        found = {"kernel_id": kernel_id, "notebook": "work/a.ipynb"}
+        found = {"kernel_id": kernel_id, "notebook": "course/a.ipynb"}
         assert await kernels.find_again("another one") is None
         assert await kernels.find_again("0123456789ab") == found
         assert await kernels.find_again("0123456789ab") == found, "and once is enough"
@@ -156,23 +156,23 @@ async def forking_server(tmp_path, monkeypatch):
 
 @pytest.mark.asyncio
 async def test_a_fork_is_listed_with_a_copy_of_the_notebook_once(tmp_path, monkeypatch):
-    (tmp_path / "work").mkdir()
+    (tmp_path / "course").mkdir()
     notebook = new_notebook(cells=[new_code_cell("x = 1")])
     for name in ("notes.ipynb", "variant.ipynb"):
-        nbformat.write(notebook, tmp_path / "work" / name)
+        nbformat.write(notebook, tmp_path / "course" / name)
     async with forking_server(tmp_path, monkeypatch) as (kernels, server, scheduler):
-        first = f"{tmp_path}/work/notes.ipynb"
+        first = f"{tmp_path}/course/notes.ipynb"
         kernels._notes.note("0c1d", notebook=first, kernel_name="python3", cwd=str(tmp_path))
         kernels._notes.note_session("0c1d", "0123456789ab")
         assert await kernels.find_fork("f" * 12) is None, "it is of another server"
         scheduler.fork("variant")
         both = await asyncio.gather(*(kernels.find_fork("f" * 12) for _ in range(2)))
-        copy = f"{tmp_path}/work/variant-1.ipynb"
+        copy = f"{tmp_path}/course/variant-1.ipynb"
         assert both == [{"kernel_id": FORK, "notebook": copy}] * 2
         assert nbformat.read(copy, as_version=4).cells[0].source == "x = 1"
         [row] = server.session_manager.cursor.execute("SELECT path, kernel_id FROM session")
-        assert tuple(row) == ("work/variant-1.ipynb", FORK)
-        assert sorted(path.name for path in (tmp_path / "work").glob("*.ipynb")) == [
+        assert tuple(row) == ("course/variant-1.ipynb", FORK)
+        assert sorted(path.name for path in (tmp_path / "course").glob("*.ipynb")) == [
             *("notes.ipynb", "variant-1.ipynb", "variant.ipynb")
         ]
         noted = kernels._notes.of(FORK)
