@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,7 +44,7 @@ from .handlers import make_application
 from .leader import Leader, identity
 from .ledger import Ledger
 from .services import Services
-from .standby import Door, standby_application
+from .standby import Door, later_pages, standby_application
 
 SERVICE_NAME = "singularity"
 """Name of the service in the Hub's configuration, unless it says another one."""
@@ -290,8 +290,8 @@ class SchedulerApp(Application):  # type: ignore[misc]
             controller = Controller(ledger, fleet, leader, parent=self)
             operator = read_operator_token(self.operator_token_file)
             prefix = service_address(os.environ)[2]
-            hub = hub_auth or make_hub_auth(prefix, parent=self)
-            gate = Gate(hub, self.hub_admins, operator)
+            base = f"{prefix.rstrip('/')}/"
+            gate = Gate(self.hub_admins, operator)
             stack.push_async_callback(gate.close)
             events = event_logger(self.event_log, parent=self)
             stack.callback(_close_handlers, events)
@@ -300,13 +300,19 @@ class SchedulerApp(Application):  # type: ignore[misc]
                 controller, gate, audit, self.authenticate_metrics, Callers(self._bounds())
             )
             self.services = services
-            application = make_application(services, prefix)
             stack.push_async_callback(controller.stop)
             services.start()
             stack.callback(services.close)
             stack.callback(door.shut)
             await controller.start()
-            door.open(application)
+            if hub_auth is None:
+                # JupyterHub's client takes as long to load as all else. Who needs it waits; nodes
+                # are led and the operator is answered meanwhile.
+                door.open(make_application(services, base, later_pages(base, gate.opened)))
+                await asyncio.to_thread(_load_pages)
+                hub_auth = make_hub_auth(prefix, parent=self)
+            gate.open(hub_auth)
+            door.open(make_application(services, base, _load_pages()(services, base)))
             self.log.info("the scheduler leads on %s", ledger.place)
             yield controller, lost
 
@@ -331,6 +337,8 @@ class SchedulerApp(Application):  # type: ignore[misc]
             self.log.error("%s", error.message)
         waiting = asyncio.ensure_future(leader.wait(ledger))
         try:
+            self._standing_by = leader.sentence
+            await asyncio.to_thread(_load_pages)  # now there is time
             while not waiting.done():
                 self._standing_by = leader.sentence
                 await asyncio.wait([waiting], timeout=1.0)
@@ -446,6 +454,13 @@ async def lock_state_dir(path: str, wait_s: float = LOCK_WAIT_S) -> contextlib.E
                     state_dir=path,
                 ) from None
         await asyncio.sleep(0.1)
+
+
+def _load_pages() -> Callable[[Services, str], list[tuple[Any, ...]]]:
+    """Load the dashboard, and with it JupyterHub's client; returns what gives its addresses."""
+    from .dashboard.addresses import routes
+
+    return routes
 
 
 async def _end(task: asyncio.Future[Any]) -> None:

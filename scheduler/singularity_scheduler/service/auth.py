@@ -7,17 +7,20 @@ pages of the dashboard have logins of their own, see `dashboard.page`.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jupyterhub.services.auth import HubOAuth
 from singularity_proxy.errors import BadRequest, Forbidden, Unavailable
 from tornado.web import HTTPError
 
 from .problems import Unauthenticated
+
+if TYPE_CHECKING:
+    from jupyterhub.services.auth import HubOAuth
 
 USE_SCOPE = "custom:singularity:use"
 ADMIN_SCOPE = "custom:singularity:admin"
@@ -58,14 +61,24 @@ class Caller:
 
 
 class Gate:
-    """Checks tokens; one per service. `hub` talks to the Hub with the service's own token, which
-    JupyterHub passes in the environment. `hub_admins`: whether its admins are administrators of
-    ours. `operator_token`: administrates without asking the Hub ("": there is none)."""
+    """Checks tokens; one per service. `hub_admins`: whether the Hub's admins are administrators of
+    ours. `operator_token`: administrates without asking the Hub ("": there is none).
 
-    def __init__(self, hub: HubOAuth, hub_admins: bool = True, operator_token: str = "") -> None:
-        self.hub = hub
+    Who comes with a token of the Hub's before `open` waits for it."""
+
+    hub: HubOAuth
+    """Talks to the Hub with the service's own token, which JupyterHub passes in the environment."""
+
+    def __init__(self, hub_admins: bool = True, operator_token: str = "") -> None:
+        self.opened = asyncio.Event()
+        """Set by `open`."""
         self.hub_admins = hub_admins
         self._operator_token = operator_token.encode()
+
+    def open(self, hub: HubOAuth) -> None:
+        """Ask `hub` from now on. Called once."""
+        self.hub = hub
+        self.opened.set()
 
     async def caller(self, authorization: str | None) -> Caller:
         """The caller behind an Authorization header; raises `Unauthenticated`, `Forbidden` or
@@ -104,6 +117,7 @@ class Gate:
         return await self._known(token)
 
     async def _known(self, token: str, hub_session: str = "") -> dict[str, Any]:
+        await self.opened.wait()
         try:
             model: dict[str, Any] | None = await self.hub.user_for_token(
                 token, session_id=hub_session, sync=False
@@ -121,6 +135,8 @@ class Gate:
 
     async def close(self) -> None:
         """Close the connections to the Hub of this event loop."""
+        if not self.opened.is_set():
+            return
         try:
             from jupyterhub.httpclient import JupyterHubHTTPClient
         except ImportError:  # before JupyterHub 6 nothing stays open
@@ -182,8 +198,10 @@ def read_operator_token(path: str) -> str:
 def make_hub_auth(prefix: str, **settings: Any) -> HubOAuth:
     """Make the Hub's client of this process; there must be only one. `prefix`: where the service
     is. It is handed over because `HubOAuth.base_url` is read from the environment when JupyterHub's
-    module is imported, which is before `hub_variables` completes a service that nobody's Hub
+    module is imported, which may be before `hub_variables` completes a service that nobody's Hub
     started: browsers would come back to an address that the Hub refuses."""
+    from jupyterhub.services.auth import HubOAuth
+
     return HubOAuth.instance(cache_max_age=CACHE_S, base_url=prefix, **settings)
 
 

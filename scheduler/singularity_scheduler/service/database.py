@@ -12,13 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import alembic.command
-import alembic.config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from singularity_proxy.errors import BadRequest, NoSpace, SingularityError, Unavailable
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import (
     ArgumentError,
     DataError,
@@ -41,6 +36,8 @@ STUCK_S = 10.0
 service that stands still must not keep others from taking over."""
 
 DRIVER = "postgresql+psycopg"
+
+_MIGRATIONS = Path(__file__).with_name("migrations")
 
 MIGRATING = 0x51A6
 """The advisory lock under which the schema is changed: one service at a time."""
@@ -113,7 +110,7 @@ class Database:
             with self.engine.connect() as connection:
                 if not self.sqlite:
                     self._check_server(connection)
-                current = _is_current(connection)
+                current = _revision(connection) == newest_revision()
                 connection.rollback()
                 if not current:
                     self._migrate(connection)
@@ -176,12 +173,6 @@ class Database:
             yield
         except SQLAlchemyError as error:
             raise self.explained(error) from None
-        except CommandError as error:
-            raise Unavailable(
-                f"the tables of the scheduler's ledger ({self.place}) could not be brought up to "
-                f"date ({error}); nothing was changed",
-                ledger=self.place,
-            ) from None
 
     def explained(self, error: SQLAlchemyError) -> SingularityError:
         """The typed error for people."""
@@ -250,34 +241,52 @@ class Database:
             )
 
     def _migrate(self, connection: Connection) -> None:
-        with connection.begin():
-            if not self.sqlite:
-                connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATING})"))
-            config, script = _alembic()
-            found = MigrationContext.configure(connection).get_current_revision()
-            if found is not None and found not in {r.revision for r in script.walk_revisions()}:
-                raise Unavailable(
-                    f"the scheduler's ledger ({self.place}) was written by a newer version (its "
-                    f"tables are of version {found}, this one knows up to "
-                    f"{script.get_current_head()}); nothing was changed: install that version, or "
-                    "restore the backup from before it",
-                    ledger=self.place,
-                )
-            config.attributes["connection"] = connection
-            alembic.command.upgrade(config, "head")
+        # Loaded here alone: nearly every start finds the tables as they are to be, and loading it
+        # takes as long as a tenth of a start.
+        import alembic.command
+        from alembic.config import Config
+        from alembic.migration import MigrationContext
+        from alembic.script import ScriptDirectory
+        from alembic.util import CommandError
+
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS))
+        config.set_main_option("path_separator", "os")
+        try:
+            with connection.begin():
+                if not self.sqlite:
+                    connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATING})"))
+                script = ScriptDirectory.from_config(config)
+                found = MigrationContext.configure(connection).get_current_revision()
+                if found is not None and found not in {r.revision for r in script.walk_revisions()}:
+                    raise Unavailable(
+                        f"the scheduler's ledger ({self.place}) was written by a newer version "
+                        f"(its tables are of version {found}, this one knows up to "
+                        f"{script.get_current_head()}); nothing was changed: install that version, "
+                        "or restore the backup from before it",
+                        ledger=self.place,
+                    )
+                config.attributes["connection"] = connection
+                alembic.command.upgrade(config, "head")
+        except CommandError as error:
+            raise Unavailable(
+                f"the tables of the scheduler's ledger ({self.place}) could not be brought up to "
+                f"date ({error}); nothing was changed",
+                ledger=self.place,
+            ) from None
 
 
-def _alembic() -> tuple[alembic.config.Config, ScriptDirectory]:
-    config = alembic.config.Config()
-    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
-    config.set_main_option("path_separator", "os")
-    return config, ScriptDirectory.from_config(config)
+def _revision(connection: Connection) -> str | None:
+    """The version that the tables are of; None when there are none, or it is not one version."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all()
+    return str(found[0]) if len(found) == 1 else None
 
 
-def _is_current(connection: Connection) -> bool:
-    _, script = _alembic()
-    found = MigrationContext.configure(connection).get_current_revision()
-    return bool(found == script.get_current_head())
+def newest_revision() -> str:
+    """The version that the tables are to be of; by the names of the migrations' files."""
+    return max(path.name[1:5] for path in (_MIGRATIONS / "versions").glob("v[0-9]*.py"))
 
 
 def _full(where: str, said: str) -> SingularityError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from singularity_proxy.errors import BadRequest, Forbidden, NotFound, Unsupported
@@ -23,7 +24,6 @@ from . import (
     administer_nodes,
     checks,
     clusters,
-    dashboard,
     devices,
     groups,
     schemas,
@@ -31,6 +31,7 @@ from . import (
     usage,
     verbs,
 )
+from .dashboard import PLACE
 from .endpoint import Endpoint, Unknown
 from .openapi import openapi_text
 from .operations import MAX_GRACE_S, TABLE, Operation, Parameter, Reply, Who, operation
@@ -60,7 +61,7 @@ schemas.COMPONENTS |= {
 )
 async def get_service(call: Endpoint) -> Reply:
     if "text/html" in call.request.headers.get("Accept", ""):
-        where = call.request.path + dashboard.PLACE
+        where = call.request.path + PLACE
         return Reply({}, 302, {"Location": where, "Vary": "Accept"})
     return Reply({"name": "jupyter-singularity", "api": "api/v1"})
 
@@ -335,12 +336,13 @@ def by_path() -> dict[str, dict[str, Operation]]:
     return found
 
 
-def make_application(services: Services, prefix: str) -> Application:
-    """The web application; `prefix` is JUPYTERHUB_SERVICE_PREFIX, ending in a slash."""
-    base = f"{prefix.rstrip('/')}/"
+def make_application(
+    services: Services, base: str, pages: Sequence[tuple[Any, ...]]
+) -> Application:
+    """The web application: the API below `base`, which ends in a slash, and these `pages`."""
     return Application(
         [
-            *dashboard.routes(services, base),
+            *pages,
             *(
                 (
                     base + re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route.replace(".", r"\.")),

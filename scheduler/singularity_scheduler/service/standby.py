@@ -1,4 +1,4 @@
-"""What a service answers while another one leads, and the door that leads to either.
+"""What a service answers while another one leads or it starts, and the door that leads to either.
 
 The service listens all the time. `Door` passes each request on to the application of the moment:
 the scheduler's own, or this one, which knows only how the service is.
@@ -6,9 +6,11 @@ the scheduler's own, or this one, which knows only how the service is.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from html import escape
+from typing import Any
 
 from singularity_proxy.errors import Unavailable
 from tornado.httputil import (
@@ -18,6 +20,7 @@ from tornado.httputil import (
 )
 from tornado.web import Application, RequestHandler
 
+from .dashboard import PLACE
 from .problems import problem
 
 PAGE = """<!doctype html>
@@ -63,6 +66,25 @@ class Standby(RequestHandler):
 def standby_application(why: Callable[[], str]) -> Application:
     """`why`: the sentence of the moment."""
     return Application([(r".*", Standby, {"why": why})], log_function=lambda _: None)
+
+
+class Later(RequestHandler):
+    """Every page while they are loaded: the browser is sent to the same address once they are."""
+
+    def initialize(self, loaded: asyncio.Event) -> None:
+        self._loaded = loaded
+
+    async def prepare(self) -> None:
+        await self._loaded.wait()
+        self.clear_header("Server")
+        self.set_header("Cache-Control", "no-store")
+        self.redirect(self.request.uri or "", status=307)  # with the method and the form
+
+
+def later_pages(base: str, loaded: asyncio.Event) -> list[tuple[Any, ...]]:
+    """The addresses of the dashboard until it is `loaded`; `base`: where the service is, ending in
+    a slash."""
+    return [(rf"{base}(?:{PLACE}.*|oauth_callback)", Later, {"loaded": loaded})]
 
 
 class Door(HTTPServerConnectionDelegate):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ from singularity_proxy.errors import (
     Unavailable,
     Unreached,
 )
+from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.service import app as app_module
-from support.scheduler_service import LAUNCH, Platform, platform, until
+from support.kernel_platform import Hub
+from support.scheduler_agent import PaperFleet
+from support.scheduler_service import LAUNCH, PREFIX, Platform, platform, until
 from tornado.httpclient import AsyncHTTPClient
+from tornado.testing import bind_unused_port
 
 
 @pytest.mark.asyncio
@@ -485,3 +490,54 @@ async def test_old_sessions_are_forgotten_while_the_service_runs(
                 break
             await asyncio.sleep(0.1)
         assert left == [stays]
+
+
+@pytest.mark.asyncio
+async def test_the_operator_is_answered_while_the_hubs_client_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_load, load = threading.Event(), app_module._load_pages
+
+    def load_late() -> Any:
+        assert may_load.wait(120)
+        return load()
+
+    monkeypatch.setattr(app_module, "_load_pages", load_late)
+    monkeypatch.setattr(app_module, "make_hub_auth", lambda prefix, parent: Hub())
+    sock, port = bind_unused_port()
+    sock.close()
+    address = f"http://127.0.0.1:{port}"
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_URL", address)
+    monkeypatch.setenv("JUPYTERHUB_SERVICE_PREFIX", PREFIX)
+    token = tmp_path / "operator"
+    token.touch(0o600)
+    token.write_text("o" * 32)
+    app = app_module.SchedulerApp(
+        state_dir=str(tmp_path / "state"), operator_token_file=str(token), log_level=50
+    )
+    app.fleet_class = PaperFleet
+    running = app.running()
+    starting = asyncio.ensure_future(running.__aenter__())
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await ServiceClient(address + PREFIX, "o" * 32).cluster()
+                    break
+                except Unavailable:  # nobody listens yet, or it says that it starts
+                    await asyncio.sleep(0.02)
+        icon = f"{address}{PREFIX}dashboard/static/icon.svg"
+        asset = AsyncHTTPClient().fetch(icon, request_timeout=60.0)
+        listed = asyncio.ensure_future(ServiceClient(address + PREFIX, "token-of-ada").sessions())
+        missing = f"{address}{PREFIX}api/v1/nothing"
+        assert (await AsyncHTTPClient().fetch(missing, raise_error=False)).code == 404
+        assert not starting.done()
+        assert not asset.done()
+        assert not listed.done()
+        may_load.set()
+        assert (await asset).headers["Content-Type"] == "image/svg+xml"
+        assert await listed == []
+    finally:
+        may_load.set()
+        await starting
+        await running.__aexit__(None, None, None)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from alembic.script import ScriptDirectory
 from hypothesis import given
 from hypothesis import strategies as st
 from singularity_proxy.errors import (
@@ -26,7 +27,7 @@ from singularity_scheduler.client.stream import parse_events
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.devices import DeviceHealth
 from singularity_scheduler.core.states import InvalidTransition
-from singularity_scheduler.service import translate
+from singularity_scheduler.service import database, translate
 from singularity_scheduler.service.app import (
     SchedulerApp,
     listen,
@@ -173,6 +174,23 @@ def test_the_client_is_light() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_service_that_starts_loads_nothing_that_can_wait() -> None:
+    code = (
+        "import gc, sys, singularity_scheduler.service.__main__;"
+        "heavy = ('alembic', 'jupyterhub', 'aiohttp', 'pygments', 'lark', 'torch');"
+        "print([m for m in heavy if m in sys.modules], gc.isenabled())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[] True"
+
+
+def test_the_names_of_files_tell_the_newest_version_of_the_tables() -> None:
+    folder = Path(database.__file__).with_name("migrations")
+    assert database.newest_revision() == ScriptDirectory(folder).get_current_head()
 
 
 @given(
