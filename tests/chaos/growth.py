@@ -2,10 +2,11 @@
 
 Each of them is killed again and again, each holds more while more sessions live, and what its first
 checkpoints took stays with its allocator. So a process is looked at from `SETTLED_S` after its
-start on, the agents of all nodes together, and what counts is how its floor at some number of live
-sessions differs late in the campaign from early: what is taken for a checkpoint and given back is
-no growth, and what leaks raises the floor. Few processes grow so old between two kills: a campaign
-of verbs alone (`--only`), in which each lives to the end, shows what one collects.
+start on, the agents of all nodes together, and what counts is how their floor at some number of
+live sessions differs late in their life from early: what is taken for a checkpoint and given back
+is no growth, and what leaks raises the floor. Different processes are never compared, and few grow
+old enough between two kills: a campaign of verbs alone (`--only`), in which each lives to the end,
+shows what one collects.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SETTLED_S = 100.0
 """Age from which on a process is looked at: it has loaded what it needs and made checkpoints."""
 
 LEAST_S = 200.0
-"""Shorter thirds of a campaign say nothing: the first checkpoint of an agent weighs more."""
+"""Shorter thirds of a life say nothing: the first checkpoint of an agent weighs more."""
 
 LEAST_SAMPLES = 5
 """So many at one number of sessions have a floor."""
@@ -37,23 +38,35 @@ Sample = tuple[float, int, float]
 
 @dataclass
 class Growth:
-    """Samples by role and quantity, of all processes of a role together. `nodes`: how many agents
-    there are when all of them live."""
+    """Samples by role and quantity, of all processes of a role together: one list for each set of
+    processes that lived at a time. `nodes`: how many agents there are when all of them live."""
 
     nodes: int
-    samples: dict[tuple[str, str], list[Sample]] = field(default_factory=lambda: defaultdict(list))
+    samples: dict[tuple[str, str], list[list[Sample]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     _born: dict[tuple[int, int], float] = field(default_factory=dict)
+    _last: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def look(self, now: float, found: Sequence[Found], live: int) -> None:
         """Take a sample of the agents and of the service, while `live` sessions live."""
         for role in ROLES:
-            settled = [one.pid for one in found if one.role == role and self._is_settled(now, one)]
+            settled = sorted(
+                (one.pid, one.process.started)
+                for one in found
+                if one.role == role and self._is_settled(now, one)
+            )
             if len(settled) != (self.nodes if role == "agent" else 1):
                 continue
+            others = settled != self._last.get(role)
+            self._last[role] = settled
             for what, of in zip(WHAT, (processes.rss, processes.fds), strict=True):
-                values = [of(pid) for pid in settled]
+                lives = self.samples[role, what]
+                if others:
+                    lives.append([])
+                values = [of(pid) for pid, _ in settled]
                 if all(values):
-                    self.samples[role, what].append((now, live, float(sum(values))))
+                    lives[-1].append((now, live, float(sum(values))))
 
     def _is_settled(self, now: float, one: Found) -> bool:
         return now - self._born.setdefault((one.pid, one.process.started), now) >= SETTLED_S
@@ -61,14 +74,16 @@ class Growth:
     def write(self, path: Path) -> None:
         """Write all samples down, for who wants to see where something grew."""
         rows = [
-            {"role": role, "what": what, "samples": found}
-            for (role, what), found in self.samples.items()
+            {"role": role, "what": what, "lives": lives}
+            for (role, what), lives in self.samples.items()
         ]
         path.write_text(json.dumps(rows))
 
     def of(self, role: str, what: str) -> float | None:
-        """The growth as a share; None when it cannot be said."""
-        return grown_by(self.samples[role, what])
+        """The growth of the processes that lived longest, as a share; None when it cannot be said,
+        as when all of them died young."""
+        lives = [found for found in self.samples[role, what] if found]
+        return grown_by(max(lives, key=lambda found: found[-1][0] - found[0][0], default=[]))
 
     def worst(self, what: str) -> float | None:
         """The larger growth of agents and service."""

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import faults, growth, programs, report, schedule, settle, verbs
+from chaos import faults, growth, processes, programs, report, schedule, settle, verbs
 from chaos.campaign import Result, sum_up
 from chaos.clock import Clock
 from chaos.subjects import Lines, Subject
 from chaos.timeline import Timeline, Violation
+from singularity_spawner.proc import Process
 
 HOUR = 3600.0
 
@@ -152,6 +153,23 @@ def test_growth_is_how_the_floor_rises_at_equal_numbers_of_sessions() -> None:
     assert grown > 0.5
     assert of(lambda t: 100.0, lambda t: t) is None, "no number of sessions twice"
     assert growth.grown_by([(0.0, 1, 1.0), (100.0, 1, 2.0)]) is None, "too short"
+
+
+@pytest.mark.parametrize("killed_at", [None, 20], ids=["lives", "killed"])
+def test_growth_is_that_of_one_process_not_of_the_next(
+    monkeypatch: pytest.MonkeyPatch, killed_at: int | None
+) -> None:
+    monkeypatch.setattr(processes, "rss", lambda pid: 100.0 * pid)
+    monkeypatch.setattr(processes, "fds", lambda pid: 7.0)
+    found = growth.Growth(nodes=1)
+    for minute in range(40):
+        pid = 2 if killed_at is not None and minute >= killed_at else 1
+        service = processes.Found(Process(pid, 7, 1, False), "service", "", "", "")
+        found.look(60.0 * minute, [service], live=3)
+    assert found.of("service", "rss") == pytest.approx(0.0), "the second one is larger, not grown"
+    assert len([lives for lives in found.samples["service", "rss"] if lives]) == (
+        1 if killed_at is None else 2
+    )
 
 
 def test_the_report_has_sums_the_worst_and_each_violation() -> None:
