@@ -1,7 +1,7 @@
 #include "collectives.h"
 
 #include <cstdio>
-#include <ATen/Functions.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>

@@ -1,6 +1,8 @@
 #include "fold.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 
 namespace singularity {
 

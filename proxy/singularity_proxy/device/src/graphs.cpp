@@ -3,7 +3,6 @@
 #include "errors.h"
 
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 namespace singularity {
@@ -43,7 +42,7 @@ auto with_python(const Work& work) {
 py::list as_list(const torch::jit::Stack& stack) {
   py::list list;
   for (const c10::IValue& v : stack) {
-    if (v.isTensor()) list.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(v.toTensor())));
+    if (v.isTensor()) list.append(py::cast(v.toTensor()));
     else if (v.isInt()) list.append(py::int_(v.toInt()));
     else TORCH_CHECK_VALUE(false, "a graph takes tensors and sizes, not a ", v.tagKind());
   }
@@ -99,7 +98,8 @@ void Graph::run(torch::jit::Stack& stack, std::string key) {
     stack.clear();
     const py::sequence results = py::handle(run_)(arguments);
     for (const py::handle& result : results) {
-      if (THPVariable_Check(result.ptr())) stack.emplace_back(THPVariable_Unpack(result.ptr()));
+      py::detail::make_caster<at::Tensor> tensor;
+      if (tensor.load(result, /*convert=*/false)) stack.emplace_back(py::detail::cast_op<at::Tensor&>(tensor));
       else if (result.is_none()) stack.emplace_back();
       else stack.emplace_back(result.cast<int64_t>());
     }

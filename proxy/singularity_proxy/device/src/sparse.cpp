@@ -1,6 +1,9 @@
 // Sparse arguments and results of an operator.
-#include <ATen/ATen.h>
-#include <ATen/SparseCsrTensorUtils.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/ops/_sparse_compressed_tensor_unsafe.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/_validate_sparse_compressed_tensor_args.h>
+#include <ATen/ops/_validate_sparse_coo_tensor_args.h>
 
 #include "executor.h"
 #include "wire/layouts.h"
@@ -13,14 +16,16 @@ namespace {
 
 bool is_coo(at::Layout layout) { return layout == at::kSparse; }
 
+bool is_compressed(at::Layout layout) {
+  return layout == at::kSparseCsr || layout == at::kSparseCsc || layout == at::kSparseBsr || layout == at::kSparseBsc;
+}
+
 }  // namespace
 
 Tensor Executor::sparse_tensor(Reader& key, Reader& values) {
   const auto header = key.get<SparseHeader>();
   const auto layout = static_cast<at::Layout>(header.layout);
-  TORCH_CHECK(is_coo(layout) || layout == at::kSparseCsr || layout == at::kSparseCsc || layout == at::kSparseBsr ||
-                  layout == at::kSparseBsc,
-              "a tensor of layout number ", int{header.layout}, " is not sparse");
+  TORCH_CHECK(is_coo(layout) || is_compressed(layout), "a tensor of layout number ", int{header.layout}, " is not sparse");
   int64_t size_words[kMaxDim];
   std::memcpy(size_words, key.bytes(header.dim * 8), header.dim * 8);
   const at::IntArrayRef sizes(size_words, header.dim);
@@ -50,9 +55,9 @@ void Executor::sparse_result(const Tensor& tensor, Buffer* reply) {
     header.dense_dims = static_cast<uint8_t>(tensor.dense_dim());
     parts = {tensor._indices(), tensor._values()};
   } else {
-    TORCH_CHECK_NOT_IMPLEMENTED(at::sparse_csr::is_sparse_compressed(tensor), "the result is a tensor of layout ", layout,
+    TORCH_CHECK_NOT_IMPLEMENTED(is_compressed(layout), "the result is a tensor of layout ", layout,
                                 ", which the device proxy cannot send");
-    const auto* impl = at::sparse_csr::get_sparse_csr_impl(tensor);
+    const auto* impl = static_cast<const at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
     parts = {impl->compressed_indices(), impl->plain_indices(), impl->values()};
   }
   if (reply) {

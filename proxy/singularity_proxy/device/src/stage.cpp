@@ -1,6 +1,6 @@
 #include "stage.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <optional>

@@ -3,8 +3,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/Functions.h>
 #include <ATen/detail/AcceleratorHooksInterface.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <cstring>

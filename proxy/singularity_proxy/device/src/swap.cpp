@@ -1,7 +1,7 @@
 #include "swap.h"
 
 #include <ATen/Context.h>
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/alloc_cpu.h>
 
 #include <algorithm>

@@ -1,6 +1,5 @@
-// What device proxies do together: collectives, exchange, mirrors; and the Python bindings, as one translation unit:
+// What device proxies do together: collectives, exchange, mirrors; as one translation unit:
 // torch's headers take longer to compile than these files.
-#include "device/src/bindings.cpp"
 #include "device/src/collective.cpp"
 #include "device/src/collectives.cpp"
 #include "device/src/contribution.cpp"

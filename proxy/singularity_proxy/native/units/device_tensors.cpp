@@ -1,11 +1,10 @@
-// The device proxy's execution and state, and the Python module, as one translation unit:
+// The device proxy's execution and state, as one translation unit:
 // torch's headers take longer to compile than these files.
 #include "device/src/arguments.cpp"
 #include "device/src/capacity.cpp"
 #include "device/src/errors.cpp"
 #include "device/src/executor.cpp"
 #include "device/src/fold.cpp"
-#include "device/src/graphs.cpp"
 #include "device/src/lineage.cpp"
 #include "device/src/lineage_cost.cpp"
 #include "device/src/memory.cpp"
@@ -16,5 +15,4 @@
 #include "device/src/stage.cpp"
 #include "device/src/state.cpp"
 #include "device/src/swap.cpp"
-#include "native/module.cpp"
 #include "native/settings.cpp"
