@@ -156,12 +156,12 @@ def _running_criu(world: World) -> list[Found]:
 async def kill_holder(world: World, subjects: Sequence[Subject], step: Step) -> str:
     """The process that a capsule hangs on: all of the session ends with it, as if its own program
     had been killed. That must be told, and nothing of it may go on or stay."""
-    found = _choose(await _candidates(world, "holder", subjects), step)
-    subject = next((s for s in subjects if found and s.session == found.session), None)
-    if found is None or subject is None:
+    of = {subject.session: subject for subject in subjects if subject.session}
+    holders = [f for f in await _candidates(world, "holder", subjects) if f.session in of]
+    found = _choose(holders, step)
+    if found is None or not found.signal(signal.SIGKILL):
         return ""
-    if not found.signal(signal.SIGKILL):
-        return ""
+    subject = of[found.session]
     subject.note_kill()
     return f"killed {found} of {subject}"
 

@@ -31,7 +31,6 @@ _NAMES = {"capsule-outer": "holder", "capsule-init": "init", "criu": "criu"}
 """Name of a process (comm) -> role."""
 
 _NODE = re.compile(r"(?:NodeAgent\.node=|singularity-[0-9a-f]+-)(node-\d+)")
-_OF_CAPSULE = re.compile(r"-node-\d+/s/([0-9a-f]{12})/")
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438
 
 
@@ -99,8 +98,9 @@ def describe(process: Process) -> Found | None:
     session = user = ""
     if role == "proxy":
         session = name.rsplit("-", 1)[1] if name.startswith("sg-") else ""
-    elif role in ("holder", "init") and (place := _OF_CAPSULE.search(" ".join(line))):
-        session = place[1]
+    elif role in ("holder", "init"):
+        inside = (variable(below, "SINGULARITY_SESSION") for below in sorted(descendants([pid])))
+        session = next(filter(None, inside), "")
     elif role == "relay" and "--session" in line:
         session = line[line.index("--session") + 1]
     elif role == "server":
@@ -117,7 +117,7 @@ def find(instance: str) -> list[Found]:
     return sorted(found, key=lambda f: (f.process.started, f.pid))
 
 
-def below(pids: Iterable[int]) -> set[int]:
+def descendants(pids: Iterable[int]) -> set[int]:
     """`pids` and everything that they have started and that still runs."""
     wanted, seen = list(pids), set()
     while wanted:

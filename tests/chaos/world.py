@@ -330,7 +330,7 @@ class World:
                 now = processes.read_process(pid)
                 if now is not None and now.started == started:
                     roots.add(pid)
-        victims = processes.below(roots)
+        victims = processes.descendants(roots)
         processes.kill(victims)
         return len(victims)
 

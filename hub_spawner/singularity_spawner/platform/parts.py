@@ -8,6 +8,7 @@ A part whose process ends is started again; so is one that lives and does not an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,6 +28,9 @@ from .settings import MARK, Settings
 SERVICE_SILENCE_S = 15.0
 """How long the scheduler service may leave the platform without an answer: with the start of the
 next one it is back before leases run out (`Controller.lease_ttl_s`)."""
+
+SERVICE_NICENESS = -10
+"""How far the scheduler service goes before what sessions compute, where `up` may say so."""
 
 SILENCE_S = 30.0
 """The same of JupyterHub and its proxy."""
@@ -68,8 +72,10 @@ class ProcessPart:
         probe: str,
         silence_s: float,
         started: Callable[[], Awaitable[None]] | None = None,
+        niceness: int | None = None,
     ) -> None:
-        """`started` is awaited, beside the part, after each start of it but the first."""
+        """`started` is awaited, beside the part, after each start of it but the first. `niceness`:
+        where the part stands among those who compute (`nice`), if that may be said here."""
         self.name = name
         self.goes_on = goes_on
         self.silence_s = silence_s
@@ -82,6 +88,7 @@ class ProcessPart:
         self._word = word.encode()
         self._probe = probe
         self._on_started = started
+        self._niceness = niceness
         self._afterwards: asyncio.Future[None] | None = None
         self._watch: ProcessWatch | None = None
         self.answered = False
@@ -127,6 +134,9 @@ class ProcessPart:
                 )
         except OSError as error:
             raise Unavailable(f"{self.name} could not be started: {error}") from None
+        if self._niceness is not None:
+            with contextlib.suppress(OSError):  # not root, or it has ended already
+                os.setpriority(os.PRIO_PROCESS, child.pid, self._niceness)
         identity = ProcessIdentity.of(child.pid)
         child.returncode = 0  # the watch reaps it; this object must not try to
         return identity
@@ -264,6 +274,8 @@ def service_part(settings: Settings) -> ProcessPart:
         goes_on="sessions go on with the devices they have",
         probe=f"{settings.service_url}/services/singularity/api/v1/healthz",
         silence_s=SERVICE_SILENCE_S,
+        # Leases run out while it is away, however much the notebooks of a small machine compute.
+        niceness=SERVICE_NICENESS,
     )
 
 

@@ -199,6 +199,9 @@ class LocalAgent:
             )
         )
         self._agent = watch
+        with contextlib.suppress(ProcessLookupError):  # sessions do not go before others as we may
+            niceness = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, watch.pid, max(0, niceness))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_LIMIT_S
         while loop.time() < deadline:

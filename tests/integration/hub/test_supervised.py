@@ -111,6 +111,9 @@ async def test_a_notebook_goes_on_when_parts_of_the_platform_are_killed(hub, vic
         session = await session_of(platform.service(), "alice", "live")
         assert session["incarnation"] == 1
         assert await page.run("print(x + 1)") == "42"
+        service = pid_of(platform.settings, "service")
+        assert os.getpriority(os.PRIO_PROCESS, service) == parts.SERVICE_NICENESS
+        assert await page.run("import os; print(os.nice(0))") == str(os.nice(0))
         own = [victim for victim in victims if victim != "agent"]  # which the service tells
         assert len(told) == len(own)
         for line in told:
