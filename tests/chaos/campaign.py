@@ -115,11 +115,12 @@ class Campaign:
         watch = Watch(self.world, self.subjects)
         watching = asyncio.create_task(watch.run())
         working = [asyncio.create_task(s.live(), name=s.name) for s in self.subjects]
+        doing: list[asyncio.Task[None]] = []
         try:
             await self._all_at_work()
             began = time.monotonic()
             self.timeline.add("world", "everybody is at work")
-            doing = [asyncio.create_task(self._carry_out(step, began)) for step in self.steps]
+            doing += [asyncio.create_task(self._carry_out(step, began)) for step in self.steps]
             await asyncio.sleep(max(0.0, self.seconds - (time.monotonic() - began)))
             self.world.ending.set()
             self.timeline.add("world", "no more steps")
@@ -130,9 +131,9 @@ class Campaign:
             watch.growth.write(keep / "growth.json")
         finally:
             watching.cancel()
-            for task in working:
+            for task in (*working, *doing):
                 task.cancel()
-            await asyncio.gather(watching, *working, return_exceptions=True)
+            await asyncio.gather(watching, *working, *doing, return_exceptions=True)
 
     async def _all_at_work(self) -> None:
         deadline = time.monotonic() + AT_WORK_S

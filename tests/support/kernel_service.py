@@ -151,6 +151,9 @@ class Scheduler:
         self.sessions: list[Session] = []
         self.refusal: SingularityError | None = None
         """Raised by the next session starts while it is set."""
+        self.answers_lost = 0
+        """So many of the next session starts are done and not answered, as when the service is
+        killed behind a proxy."""
         self.local = True
         """Whether Jupyter servers are on the machine of their relays."""
         self.keys: dict[str, Session] = {}
@@ -275,6 +278,11 @@ class _Sessions(_Base):
     def post(self) -> None:
         key = self.request.headers.get("Idempotency-Key") or uuid.uuid4().hex
         session = self.scheduler.create(json.loads(self.request.body), key)
+        if self.scheduler.answers_lost:
+            self.scheduler.answers_lost -= 1
+            self.set_status(503)
+            self.finish()
+            return
         launch = {
             "pid": session.kernel.pid if session.kernel else session.launch["owner_pid"],
             "connection": session.launch["connection"],

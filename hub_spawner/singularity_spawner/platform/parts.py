@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch, uid_of
 from singularity_proxy.capsule.supervisor import wait_for_silence
@@ -135,8 +136,7 @@ class ProcessPart:
         except OSError as error:
             raise Unavailable(f"{self.name} could not be started: {error}") from None
         if self._niceness is not None:
-            with contextlib.suppress(OSError):  # not root, or it has ended already
-                os.setpriority(os.PRIO_PROCESS, child.pid, self._niceness)
+            _place(child.pid, self._niceness)
         identity = ProcessIdentity.of(child.pid)
         child.returncode = 0  # the watch reaps it; this object must not try to
         return identity
@@ -198,6 +198,18 @@ class ProcessPart:
         if self._watch is not None:
             await self._watch.wait(0.5)
             self._watch.close()
+
+
+def _place(pid: int, niceness: int) -> None:
+    """Say where the process `pid`, which has a login session of its own, stands among all others.
+
+    Where the kernel gives each login session an equal share (autogroups, sched(7)), a process's
+    niceness only counts within its own, so the session's is set as well.
+    """
+    with contextlib.suppress(OSError):  # not root, or it has ended already
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
+    with contextlib.suppress(OSError):  # or there are no such shares here
+        Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
 
 
 def describe_end(code: int | None) -> str:

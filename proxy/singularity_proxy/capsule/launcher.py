@@ -253,8 +253,9 @@ def _interrupt_not_ignored() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
 
 
-def spawn(spec: CapsuleSpec) -> ProcessIdentity:
-    """Start one process and return who it is; the caller watches it (`ProcessWatch` reaps it)."""
+def spawn(spec: CapsuleSpec, *, own_session: bool = False) -> ProcessIdentity:
+    """Start one process and return who it is; the caller watches it (`ProcessWatch` reaps it). In
+    the caller's login session it shares the caller's part of the processors, else not."""
     asyncio.get_running_loop()
     if not spec.argv:
         raise BadRequest("there is no command to start")
@@ -269,7 +270,8 @@ def spawn(spec: CapsuleSpec) -> ProcessIdentity:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                process_group=0,
+                process_group=None if own_session else 0,
+                start_new_session=own_session,
                 close_fds=True,
                 pass_fds=spec.pass_fds,
                 user=spec.uid if drop else None,

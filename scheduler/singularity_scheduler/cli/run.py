@@ -17,11 +17,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from singularity_proxy.capsule.process import write_exit_code
-from singularity_proxy.errors import BadRequest
+from singularity_proxy.errors import BadRequest, Unavailable, Unreached
 from traitlets import Bool, Float, Integer, Unicode, default
 
 from . import output
@@ -29,6 +31,9 @@ from .base import CommandApp, split_names, wanted_devices, wanted_share
 
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
+
+LOST_ANSWER_S = 60.0
+"""How long a request whose answer was lost is repeated before the command is given up."""
 
 PASSED_ON = (
     signal.SIGINT,
@@ -191,25 +196,36 @@ async def _begin(
 
     from singularity_scheduler.client import ServiceClient
 
-    created = await ServiceClient.from_environment().create_session(
-        kind="batch",
-        name=_name(command[0]),
-        tier=tier or None,
-        devices=devices,
-        locations=locations,
-        device_share=share,
-        elastic=elastic or None,
-        launch={
-            "mode": "joined",
-            "argv": list(command),
-            "env": {},  # the child is ours, and so is its environment
-            "cwd": os.getcwd(),
-            "connection": None,
-            "owner_pid": os.getpid(),
-        },
-    )
-    launch: dict[str, Any] = created["launch"]
-    return {**stripped_environment(os.environ), **launch["env"]}
+    client = ServiceClient.from_environment()
+    launch: dict[str, Any] = {
+        "mode": "joined",
+        "argv": list(command),
+        "env": {},  # the child is ours, and so is its environment
+        "cwd": os.getcwd(),
+        "connection": None,
+        "owner_pid": os.getpid(),
+    }
+    key, give_up_at, lost = uuid.uuid4().hex, time.monotonic() + LOST_ANSWER_S, False
+    while True:
+        try:
+            created = await client.create_session(
+                kind="batch",
+                name=_name(command[0]),
+                tier=tier or None,
+                devices=devices,
+                locations=locations,
+                device_share=share,
+                elastic=elastic or None,
+                launch=launch,
+                key=key,  # asking twice gives one session
+            )
+            return {**stripped_environment(os.environ), **created["launch"]["env"]}
+        except Unavailable as error:
+            # A session may have been started of which nobody but this process would know.
+            lost = lost or isinstance(error, Unreached)
+            if not lost or time.monotonic() >= give_up_at:
+                raise
+        await asyncio.sleep(0.5)
 
 
 def _name(program: str) -> str:

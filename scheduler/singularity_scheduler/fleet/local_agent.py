@@ -195,7 +195,8 @@ class LocalAgent:
                     env=stripped_environment(os.environ),
                     cwd="/",
                     log_path=log_path,
-                )
+                ),
+                own_session=True,
             )
         )
         self._agent = watch

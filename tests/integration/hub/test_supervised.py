@@ -69,6 +69,11 @@ async def again(platform, page):
     return await page.open(f"{platform.url}user/alice/", await platform.user_token("alice"))
 
 
+def share_of(pid):
+    """Where the login session of a process stands among others (sched(7), autogroups)."""
+    return Path(f"/proc/{pid}/autogroup").read_text().split(" ", 1)[1].strip()
+
+
 async def served(platform):
     """Wait until everything of the platform answers, also through the Hub's proxy."""
     async with asyncio.timeout(60):
@@ -113,7 +118,10 @@ async def test_a_notebook_goes_on_when_parts_of_the_platform_are_killed(hub, vic
         assert await page.run("print(x + 1)") == "42"
         service = pid_of(platform.settings, "service")
         assert os.getpriority(os.PRIO_PROCESS, service) == parts.SERVICE_NICENESS
-        assert await page.run("import os; print(os.nice(0))") == str(os.nice(0))
+        assert share_of(service) == f"nice {parts.SERVICE_NICENESS}"
+        agent = pid_of(platform.settings, "agent")
+        assert (os.getpriority(os.PRIO_PROCESS, agent), share_of(agent)) == (0, "nice 0")
+        assert await page.run("import os; print(os.nice(0))") == "0"
         own = [victim for victim in victims if victim != "agent"]  # which the service tells
         assert len(told) == len(own)
         for line in told:

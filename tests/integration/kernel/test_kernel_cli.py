@@ -185,6 +185,14 @@ def test_a_refusal_is_one_sentence_and_the_command_does_not_run(
     assert done.stderr == f"jupyter singularity run: {refusal.message}\n"
 
 
+def test_a_command_whose_start_was_not_answered_starts_once(platform: Scheduler) -> None:
+    platform.answers_lost = 2
+    done = cli("run", "sh", "-c", "echo $SINGULARITY_SESSION", **platform.environment)
+    (session,) = platform.sessions
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{session.json['id']}\n", "")
+    assert platform.answers_lost == 0
+
+
 def test_devices_of_the_server_that_are_no_number(platform: Scheduler) -> None:
     done = cli("run", "true", **platform.environment, SINGULARITY_DEVICES="many")
     assert done.returncode == 64
