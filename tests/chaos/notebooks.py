@@ -171,8 +171,7 @@ class Notebook(Subject):
             if tab is not None:
                 await tab.close(end=True)
             if old:
-                with contextlib.suppress(SingularityError):
-                    await self.world.service(timeout=30.0).end_session(old, grace_s=0.0)
+                await self.end_session(old)
 
     async def settle(self) -> None:
         if self.tab is None or not self.session:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import contextlib
 import os
 import sys
 import uuid
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import nbformat
-from singularity_proxy.errors import NotFound, SingularityError, Unavailable
+from singularity_proxy.errors import NotFound, Unavailable
 from support.batch_runs import text_of, write_notebook
 
 from . import programs
@@ -59,14 +58,14 @@ class Run(Subject):
         if found["process_state"] != "completed":
             raise Lost(f"it has not completed ({found['process_state']})")
         await self.check(found)
+        self.history.append(self.session)
         self.forget_session()
 
     async def drop(self) -> None:
         old = self.session
         self.forget_session()
         if old:
-            with contextlib.suppress(SingularityError):
-                await self.world.service(timeout=30.0).end_session(old, grace_s=0.0)
+            await self.end_session(old)
 
     async def settle(self) -> None:
         """`live` has seen its end, or ended it."""

@@ -219,10 +219,17 @@ class Subject(abc.ABC):
             self.world.timeline.violate("lost", self.name, text)
         await self.drop()
 
+    async def end_session(self, session: str) -> None:
+        """End a session and note it in `history`, however long the service is away."""
+        service = self.world.service(timeout=30.0)
+        with contextlib.suppress(SingularityError):
+            await self.world.persist(
+                lambda: service.end_session(session, grace_s=0.0), what=f"end of {self.name}"
+            )
+        self.history.append(session)
+
     def forget_session(self) -> None:
-        """The next round has another session."""
-        if self.session:
-            self.history.append(self.session)
+        """The next round has another session. Who ended the one before notes it in `history`."""
         self.session, self.doc, self.counted, self.incarnation = "", {}, 0, 1
         self.stored.clear()
         self._powerless.clear()

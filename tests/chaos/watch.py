@@ -98,7 +98,7 @@ class Watch:
         connected = [n["id"] for n in self.cluster["nodes"] if n["connected"]]
         everybody = len(connected) == len(self.world.nodes)
         self._calm = everybody and not self.world.off and not self.world.disk.trouble
-        self._calm = self._calm and not self.world.stopped
+        self._calm = self._calm and not self.world.stopped and not self.world.is_starting
         return found
 
     def _keep_time(self) -> None:

@@ -116,7 +116,7 @@ class World:
         """The exit code of `up`; None while it runs."""
         return None if self._up is None else self._up.poll()
 
-    async def stop(self, limit_s: float = 120.0) -> str:
+    async def stop(self, limit_s: float = 240.0) -> str:
         """Ctrl-C, as a person would; what `up` said at its end. Kills what does not end."""
         if self._up is None:
             return ""
@@ -217,7 +217,7 @@ class World:
                 last = error
             except SingularityError as error:
                 if error.fields.get("status") not in (500, 502, 503, 504, 599) and not any(
-                    word in error.message for word in ("50", "599", "404")
+                    word in error.message for word in ("50", "599", "404", "302")
                 ):
                     raise
                 last = error

@@ -12,8 +12,9 @@ from singularity_proxy.errors import Unavailable
 if TYPE_CHECKING:
     from .platform import Platform
 
-HIBERNATE_S = 60.0
-"""Longest time that the end of the platform waits for notebooks on their way to the store."""
+HIBERNATE_S = 180.0
+"""Longest time that the end of the platform waits for notebooks on their way to the store, their
+nodes' agents being killed meanwhile and started again."""
 
 RETRY_S = 0.2
 """Pause before a scheduler service that is just started again is asked again, and before it is
