@@ -24,8 +24,8 @@ SESSIONS = 2
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    return native_losses(tmp_path_factory.mktemp("reference"), STEPS)
+def reference() -> dict[int, str]:
+    return native_losses(STEPS)
 
 
 class Chaos:

@@ -25,9 +25,9 @@ from support.driver_double import Double, build
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+def reference() -> dict[int, str]:
     """The losses of an undisturbed run, by step."""
-    return native_losses(tmp_path_factory.mktemp("reference"))
+    return native_losses()
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,9 @@ from support.agent_trains import TRAINING, go, losses, native_losses, reach, sta
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+def reference() -> dict[int, str]:
     """The losses of an undisturbed run, by step."""
-    return native_losses(tmp_path_factory.mktemp("reference"))
+    return native_losses()
 
 
 @pytest.mark.asyncio

@@ -45,10 +45,8 @@ async def to_the_end(box: AgentBox, session: str) -> dict[int, str]:
 
 @pytest.mark.parametrize("step", some_of(STEPS_OF_IT, 2))
 @pytest.mark.asyncio
-async def test_an_agent_killed_while_it_puts_state_back(
-    step: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    reference = native_losses(tmp_path_factory.mktemp("native"), STEPS)
+async def test_an_agent_killed_while_it_puts_state_back(step: str) -> None:
+    reference = native_losses(STEPS)
     async with AgentBox("--NodeAgent.capsule=process", script="agent_with_fault.py") as box:
         session, made = await trained(box)
         held = Held(box, step)
@@ -79,10 +77,8 @@ async def test_nothing_is_put_back_where_the_session_is_not_any_more(tmp_path: P
 
 
 @pytest.mark.asyncio
-async def test_what_cannot_be_put_back_changes_nothing(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    reference = native_losses(tmp_path_factory.mktemp("native"), STEPS)
+async def test_what_cannot_be_put_back_changes_nothing() -> None:
+    reference = native_losses(STEPS)
     async with AgentBox("--NodeAgent.capsule=process") as box:
         session, _ = await trained(box)
         with pytest.raises(SingularityError, match="no checkpoint"):

@@ -61,8 +61,8 @@ AZURE = [fault for fault in FAULTS if fault.who in ("uploader", "store")]
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    return native_losses(tmp_path_factory.mktemp("native"), STEPS)
+def reference() -> dict[int, str]:
+    return native_losses(STEPS)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

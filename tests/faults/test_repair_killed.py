@@ -16,9 +16,9 @@ from support.agent_trains import go, losses, native_losses, reach, start_trainin
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+def reference() -> dict[int, str]:
     """The losses of an undisturbed run, by step."""
-    return native_losses(tmp_path_factory.mktemp("reference"))
+    return native_losses()
 
 
 async def trained_to(box: AgentBox, step: int) -> str:

@@ -20,8 +20,8 @@ SEEDS = range(50)
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    return native_losses(tmp_path_factory.mktemp("native"), STEPS)
+def reference() -> dict[int, str]:
+    return native_losses(STEPS)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -24,7 +24,7 @@ MOMENTS = ["asked", "suspending", "resuming", "checkpoint"]
 @pytest.mark.asyncio
 @pytest.mark.parametrize("moment", some_of(MOMENTS, 2))
 async def test_a_session_on_its_way_arrives(moment: str, tmp_path: Path) -> None:
-    reference = native_losses(tmp_path)
+    reference = native_losses()
     few = ["--NodeAgent.warm_proxies=1", "--NodeAgent.proxy_threads=1"]
     async with ServiceProcess(
         nodes=list(NODES), device_type="cpu", cpu_devices=1, agent_args=few

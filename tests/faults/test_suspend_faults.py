@@ -31,8 +31,8 @@ pytestmark = needs_criu
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    return native_losses(tmp_path_factory.mktemp("native"), STEPS)
+def reference() -> dict[int, str]:
+    return native_losses(STEPS)
 
 
 async def killed(box: AgentBox, command: asyncio.Future[object]) -> None:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,11 +26,11 @@ from singularity_proxy.capsule.launcher import CapsuleSpec
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.standalone import Standalone
 from support import matrix
+from support.agent_trains import TRAINING, native_losses
 from support.capsules import LAUNCHER, needs_criu
 
 pytestmark = [needs_criu, pytest.mark.asyncio, pytest.mark.timeout(300)]
 
-TRAINING = Path(__file__).parents[2] / "support" / "agent_training.py"
 STEPS = 40
 GENERATIONS = 8 if matrix.is_full() else 3
 _LOSS = re.compile(r"^step (\d+) (\S+)$", re.MULTILINE)
@@ -44,24 +42,8 @@ def session() -> Iterator[Standalone]:
         yield made
 
 
-@functools.cache
 def native() -> list[tuple[str, str]]:
-    done = subprocess.run(
-        [sys.executable, "-c", _UNTIL_DONE, str(TRAINING), "cpu", str(STEPS)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return _LOSS.findall(done.stdout)
-
-
-_UNTIL_DONE = """
-import sys, time
-time.sleep = lambda s: sys.exit() if s == 600 else None
-sys.argv = sys.argv[1:]
-exec(compile(open(sys.argv[0]).read(), sys.argv[0], "exec"))
-"""
+    return [(str(step), loss) for step, loss in native_losses(STEPS).items()]
 
 
 class Trainer:
@@ -76,7 +58,7 @@ class Trainer:
 
     def spec(self) -> CapsuleSpec:
         return CapsuleSpec(
-            argv=[sys.executable, str(TRAINING), "cuda", str(STEPS), self.folder, "0.005"],
+            argv=[sys.executable, TRAINING, "cuda", str(STEPS), self.folder, "0.005"],
             env={**self.session.env(), "OMP_NUM_THREADS": "1"},
             cwd=self.folder,
             log_path=self.log_path,

@@ -17,7 +17,7 @@ FIRST, SECOND = NODES
 
 
 async def test_a_training_leaves_a_drained_node_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    reference = asyncio.get_running_loop().run_in_executor(None, native_losses, tmp_path)
+    reference = asyncio.get_running_loop().run_in_executor(None, native_losses)
     async with two_nodes(tmp_path) as nodes:
         admin = nodes.service.client("admin")
         argv = [sys.executable, TRAINING, "cuda", str(STEPS), str(nodes.home), "0.1"]

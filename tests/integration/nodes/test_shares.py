@@ -16,7 +16,7 @@ pytestmark = [needs_criu, pytest.mark.timeout(180)]
 
 @pytest.mark.asyncio
 async def test_two_trainings_take_turns_and_lose_nothing(tmp_path: Path) -> None:
-    reference = native_losses(tmp_path)
+    reference = native_losses()
     few = ["--NodeAgent.warm_proxies=1", "--NodeAgent.proxy_threads=1"]
     async with ServiceProcess(device_type="cpu", cpu_devices=1, agent_args=few) as service:
         await service.client("admin").set_parameters({"slice_s": 4.0}, reason="short turns")

@@ -90,7 +90,7 @@ async def test_a_cell_goes_to_the_other_node_and_back(tmp_path: Path) -> None:
 async def test_a_node_that_dies_costs_what_came_after_the_last_checkpoint(
     tmp_path: Path,
 ) -> None:
-    reference = native_losses(tmp_path)
+    reference = native_losses()
     async with two_nodes(tmp_path, checkpoint_every_s=1.0) as nodes:
         argv = [sys.executable, TRAINING, "cuda", str(STEPS), str(nodes.home), "0.4"]
         session = (await nodes.start(argv, SECOND, name="train"))["id"]

@@ -1,6 +1,7 @@
 """Training under the device proxy gives bitwise the numbers of native CPU training, also when the
 session is parked, moved or its proxy killed in the middle of a step."""
 
+import functools
 import json
 import os
 import signal
@@ -25,24 +26,22 @@ def command(model: str, device: str) -> list[str]:
     return [sys.executable, str(TRAINING), model, device, "--dropout", "0.1", *SIZES[model]]
 
 
-@pytest.fixture(scope="module")
-def native() -> dict[str, list[str]]:
-    """Losses of uninterrupted native runs, made afresh in this run."""
-    losses = {}
-    for model in SIZES:
-        out = subprocess.run(command(model, "cpu"), check=True, capture_output=True, timeout=100)
-        losses[model] = json.loads(out.stdout)["losses"]
+@functools.cache
+def native_losses(model: str) -> list[str]:
+    """Losses of an uninterrupted native run, made afresh in this run."""
+    out = subprocess.run(command(model, "cpu"), check=True, capture_output=True, timeout=100)
+    losses: list[str] = json.loads(out.stdout)["losses"]
     return losses
 
 
 @pytest.mark.parametrize("model", list(SIZES))
-def test_losses_are_bitwise_those_of_the_cpu(model: str, native: dict[str, list[str]]) -> None:
+def test_losses_are_bitwise_those_of_the_cpu(model: str) -> None:
     with Standalone() as session:
         out = subprocess.run(
             command(model, "cuda"), env=session.env(), check=True, capture_output=True, timeout=100
         )
         assert session.stats()[0]["memory_peak"] > 0  # it ran in the proxy
-    assert json.loads(out.stdout)["losses"] == native[model]
+    assert json.loads(out.stdout)["losses"] == native_losses(model)
 
 
 def disturb(session: Standalone, how: str, done: threading.Event, times: list[int]) -> None:
@@ -62,9 +61,7 @@ def disturb(session: Standalone, how: str, done: threading.Event, times: list[in
 
 @pytest.mark.parametrize("how", ["park", "kill"])
 @pytest.mark.parametrize("model", ["gpt", "cnn"])
-def test_losses_stay_bitwise_equal_when_the_device_goes_away_mid_step(
-    model: str, how: str, native: dict[str, list[str]]
-) -> None:
+def test_losses_stay_bitwise_equal_when_the_device_goes_away_mid_step(model: str, how: str) -> None:
     done, times = threading.Event(), []
     with Standalone() as session:
         worker = subprocess.Popen(command(model, "cuda"), env=session.env(), stdout=subprocess.PIPE)
@@ -77,5 +74,5 @@ def test_losses_stay_bitwise_equal_when_the_device_goes_away_mid_step(
             thread.join()
             worker.kill()
     assert worker.returncode == 0
-    assert json.loads(out)["losses"] == native[model]
+    assert json.loads(out)["losses"] == native_losses(model)
     assert len(times) >= 2  # it was really disturbed

@@ -80,7 +80,7 @@ class Trainers(LocalFleet):
 @pytest.mark.asyncio
 @pytest.mark.timeout(400)
 async def test_a_training_migrates_and_loses_nothing(tmp_path: Path) -> None:
-    reference = native_losses(tmp_path)
+    reference = native_losses()
     async with platform(tmp_path, nodes=NODES, fleet=Trainers) as p:
         fleet: Any = p.controller.fleet.bare
         try:
