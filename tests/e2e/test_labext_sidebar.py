@@ -178,34 +178,3 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
         if keep := os.environ.get("SCREENSHOTS"):
             for name in SHOTS:
                 shutil.copy(tmp_path / f"{name}.png", keep)
-
-
-@pytest.mark.browser
-@pytest.mark.asyncio
-@pytest.mark.timeout(300)
-async def test_a_person_takes_the_end_of_a_session_back(tmp_path: Path) -> None:
-    """By the card of a kernel that was shut down: its notebook goes on with it."""
-    async with running_platform(devices=1) as platform:
-        url = await platform.start_server("alice", {"tier": "standard", "devices": 1})
-        service = platform.service()
-        async with lab_page(platform, f"{url}lab", tmp_path) as page:
-            await page.do("notebook")
-            await page.do("run", 'import torch; x = torch.ones(2, device="cuda"); n = 1; print(x)')
-            await page.do("status", "running")
-            (session,) = await service.sessions("active")
-            await page.do("panel")
-            await service.checkpoint(session["id"])
-            await page.do("run", 'n = 2; x += 41; print("changed", x.sum().item())')
-            await page.do("output", "changed 84.0")
-            await page.do("mainmenu", "Kernel", "Shut Down Kernel")
-            await page.do("see", "completed")
-            over = await service.get_session(session["id"])
-            assert "is kept for 24.0 h: reopen brings it back from there" in over["reason"]
-            assert (await page.do("axe"))["serious"] == []
-            await page.do("act", "Take back", session["name"])
-            await page.do("idle")
-            await page.do("run", 'print("back", n, x.sum().item())')
-            await page.do("output", "back 1 2.0")
-            (again,) = await service.sessions("active")
-            assert (again["id"], again["process_state"]) == (session["id"], "live")
-            assert await page.end() == []

@@ -187,7 +187,6 @@ DEFAULT: Mapping[str, Take] = {
     # A story of each face of the platform, in a real browser where people use one.
     "tests/e2e/test_hub_browser.py": Take.ALL,
     "tests/e2e/test_labext_browser.py": Take.ALL,
-    "tests/e2e/test_labext_sidebar.py::test_a_person_takes_the_end_of_a_session_back": Take.ALL,
     "tests/e2e/test_notebook_browser.py"
     "::test_a_notebook_says_that_it_was_taken_and_is_back[notebook]": Take.ALL,
     "tests/e2e/test_dashboard_browser.py": Take.ONE_OF_EACH_FILE,
