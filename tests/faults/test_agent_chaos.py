@@ -19,7 +19,7 @@ from support import matrix
 from support.agent import AgentBox, until
 from support.agent_trains import TRAINING, losses, native_losses
 
-STEPS = 120
+MOVES, STEPS = (30, 120) if matrix.is_full() else (10, 60)
 SESSIONS = 2
 
 
@@ -77,7 +77,7 @@ async def test_any_sequence_of_faults_ends_bitwise_equal(
             chaos.sessions.append(session)
             chaos.epoch[session] = 0
             await box.event("device.need", session)
-        for _ in range(30 if matrix.is_full() else 10):
+        for _ in range(MOVES):
             try:
                 await chaos.move()
             except Exception as error:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from singularity_proxy.elastic.coordinator import ELSEWHERE_S, Barrier, Cut, look
 from singularity_proxy.elastic.placement import Group
 from singularity_proxy.errors import BarrierFailed, Unavailable
+from support import matrix
 from support.elastic_ranks import (
     Collective,
     Compute,
@@ -287,7 +288,7 @@ def jobs(draw: st.DrawFn) -> tuple[list[list[Step]], list[list[int]], list[float
     return programs, places, triggers, draw(st.sampled_from([0.0, 0.02, 0.5]))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=300 if matrix.is_full() else 100)
 @given(jobs())
 def test_any_job_stands_and_goes_on(
     job: tuple[list[list[Step]], list[list[int]], list[float], float],

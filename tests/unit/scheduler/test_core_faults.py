@@ -20,19 +20,20 @@ def test_whatever_fails_at_whichever_step_nothing_is_lost_or_runs_twice(seed: in
     scheduler_faults.run(seed)
 
 
-def test_a_run_has_faults_at_every_kind_of_command() -> None:
-    commands: set[str] = set()
-    faults = 0
+def test_runs_have_faults_at_every_kind_of_command() -> None:
+    kinds = ("Start", "Attach", "Park", "Suspend", "Resume", "TakeCheckpoint", "End")
+    wanted = {f"{kind} {fate}" for kind in kinds for fate in ("no answer", "twice")}
+    seen: set[str] = set()
     for seed in range(100):
         one = scheduler_faults.Faulty(seed)
-        faults += one.run()
+        assert one.run() > 5, f"seed {seed} does no harm"
         for line in one.story:
             fate, _, rest = line.partition(": ")
             if fate in scheduler_faults.FATES:
-                commands.add(f"{rest.split()[0]} {fate}")
-    assert faults > 500
-    for command in ("Start", "Attach", "Park", "Suspend", "Resume", "TakeCheckpoint", "End"):
-        assert {f"{command} no answer", f"{command} twice"} <= commands, sorted(commands)
+                seen.add(f"{rest.split()[0]} {fate}")
+        if wanted <= seen:
+            return
+    raise AssertionError(f"never in 100 runs: {sorted(wanted - seen)}")
 
 
 @pytest.mark.parametrize("promise", ["second runner", "lost checkpoint"])

@@ -18,6 +18,7 @@ from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import Kind, ScalePolicy, SessionSpec, Tier
 from singularity_scheduler.core.scaling import allowed
 from singularity_scheduler.core.states import DeviceState
+from support import matrix
 from support.scheduler_core import AT_ONCE, World, devices_of, facts, outcome
 
 NODE = "local"
@@ -313,7 +314,7 @@ class ResizingMachine(RuleBasedStateMachine):
 
 
 ResizingMachine.TestCase.settings = settings(
-    max_examples=120,
+    max_examples=120 if matrix.is_full() else 30,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,
