@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from jupyterhub.services.auth import HubOAuth
 from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.service.app import SchedulerApp
 from singularity_scheduler.service.controller import Controller
+from singularity_scheduler.service.database import Database, parse
 from singularity_scheduler.service.services import Services
 from support.scheduler_agent import PaperAgent, PaperFleet, PaperStore
 from tornado.httpserver import HTTPServer
@@ -157,6 +160,10 @@ class Platform:
         )
         app = SchedulerApp(config=config)
         app.fleet_class = fleet
+        ledger = self.tmp_path / "state/ledger.sqlite"
+        if not app.ledger_url and not ledger.exists():
+            ledger.parent.mkdir(mode=0o700, exist_ok=True)
+            ledger.write_bytes(empty_ledger())
         auth = HubOAuth(
             api_url=f"http://127.0.0.1:{self.hub.port}/hub/api",
             api_token="service-token",
@@ -206,6 +213,18 @@ class Platform:
         raise AssertionError(f"{session} is not {word}: {await self.controller.find(session)}")
 
 
+@functools.cache
+def empty_ledger() -> bytes:
+    """The file of a ledger with all its tables and nothing in them: each start of a service would
+    make them for a tenth of a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "ledger.sqlite")
+        database = Database(parse(f"sqlite:///{file}"))
+        database.open()
+        database.close()
+        return file.read_bytes()
+
+
 async def until(condition: Callable[[], bool], what: str) -> None:
     for _ in range(6000):
         if condition():
@@ -217,8 +236,6 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 @contextlib.asynccontextmanager
 async def platform(tmp_path: Path, **settings: Any) -> AsyncIterator[Platform]:
     """A running service; everything is gone afterwards."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="sg-", dir="/tmp") as short:
         made = Platform(tmp_path, os.path.join(short, "agent.sock"), **settings)
         try:
