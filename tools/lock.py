@@ -8,6 +8,7 @@ it, so a part is complete together with those before it, and no two parts can di
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -26,6 +27,17 @@ PARTS = {
 """Part -> extras, in the order of installing. The first one also holds what torch needs."""
 APART = frozenset({"torch", "setuptools", "jupyter-singularity"})
 """Never pinned: `TORCH_SPEC` chooses torch, which brings setuptools; the last is the checkout."""
+LEFT_OUT = frozenset({"rfc3987-syntax"})
+"""Not needed, whoever asks for it: where it is installed, jsonschema builds a grammar with it for a
+second or two in each Hub, each server and each run, for a format that nothing here names."""
+
+
+@cache
+def read_installed(name: str) -> tuple[str, list[Requirement]]:
+    """The pin of an installed package, and what it needs. Raises PackageNotFoundError."""
+    about = metadata.distribution(name).metadata
+    needs = [Requirement(text) for text in about.get_all("Requires-Dist") or ()]
+    return f"{about['Name']}=={about['Version']}", needs
 
 
 def distributions_for(requirements: Iterable[str]) -> dict[str, str]:
@@ -35,13 +47,12 @@ def distributions_for(requirements: Iterable[str]) -> dict[str, str]:
     waiting = [Requirement(text) for text in requirements]
     while waiting:
         wanted = waiting.pop()
-        if str(wanted) in seen:
+        name = canonicalize_name(wanted.name)
+        if str(wanted) in seen or name in LEFT_OUT:
             continue
         seen.add(str(wanted))
-        found = metadata.distribution(wanted.name)
-        pins[canonicalize_name(wanted.name)] = f"{found.metadata['Name']}=={found.version}"
-        for text in found.requires or ():
-            needed = Requirement(text)
+        pins[name], needs = read_installed(name)
+        for needed in needs:
             extras = wanted.extras or {""}
             if not needed.marker or any(needed.marker.evaluate({"extra": x}) for x in extras):
                 waiting.append(needed)
