@@ -14,6 +14,9 @@ def main() -> None:
     """
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
+    # jsonschema would build the grammar of a format that nothing here uses, which takes a second or
+    # two of each start: it does without where the package is missing.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     from jupyterhub.app import main as hub_main
 
     hub_main(sys.argv[1:])
