@@ -184,6 +184,11 @@ DEFAULT: Mapping[str, Take] = {
     "tests/integration/proxy_worker/test_worker_steps.py": Take.ONE_OF_EACH_FILE,
     # Every route with every kind of call: half a minute for each of its two tests.
     "tests/integration/scheduler/test_openapi_conformance.py": Take.ONE_OF_EACH_FILE,
+    # That a training moves and loses nothing is shown by one whose node is drained (test_drain) and
+    # by one that is asked to move while the service is killed (test_service_killed).
+    "tests/integration/scheduler/test_real_nodes.py::test_a_training_migrates_and_loses_nothing": (
+        Take.NONE
+    ),
     # A story of each face of the platform, in a real browser where people use one.
     "tests/e2e/test_hub_browser.py": Take.ALL,
     "tests/e2e/test_labext_browser.py": Take.ALL,

@@ -32,7 +32,7 @@ from support.capsules import LAUNCHER, needs_criu
 pytestmark = [needs_criu, pytest.mark.asyncio, pytest.mark.timeout(300)]
 
 STEPS = 40
-GENERATIONS = 8 if matrix.is_full() else 3
+GENERATIONS = 8 if matrix.is_full() else 2
 _LOSS = re.compile(r"^step (\d+) (\S+)$", re.MULTILINE)
 
 
