@@ -120,9 +120,6 @@ class RelayProcess:
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
-    def cpu_ticks(self) -> int:
-        return cpu_ticks(self.pid)
-
     def memory_kib(self) -> int:
         text = Path(f"/proc/{self.pid}/status").read_text()
         return int(text.split("RssAnon:")[1].split()[0])

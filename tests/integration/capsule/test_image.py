@@ -483,7 +483,7 @@ async def test_a_process_that_stops_late_after_its_restore_goes_on_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CRIU tells each process to stop and leaves; a `thaw` before one has would pass over it."""
-    run = image._run
+    run, late = image._run, []
 
     def stop_late(capsule: NamespaceCapsule, *words: Any, **options: Any) -> tuple[int, str]:
         answer = run(capsule, *words, **options)
@@ -491,7 +491,8 @@ async def test_a_process_that_stops_late_after_its_restore_goes_on_all_the_same(
         assert main is not None
         assert capsule.wait_frozen(10.0)
         os.kill(main.pid, signal.SIGCONT)
-        threading.Timer(0.3, os.kill, (main.pid, signal.SIGSTOP)).start()
+        late.append(threading.Timer(0.3, os.kill, (main.pid, signal.SIGSTOP)))
+        late[0].start()
         return answer
 
     async with Places() as place:
@@ -503,7 +504,7 @@ async def test_a_process_that_stops_late_after_its_restore_goes_on_all_the_same(
         monkeypatch.setattr(image, "_run", stop_late)
         capsule = await restored(place, tmp_path / "image")
         await asyncio.to_thread(capsule.thaw)
-        await asyncio.sleep(0.5)  # the late stop is over
+        await asyncio.to_thread(late[0].join)  # the stop is over, however late
         before = len(place.log())
         await place.until(lambda: len(place.log()) > before + 40)
 

@@ -107,8 +107,7 @@ def test_no_output_is_lost_or_doubled_between_one_server_and_the_next(
                 cell = cell or await page.execute(COUNTS.format(path=str(go)))
                 await more(page, cell)
                 if leaves:
-                    page.close()
-                    await asyncio.sleep(0.2)
+                    await page.leave()
                 await asyncio.to_thread(stack.close)  # the page hears its last words meanwhile
                 assert "may be missing" not in running.log
                 page.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy.standalone import Standalone
+from support.kernel_relay import wait_until
 
 
 @pytest.fixture
@@ -91,13 +92,13 @@ def test_seeds_given_without_a_device_hold(session: Standalone) -> None:
 def test_the_first_call_waits_for_an_agent_that_restarts(session: Standalone) -> None:
     hidden = session.folder / "away.sock"
     (session.folder / "agent.sock").rename(hidden)
-    code = "print('asking', flush=True); import torch; print(torch.ones(2, device='cuda').tolist())"
+    code = "import torch; print('asking', flush=True); print(torch.ones(2, device='cuda').tolist())"
     with subprocess.Popen(
         [sys.executable, "-c", code], env=session.env(), stdout=subprocess.PIPE, text=True
     ) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "asking\n"
-        time.sleep(3)  # torch is imported and the call is being tried
+        time.sleep(1)  # the call is being tried
         assert worker.poll() is None
         hidden.rename(session.folder / "agent.sock")
         assert worker.stdout.readline() == "[1.0, 1.0]\n"
@@ -144,6 +145,7 @@ def test_a_long_wait_says_why_once_when_nobody_else_can(session: Standalone) -> 
     session.automatic = False
     code = """
     import sys, torch
+    print("asking", flush=True)
     for call in range(2):
         try:
             torch.ones(2, device="cuda")
@@ -169,7 +171,10 @@ def test_a_long_wait_says_why_once_when_nobody_else_can(session: Standalone) -> 
             "waiting for the device: the node agent does not answer; nothing is lost, it goes on "
             "when the agent is back. The code goes on by itself; interrupt it to stop waiting.\n"
         )
-        time.sleep(1)
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "asking\n"
+        wait_until(lambda: sum(ring.read().worker_waiting for ring in session.rings()) == 2)
         for worker in workers:
             assert worker.stdout is not None
             for _ in range(2):  # a second, short wait says nothing

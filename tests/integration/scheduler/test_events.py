@@ -96,18 +96,21 @@ async def test_a_change_tells_others_only_their_new_places(tmp_path: Path) -> No
     async with platform(tmp_path) as p:
         for who in ("alice", "bob"):
             await p.holder(who, name="holds")
+        everything = p.client("admin").events()
+        await anext(everything)
         waiting = {}
         for number in range(4):
             who = ("alice", "bob")[number % 2]
             waiting[number] = await p.kernel(who, name=str(number))
             p.agent.need(waiting[number])
             await p.state(waiting[number], "waiting")
-        await asyncio.sleep(0.3)
-        stream, everything = p.client().events(), p.client("admin").events()
+        async for event in everything:
+            if event["event"] == "queue" and waiting[3] in event["data"]["places"]:
+                break
+        stream = p.client().events()
         snapshot = (await anext(stream))["data"]["sessions"]
         places = {s["id"]: s["queue"]["place"] for s in snapshot if s["queue"]}
         assert places == {waiting[0]: 1, waiting[2]: 3}
-        await anext(everything)
         await p.client("alice").end_session(waiting[0])
         told = await until_state(stream, waiting[0], "completed")
         async for event in stream:

@@ -22,6 +22,19 @@ async def printed(p: Platform, text: str = TEXT, who: str = "alice") -> str:
     return session
 
 
+def reads_of(p: Platform) -> list[int]:
+    """The offsets from which the node's logs are read, from now on."""
+    asked: list[int] = []
+    real = p.agent._session_log
+
+    def read(params: dict[str, Any]) -> Any:
+        asked.append(params["offset"])
+        return real(params)
+
+    p.agent._session_log = read  # type: ignore[method-assign]
+    return asked
+
+
 async def whole(p: Platform, session: str, **options: Any) -> str:
     return "".join([text async for text in p.client().logs(session, **options)])
 
@@ -76,11 +89,11 @@ async def test_a_limit_is_never_gone_beyond(
 @pytest.mark.asyncio
 async def test_following_ends_with_the_session(tmp_path: Path) -> None:
     async with platform(tmp_path) as p:
-        session = await printed(p, "first\n")
+        session, reads = await printed(p, "first\n"), reads_of(p)
         following = asyncio.ensure_future(whole(p, session, follow=True))
-        await asyncio.sleep(0.4)
+        await until(lambda: len("first\n") in reads, "the first line is read")
         p.agent.logs[session] += b"second\n"
-        await asyncio.sleep(0.4)
+        await until(lambda: len("first\nsecond\n") in reads, "the second line is read")
         assert not following.done()
         p.agent.logs[session] += b"last\n"
         await p.client().end_session(session)
@@ -144,9 +157,9 @@ async def test_a_service_that_stays_away_is_told(
 @pytest.mark.asyncio
 async def test_a_node_that_is_away_for_a_moment_does_not_end_a_followed_log(tmp_path: Path) -> None:
     async with platform(tmp_path) as p:
-        session = await printed(p, "first\n")
+        session, reads = await printed(p, "first\n"), reads_of(p)
         following = asyncio.ensure_future(whole(p, session, follow=True))
-        await asyncio.sleep(0.3)
+        await until(lambda: len("first\n") in reads, "the first line is read")
         await p.agent.stop()
         await until(lambda: not p.controller.state.nodes["local"].connected, "away")
         p.agent.logs[session] += b"second\n"
@@ -167,11 +180,12 @@ async def test_what_is_cut_off_meanwhile_is_skipped(tmp_path: Path) -> None:
             return real({**asked, "offset": max(asked["offset"], cut)})
 
         p.agent._session_log = read  # type: ignore[method-assign]
+        reads = reads_of(p)
         following = p.client().logs(session, follow=True)
         assert await anext(following) == "0123456789"
         cut = 15
         p.agent.logs[session] += b"abcdefghij"
         rest = asyncio.ensure_future(_rest(following))
-        await asyncio.sleep(1)
+        await until(lambda: 20 in reads, "what is left is read")
         p.agent.exit(session, 0)
         assert await asyncio.wait_for(rest, 20) == "fghij"

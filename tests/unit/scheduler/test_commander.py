@@ -106,7 +106,8 @@ def test_the_end_of_a_session_comes_after_its_return() -> None:
         desk = Desk(replace(LIVE, process_state=ProcessState.RESUMING))
         came = desk.agents.hold("session.resume")
         back = desk.commander.carry_out(ev.Resume(*HEAD, checkpoint="c", source="a"))
-        await asyncio.sleep(0.01)
+        while not desk.agents.called:
+            await asyncio.sleep(0)
         desk.view = replace(LIVE, process_state=ProcessState.CANCELLED)
         end = desk.commander.carry_out(ev.End(*HEAD))
         await asyncio.sleep(0.01)

@@ -28,11 +28,12 @@ class PaperLedger:
         self.written: list[list[str]] = []
         self.fails: list[SingularityError | None] = []
         self.poison = ""
-        self.gate = asyncio.Event()
+        self.gate, self.begun = asyncio.Event(), asyncio.Event()
         self.gate.set()
         self.became: list[bool | SingularityError] = []
 
     async def write_all(self, writes: Sequence[Write]) -> None:
+        self.begun.set()
         await self.gate.wait()
         names = [write.decision.sessions[0].id for write in writes]
         if self.fails and (error := self.fails.pop(0)):
@@ -116,7 +117,7 @@ async def test_a_full_disk_fails_all_that_were_made_on_top_and_the_next_ones_wor
         w.ledger.gate.clear()
         w.ledger.fails = [NoSpace("full")]
         waiting = [w.put("a")]
-        await asyncio.sleep(0.01)
+        await w.ledger.begun.wait()
         waiting += [w.put("b")]
         w.ledger.gate.set()
         assert [await w.outcome(x) for x in waiting] == ["NoSpace", "NoSpace"]
@@ -167,7 +168,7 @@ async def test_what_waits_when_the_service_stops_fails() -> None:
     async with world() as w:
         w.ledger.gate.clear()
         waiting = [w.put("a")]
-        await asyncio.sleep(0.01)
+        await w.ledger.begun.wait()
         waiting += [w.put("b")]
     assert [await w.outcome(x) for x in waiting] == ["Unavailable", "Unavailable"]
     assert w.durable == []

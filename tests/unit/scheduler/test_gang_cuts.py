@@ -107,7 +107,8 @@ async def test_what_is_no_cut_waits_for_nobody(barriers: Barriers) -> None:
 async def test_a_service_that_stops_lets_go(barriers: Barriers) -> None:
     cuts = GangCuts(None)  # type: ignore[arg-type]
     tasks = [asyncio.ensure_future(store(cuts, suspend(s), barriers, 60.0)) for s in BOTH]
-    await asyncio.sleep(0.02)
+    while [what for what, _ in barriers.told].count("store") < len(BOTH):
+        await asyncio.sleep(0)
     await cuts.close()
     assert barriers.told[-1] == ("go on", BOTH)
     for task in tasks:
@@ -120,7 +121,8 @@ async def test_nobody_is_stopped_again_before_all_have_ended(barriers: Barriers)
     """A suspend that comes while the parts are being stored waits for that."""
     cuts = GangCuts(None)  # type: ignore[arg-type]
     first = [asyncio.ensure_future(store(cuts, suspend(sid), barriers, 0.05)) for sid in BOTH]
-    await asyncio.sleep(0.02)
+    while not barriers.told:
+        await asyncio.sleep(0)
     assert barriers.told[0] == ("stand", BOTH)
     second = [asyncio.ensure_future(store(cuts, suspend(sid), barriers, 0.0)) for sid in BOTH]
     await asyncio.gather(*first, *second)
