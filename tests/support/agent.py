@@ -130,6 +130,19 @@ class AgentBox:
         with contextlib.suppress(ChildProcessError):  # not started by this process
             await asyncio.to_thread(os.waitpid, pid, 0)
 
+    async def clear(self) -> None:
+        """End all sessions and forget what was told: the next test finds it as it began."""
+        [hello] = await self.fleet.hello()
+        for one in hello["sessions"]:
+            await self.end(one["session"])
+        left = (self.runtime / "s", self.runtime / "p", self.shm)
+        await until(lambda: not any(any(folder.iterdir()) for folder in left), lambda: str(left))
+        for path in self.work.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for told in (self.events, self.reports, self.commands):
+            told.clear()
+        self.used = {}
+
     # -- calls ------------------------------------------------------------------------------------
 
     async def call(self, method: str, **params: Any) -> Any:

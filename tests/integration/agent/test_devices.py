@@ -9,122 +9,126 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.store import open_store
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, ProxyNotReady, StaleEpoch
 from support.agent import AgentBox, until
 from support.agent_moves import listed
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.mark.asyncio
-async def test_a_need_is_told_served_parked_and_served_again_elsewhere() -> None:
-    async with AgentBox(double=True) as box:
-        go = box.work / "go"
-        session = await box.worker("open", "need", f"next:{go}", "need", "sleep")
-        await box.event("device.need", session)
-        assert (await box.session(session))["waiting"] is True
-        assert (await box.session(session))["saved"] is False
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def agent() -> AsyncIterator[AgentBox]:
+    async with AgentBox(double=True) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def box(agent: AgentBox) -> AsyncIterator[AgentBox]:
+    """One agent for the tests of this file that neither end it nor want settings of their own."""
+    yield agent
+    await agent.clear()
+
+
+async def test_a_need_is_told_served_parked_and_served_again_elsewhere(box: AgentBox) -> None:
+    go = box.work / "go"
+    session = await box.worker("open", "need", f"next:{go}", "need", "sleep")
+    await box.event("device.need", session)
+    assert (await box.session(session))["waiting"] is True
+    assert (await box.session(session))["saved"] is False
+    await box.attach(session, 1, "cpu:0")
+    await box.logged(session, "attached r1 generation 1 epoch 1")
+    report = await box.session(session)
+    assert report["devices"] == ["cpu:0"]
+    assert report["epoch"] == 1
+    assert report["waiting"] is False
+    assert report["saved"] is True
+    done = await box.park(session, 1)
+    assert done["bytes"] == 8
+    report = await box.session(session)
+    assert report["devices"] == []
+    assert report["saved"] is True
+    assert sorted(p.name for p in (box.shm / session).iterdir()) == ["r1.ring", "r1.snap"]
+    assert list((box.runtime / "p").iterdir()) == []
+    box.forget_events()
+    go.touch()
+    await box.event("device.need", session)
+    await box.attach(session, 2, "cpu:1")
+    await box.logged(session, "attached r1 generation 2 epoch 2")
+
+
+async def test_the_doorbell_repeats_until_somebody_listens(box: AgentBox) -> None:
+    session = await box.worker("open", "need", "sleep")
+    await box.event("device.need", session, count=3)
+    await box.attach(session, 1)
+    await box.logged(session, "attached")
+    told = len(box.events)
+    await asyncio.sleep(1.2)
+    assert len(box.events) == told
+
+
+async def test_an_interrupted_wait_is_withdrawn(box: AgentBox) -> None:
+    session = await box.worker("open", "wait:0.6", "sleep")
+    await box.event("device.need", session)
+    await box.logged(session, "gave up")
+    await box.event("device.withdrawn", session)
+    assert (await box.session(session))["waiting"] is False
+
+
+async def test_several_virtual_devices_share_or_spread(box: AgentBox) -> None:
+    session = await box.worker(
+        "open:0", "open:1", "open:7", "need:0", "need:1", "sleep", virtual_devices=2
+    )
+    await box.logged(session, "there is no cuda:7")
+    with pytest.raises(BadRequest, match="2 virtual devices, but 1"):
         await box.attach(session, 1, "cpu:0")
-        await box.logged(session, "attached r1 generation 1 epoch 1")
-        report = await box.session(session)
-        assert report["devices"] == ["cpu:0"]
-        assert report["epoch"] == 1
-        assert report["waiting"] is False
-        assert report["saved"] is True
-        done = await box.park(session, 1)
-        assert done["bytes"] == 8
-        report = await box.session(session)
-        assert report["devices"] == []
-        assert report["saved"] is True
-        assert sorted(p.name for p in (box.shm / session).iterdir()) == ["r1.ring", "r1.snap"]
-        assert list((box.runtime / "p").iterdir()) == []
-        box.forget_events()
-        go.touch()
-        await box.event("device.need", session)
-        await box.attach(session, 2, "cpu:1")
-        await box.logged(session, "attached r1 generation 2 epoch 2")
+    with pytest.raises(NotFound, match="no device 'cpu:9'"):
+        await box.attach(session, 1, "cpu:0", "cpu:9")
+    assert (await box.session(session))["saved"] is False
+    await box.attach(session, 1, "cpu:0", "cpu:1")
+    await box.logged(session, "attached r2")
+    assert len(list((box.runtime / "p").glob("*.sock"))) == 2
+    await box.attach(session, 2, "cpu:1", "cpu:1")
+    assert (await box.session(session))["devices"] == ["cpu:1", "cpu:1"]
+    assert len(list((box.runtime / "p").glob("*.sock"))) == 1
 
 
-@pytest.mark.asyncio
-async def test_the_doorbell_repeats_until_somebody_listens() -> None:
-    async with AgentBox(double=True) as box:
-        session = await box.worker("open", "need", "sleep")
-        await box.event("device.need", session, count=3)
-        await box.attach(session, 1)
-        await box.logged(session, "attached")
-        told = len(box.events)
-        await asyncio.sleep(1.2)
-        assert len(box.events) == told
+async def test_a_process_that_comes_later_joins_the_devices_that_are_held(box: AgentBox) -> None:
+    go = box.work / "go"
+    session = await box.worker("open", "need", f"next:{go}", "open", "need", "sleep")
+    await box.event("device.need", session)
+    await box.attach(session, 1)
+    await box.logged(session, "attached r1")
+    box.forget_events()
+    go.touch()
+    # The same process asks again: it replaced itself, its first ring is nobody's any more.
+    await box.logged(session, "attached r2 generation 1 epoch 1")
+    await until(lambda: not (box.shm / session / "r1.ring").exists())
+    assert [t for _, t, _ in box.events if t == "device.need"] == []
 
 
-@pytest.mark.asyncio
-async def test_an_interrupted_wait_is_withdrawn() -> None:
-    async with AgentBox(double=True) as box:
-        session = await box.worker("open", "wait:0.6", "sleep")
-        await box.event("device.need", session)
-        await box.logged(session, "gave up")
-        await box.event("device.withdrawn", session)
-        assert (await box.session(session))["waiting"] is False
+async def test_old_leases_are_refused_and_repeated_commands_answered_again(box: AgentBox) -> None:
+    session = await box.worker("open", "need", "sleep")
+    await box.event("device.need", session)
+    first = await box.attach(session, 5, seq=100)
+    assert await box.attach(session, 5, seq=100) == first
+    with pytest.raises(StaleEpoch) as refused:
+        await box.attach(session, 4, "cpu:1", seq=101)
+    assert refused.value.fields["newest"] == 5
+    with pytest.raises(StaleEpoch):
+        await box.park(session, 4)
+    assert (await box.session(session))["devices"] == ["cpu:0"]
+    parked = await box.park(session, 5, seq=102)
+    await box.attach(session, 6, "cpu:1", seq=103)
+    assert await box.park(session, 5, seq=102) == parked
+    assert (await box.session(session))["devices"] == ["cpu:1"]
 
 
-@pytest.mark.asyncio
-async def test_several_virtual_devices_share_or_spread() -> None:
-    async with AgentBox(double=True) as box:
-        session = await box.worker(
-            "open:0", "open:1", "open:7", "need:0", "need:1", "sleep", virtual_devices=2
-        )
-        await box.logged(session, "there is no cuda:7")
-        with pytest.raises(BadRequest, match="2 virtual devices, but 1"):
-            await box.attach(session, 1, "cpu:0")
-        with pytest.raises(NotFound, match="no device 'cpu:9'"):
-            await box.attach(session, 1, "cpu:0", "cpu:9")
-        assert (await box.session(session))["saved"] is False
-        await box.attach(session, 1, "cpu:0", "cpu:1")
-        await box.logged(session, "attached r2")
-        assert len(list((box.runtime / "p").glob("*.sock"))) == 2
-        await box.attach(session, 2, "cpu:1", "cpu:1")
-        assert (await box.session(session))["devices"] == ["cpu:1", "cpu:1"]
-        assert len(list((box.runtime / "p").glob("*.sock"))) == 1
-
-
-@pytest.mark.asyncio
-async def test_a_process_that_comes_later_joins_the_devices_that_are_held() -> None:
-    async with AgentBox(double=True) as box:
-        go = box.work / "go"
-        session = await box.worker("open", "need", f"next:{go}", "open", "need", "sleep")
-        await box.event("device.need", session)
-        await box.attach(session, 1)
-        await box.logged(session, "attached r1")
-        box.forget_events()
-        go.touch()
-        # The same process asks again: it replaced itself, its first ring is nobody's any more.
-        await box.logged(session, "attached r2 generation 1 epoch 1")
-        await until(lambda: not (box.shm / session / "r1.ring").exists())
-        assert [t for _, t, _ in box.events if t == "device.need"] == []
-
-
-@pytest.mark.asyncio
-async def test_old_leases_are_refused_and_repeated_commands_answered_again() -> None:
-    async with AgentBox(double=True) as box:
-        session = await box.worker("open", "need", "sleep")
-        await box.event("device.need", session)
-        first = await box.attach(session, 5, seq=100)
-        assert await box.attach(session, 5, seq=100) == first
-        with pytest.raises(StaleEpoch) as refused:
-            await box.attach(session, 4, "cpu:1", seq=101)
-        assert refused.value.fields["newest"] == 5
-        with pytest.raises(StaleEpoch):
-            await box.park(session, 4)
-        assert (await box.session(session))["devices"] == ["cpu:0"]
-        parked = await box.park(session, 5, seq=102)
-        await box.attach(session, 6, "cpu:1", seq=103)
-        assert await box.park(session, 5, seq=102) == parked
-        assert (await box.session(session))["devices"] == ["cpu:1"]
-
-
-@pytest.mark.asyncio
 async def test_a_lease_that_is_not_renewed_fences_and_one_that_is_does_not() -> None:
     async with AgentBox("--NodeAgent.lease_ttl_s=4", double=True) as box:
         kept = await box.worker("open", "need", "sleep")
@@ -152,66 +156,61 @@ async def test_a_lease_that_is_not_renewed_fences_and_one_that_is_does_not() -> 
         assert wrong["held"] == []
 
 
-@pytest.mark.asyncio
-async def test_a_ring_ends_with_its_worker() -> None:
-    async with AgentBox(double=True) as box:
-        code = (
-            "import subprocess, sys, time, os\n"
-            "w = os.environ['WORKER']\n"
-            "a = subprocess.Popen([sys.executable, w, 'open', 'need', 'sleep'])\n"
-            "b = subprocess.Popen([sys.executable, w, 'open', 'need', 'sleep'])\n"
-            "time.sleep(14400)"
-        )
-        from support.agent import SUPPORT
+async def test_a_ring_ends_with_its_worker(box: AgentBox) -> None:
+    code = (
+        "import subprocess, sys, time, os\n"
+        "w = os.environ['WORKER']\n"
+        "a = subprocess.Popen([sys.executable, w, 'open', 'need', 'sleep'])\n"
+        "b = subprocess.Popen([sys.executable, w, 'open', 'need', 'sleep'])\n"
+        "time.sleep(14400)"
+    )
+    from support.agent import SUPPORT
 
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(SUPPORT.parent),
-            "WORKER": str(SUPPORT / "agent_worker.py"),
-        }
-        session = await box.python(code, env=env)
-        await box.event("device.need", session)
-        await until(lambda: len(list((box.shm / session).glob("*.ring"))) == 2)
-        await box.attach(session, 1)
-        await until(lambda: box.log(session).count("attached") == 2)
-        child = box.below(session)[0]
-        os.kill(child.pid, 9)
-        await until(lambda: len(list((box.shm / session).glob("*.ring"))) == 1)
-        await box.park(session, 1)
-        assert len(list((box.shm / session).iterdir())) == 2
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(SUPPORT.parent),
+        "WORKER": str(SUPPORT / "agent_worker.py"),
+    }
+    session = await box.python(code, env=env)
+    await box.event("device.need", session)
+    await until(lambda: len(list((box.shm / session).glob("*.ring"))) == 2)
+    await box.attach(session, 1)
+    await until(lambda: box.log(session).count("attached") == 2)
+    child = box.below(session)[0]
+    os.kill(child.pid, 9)
+    await until(lambda: len(list((box.shm / session).glob("*.ring"))) == 1)
+    await box.park(session, 1)
+    assert len(list((box.shm / session).iterdir())) == 2
 
 
-@pytest.mark.asyncio
-async def test_checkpoints_are_whole_or_absent() -> None:
-    async with AgentBox(double=True) as box:
-        session = await box.worker("open", "need", "sleep")
-        await box.event("device.need", session)
-        with pytest.raises(Conflict, match="has not used a device yet"):
-            await box.call("device.checkpoint", session=session, name="a", seq=1)
-        await box.attach(session, 1)
-        made = await box.call("device.checkpoint", session=session, name="a", seq=2)
-        assert made["level"] == "device"
-        assert made["bytes"] == 8
-        again = await box.call("device.checkpoint", session=session, name="a", seq=2)
-        assert again == made
-        await box.park(session, 1)
-        parked = await box.call("device.checkpoint", session=session, name="b", seq=3)
-        kept = await listed(box, session)
-        assert [c["id"] for c in kept] == [made["id"], parked["id"]]
-        assert [(c["name"], c["bytes"]) for c in kept] == [("a", 8), ("b", 8)]
-        found = Checkpoints(open_store(str(box.root / "state" / "store")), "alice")
-        for reference in kept:
-            into = box.root / reference["id"]
-            assert found.restore(session, reference["id"], into=into).bytes == 8
-            assert (into / "shm" / "r1.snap").stat().st_size == 8
-        assert not list(box.folder(session).glob("c-*"))
-        await box.call("checkpoints.delete", session=session, user="alice", id=made["id"])
-        assert [c["id"] for c in await listed(box, session)] == [parked["id"]]
-        await box.end(session)
-        assert [c.id for c in found.list(session)] == [parked["id"]]  # a name outlives its session
+async def test_checkpoints_are_whole_or_absent(box: AgentBox) -> None:
+    session = await box.worker("open", "need", "sleep")
+    await box.event("device.need", session)
+    with pytest.raises(Conflict, match="has not used a device yet"):
+        await box.call("device.checkpoint", session=session, name="a", seq=1)
+    await box.attach(session, 1)
+    made = await box.call("device.checkpoint", session=session, name="a", seq=2)
+    assert made["level"] == "device"
+    assert made["bytes"] == 8
+    again = await box.call("device.checkpoint", session=session, name="a", seq=2)
+    assert again == made
+    await box.park(session, 1)
+    parked = await box.call("device.checkpoint", session=session, name="b", seq=3)
+    kept = await listed(box, session)
+    assert [c["id"] for c in kept] == [made["id"], parked["id"]]
+    assert [(c["name"], c["bytes"]) for c in kept] == [("a", 8), ("b", 8)]
+    found = Checkpoints(open_store(str(box.root / "state" / "store")), "alice")
+    for reference in kept:
+        into = box.root / reference["id"]
+        assert found.restore(session, reference["id"], into=into).bytes == 8
+        assert (into / "shm" / "r1.snap").stat().st_size == 8
+    assert not list(box.folder(session).glob("c-*"))
+    await box.call("checkpoints.delete", session=session, user="alice", id=made["id"])
+    assert [c["id"] for c in await listed(box, session)] == [parked["id"]]
+    await box.end(session)
+    assert [c.id for c in found.list(session)] == [parked["id"]]  # a name outlives its session
 
 
-@pytest.mark.asyncio
 async def test_a_proxy_that_cannot_restore_leaves_the_state_where_it_was() -> None:
     async with AgentBox(double=True) as box:
         session = await box.worker("open", "need", "sleep")
@@ -231,7 +230,6 @@ async def test_a_proxy_that_cannot_restore_leaves_the_state_where_it_was() -> No
         assert (await box.session(session))["devices"] == ["cpu:0"]
 
 
-@pytest.mark.asyncio
 async def test_warm_proxies_are_used_and_filled_up_again() -> None:
     async with AgentBox(double=True, warm=1) as box:
         pool = box.runtime / "p"
@@ -244,40 +242,37 @@ async def test_warm_proxies_are_used_and_filled_up_again() -> None:
         await until(lambda: len(list(pool.glob("*.sock"))) == 1)
 
 
-@pytest.mark.asyncio
-async def test_the_end_of_a_session_does_not_wait_for_its_devices() -> None:
-    async with AgentBox(double=True) as box:
-        session = await box.worker("open", "need", "sleep")
-        await box.event("device.need", session)
-        attach = asyncio.ensure_future(box.attach(session, 1))
-        await asyncio.sleep(0.05)
-        started = time.monotonic()
-        await box.end(session)
-        assert time.monotonic() - started < 30
-        with pytest.raises((Conflict, NotFound, ProxyNotReady)):
-            await attach
-        assert list((box.runtime / "p").iterdir()) == []
+async def test_the_end_of_a_session_does_not_wait_for_its_devices(box: AgentBox) -> None:
+    session = await box.worker("open", "need", "sleep")
+    await box.event("device.need", session)
+    attach = asyncio.ensure_future(box.attach(session, 1))
+    await asyncio.sleep(0.05)
+    started = time.monotonic()
+    await box.end(session)
+    assert time.monotonic() - started < 30
+    with pytest.raises((Conflict, NotFound, ProxyNotReady)):
+        await attach
+    assert list((box.runtime / "p").iterdir()) == []
 
 
-@pytest.mark.asyncio
-async def test_verbs_and_activity_go_to_the_service_and_status_survives_without_it() -> None:
-    async with AgentBox(double=True) as box:
-        go = box.work / "go"
-        session = await box.worker("busy", "park", f"next:{go}", "status", "park", "sleep")
-        data = await box.event("activity", session)
-        assert data["busy"] is True
-        await box.logged(session, '{"verb": "park"}')
-        assert box.commands == [{"session": session, "verb": "park", "args": {}, "by": "user"}]
-        assert (await box.session(session))["busy"] is True
-        await box.fleet.stop()
-        go.touch()
-        await box.logged(session, "Unavailable the scheduler service is away")
-        assert '"service": "away"' in box.log(session)
-        await box.fleet.start()
+async def test_verbs_and_activity_go_to_the_service_and_status_survives_without_it(
+    box: AgentBox,
+) -> None:
+    go = box.work / "go"
+    session = await box.worker("busy", "park", f"next:{go}", "status", "park", "sleep")
+    data = await box.event("activity", session)
+    assert data["busy"] is True
+    await box.logged(session, '{"verb": "park"}')
+    assert box.commands == [{"session": session, "verb": "park", "args": {}, "by": "user"}]
+    assert (await box.session(session))["busy"] is True
+    await box.fleet.stop()
+    go.touch()
+    await box.logged(session, "Unavailable the scheduler service is away")
+    assert '"service": "away"' in box.log(session)
+    await box.fleet.start()
 
 
-@pytest.mark.asyncio
-async def test_a_worker_with_another_torch_is_told_what_to_install() -> None:
+async def test_a_worker_with_another_torch_is_told_what_to_install(box: AgentBox) -> None:
     code = (
         "import os\n"
         "from singularity_proxy.wire.rpc import SyncPeer\n"
@@ -289,12 +284,10 @@ async def test_a_worker_with_another_torch_is_told_what_to_install() -> None:
         "    print(type(error).__name__, error.message, flush=True)\n"
         "import time; time.sleep(60)"
     )
-    async with AgentBox(double=True) as box:
-        session = await box.python(code)
-        await box.logged(session, "Unsupported this process uses torch 1.0, but")
+    session = await box.python(code)
+    await box.logged(session, "Unsupported this process uses torch 1.0, but")
 
 
-@pytest.mark.asyncio
 async def test_what_a_session_uses_of_its_devices_is_told_while_it_holds_them() -> None:
     async with AgentBox("--NodeAgent.health_every_s=0.2", double=True) as box:
         session = await box.worker("open", "need", "sleep")
