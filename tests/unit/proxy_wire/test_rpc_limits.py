@@ -160,7 +160,8 @@ async def test_a_line_that_is_not_ended_in_time(short_dir: Path) -> None:
 
 
 async def test_one_more_connection_is_refused_and_leaves_no_trace(short_dir: Path) -> None:
-    async with served(short_dir) as box:
+    held = Held(replace(SMALL, peers=100))
+    async with served(short_dir, within=held) as box:
         first = [await box.peer() for _ in range(3)]
         for peer in first:
             await peer.call("echo")
@@ -169,7 +170,8 @@ async def test_one_more_connection_is_refused_and_leaves_no_trace(short_dir: Pat
             await more.call("echo")
         assert await first[0].call("echo", a=2) == {"a": 2}
         await first[1].close()
-        await asyncio.sleep(0.05)
+        while held.peers == 3:
+            await asyncio.sleep(0.01)
         again = await box.peer()
         assert await again.call("echo", a=3) == {"a": 3}
 

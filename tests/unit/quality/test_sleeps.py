@@ -57,7 +57,7 @@ PART_OF_THE_TEST: Mapping[str, int] = {
     "tests/unit/elastic/test_bridge_parts.py": 1,
     "tests/unit/elastic/test_coordinator.py": 12,
     "tests/unit/kernel/test_batch_pieces.py": 1,
-    "tests/unit/proxy_wire/test_rpc_limits.py": 4,
+    "tests/unit/proxy_wire/test_rpc_limits.py": 3,
     "tests/unit/scheduler/test_commander.py": 1,
     "tests/unit/scheduler/test_committer.py": 1,
     "tests/unit/scheduler/test_gang_barrier.py": 3,
