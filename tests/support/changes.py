@@ -132,7 +132,7 @@ def find_references(text: str, path: str) -> References:
     ahead: list[tuple[ast.AST, set[str]]] = [(ast.parse(text), found.on_load)]
     while ahead:
         node, names = ahead.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             ahead += [(child, names) for child in node.orelse]
             continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
