@@ -114,8 +114,7 @@ async def test_bad_options_by_rest_start_nothing(platform, options, says):
 async def test_the_server_is_the_users_own(platform):
     """Own uid, own home, own token: enough for the user's sessions and nothing else."""
     users = user_names()
-    begun = await asyncio.gather(*(platform.start_server(user, {}) for user in users))
-    urls = dict(zip(users, begun, strict=True))
+    urls = {user: await platform.start_server(user, {}) for user in users}
     uids, tokens = set(), {}
     for user in users:
         pid = await server_pid(platform, user)
@@ -151,7 +150,8 @@ async def test_the_server_is_the_users_own(platform):
             timeout=20,
         )
         assert answer.status_code in (403, 404), "another user's server"
-    await asyncio.gather(*(platform.stop_server(user) for user in users))
+    for user in users:
+        await platform.stop_server(user)
 
 
 async def test_pip_in_a_terminal_installs_for_its_user_alone(platform):
