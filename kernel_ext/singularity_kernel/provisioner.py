@@ -36,7 +36,14 @@ import zmq
 from jupyter_client.localinterfaces import localhost
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from singularity_proxy.capsule.process import ProcessIdentity
-from singularity_proxy.errors import BadRequest, Conflict, NotFound, SingularityError, Unavailable
+from singularity_proxy.errors import (
+    BadRequest,
+    Conflict,
+    NotFound,
+    SingularityError,
+    Unavailable,
+    Unreached,
+)
 from tornado.web import HTTPError
 from traitlets import Bool, Enum, Float, Integer, Unicode, default
 
@@ -299,6 +306,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
             "owner_pid": self.owner_pid(),
         }
         client = self._client()
+        lost: Unreached | None = None
         while True:
             try:
                 return await client.create_session(
@@ -313,9 +321,10 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
                     kernel_id=self.kernel_id or None,
                     key=key,  # asking twice gives one session
                 )
-            except Unavailable:
+            except Unavailable as error:
+                lost = error if isinstance(error, Unreached) else lost
                 if time.monotonic() >= give_up_at:
-                    raise
+                    raise lost or error from None
             await asyncio.sleep(0.5)
 
     def _portable(self, cmd: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.display import display
-from singularity_proxy.errors import BadRequest, NotFound, SingularityError, Unavailable
+from singularity_proxy.errors import BadRequest, NotFound, SingularityError, Unavailable, Unreached
 from singularity_proxy.wire.rpc import SyncPeer
 
 from .status import Table
@@ -67,14 +67,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def submit(line: str, cell: str | None, socket: str) -> None:
     """Start what the words of `line` say and show its card; called by the magic. Raises a typed
-    error, or `UsageError`, with nothing started."""
+    error, or `UsageError`, with nothing started; `Unreached` when that is not known."""
     request, notes, made = _request(line, cell)
     try:
         answer = _send(socket, request)
-    except Unavailable as error:
-        raise Unavailable(f"the run may have been started all the same: {error.message}") from None
-    except BaseException:
-        if made is not None:
+    except Unreached as error:
+        raise Unreached(
+            f"the run may have been started: its answer was lost ({error.message}); "
+            "'jupyter singularity ls' shows it if it was"
+        ) from None
+    except SingularityError:
+        if made is not None:  # else, interrupted say, it may be what a run begins with
             made.unlink(missing_ok=True)
         raise
     run = answer["run"]
@@ -261,12 +264,19 @@ def _written(notebook: Any, near: Path) -> tuple[str, Path]:
 
 
 def _send(socket: str, request: Json) -> Json:
+    """Return the answer to `request`. Raises `Unreached` when one of the tries may have started the
+    run, and a refusal as it is when none has."""
     key = uuid.uuid4().hex  # asking twice gives one run
-    for _ in range(TRIES - 1):
-        with contextlib.suppress(Unavailable):
+    lost: Unreached | None = None
+    tries = 0
+    while True:
+        try:
             return _ask(socket, request, key)
+        except Unavailable as error:
+            lost = error if isinstance(error, Unreached) else lost
+            if (tries := tries + 1) == TRIES:
+                raise lost or error from None
         time.sleep(RETRY_S)
-    return _ask(socket, request, key)
 
 
 def _ask(socket: str, request: Json, key: str) -> Json:

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-from singularity_proxy.errors import Conflict, SingularityError, Unavailable
+from singularity_proxy.errors import Conflict, SingularityError, Unavailable, Unreached
 
 from .addresses import is_address, why, without_secret, write_errors
 from .fates import (
@@ -84,6 +84,14 @@ class RemoteRun:
         try:
             write_ipynb(self.nb, self._source)
             on_own_loop(lambda: self._follow(stop, log_output))
+        except Unreached as error:
+            goes_on = True  # or it may: nothing of what a run begins with is taken away
+            if self._session:
+                raise
+            raise Unreached(
+                f"the run may have been started, with its output in {self._result}: its answer was "
+                f"lost ({error.message}); 'jupyter singularity ls' shows it if it was"
+            ) from None
         except Unavailable:
             goes_on = bool(self._session)
             raise

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from singularity_proxy.errors import BadRequest, Unavailable
+from singularity_proxy.errors import BadRequest, Unavailable, Unreached
 from singularity_scheduler.cli import output as printing
 from singularity_scheduler.cli.base import ServiceApp, split_names, wanted_devices, wanted_share
 from singularity_scheduler.cli.exits import FAILED_RUN
@@ -239,6 +239,8 @@ class SubmitApp(ServiceApp):
 
     session = ""
     """Id of the session, once there is one."""
+    sent = False
+    """Whether the service was asked to start it."""
     sweep: Sweep
     """What is swept over; false: it is one run."""
     job: Job | None = None
@@ -258,7 +260,7 @@ class SubmitApp(ServiceApp):
         return None
 
     def interrupted(self) -> str:
-        if not self.session and hasattr(self, "_submission"):  # described, so it may have been sent
+        if not self.session and self.sent:
             return "the run may have been submitted: jupyter singularity ls shows it"
         if not self.session:
             return "nothing was submitted"
@@ -377,7 +379,8 @@ class SubmitApp(ServiceApp):
         return 0 if succeeded(ended) else FAILED_RUN
 
     async def _send(self, client: ServiceClient) -> dict[str, Any]:
-        """The session, or the group of a sweep."""
+        """Return the session, or the group of a sweep. Raises `Unreached` when one of the tries may
+        have started it, and a refusal as it is when none has."""
         group = None
         if self.sweep:
             group = group_of(self._submission, self.sweep, self.job, self.given)
@@ -385,15 +388,18 @@ class SubmitApp(ServiceApp):
         key, loop = uuid.uuid4().hex, asyncio.get_running_loop()
         give_up_at = loop.time() + RETRY_S
         wanted = {k: v for k, v in self._submission.request.items() if k != "kind"}
+        lost: Unreached | None = None
+        self.sent = True
         while True:
             try:
                 if group:
                     session, members, limits = group
                     return await client.submit_group(session, members, **limits, key=key)
                 return await client.submit(**wanted, key=key)  # asking twice gives one run
-            except Unavailable:
+            except Unavailable as error:
+                lost = error if isinstance(error, Unreached) else lost
                 if loop.time() >= give_up_at:
-                    raise
+                    raise lost or error from None
             await asyncio.sleep(POLL_S)
 
     async def _end(self, client: ServiceClient) -> int:

@@ -24,7 +24,7 @@ from jupyter_scheduler.pydantic_v1 import PrivateAttr
 from jupyter_scheduler.scheduler import Scheduler
 from jupyter_scheduler.task_runner import TaskRunner
 from jupyter_server.utils import ensure_async
-from singularity_proxy.errors import Conflict, NotFound, SingularityError
+from singularity_proxy.errors import Conflict, NotFound, SingularityError, Unreached
 from singularity_scheduler.client import ServiceClient
 from traitlets import Type as TraitType
 from traitlets import default
@@ -124,6 +124,8 @@ class SingularityScheduler(Scheduler):  # type: ignore[misc,unused-ignore]
                 metadata={sessions.KEY: sessions.kept_of(said)},
             )
             session = await submit(request, f"notebook-job-{key}")
+        except Unreached as error:  # the job may have been started, so its folder stays
+            raise SchedulerError(error.message) from None
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, Conflict) and model.idempotency_token:  # it was used before

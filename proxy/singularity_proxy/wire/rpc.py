@@ -434,8 +434,8 @@ class SyncPeer:
         self._next_id = 0
 
     def call(self, method: str, **params: Any) -> Any:
-        """Call and wait for the answer; raises the callee's typed error or `Unavailable`, a
-        `ConnectionCut` when the connection ended in between."""
+        """Call and wait for the answer; raises the callee's typed error, `Unreached` when none came
+        in time, and its `ConnectionCut` when the connection ended in between."""
         self._next_id += 1
         request = {"id": self._next_id, "method": method, "params": params}
         try:
@@ -449,7 +449,7 @@ class SyncPeer:
                         raise from_wire(answer["error"])
                     return answer.get("result")
         except TimeoutError as error:
-            raise Unavailable(f"'{method}' was not answered ({error})") from None
+            raise Unreached(f"'{method}' was not answered ({error})") from None
         except ConnectionError as error:
             raise ConnectionCut(f"'{method}' was not answered ({error})") from None
         raise ConnectionCut(f"the other process closed the connection during '{method}'")

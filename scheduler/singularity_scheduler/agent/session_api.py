@@ -28,6 +28,9 @@ COMMAND_LIMIT_S = 600.0
 ACTS = (*CHANGES, "fork", "submit")
 """Commands that change something."""
 
+MADE = ("fork", "submit")
+"""Those that make another session: it is looked for elsewhere."""
+
 
 class SessionApi:
     """Makes the handlers of one session's socket."""
@@ -120,9 +123,10 @@ class SessionApi:
                 if not service.closed.is_set():
                     raise
                 if isinstance(error, Unreached) and verb in ACTS:
+                    look = "'jupyter singularity ls'" if verb in MADE else "%singularity status"
                     raise Unreached(
                         f"the scheduler service was lost before it answered, so whether '{verb}' "
-                        "was done is not known; the session goes on: look with %singularity status",
+                        f"was done is not known; the session goes on: look with {look}",
                         session=live.record.session,
                     ) from None
         if verb == "status":

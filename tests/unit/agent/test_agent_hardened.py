@@ -159,8 +159,8 @@ async def test_an_end_removes_nothing_from_the_store(published: Any, life: Life)
 @pytest.mark.parametrize(
     ("verb", "error", "told"),
     [
-        ("park", Unreached("closed"), "whether 'park' was done is not known"),
-        ("submit", Unreached("closed"), "whether 'submit' was done is not known"),
+        ("park", Unreached("closed"), "'park' was done is not known.*with %singularity status"),
+        ("submit", Unreached("closed"), "'submit' was done is not known.*'jupyter singularity ls'"),
         ("why", Unreached("closed"), "'why' was not done"),
         ("park", Unavailable("it was closed before"), "'park' was not done"),
     ],

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from singularity_kernel.batch import remote
-from singularity_proxy.errors import Unavailable
+from singularity_kernel.batch.stop import Stop
+from singularity_proxy.errors import Unavailable, Unreached
 
 
 class Service:
@@ -49,3 +52,21 @@ async def test_who_cannot_end_a_run_reads_that_it_goes_on(monkeypatch: pytest.Mo
     with pytest.raises(Unavailable, match="the run goes on as session 5e1f, with its output in "):
         await remote_run()._until(service.ended, asked, service)
     assert service.ended.cancelled()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_a_run_begins_with_stays_while_it_may_have_been_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    async def submitted(*_: Any) -> None:
+        raise Unreached("it closed") if lost else Unavailable("the service is away")
+
+    monkeypatch.setattr(remote.RemoteRun, "_follow", submitted)
+    output = str(tmp_path / "out.ipynb")
+    run = remote.RemoteRun(
+        nbformat.v4.new_notebook(metadata={"papermill": {}}), "", output, "", False
+    )
+    with pytest.raises(Unavailable) as told:
+        run.run(Stop(), False)
+    assert ("may have been started" in told.value.message) is lost
+    assert (len(list(tmp_path.glob(".papermill-*/in.ipynb"))) == 1) is lost

@@ -13,7 +13,14 @@ from singularity_kernel.batch import submit
 from singularity_kernel.batch.options import split_options
 from singularity_kernel.batch.submission import Asked, described, passed_on
 from singularity_kernel.batch.submit import SubmitApp, main
-from singularity_proxy.errors import BadRequest
+from singularity_proxy.errors import (
+    BadRequest,
+    Conflict,
+    SingularityError,
+    TooMany,
+    Unavailable,
+    Unreached,
+)
 from support.batch_runs import write_notebook
 
 
@@ -167,6 +174,7 @@ def test_a_configuration_file_is_generated(tmp_path: Path) -> None:
     ("where", "sentence"),
     [
         ("of_words", "nothing was submitted"),
+        ("client", "nothing was submitted"),
         ("submit", "the run may have been submitted: jupyter singularity ls shows it"),
         ("wait", "the run goes on; jupyter singularity logs -f 0123 follows it"),
     ],
@@ -195,6 +203,8 @@ def test_ctrl_c_says_what_it_left(
     monkeypatch.setattr(SubmitApp, "client", lambda self, timeout=None: Client())
     if where == "of_words":
         monkeypatch.setattr(submit, where, interrupted)
+    if where == "client":
+        monkeypatch.setattr(SubmitApp, where, interrupted)
     assert main([str(tmp_path / "n.ipynb"), "--wait"]) == 130
     assert capsys.readouterr().err.endswith(f"jupyter singularity submit: {sentence}\n")
 
@@ -209,3 +219,59 @@ def test_limits_said_in_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert (request["run"]["timeout_s"], request["run"]["max_retries"]) == (60, 2)
     with pytest.raises(UsageError, match=r"--max-retries.*; nothing was started"):
         submitting._request("n.ipynb --max-retries some", None)
+
+
+LOST = Unreached("the scheduler service was lost before it answered")
+AWAY = Unavailable("the scheduler service is away, so 'submit' was not done")
+FULL = Conflict("ada has 9 queued runs already, and more are not taken; nothing was started")
+
+
+@pytest.mark.parametrize(
+    ("answers", "told", "kept"),
+    [
+        ([FULL], FULL, False),
+        ([AWAY] * 3, AWAY, False),
+        ([AWAY, TooMany("too many"), AWAY], AWAY, False),
+        ([LOST] * 3, LOST, True),
+        ([LOST, AWAY, AWAY], LOST, True),  # the first one may have started it
+        ([LOST, FULL], FULL, False),  # the key is looked for first: there is no such run
+    ],
+)
+def test_only_a_lost_answer_may_have_started_a_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[SingularityError],
+    told: SingularityError,
+    kept: bool,
+) -> None:
+    def ask(*_: Any) -> Any:
+        raise left.pop(0)
+
+    left = list(answers)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(submitting, "RETRY_S", 0.0)
+    monkeypatch.setattr(submitting, "_ask", ask)
+    with pytest.raises(type(told)) as raised:
+        submitting.submit("", "print(1)", "/nowhere")
+    assert not left
+    assert told.message in raised.value.message
+    assert ("may have been started" in raised.value.message) is kept
+    assert bool(list(tmp_path.glob("cell-*.ipynb"))) is kept
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_lost_answer_is_not_forgotten_by_a_later_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lost: bool
+) -> None:
+    write_notebook(tmp_path / "n.ipynb", "print(1)")
+    first = [LOST] if lost else []
+
+    class Client:
+        async def submit(self, **_: Any) -> dict[str, Any]:
+            raise first.pop() if first else AWAY
+
+    monkeypatch.setattr(SubmitApp, "client", lambda self, timeout=None: Client())
+    monkeypatch.setattr(submit, "POLL_S", 0.01)
+    monkeypatch.setattr(submit, "RETRY_S", 0.1)
+    assert main([str(tmp_path / "n.ipynb")]) != 0
+    assert (LOST if lost else AWAY).message in capsys.readouterr().err

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy.errors import BadRequest, NotFound, TooLarge, Unavailable
+from singularity_proxy.errors import BadRequest, NotFound, TooLarge, Unavailable, Unreached
 from singularity_proxy.wire import rpc
 from singularity_proxy.wire.limits import SESSION, Held, Limits, Pace, read_message
 
@@ -157,6 +157,12 @@ async def test_a_line_that_is_not_ended_in_time(short_dir: Path) -> None:
         for _ in range(5):
             await asyncio.sleep(0.1)
             await peer.call("echo")
+
+
+async def test_an_answer_that_does_not_come_in_time_is_not_a_refusal(short_dir: Path) -> None:
+    async with served(short_dir) as box:
+        with rpc.SyncPeer(box.path, timeout=0.1) as sync, pytest.raises(Unreached):
+            await asyncio.to_thread(sync.call, "wait")
 
 
 async def test_one_more_connection_is_refused_and_leaves_no_trace(short_dir: Path) -> None:
