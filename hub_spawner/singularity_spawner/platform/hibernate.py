@@ -64,11 +64,21 @@ async def put_notebooks_away(platform: Platform, hurry: asyncio.Event) -> None:
         say(f"{_notebooks(len(stored))} {verb} in the store for the next start.")
     for session in found:
         if _is_notebook_outside(session):
-            say(
-                f"Session {session['id']} of {session['user']} ends with the platform: "
-                f"{session['reason']}",
-                error=True,
-            )
+            say(what_becomes(session), error=True)
+
+
+def what_becomes(session: dict[str, Any]) -> str:
+    """Return what the end of the platform does to a notebook that is not in the store, a sentence
+    without its full stop. Pure."""
+    who, why = f"Session {session['id']} of {session['user']}", session["reason"]
+    before = session.get("last_checkpoint") or {}
+    kept = f"its checkpoint {before['name'] or before['id']} is kept" if before else ""
+    if session["process_state"] == "resuming":  # until it is back, the store has all of it
+        return f"{who} was on its way back and stays in the store for the next start: {why}"
+    if session["process_state"] == "suspending":
+        rest = kept or "nothing of it is stored"
+        return f"{who} is not whole in the store yet, so it ends with the platform; {rest}: {why}"
+    return f"{who} ends with the platform{kept and f'; {kept}'}: {why}"
 
 
 async def _store_all(platform: Platform, known: set[str]) -> None:

@@ -140,7 +140,10 @@ async def _stop(platform: Platform, hurry: asyncio.Event) -> int:
             )
             await platform.leave()
             return EXIT_FAILED
-        say(f"Notebooks end with the platform: {error.message}", error=True)
+        say(
+            f"Notebooks that are not in the store end with the platform: {error.message}",
+            error=True,
+        )
     began = time.monotonic()
     await platform.stop()
     say(f"Everything is stopped ({time.monotonic() - began:.1f} s).")

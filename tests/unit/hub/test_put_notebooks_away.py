@@ -22,6 +22,7 @@ class Service:
         self.asked = []
         self.revived = 0
         self.state = "live"
+        self.checkpoint = None
 
     def operator(self):
         return self
@@ -33,7 +34,7 @@ class Service:
         if self.away:
             self.away -= 1
             raise Unavailable("the scheduler does not answer")
-        common = {"user": "ada", "reason": "the store is full"}
+        common = {"user": "ada", "reason": "the store is full", "last_checkpoint": self.checkpoint}
         return [
             {**common, "id": "n1", "kind": "interactive", "process_state": self.state},
             {**common, "id": "b1", "kind": "batch", "process_state": "live"},
@@ -80,6 +81,36 @@ async def test_a_second_signal_does_not_wait_and_says_what_ends(capsys):
     assert capsys.readouterr().err == (
         "Session n1 of ada ends with the platform: the store is full\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "checkpoint", "told"),
+    [
+        ("resuming", None, "was on its way back and stays in the store for the next start"),
+        (
+            "suspending",
+            None,
+            "is not whole in the store yet, so it ends with the platform; nothing of it is stored",
+        ),
+        (
+            "suspending",
+            {"id": "c7", "name": "noon"},
+            "is not whole in the store yet, so it ends with the platform; its checkpoint noon is "
+            "kept",
+        ),
+        ("live", {"id": "c7", "name": ""}, "ends with the platform; its checkpoint c7 is kept"),
+        ("starting", None, "ends with the platform"),
+    ],
+)
+async def test_what_is_said_of_one_that_is_not_in_the_store(state, checkpoint, told, capsys):
+    async def hangs(service):
+        service.state, service.checkpoint = state, checkpoint
+        hurry.set()
+        await asyncio.sleep(3600)
+
+    hurry = asyncio.Event()
+    await put_away(Service(hangs), hurry)
+    assert capsys.readouterr().err == f"Session n1 of ada {told}: the store is full\n"
 
 
 async def test_a_scheduler_that_is_just_started_again_is_waited_for(capsys):
