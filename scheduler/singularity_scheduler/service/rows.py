@@ -195,7 +195,7 @@ def session_from_row(
 ) -> SessionView:
     return SessionView(
         **{name: row[name] for name in _SAME},
-        why=_why_from_row(row),
+        why=_why_of_session(row),
         kind=Kind(row["kind"]),
         tier=Tier(row["tier"]),
         priority=Priority(row["priority"]),
@@ -243,6 +243,14 @@ def _why_from_row(row: Mapping[str, Any]) -> Reason:
     when it was written."""
     why = from_json(row.get("reason_code") or "", json.loads(row.get("reason_args") or "{}"))
     return why if is_known(why) else because("said", text=row["reason"])
+
+
+def _why_of_session(row: Mapping[str, Any]) -> Reason:
+    """Return the reason of a session's row, which is written again and again: a version from before
+    there were codes writes its sentence and leaves the code of the sentence before. Transitions
+    have no such rows, as each is written once."""
+    why = _why_from_row(row)
+    return why if render(why) == row["reason"] else because("said", text=row["reason"])
 
 
 def change_to_row(change: Change) -> Row:

@@ -220,6 +220,20 @@ def test_of_a_code_of_another_version_the_sentence_is_kept(code: str, args: obje
     assert rows.change_from_row(row).reason == told.reason
 
 
+def test_a_sentence_that_a_version_without_codes_wrote_counts_and_not_the_code_before_it() -> None:
+    world = World(1)
+    world.holding("a")
+    world.do(ev.ParkAsked("a", "alice"))
+    view = world["a"]
+    row = rows.session_to_row(view)
+    assert rows.session_from_row(row, view.devices).why == view.why
+    assert view.why.by == "alice"
+    sentence = "paused for bob/b: premium needs 1 device; nothing is lost"
+    by_older = rows.session_from_row({**row, "reason": sentence}, view.devices)
+    assert by_older.why == because("said", text=sentence)
+    assert (by_older.reason, by_older.why.by) == (sentence, None)
+
+
 def test_what_comes_back_says_why_it_was_away_and_not_more_each_time() -> None:
     world = World(1)
     world.holding("a")
