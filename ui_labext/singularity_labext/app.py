@@ -41,6 +41,7 @@ class SingularityLabExtension(ExtensionApp):  # type: ignore[misc]
     )
 
     _tasks: list[asyncio.Task[None]] = []
+    _forks: ForkFinder | None = None
     _active: list[dict[str, Any]] = []
 
     def initialize_settings(self) -> None:
@@ -63,7 +64,8 @@ class SingularityLabExtension(ExtensionApp):  # type: ignore[misc]
         if self.emit_events:
             takers.append(Emitter(self.serverapp.event_logger))
         if find_fork := getattr(self.serverapp.kernel_manager, "find_fork", None):
-            takers.append(ForkFinder(find_fork))
+            self._forks = ForkFinder(find_fork)
+            takers.append(self._forks)
         if takers:
             self._tasks.append(asyncio.create_task(follow(client, *takers)))
 
@@ -74,6 +76,8 @@ class SingularityLabExtension(ExtensionApp):  # type: ignore[misc]
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._tasks = []
+        if self._forks is not None:
+            await self._forks.close()
 
     def current_activity(self) -> list[dict[str, Any]]:
         """Sessions of this user that use or want devices; called by jupyter_server's own idle

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from jupyter_events import EventLogger
-from singularity_proxy.errors import SingularityError
+from singularity_proxy.errors import SingularityError, Unavailable
 from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.client.schemas import SCHEMAS, SESSION_STATE
 
 log = logging.getLogger("singularity.labext")
 
 RETRY_S = 5.0
-"""Pause before the scheduler's event stream is opened again."""
+"""Pause before the scheduler's event stream is opened, or a fork is looked for, again."""
 
 STATE = ("state", "process_state", "device_state", "reason")
 """What makes two documents of a session the same state."""
@@ -70,8 +70,8 @@ class Emitter:
 
 
 class ForkFinder:
-    """Tells the server's kernel manager of each fork once, whoever asked for it: it lists those of
-    its own notebooks, each with a notebook."""
+    """Tells the server's kernel manager of each fork, whoever asked for it, until it knows whether
+    it is one of its own notebooks: those it lists, each with a notebook."""
 
     def __init__(self, find_fork: Callable[[str], Awaitable[Any]]) -> None:
         self._find_fork = find_fork
@@ -84,15 +84,30 @@ class ForkFinder:
             over = session["process_state"] in ENDED
             if session.get("forked_from") and not over and session["id"] not in self._told:
                 self._told[session["id"]] = asyncio.create_task(self._find(session["id"]))
-                if len(self._told) > KEEP_ENDED:
+                if len(self._told) > KEEP_ENDED and next(iter(self._told.values())).done():
                     self._told.popitem(last=False)
 
     async def _find(self, session: str) -> None:
-        try:
-            await self._find_fork(session)
-        except Exception as error:
-            log.warning("the fork %s is not listed by this server: %s", session, error)
-            self._told.pop(session, None)  # its next event, or the next snapshot, tells it again
+        told = False
+        while True:
+            try:
+                await self._find_fork(session)
+                return
+            except Unavailable as error:  # nothing may happen to it for hours: no event tells again
+                if not told:
+                    log.warning("the fork %s is not listed yet: %s", session, error.message)
+                told = True
+            except Exception as error:
+                log.warning("the fork %s is not listed by this server: %s", session, error)
+                self._told.pop(session, None)  # its next event, or the next snapshot, tells it
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        """Look for no fork any more: the server stops, and the next one hears of them all."""
+        for task in self._told.values():
+            task.cancel()
+        await asyncio.gather(*self._told.values(), return_exceptions=True)
 
 
 class Taker(Protocol):

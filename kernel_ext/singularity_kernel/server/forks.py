@@ -7,12 +7,13 @@ of it (`singularity_labext`) and finds it here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jupyter_core.utils import ensure_async
 from tornado.web import HTTPError
@@ -29,30 +30,47 @@ STEM_BYTES = 200
 """A file's name may have 255, and a number may be added."""
 
 
+STOP_S = 5.0
+"""So long a server that stops waits for the fork whose notebook it just copies and opens."""
+
+
+class Kernels(Protocol):
+    """What is needed of the kernel manager."""
+
+    def find_listed(self, session: str) -> str | None: ...
+
+    async def look_up(self, wanted: Callable[[Json], bool]) -> Json | None: ...
+
+    async def list_session(self, item: Json) -> bool: ...
+
+
 class Forks:
     """Finds forks, one after the other; a fork that was found has its notebook, or never gets
     one."""
 
-    def __init__(
-        self,
-        notes: Notes,
-        list_again: Callable[[str], Awaitable[Json | None]],
-        source_of: Callable[[str], str | None],
-        server: Any,
-    ) -> None:
-        """`list_again`: lists a session as a kernel, and tells what the scheduler says of it (None:
-        it is not of this server); `source_of`: the kernel of a session; `server`: Jupyter's
-        application (its managers of files and notebooks)."""
-        self._notes, self._list_again, self._source_of = notes, list_again, source_of
-        self._server = server
+    def __init__(self, notes: Notes, kernels: Kernels, server: Any) -> None:
+        """`server`: Jupyter's application (its managers of files and notebooks)."""
+        self._notes, self._kernels, self._server = notes, kernels, server
         self._one = asyncio.Lock()
+        self._stopped = False
 
     async def find(self, session: str) -> Json | None:
         """List a fork; returns its `kernel_id` and its `notebook` (a path; "": it has none), or
-        None when it is not of this server. Raises what the scheduler refuses."""
+        None when it is not of this server, or the server stops: the next one finds it. Raises what
+        the scheduler refuses."""
+        kernel_id = self._kernels.find_listed(session)
+        notebook = self._notes.of(kernel_id).get("notebook") if kernel_id else None
+        if notebook is not None:
+            return {"kernel_id": kernel_id, "notebook": notebook}
+        item = await self._kernels.look_up(lambda item: item["session"]["id"] == session)
+        if item is None:
+            return None
+        # Whoever asked may leave: a copy that nobody notes would be made a second time.
+        return await asyncio.shield(self._list(item))
+
+    async def _list(self, item: Json) -> Json | None:
         async with self._one:
-            item = await self._list_again(session)
-            if item is None:
+            if self._stopped or not await self._kernels.list_session(item):
                 return None
             kernel_id = str(item["kernel_id"])
             notebook = self._notes.of(kernel_id).get("notebook")
@@ -60,9 +78,19 @@ class Forks:
                 notebook = await self._begin(kernel_id, item["session"])
             return {"kernel_id": kernel_id, "notebook": notebook}
 
+    async def stop(self) -> None:
+        """List no fork any more, and wait for the one that is just listed, at most `STOP_S`; called
+        when the server stops, before it lets its kernels go."""
+        self._stopped = True
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            async with asyncio.timeout(STOP_S), self._one:
+                pass
+
     async def _begin(self, kernel_id: str, session: Json) -> str:
         """Copy the notebook and open it on the kernel; the path of the copy."""
-        first = self._notes.of(self._source_of(str(session["forked_from"])) or "").get("notebook")
+        source = str(session["forked_from"])
+        of = self._kernels.find_listed(source) or self._notes.kernel_of(source) or ""
+        first = self._notes.of(of).get("notebook")
         copy = ""
         if first:
             done = "copied"

@@ -25,7 +25,7 @@ from jupyter_client.provisioning import KernelProvisionerFactory
 from jupyter_server._tz import utcnow
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
-from singularity_proxy.errors import SingularityError
+from singularity_proxy.errors import SingularityError, Unavailable
 from singularity_scheduler.client import ServiceClient
 from tornado.ioloop import IOLoop
 from tornado.web import HTTPError
@@ -37,7 +37,7 @@ from singularity_kernel.provisioner import Mode, SingularityProvisioner
 from .apart import Apart
 from .calling import call_back
 from .forks import Forks
-from .found import newest
+from .found import Asked, newest
 from .leaving import leave
 from .notes import Notes, server_folder, server_name
 from .outputs import Kept, KeptStream, Message, Replay, Waiting, asker_of, is_connected
@@ -89,7 +89,9 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         self._asleep: set[str] = set()
         """Kernels that were suspended when this server started and that nobody has opened."""
         self._apart = Apart()
-        self._forks = Forks(self._notes, self._list_session, self._kernel_of, self.parent)
+        self._sessions = Asked(self._ask_sessions)
+        self._forks = Forks(self._notes, self, self.parent)
+        self._stopping = False
         self._restoring: asyncio.Task[None] | None = None
         self._restored_by = 0.0
         self._jobs: set[asyncio.Task[None]] = set()
@@ -152,7 +154,7 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
     async def _attach(self, item: Json, client: ServiceClient) -> None:
         """List one session as a kernel."""
         session, kernel_id, connection = item["session"], item["kernel_id"], item["connection"]
-        if not kernel_id or kernel_id in self:
+        if not kernel_id or kernel_id in self or self._stopping:
             return
         if source := session.get("forked_from"):
             self._notes.inherit(kernel_id, source)
@@ -172,6 +174,8 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
                 "singularity": {"mode": Mode.SESSION.value, "session": session["id"]},
             }
         )
+        if self._stopping:  # what is listed after this would be ended, and not let go
+            return
         provisioner.cwd = note.get("cwd") or self.root_dir
         km.provisioner = provisioner
         env = {**os.environ, "JPY_SESSION_NAME": note.get("notebook") or session["name"]}
@@ -189,6 +193,8 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         km.reason, km.last_activity = "", utcnow()
         if connection:
             await self._collect(kernel_id)
+            if kernel_id not in self:  # it was let go meanwhile
+                return
             self.start_watching_activity(kernel_id)
             km._connect_control_socket()
         km.start_restarter()
@@ -217,7 +223,7 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         """List a session whose end was taken back while this server runs; called by the handler of
         that verb. Returns its `kernel_id` and its `notebook` ("": not known); None when it is not a
         notebook of this server. Raises what the scheduler refuses."""
-        item = await self._list_session(session)
+        item = await self._list_again(lambda item: item["session"]["id"] == session)
         if item is None:
             return None
         kernel_id = str(item["kernel_id"])
@@ -228,12 +234,12 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         when one was asked for, and when one is heard of. As `find_again`."""
         return await self._forks.find(session)
 
-    def _kernel_of(self, session: str) -> str | None:
-        """The kernel that has, or had, a session of this server."""
+    def find_listed(self, session: str) -> str | None:
+        """Return the id of the kernel that has a session now; None: it is not listed."""
         for kernel_id, km in self._kernels.items():
             if getattr(km.provisioner, "session_id", None) == session:
                 return str(kernel_id)
-        return self._notes.kernel_of(session)
+        return None
 
     async def find_kernel_of(self, notebook: str) -> str | None:
         """List the session that a notebook had before, if its end was taken back meanwhile by
@@ -254,24 +260,32 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
             )
             return None
 
-    async def _list_session(self, session: str) -> Json | None:
-        return await self._list_again(lambda item: item["session"]["id"] == session)
-
     async def _list_again(self, wanted: Callable[[Json], bool]) -> Json | None:
         """List the first `wanted` session of this server that is there; what the scheduler says of
         it."""
-        user = os.environ.get("JUPYTERHUB_USER", "")
-        if not user or not await self.restored():
+        item = await self.look_up(wanted)
+        return item if item is not None and await self.list_session(item) else None
+
+    async def look_up(self, wanted: Callable[[Json], bool]) -> Json | None:
+        """Return what the scheduler says of the first `wanted` session of this server that is
+        there. Raises `Unavailable` while the kernels of the server before are not listed yet."""
+        if not os.environ.get("JUPYTERHUB_USER"):
             return None
-        client = ServiceClient.from_environment()
-        found = await client.suspended(user, server_name(), live=True)
-        item = next((one for one in found if one["kernel_id"] and wanted(one)), None)
-        if item is None:
-            return None
+        if not await self.restored():
+            raise Unavailable("which sessions this server has is not known yet")
+        found = await self._sessions.get()
+        return next((one for one in found if one["kernel_id"] and wanted(one)), None)
+
+    async def _ask_sessions(self) -> list[Json]:
+        client, user = ServiceClient.from_environment(), os.environ["JUPYTERHUB_USER"]
+        return await client.suspended(user, server_name(), live=True)
+
+    async def list_session(self, item: Json) -> bool:
+        """List a session that was looked up, as a kernel; False when the server stops."""
         kernel_id = str(item["kernel_id"])
         self._notes.mark_back(kernel_id)
-        await self._attach(item, client)
-        return item
+        await self._attach(item, ServiceClient.from_environment())
+        return kernel_id in self
 
     def _manager_of(self, kernel_id: str, connection: Json | None) -> Any:
         told = (connection or {}).get("kernel_name")
@@ -380,6 +394,8 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
 
     async def _async_shutdown_all(self, now: bool = False) -> None:
         """The server stops: sessions are left to the platform, other kernels end."""
+        self._stopping = True
+        await self._forks.stop()
         for job in list(self._jobs):
             job.cancel()
         if self._restoring is not None:

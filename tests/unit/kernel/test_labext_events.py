@@ -164,13 +164,18 @@ async def test_what_one_taker_cannot_take_the_others_get() -> None:
 
 
 @pytest.mark.asyncio
-async def test_each_fork_is_told_to_the_server_until_it_has_been_found() -> None:
+async def test_each_fork_is_told_to_the_server_until_it_has_been_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(labext, "RETRY_S", 0.0)
     told: list[str] = []
 
     async def find_fork(session: str) -> None:
         told.append(session)
-        if told.count(session) == 1 and session == "late":
+        if told.count(session) == 1 and session == "away":
             raise Unavailable("the scheduler is away")
+        if told.count(session) == 1 and session == "late":
+            raise ValueError("a fault")
 
     finder = ForkFinder(find_fork)
 
@@ -180,6 +185,8 @@ async def test_each_fork_is_told_to_the_server_until_it_has_been_found() -> None
 
     await session("plain", forked_from=None)
     await session("over", forked_from="plain", **OVER)
+    await session("away", forked_from="plain")
+    assert told == ["away", "away"], "no other event of it may ever come"
     await session("late", forked_from="plain")
     await session("late", forked_from="plain")
     await session("late", forked_from="plain")
@@ -187,7 +194,23 @@ async def test_each_fork_is_told_to_the_server_until_it_has_been_found() -> None
     finder.take({"event": "snapshot", "id": "1", "data": {"sessions": known}})
     finder.take({"event": "heartbeat", "id": "1", "data": {}})
     await asyncio.gather(*finder._told.values())
-    assert told == ["late", "late", "early"]
+    assert told == ["away", "away", "late", "late", "early"]
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_stops_looks_for_no_fork() -> None:
+    begun = asyncio.Event()
+
+    async def find_fork(session: str) -> None:
+        begun.set()
+        raise Unavailable("the scheduler is away")
+
+    finder = ForkFinder(find_fork)
+    forked = {**SESSION, "id": "a", "forked_from": "plain"}
+    finder.take({"event": "session", "id": "1", "data": forked})
+    await begun.wait()
+    await finder.close()
+    assert all(task.done() for task in finder._told.values())
 
 
 @pytest.mark.parametrize(("verb", "finder"), [("fork", "find_fork"), ("reopen", "find_again")])

@@ -19,6 +19,7 @@ from singularity_kernel.server.forks import name_of_copy
 from singularity_kernel.server.kernels import SingularityKernelManager
 from singularity_kernel.server.notebooks import SingularitySessionManager
 from singularity_kernel.server.notes import SESSIONS, Notes
+from singularity_proxy.errors import Unavailable
 from tornado.web import HTTPError
 
 
@@ -212,6 +213,98 @@ async def test_a_fork_whose_copy_cannot_be_opened_says_where_it_is(tmp_path, mon
         assert FORK in kernels
     copy = f"{tmp_path}/variant.ipynb"
     assert f"could not be opened from its copy {copy} (database or disk is full)" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_fork_that_is_heard_of_while_the_server_stops_is_whole_or_left_to_the_next(
+    tmp_path, monkeypatch
+):
+    nbformat.write(new_notebook(), tmp_path / "notes.ipynb")
+    reads, goes_on = asyncio.Event(), asyncio.Event()
+    async with forking_server(tmp_path, monkeypatch) as (kernels, server, scheduler):
+        first = f"{tmp_path}/notes.ipynb"
+        kernels._notes.note("0c1d", notebook=first, sessions=["0123456789ab"])
+        scheduler.fork("variant")
+        get = server.contents_manager.get
+
+        async def slow(*args, **kwargs):
+            reads.set()
+            await goes_on.wait()
+            return await get(*args, **kwargs)
+
+        monkeypatch.setattr(server.contents_manager, "get", slow)
+        asked = asyncio.create_task(kernels.find_fork("f" * 12))
+        await reads.wait()
+        asked.cancel()  # who asked leaves first, as the server extension does
+        late = asyncio.create_task(kernels.find_fork("f" * 12))
+        stopping = asyncio.create_task(kernels.shutdown_all())
+        await asyncio.sleep(0)
+        assert not stopping.done()
+        goes_on.set()
+        await stopping
+        copy = f"{tmp_path}/variant.ipynb"
+        assert Notes(kernels._notes.folder).of(FORK)["notebook"] == copy
+        assert (await late) is None
+        assert await kernels.find_fork("f" * 12) is None
+        assert await kernels.find_again("f" * 12) is None
+        assert len(kernels) == 0, "what was listed is left to the platform"
+    assert sorted(path.name for path in tmp_path.glob("*.ipynb")) == [
+        *("notes.ipynb", "variant.ipynb")
+    ]
+
+
+@pytest.mark.asyncio
+async def test_a_fork_is_not_another_server_s_while_this_one_does_not_know_its_own(
+    tmp_path, monkeypatch
+):
+    async with forking_server(tmp_path, monkeypatch) as (kernels, _, scheduler):
+        back = asyncio.Event()
+        told = scheduler.suspended
+
+        async def away(*args, **kwargs):
+            await back.wait()
+            return await told(*args, **kwargs)
+
+        monkeypatch.setattr(scheduler, "suspended", away)
+        kernels.restore_wait_s = 0.0
+        scheduler.fork("variant")
+        with pytest.raises(Unavailable, match="which sessions this server has is not known yet"):
+            await kernels.find_fork("f" * 12)
+        back.set()
+        kernels._restored_by = asyncio.get_running_loop().time() + 3600
+        assert (await kernels.find_fork("f" * 12))["kernel_id"] == FORK
+
+
+@pytest.mark.asyncio
+async def test_many_forks_at_once_are_few_questions(tmp_path, monkeypatch):
+    nbformat.write(new_notebook(), tmp_path / "notes.ipynb")
+    async with forking_server(tmp_path, monkeypatch) as (kernels, _, scheduler):
+        first = f"{tmp_path}/notes.ipynb"
+        kernels._notes.note("0c1d", notebook=first, sessions=["0123456789ab"])
+        await kernels.restored()
+        scheduler.fork("variant")
+        [one] = scheduler.sessions
+        scheduler.sessions = [
+            {
+                **one,
+                "session": {**one["session"], "id": f"{number:012}"},
+                "kernel_id": f"{FORK[:-2]}{number:02}",
+            }
+            for number in range(20)
+        ]
+        asked, told = [], scheduler.suspended
+
+        async def counted(*args, **kwargs):
+            asked.append(args)
+            await asyncio.sleep(0)
+            return await told(*args, **kwargs)
+
+        monkeypatch.setattr(scheduler, "suspended", counted)
+        for _ in range(2):
+            found = await asyncio.gather(*(kernels.find_fork(f"{n:012}") for n in range(20)))
+            assert len({one["notebook"] for one in found}) == 20
+            # The first one asks, and the next one for all that came meanwhile; then all are listed.
+            assert len(asked) <= 2
 
 
 @pytest.mark.parametrize(
