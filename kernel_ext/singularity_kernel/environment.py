@@ -38,9 +38,18 @@ if "singularity_proxy.worker.hook" not in sys.modules:
             file=sys.stderr,
         )
     get_ipython().events.register("pre_run_cell", tell)
+app = get_ipython().kernel.parent
+own = [app.config[name].get("code_to_run") for name in ("IPKernelApp", "InteractiveShellApp")]
+app.code_to_run = next(filter(None, own), "")
+app._run_cmd_line_code()
 """
 """What a kernel runs as it starts whose environment may have nothing of ours: its first cell says
-so, if that is so."""
+so, if that is so. Then it runs the code, or the file, that its user's configuration names, which
+IPython would run in the place of this."""
+
+_SLOT = "ConnectionFileMixin.code_to_run"
+"""Where the kernel's command line has `_TELL`: a class of the kernel's application whose settings
+count less than those that people make, and replace none of them."""
 
 _LAUNCHERS = frozenset({"ipykernel_launcher", "ipykernel"})
 
@@ -78,10 +87,11 @@ def with_extension(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]
 
 def with_word_of_it(argv: Sequence[str]) -> list[str]:
     """`argv` of a session's kernel, which says in its first cell that its Python is not under the
-    device proxy when that is so: an environment of the user's own may have nothing of ours."""
+    device proxy when that is so: an environment of the user's own may have nothing of ours. One
+    that is told on its command line what to run first does that alone."""
     argv = list(argv)
     if _is_ipykernel(argv) and EXTENSION not in argv:
-        argv.append(f"--IPKernelApp.code_to_run=exec({_TELL!r}, dict(get_ipython=get_ipython))")
+        argv.append(f"--{_SLOT}=exec({_TELL!r}, dict(get_ipython=get_ipython))")
     return argv
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from ipykernel.kernelapp import IPKernelApp
+from IPython.core.interactiveshell import InteractiveShellABC
 from singularity_kernel.environment import (
     session_environment,
     with_extension,
@@ -14,6 +19,7 @@ from singularity_kernel.environment import (
     with_word_of_it,
 )
 from singularity_proxy.layers import Layer
+from traitlets.config import Config
 
 
 def test_secrets_stay_outside_and_the_rest_goes_in() -> None:
@@ -84,3 +90,52 @@ def test_kernels_that_may_have_nothing_of_ours_are_told_to_say_so() -> None:
     assert "not under the device proxy" in with_word_of_it(other)[-1]
     for argv in (["R", "-e", "x"], [*other, "--ext", "singularity_kernel"]):
         assert with_word_of_it(argv) == argv
+
+
+OTHER = ["/opt/other/bin/python", "-m", "ipykernel_launcher", "-f", "x"]
+
+
+@InteractiveShellABC.register
+class Shell:
+    """What is needed of a kernel's shell."""
+
+    def __init__(self, run_cell: Callable[..., None], app: IPKernelApp) -> None:
+        self.run_cell = run_cell
+        self.kernel = SimpleNamespace(parent=app)
+        self.events = SimpleNamespace(register=lambda *_: None)
+
+
+def started(argv: list[str], configuration: dict[str, Any]) -> list[str]:
+    """What a kernel's application runs as it starts, with a user's configuration file: "ours", and
+    their code or file."""
+    app, ran = IPKernelApp(), []
+
+    def run_cell(code: str, **_: Any) -> None:
+        if "under the device proxy" not in code:
+            ran.append(code)
+            return
+        ran.append("ours")
+        exec(code, {"get_ipython": lambda: app.shell})
+
+    app.shell = Shell(run_cell, app)
+    app.parse_command_line(argv[3:])
+    given = app.cli_config
+    app.update_config(Config(configuration))
+    app.update_config(given)  # in this order, as IPython does it
+    app._exec_file = lambda name, **_: ran.append(name)
+    app._run_cmd_line_code()
+    return ran
+
+
+@pytest.mark.parametrize("section", ["InteractiveShellApp", "IPKernelApp"])
+def test_what_a_user_s_configuration_runs_first_is_run(section: str) -> None:
+    argv = with_word_of_it(OTHER)
+    assert started(argv, {}) == ["ours"]
+    assert started(argv, {section: {"code_to_run": "x = 1"}}) == ["ours", "x = 1"]
+    assert started(argv, {section: {"file_to_run": __file__}}) == ["ours", __file__]
+
+
+@pytest.mark.parametrize("option", ["-c", "--IPKernelApp.code_to_run="])
+def test_what_a_kernel_s_command_line_runs_first_is_run(option: str) -> None:
+    own = [option, "x = 1"] if option == "-c" else [f"{option}x = 1"]
+    assert started(with_word_of_it([*OTHER, *own]), {}) == ["x = 1"]
