@@ -19,11 +19,23 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-LINK = "_shared_environment.pth"
-"""In a layer's packages: how it sees those of the shared environment."""
+LINK = "~shared_environment.pth"
+"""In a layer's packages: how it sees those of the shared environment. Python reads such files in
+the order of their names, and each adds its folders behind those before: this one comes after that
+of any package, as what the layer has as a checkout (`pip install -e`) goes before shared ones."""
+
+OLD_LINK = "_shared_environment.pth"
+"""How `LINK` was called in layers that went before such checkouts."""
 
 _SHARED = re.compile(r"addsitedir\('([^']+)'\)")
 """A folder of the shared environment's packages in the text of `LINK`."""
+
+_CHECKOUTS = (
+    "sys.meta_path.sort(key=lambda finder: not str(getattr(finder, '__module__', ''))"
+    ".startswith(('__editable__', 'editables.')))"
+)
+"""In `LINK`: finders of checkouts in the layer (of setuptools, and of hatch), which put themselves
+behind the finder of all folders, go before it: before the shared packages, that is."""
 
 MAX_BYTES = 64 << 10
 """Of a file that is a layer's own; those that `make` writes have far less."""
@@ -76,6 +88,8 @@ class Layer:
             _put_link(os.path.join(self.folder, path), target)
         for path, (text, mode) in files.items():
             put_file(path, text, mode)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(_packages(self.folder), OLD_LINK))
 
 
 def own_packages(home: str) -> Layer:
@@ -122,7 +136,7 @@ def _link() -> str:
     if own is not None:
         return own
     calls = "; ".join(f"site.addsitedir({folder!r})" for folder in site.getsitepackages())
-    return f"import site; {calls}\n"
+    return f"import site, sys; {_CHECKOUTS}; {calls}\n"
 
 
 def _read(path: str) -> str | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import site
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
-from singularity_proxy.layers import LINK, Layer, first_python, is_over_this, own_packages
+from singularity_proxy.layers import LINK, OLD_LINK, Layer, first_python, is_over_this, own_packages
 
 
 def state_of(folder: Path) -> dict[str, tuple[int, int]]:
@@ -56,6 +58,51 @@ def test_making_it_again_brings_it_up_to_date_and_keeps_packages(tmp_path: Path)
     assert is_over_this(f"{layer.programs}/python")
     assert os.path.exists(f"{layer.programs}/python")
     assert state_of(tmp_path).keys() == before.keys()
+
+
+FINDER = """
+import importlib.machinery, sys
+class Finder:
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        found = {"found_a": %r}.get(name)
+        return found and importlib.machinery.PathFinder.find_spec(name, [found])
+sys.meta_path.append(Finder)
+"""
+"""What setuptools installs of a checkout, without its details."""
+
+
+def test_a_checkout_that_is_installed_in_a_layer_goes_before_the_shared_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, checkout = tmp_path / "shared", tmp_path / "checkout"
+    for folder in (shared, checkout):
+        folder.mkdir()
+        for name in ("found_a", "path_a", "path_z"):
+            (folder / f"{name}.py").touch()
+    (shared / "both.py").touch()
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(shared)])
+    layer = Layer(str(tmp_path / "own"))
+    packages = packages_of(layer)
+    packages.mkdir(parents=True)
+    (packages / OLD_LINK).write_text(f"import site; site.addsitedir({str(shared)!r})\n")
+    layer.make()
+    (packages / "__editable__.path_a.pth").write_text(f"{checkout}\n")
+    (packages / "zeta.pth").write_text(f"{checkout}\n")
+    (packages / "__editable__.found_a.pth").write_text("import __editable___found_a_finder\n")
+    (packages / "__editable___found_a_finder.py").write_text(FINDER % str(checkout))
+    (packages / "both.py").touch()
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+    site.addsitedir(str(packages))
+    monkeypatch.delitem(sys.modules, "__editable___found_a_finder")
+    found = {}
+    for name in ("found_a", "path_a", "path_z", "both"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        found[name] = spec.origin
+    here = {name: f"{checkout}/{name}.py" for name in ("found_a", "path_a", "path_z")}
+    assert found == {**here, "both": f"{packages}/both.py"}
 
 
 def test_what_is_no_layer(tmp_path: Path) -> None:
