@@ -150,7 +150,8 @@ class SessionHandler(_Handler):
 
 
 class VerbHandler(_Handler):
-    """POST sessions/ID/VERB, with the keys of the scheduler's own API in a JSON object."""
+    """POST sessions/ID/VERB, with the keys of the scheduler's own API in a JSON object. A `fork`
+    may have an Idempotency-Key: with the same one again it is the session that was begun."""
 
     KEYS = {
         "checkpoint": ("name", "level"),
@@ -189,7 +190,8 @@ class VerbHandler(_Handler):
         if (needed := self.NEEDED.get(verb)) and body.get(needed) in (None, ""):
             raise web.HTTPError(400, f"{verb} needs {needed}: nothing was done")
         try:
-            answer = await getattr(self.client, verb)(session, **body)
+            once = {"key": self.request.headers.get("Idempotency-Key")} if verb == "fork" else {}
+            answer = await getattr(self.client, verb)(session, **body, **once)
             if verb == "reopen":
                 answer = {**answer, "kernel": await self._find("find_again", session)}
             elif verb == "fork":

@@ -6,8 +6,10 @@ import {
   showErrorMessage
 } from '@jupyterlab/apputils';
 import { TranslationBundle } from '@jupyterlab/translation';
+import { UUID } from '@lumino/coreutils';
 
 import { Api } from './api';
+import { Asked } from './model/asked';
 import { IBack } from './model/back';
 import { otherTiers } from './model/choices';
 import { inWords, sentence } from './model/refused';
@@ -67,7 +69,7 @@ export class Actions {
   /** Take its end back, and let its notebook have its kernel again where that takes nothing away. */
   private async _reopen(session: ISession): Promise<void> {
     const back = await this._api.reopen(session.id);
-    const shown = session.run ? false : await this._open(back);
+    const shown = session.run ? false : await this._show(back, session.name);
     if (!shown) {
       Notification.success(
         session.run
@@ -83,15 +85,37 @@ export class Actions {
   /** Begin a second session, and open its notebook: a copy beside the first one, as that is now. */
   private async _fork(session: ISession, said: Said): Promise<void> {
     await this._save(session);
-    const back = await this._api.fork(session.id, said);
-    if (!(await this._open(back))) {
-      const name = typeof said.name === 'string' ? said.name : session.name;
+    const name = typeof said.name === 'string' ? said.name : session.name;
+    const what = JSON.stringify([session.id, said]);
+    const back = await this._forks.once(what, key => this._api.fork(session.id, said, key));
+    if (!(await this._show(back, name))) {
       Notification.success(
         this._trans.__(
-          '"%1" is a session of its own, and has no notebook here; "jupyter singularity connect" writes the file by which its kernel is reached.',
+          '"%1" is a session of its own, and no notebook of it is open here; "jupyter singularity connect" writes the file by which its kernel is reached.',
           name
         )
       );
+    }
+  }
+
+  /**
+   * Open the notebook of a session that is there now, whatever comes of opening it; what does not
+   * work is said with where the notebook is. False: nothing was shown or said.
+   */
+  private async _show(back: IBack, name: string): Promise<boolean> {
+    try {
+      return await this._open(back);
+    } catch (error) {
+      Notification.warning(
+        this._trans.__(
+          '"%1" is there, and its notebook, %2, could not be opened (%3): open it from the file browser.',
+          name,
+          back.path ?? '',
+          inWords(sentence(error), this._trans)
+        ),
+        { autoClose: false }
+      );
+      return true;
     }
   }
 
@@ -237,4 +261,6 @@ export class Actions {
     });
     return (button.accept && fitting[names.indexOf(value ?? '')]) || null;
   }
+
+  private readonly _forks = new Asked(() => UUID.uuid4());
 }

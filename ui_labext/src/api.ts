@@ -115,15 +115,21 @@ export class Api implements ISource, ILogSource {
     return readBack(await this.act('reopen', session));
   }
 
-  /** Begin a second session at a checkpoint of this one; how a page opens its notebook. */
-  async fork(session: string, said: Said): Promise<IBack> {
-    return readBack(await this.act('fork', session, said));
+  /** Begin a second session at a checkpoint of this one; how a page opens its notebook. With the
+   * same `key` again it is the one that was begun already. */
+  async fork(session: string, said: Said, key: string): Promise<IBack> {
+    return readBack(await this.act('fork', session, said, { 'Idempotency-Key': key }));
   }
 
   /** Do something with a session; raises `Refused` with the server's sentence. */
-  async act(verb: Verb, session: string, said: Said = {}): Promise<unknown> {
+  async act(
+    verb: Verb,
+    session: string,
+    said: Said = {},
+    headers: Record<string, string> = {}
+  ): Promise<unknown> {
     const { method, path, body } = call(verb, session, said);
-    const init = { method, ...(body ? { body: JSON.stringify(body) } : {}) };
+    const init = { method, headers, ...(body ? { body: JSON.stringify(body) } : {}) };
     return this._json(`sessions/${path}`, init, MOVE_MS);
   }
 

@@ -36,8 +36,12 @@ class Request {
   ) {
     this.method = init.method ?? 'GET';
     this.signal = init.signal as AbortSignal;
+    this.body = String(init.body ?? '');
+    this.given = (init.headers ?? {}) as Record<string, string>;
   }
 
+  readonly body: string;
+  readonly given: Record<string, string>;
   readonly method: string;
   readonly signal: AbortSignal;
 }
@@ -159,4 +163,11 @@ test('a question that nobody waits for any more is given up at once', async () =
   await page.pass(0);
   expect(server.asked[0]?.signal.aborted).toBe(true);
   expect(ended.text).not.toBe(null);
+});
+
+test('a fork carries its key', async () => {
+  await api.fork('a1', { name: 'b' }, 'k1');
+  const [request] = server.asked;
+  expect(request?.url).toContain('/sessions/a1/fork');
+  expect([request?.body, request?.given['Idempotency-Key']]).toEqual(['{"name":"b"}', 'k1']);
 });

@@ -220,6 +220,7 @@ async def test_what_was_done_is_told_though_its_kernel_is_not_found(
     verb: str, finder: str, error: Exception
 ) -> None:
     async def done(session: str, **body: Any) -> dict[str, Any]:
+        assert body == ({"key": "k1"} if verb == "fork" else {}), "a fork is begun once for a key"
         return {"id": "new"}
 
     async def find(session: str) -> None:
@@ -232,6 +233,7 @@ async def test_what_was_done_is_told_though_its_kernel_is_not_found(
         client=SimpleNamespace(**{verb: done}),
         kernel_manager=SimpleNamespace(**{finder: find}),
         current_user="ada",
+        request=SimpleNamespace(headers={"Idempotency-Key": "k1"}),
         log=SimpleNamespace(warning=lambda *_, **__: None),
         get_json_body=dict,
         finish=said.append,
