@@ -50,11 +50,6 @@ class PageTable:
         least twice as many as pages."""
         self._new: dict[bytes, int] = {}
 
-    @property
-    def count(self) -> int:
-        """How many pages of the checkpoint before it holds."""
-        return len(self._places)
-
     def load(
         self, base: Manifest, read: Callable[[int], bytes], only: AbstractSet[bytes] | None = None
     ) -> None:

@@ -130,7 +130,7 @@ def test_of_a_checkpoint_only_the_pages_that_are_asked_for_are_kept() -> None:
     for seed in range(5):
         assert table.find(pages_of(hashes_of(seed))[seed]) == (seed, seed)
         assert table.find(pages_of(hashes_of(seed))[seed + 1]) is None
-    assert table.count == 5
+    assert len(table._places) == 5
 
 
 # ---- saves and estimates -------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_an_estimate_keeps_no_more_pages_than_its_sample(
     find = PageTable.find
 
     def counted(table: PageTable, page: bytes) -> Any:
-        counts.append(table.count)
+        counts.append(len(table._places))
         return find(table, page)
 
     monkeypatch.setattr(PageTable, "find", counted)
