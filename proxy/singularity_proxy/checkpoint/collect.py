@@ -19,7 +19,6 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 
 from singularity_proxy.errors import DamagedCheckpoint, NoSpace
 
@@ -134,10 +133,14 @@ class _Collector:
                 return entry.modified
 
     def _withdraw_dead(self, now: float) -> None:
+        """All times are by the store's clock: that of a writer's machine may be days off."""
         for session in self._heads.sessions():
-            for intent in self._heads.read(session).writing:
+            writing = self._heads.read(session).writing
+            head = self._store.stat(session.head) if writing else None
+            for intent in writing:
                 pins = [e.modified for e in list_pins(self._store, session, intent.id)]
-                last = max(pins, default=datetime.fromisoformat(intent.at).timestamp())
+                # One without pins began before its head was written last.
+                last = max(pins, default=now if head is None else head.modified)
                 if now - last > self._dead_after_s and self._heads.withdraw(session, intent.id):
                     self._result.writers += 1
 
@@ -210,7 +213,7 @@ class _Collector:
             id = entry.key.removeprefix(self._keys.damaged)
             if self._store.stat(self._keys.chunk(id)) is None:
                 self._store.delete(entry.key)
-        self._store.sweep(max(self._dead_after_s, SPARE_S))
+        self._store.sweep(now - max(self._dead_after_s, SPARE_S))
 
     def _pardon(self, key: str) -> None:
         """Remove the list of a collector that is dead, or only held up."""

@@ -159,12 +159,12 @@ class FolderStore(ObjectStore):
     def close(self) -> None:
         """A folder holds nothing open."""
 
-    def sweep(self, older_than_s: float) -> int:
+    def sweep(self, before: float) -> int:
         removed = 0
         with self._errors("removed"), os.scandir(self._path(_TMP)) as items:
             for item in items:
                 with contextlib.suppress(FileNotFoundError):
-                    if item.stat().st_mtime < time.time() - older_than_s:
+                    if item.stat().st_mtime < before:
                         os.unlink(item.path)
                         removed += 1
         return removed

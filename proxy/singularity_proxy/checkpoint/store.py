@@ -143,8 +143,9 @@ class ObjectStore(ABC):
         """The contents alone. Raises ObjectMissing."""
         return self.read(key)[0]
 
-    def sweep(self, older_than_s: float) -> int:
-        """Remove what killed writers left inside the store itself; called by the collector."""
+    def sweep(self, before: float) -> int:
+        """Remove what killed writers left inside the store itself before that time of its clock;
+        called by the collector."""
         return 0
 
     @abstractmethod

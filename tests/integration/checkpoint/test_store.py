@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -128,9 +129,9 @@ def test_what_a_killed_writer_left_is_swept(folder_store: StoreBox) -> None:
     leftover = os.path.join(folder_store.url, ".tmp", "1-2-3")
     with open(leftover, "w") as file:
         file.write("half")
-    assert store.sweep(3600) == 0
+    assert store.sweep(time.time() - 3600) == 0
     os.utime(leftover, (1, 1))
-    assert store.sweep(3600) == 1
+    assert store.sweep(time.time() - 3600) == 1
     assert not os.path.exists(leftover)
 
 
