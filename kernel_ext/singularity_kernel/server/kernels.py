@@ -28,7 +28,6 @@ from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelMana
 from singularity_proxy.errors import SingularityError, Unavailable
 from singularity_scheduler.client import ServiceClient
 from tornado.ioloop import IOLoop
-from tornado.web import HTTPError
 from traitlets import Float, Integer
 
 from singularity_kernel.pauses import pauses
@@ -41,6 +40,7 @@ from .found import Asked, newest
 from .leaving import leave
 from .notes import Notes, server_folder, server_name
 from .outputs import Kept, KeptStream, Message, Replay, Waiting, asker_of, is_connected
+from .status import answer_status, not_known_yet
 
 Json = dict[str, Any]
 
@@ -106,6 +106,8 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         # for seconds, connected to kernels whose output nobody reads: an orderly stop instead.
         if stop and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, stop)
+        if self.parent is not None:
+            answer_status(self.parent)
         await self.restored()
 
     async def restored(self) -> bool:
@@ -574,16 +576,6 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
             if not stream.closed():
                 stream.flush()
                 stream.close()
-
-
-def not_known_yet(what: str) -> HTTPError:
-    """The answer for what the scheduler has not told yet. JupyterLab asks again after a 504, and
-    takes a 503 for a server that has stopped."""
-    return HTTPError(
-        504,
-        f"{what} is not known yet, because the scheduler does not answer: nothing is lost, the "
-        "page asks again",
-    )
 
 
 def _answered() -> Future[Json]:

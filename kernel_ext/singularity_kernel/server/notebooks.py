@@ -12,8 +12,9 @@ from jupyter_server.services.sessions.sessionmanager import SessionManager
 from tornado.web import HTTPError
 from traitlets import default
 
-from .kernels import SingularityKernelManager, not_known_yet
+from .kernels import SingularityKernelManager
 from .notes import server_folder
+from .status import not_known_yet
 
 
 class SingularitySessionManager(SessionManager):  # type: ignore[misc]

@@ -12,6 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 from jupyter_client.provisioning import KernelProvisionerFactory
+from jupyter_server.base.handlers import APIHandler
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
 from nbformat.v4 import new_code_cell, new_notebook
 from singularity_kernel.server import kernels as kernels_module
@@ -19,8 +20,10 @@ from singularity_kernel.server.forks import name_of_copy
 from singularity_kernel.server.kernels import SingularityKernelManager
 from singularity_kernel.server.notebooks import SingularitySessionManager
 from singularity_kernel.server.notes import SESSIONS, Notes
+from singularity_kernel.server.status import StatusHandler, answer_status
 from singularity_proxy.errors import Unavailable
-from tornado.web import HTTPError
+from tornado.httputil import HTTPHeaders, HTTPServerRequest, RequestStartLine
+from tornado.web import Application, HTTPError
 
 
 @pytest.mark.asyncio
@@ -48,6 +51,9 @@ async def test_lists_wait_for_the_scheduler_once(tmp_path, monkeypatch):
             kernels._notes.note("0c1d", notebook="a.ipynb")
             with pytest.raises(HTTPError, match="which kernels there are is not known yet"):
                 await kernels.list_kernels()
+            page = SimpleNamespace(settings={"kernel_manager": kernels})
+            counted = StatusHandler.kernel_manager.fget(page)
+            assert counted.list_kernels() == [], "how the server is, is answered all the same"
             with pytest.raises(HTTPError, match=r"a\.ipynb is not known yet") as refused:
                 await notebooks.create_session(path="a.ipynb", name="a.ipynb", type="notebook")
             assert refused.value.status_code == 503
@@ -59,6 +65,18 @@ async def test_lists_wait_for_the_scheduler_once(tmp_path, monkeypatch):
     finally:
         await kernels.shutdown_all()
         notebooks.close()
+
+
+def test_the_status_of_a_server_is_answered_by_ours():
+    address = "/user/alice/api/status"
+    server = SimpleNamespace(base_url="/user/alice/", web_app=Application([(address, APIHandler)]))
+    answer_status(server)
+    request = HTTPServerRequest(
+        start_line=RequestStartLine("GET", address, "HTTP/1.1"),
+        headers=HTTPHeaders({"Host": "localhost"}),
+        connection=SimpleNamespace(context=None),
+    )
+    assert server.web_app.find_handler(request).handler_class is StatusHandler
 
 
 class Scheduler:
