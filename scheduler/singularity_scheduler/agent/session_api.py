@@ -6,6 +6,8 @@ decided by the scheduler service; the agent only passes them on for this one ses
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 from singularity_proxy.capsule.process import ProcessIdentity
@@ -18,6 +20,7 @@ from singularity_scheduler.client.verbs import CHANGES, RUNS, VERBS
 
 from .devices import DeviceKeeper
 from .launch import number, text
+from .live import LiveSession
 from .node import Node
 from .rings import check_torch
 from .sessions import Phase
@@ -27,6 +30,12 @@ COMMAND_LIMIT_S = 600.0
 
 ACTS = (*CHANGES, "fork", "submit")
 """Commands that change something."""
+
+ASKED_STATE = ("status", "why")
+"""Questions about the state at this moment."""
+
+SETTLE_S = 1.0
+"""So long an attach that this node is at the end of is waited for before such a question is put."""
 
 MADE = ("fork", "submit")
 """Those that make another session: it is looked for elsewhere."""
@@ -109,6 +118,8 @@ class SessionApi:
         """Pass a verb on to the service; `status` is answered from here while it is away."""
         live = self._node.session(session)
         service = self._node.service
+        if service is not None and verb in ASKED_STATE:
+            args = {**args, "here": await self._settled(live)}
         if service is not None:
             try:
                 return await service.call(
@@ -136,6 +147,15 @@ class SessionApi:
             "is: try again in a moment",
             session=live.record.session,
         )
+
+    async def _settled(self, live: LiveSession) -> dict[str, Any]:
+        """Return what is true of its devices here. A device call goes on before its attach is
+        written down, and that before the service knows, which is to say nothing older."""
+        if live.record.phase is Phase.ATTACHING:
+            with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+                async with asyncio.timeout(SETTLE_S), live.lock:
+                    pass
+        return {"device_state": live.record.phase.value, "epoch": live.record.epoch}
 
     def own_status(self, session: str) -> dict[str, Any]:
         """The session as the agent alone knows it, in the words of the Session document."""

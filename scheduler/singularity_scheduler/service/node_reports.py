@@ -17,6 +17,7 @@ from singularity_scheduler.client.verbs import CHANGES, RUNS
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import health, run_reasons
 from singularity_scheduler.core.administration import NoticeGiven
+from singularity_scheduler.core.states import DeviceState
 
 from . import cell_runs, documents, translate
 
@@ -30,8 +31,15 @@ log = logging.getLogger("singularity.service")
 RETRY_S = 1.0
 """Pause before a node that could not be taken over is asked again."""
 
+CATCH_UP_S = 10.0
+"""So long a session that asks how it stands waits for what its node has done already."""
+
 MAX_REPORTS = 100
 """Most reports of nodes that are decided on in one go."""
+
+
+_DONE_THERE = {(DeviceState.ATTACHING, "held"), (DeviceState.PARKING, "parked")}
+"""(device state in the ledger, that on the node)."""
 
 
 class NodeReports:
@@ -187,6 +195,14 @@ class NodeReports:
             )
         return True
 
+    def _is_behind(self, session: str, here: Json | None) -> bool:
+        """Whether the node of a session has done what is still under way in the ledger. `here`:
+        what the node says of its devices; None: one of an older version, which does not."""
+        view = self._c.state.sessions.get(session)
+        if view is None or here is None or view.epoch != here["epoch"]:
+            return False
+        return (view.device_state, here["device_state"]) in _DONE_THERE
+
     async def on_command(
         self, node: str, session: str, verb: str, args: Json, by: str
     ) -> Json | list[Json]:
@@ -194,6 +210,9 @@ class NodeReports:
         view = await self._c.find(session)
         if view.node != node:
             raise NotFound(f"there is no session {session} on node {node}", session=session)
+        if verb in ("status", "why") and self._is_behind(session, args.get("here")):
+            await self._c.until(lambda: not self._is_behind(session, args.get("here")), CATCH_UP_S)
+            view = await self._c.find(session)
         if verb == "status":
             return self._c.status(view)
         if verb == "why":

@@ -15,7 +15,7 @@ from singularity_scheduler.agent.lifecycle import Lifecycle
 from singularity_scheduler.agent.relay_keeper import RelayKeeper
 from singularity_scheduler.agent.server import CommandServer
 from singularity_scheduler.agent.session_api import SessionApi
-from singularity_scheduler.agent.sessions import Life, SessionRecord
+from singularity_scheduler.agent.sessions import Life, Phase, SessionRecord
 
 pytestmark = pytest.mark.asyncio
 
@@ -180,3 +180,28 @@ async def test_a_service_that_is_lost_in_the_middle_of_a_command(
     devices: Any = None
     with pytest.raises(Unavailable, match=told):
         await SessionApi(node, devices).command("s", verb, {})
+
+
+async def test_a_question_about_the_state_goes_out_with_what_is_true_here() -> None:
+    asked: list[Any] = []
+
+    async def call(*_: object, verb: str, args: dict[str, Any], **__: object) -> dict[str, Any]:
+        asked.append((verb, args))
+        return {}
+
+    live: Any = SimpleNamespace(record=record(), lock=asyncio.Lock())
+    live.record.move(Phase.ATTACHING)
+    live.record.epoch = 4
+    service = SimpleNamespace(call=call, closed=asyncio.Event())
+    node: Any = SimpleNamespace(service=service, session=lambda _: live)
+    devices: Any = None
+    api = SessionApi(node, devices)
+    await live.lock.acquire()
+    question = asyncio.create_task(api.command("s", "status", {}))
+    await asyncio.sleep(0)
+    live.record.move(Phase.HELD)
+    live.lock.release()
+    await question
+    await api.command("s", "park", {})
+    here = {"device_state": "held", "epoch": 4}
+    assert asked == [("status", {"here": here}), ("park", {})]
