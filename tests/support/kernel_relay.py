@@ -160,6 +160,14 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def rests(pid: int) -> bool:
+    """Whether a process takes next to no time during a second. What it has just begun may take
+    longer, or cost more on a loaded machine: asked again and again, one that spins never does."""
+    before = cpu_ticks(pid)
+    time.sleep(1)
+    return cpu_ticks(pid) - before <= 5
+
+
 def children(pid: int) -> list[int]:
     """The pids of the children of a process's first thread."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

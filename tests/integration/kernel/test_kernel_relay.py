@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -33,7 +34,6 @@ from support.kernel_relay import (
     alive,
     children,
     client,
-    cpu_ticks,
     iopub,
     ipykernel,
     next_iopub,
@@ -42,6 +42,7 @@ from support.kernel_relay import (
     relay,
     relay_command,
     replace,
+    rests,
     run,
     shim,
     wait_until,
@@ -505,17 +506,11 @@ def test_requests_without_the_key_leave_no_trace(channels: Channels) -> None:
             assert found.get_shell_msg(timeout=60)["msg_type"] == "kernel_info_reply"
 
 
-def _quiet(*pids: int) -> bool:
-    """Whether each of these processes computes for 50 ms at the most in a second."""
-    before = [cpu_ticks(pid) for pid in pids]
-    time.sleep(1)
-    return all(cpu_ticks(pid) - ticks <= 5 for pid, ticks in zip(pids, before, strict=True))
-
-
 def test_nothing_spins_while_nothing_happens(channels: Channels) -> None:
     with relay(channels) as running, ipykernel(channels) as process, client(channels) as found:
         run(found, "1")
-        wait_until(lambda: _quiet(running.pid, process.pid), why="they compute on and on")
+        for pid in (running.pid, process.pid):
+            wait_until(partial(rests, pid), why=f"{pid} spins")
 
 
 def test_while_away_pages_open_and_a_request_wants_the_kernel_back(channels: Channels) -> None:
@@ -644,7 +639,7 @@ def test_a_full_disk_while_output_is_to_be_given_makes_nothing_spin(channels: Ch
             with raw_client(channels) as late:
                 wait_until(lambda: running.ask("status")["stuck"], why="it still writes")
                 time.sleep(0.6)  # by now it would give
-                wait_until(lambda: _quiet(running.pid), why="it computes on and on")
+                wait_until(partial(rests, running.pid), why="it spins")
                 resource.prlimit(running.pid, resource.RLIMIT_FSIZE, limits)
                 heard: list[str] = []
                 while "199" not in heard:
