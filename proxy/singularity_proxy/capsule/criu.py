@@ -24,6 +24,7 @@ from pathlib import Path
 from singularity_proxy.probes import CutShort, ask_again, run_probe
 
 from .criu_packages import Failed, Newest, build_from_source, last_line
+from .rights import missing_right
 
 MINIMUM = (4, 2)
 _VERSION = re.compile(r"^Version:\s*([0-9]+(?:\.[0-9]+)*)", re.MULTILINE)
@@ -97,11 +98,12 @@ def _ask(path: Path) -> Criu:
         check = ["unshare", "--user", "--map-root-user", "--", *check, "--unprivileged"]
     status, output = _run(*check, limit_s=20)
     if status != 0 and not _only_tcp(output):
+        why = f"{lacks}." if (lacks := missing_right()) else last_line(output)
         return Criu(
             False,
             str(path),
             version,
-            f"CRIU {version} is here but this machine refuses it: {last_line(output)}",
+            f"CRIU {version} is here but this machine refuses it: {why}",
         )
     return Criu(True, str(path), version, f"CRIU {version} can dump and restore processes here.")
 

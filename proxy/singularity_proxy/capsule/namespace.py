@@ -56,6 +56,7 @@ from .launcher import (
     stripped_environment,
 )
 from .process import ProcessIdentity, ProcessWatch
+from .rights import missing_right
 from .tree import (
     Member,
     children,
@@ -443,7 +444,7 @@ def probe(keep: Sequence[str] = ()) -> tuple[NamespaceLauncher | None, str]:
                 return launcher, f"capsules have {kind} namespaces of their own."
             # Other uids do not exist in the user namespace of one uid.
             why = "this node's root may not make namespaces for other users"
-    return None, f"capsules have no namespaces: {why}."
+    return None, f"capsules have no namespaces: {missing_right() or why}."
 
 
 def _holder() -> Path:

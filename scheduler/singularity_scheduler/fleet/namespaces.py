@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from singularity_proxy.capsule.rights import missing_right
 from singularity_proxy.errors import BadRequest, Unavailable
 
 NAMESPACES = "/run/netns"
@@ -37,6 +38,8 @@ def why_not() -> str:
     """Why network namespaces cannot be made here, one sentence's end; "": they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
+    if lacks := missing_right():
+        return lacks
     if shutil.which("ip") is None:
         return "the program ip (package iproute2) is not installed"
     tag = f"t{os.getpid() % 1000000}"

@@ -16,6 +16,7 @@ def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.setattr(criu, "missing_right", lambda: "")
     return folder
 
 
@@ -55,6 +56,14 @@ def test_refused_by_the_machine(bin_dir: Path) -> None:
     found = criu.probe()
     assert not found.ok
     assert "this machine refuses it: Error (x.c:1): no kernel support" in found.reason
+
+
+def test_refused_to_root_without_its_right(bin_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(criu, "missing_right", lambda: "root has no CAP_SYS_ADMIN here")
+    program(bin_dir / "criu", fake("4.2", "echo 'Error (x.c:1): cannot open ns'; exit 1"))
+    assert criu.probe().reason == (
+        "CRIU 4.2 is here but this machine refuses it: root has no CAP_SYS_ADMIN here."
+    )
 
 
 def test_broken(bin_dir: Path) -> None:
