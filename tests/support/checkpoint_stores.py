@@ -1,14 +1,15 @@
-"""The stores that the checkpoint tests run on: a folder, Azurite, and a real account if asked for.
+"""The stores that the checkpoint tests run on: a folder, emulators, and a real account if asked for.
 
-`CHECKPOINT_STORE_TEST_URL` names a container (and prefix) of a real Azure account, with
-credentials as `docs/how-to/azure-blob.md` says; every test works below a prefix of its own and
-removes it.
+`CHECKPOINT_STORE_TEST_URL` names a container or bucket (and prefix) of a real account, with
+credentials as `docs/how-to/azure-blob.md` and `docs/how-to/buckets.md` say; every test works below a
+prefix of its own and removes it.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from singularity_proxy.checkpoint.store import ObjectStore, open_store
 
 REAL = "CHECKPOINT_STORE_TEST_URL"
 KINDS = ["folder", "folder-encrypted", "azurite", "azurite-encrypted"]
+KINDS += ["s3", "s3-encrypted", "google-encrypted"]
 if os.environ.get(REAL):
     KINDS.append("real-encrypted")
 
@@ -54,8 +56,8 @@ class StoreBox:
             store.close()
 
 
-def store_box(kind: str, folder: Path, azurite: Any) -> StoreBox:
-    """`azurite` is called for the running emulator, when one is needed."""
+def store_box(kind: str, folder: Path, emulator: Callable[[str], Any]) -> StoreBox:
+    """`emulator(name)` is called for the running emulator, when one is needed."""
     keys = ListedKeys(new_key("first"), "the test") if kind.endswith("encrypted") else None
     if kind.startswith("folder"):
         return StoreBox(str(folder / "store"), {}, keys)
@@ -63,5 +65,7 @@ def store_box(kind: str, folder: Path, azurite: Any) -> StoreBox:
     if kind.startswith("real"):
         url, _, query = os.environ[REAL].partition("?")
         return StoreBox(f"{url}/{prefix}" + (f"?{query}" if query else ""), {}, keys)
-    server = azurite()
-    return StoreBox(f"{server.url}/checkpoints/{prefix}", server.options, keys)
+    server = emulator(kind.removesuffix("-encrypted"))
+    if kind.startswith("azurite"):
+        return StoreBox(f"{server.url}/checkpoints/{prefix}", server.options, keys)
+    return StoreBox(server.url(prefix), server.options, keys)

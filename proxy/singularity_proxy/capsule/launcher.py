@@ -60,7 +60,9 @@ def stripped_environment(env: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-_SECRET = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|_SAS|KEY|CONNECTION_STRING|^AZURE_", re.I)
+_SECRET = re.compile(
+    r"SECRET|TOKEN|PASSW|CREDENTIAL|_SAS|KEY|CONNECTION_STRING|^(?:AZURE|AWS|GOOGLE)_", re.I
+)
 
 
 def looks_secret(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: named objects in a folder or in Azure Blob.
+"""Where checkpoints are kept: named objects in a folder, Azure Blob, S3 or Google Cloud Storage.
 
 `open_store(url)` gives an `ObjectStore`. Only it is known to the rest of the package: an object is
 there whole or not at all, and `swap`, `touch` and `delete` with an etag are atomic, also between
@@ -119,6 +119,12 @@ class ObjectStore(ABC):
     def prepare(self) -> None:  # noqa: B027 (most have nothing to prepare)
         """Make what the store needs before it is written to. Idempotent."""
 
+    def for_user(self, root: str) -> ObjectStore:
+        """The store for the objects of one user, which are those below `root`: where it can be told
+        so, with credentials for nothing else. Closed with this one. Raises BadRequest, Unsupported
+        (a library is missing)."""
+        return self
+
     # What only stores with bounds have.
 
     def space(self) -> Space | None:
@@ -170,12 +176,14 @@ def check_key(key: str) -> str:
 
 
 def open_store(url: str, *, make: bool = True, **options: Any) -> ObjectStore:
-    """The store behind `url`: a folder's path or `file://` URL, or Azure Blob as
-    `abs://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX[?SAS]` or the same with https.
+    """The store behind `url`: a folder's path or `file://` URL, Azure Blob as
+    `abs://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX[?SAS]` or the same with https, S3 as
+    `s3://BUCKET/PREFIX`, Google Cloud Storage as `gs://BUCKET/PREFIX`.
 
-    `options` are those of `AzureStore` (credentials, retries); a folder has none, and with `make`
-    False is left as it is until `prepare`: it may not be the one that is wanted. Called by the
-    node agent at start. Raises BadRequest, Unsupported (a library is missing), StoreUnavailable.
+    `options` are those of the store's class (credentials, retries); a folder has none. With `make`
+    False a folder or bucket is left as it is until `prepare`: it may not be the one that is wanted.
+    Called by the node agent at start. Raises BadRequest, Unsupported (a library is missing, or the
+    service lacks what is needed), StoreUnavailable, StoreRefused.
     """
     scheme = urlsplit(url).scheme if "://" in url else ""
     if scheme in ("", "file"):
@@ -191,7 +199,15 @@ def open_store(url: str, *, make: bool = True, **options: Any) -> ObjectStore:
         from .azure_store import AzureStore
 
         return AzureStore(url, **options)
+    if scheme == "s3":
+        from .s3_store import S3Store
+
+        return S3Store(url, make=make, **options)
+    if scheme == "gs":
+        from .google_store import GoogleStore
+
+        return GoogleStore(url, make=make, **options)
     raise BadRequest(
-        f"'{scheme}://' is no checkpoint store; use a folder's path or abs://ACCOUNT.blob."
-        "core.windows.net/CONTAINER/PREFIX"
+        f"'{scheme}://' is no checkpoint store; use a folder's path, abs://ACCOUNT.blob."
+        "core.windows.net/CONTAINER/PREFIX, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
     )

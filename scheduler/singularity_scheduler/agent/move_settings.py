@@ -40,9 +40,9 @@ class MoveSettings(HasTraits):  # type: ignore[misc]
     )
     checkpoint_store = Unicode(
         config=True,
-        help="""Where checkpoints are kept: a folder, the same for all nodes, or Azure Blob as
-        abs://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX. Empty: the folder `store` in the
-        state folder.""",
+        help="""Where checkpoints are kept: a folder, the same for all nodes, Azure Blob as
+        abs://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, S3 as s3://BUCKET/PREFIX, or Google
+        Cloud Storage as gs://BUCKET/PREFIX. Empty: the folder `store` in the state folder.""",
     )
     checkpoint_store_new = Bool(
         False,
@@ -59,7 +59,7 @@ class MoveSettings(HasTraits):  # type: ignore[misc]
         help="""Percent of the file system of a checkpoint folder that stay free for suspends which
         keep a session from loss: of a platform, server or node that stops. Other suspends are
         refused when they would need that room, and checkpoints leave as much again for suspends. A
-        store in Azure has no bound.""",
+        store in a cloud has no bound.""",
     )
     checkpoint_keys = Unicode(
         config=True,

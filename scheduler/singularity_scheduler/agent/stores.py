@@ -55,7 +55,7 @@ ROOM_REST_S = 10.0
 
 
 class Stores:
-    """The store of the agent. `url` is a folder or an address of Azure Blob; `keys` says where the
+    """The store of the agent. `url` is a folder or the address of a bucket; `keys` says where the
     keys are that checkpoints are encrypted with ("": not at all); so many sessions are frozen
     `at_once` for it. `identity` is that of the store which was used at this address before ("":
     none was); `remember` is told another one. `keep_percent` of a folder's file system stay free
@@ -130,7 +130,8 @@ class Stores:
         store = self._open()
         with self._opening:
             if user not in self._of:
-                self._of[user] = Checkpoints(store, user, self._keys)
+                own = store.for_user(component(user))
+                self._of[user] = Checkpoints(own, user, self._keys)
             return self._of[user]
 
     async def call(self, user: str, work: Callable[[Checkpoints], T]) -> T:

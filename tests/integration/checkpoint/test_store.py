@@ -135,7 +135,7 @@ def test_what_a_killed_writer_left_is_swept(folder_store: StoreBox) -> None:
     assert not os.path.exists(leftover)
 
 
-@pytest.mark.parametrize("url", ["relative/folder", "s3://bucket/x", "file://relative"])
+@pytest.mark.parametrize("url", ["relative/folder", "ftp://bucket/x", "file://relative"])
 def test_urls_that_are_no_store(url: str) -> None:
     with pytest.raises(BadRequest):
         open_store(url)
