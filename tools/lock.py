@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = {
     "platform": ("kernel", "hub", "gpu", "jobs", "setup"),
-    "test": ("dev", "azure", "postgres"),
+    "test": ("dev", "azure", "s3", "gcs", "postgres"),
     "docs": ("docs",),
     "bench": ("simulate",),
     "libraries": ("libraries",),
