@@ -1,4 +1,4 @@
-"""What checkpoints cost: chunks per second, Azure Blob, what a second one sends, sessions that
+"""What checkpoints cost: chunks per second, Azure Blob, S3, what a second one sends, sessions that
 move."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .cores import cores
 from .figures import Figure
 from .tools import see_support
 
-DESCRIPTION = "checkpoints: chunks per second, Azure Blob, the second one, sessions that move"
+DESCRIPTION = "checkpoints: chunks per second, Azure Blob, S3, the second one, sessions that move"
 BOUNDS = {
     "second_checkpoint_sent_fraction": 0.03,
     "suspend_s": 4.0,
@@ -31,7 +31,7 @@ BOUNDS = {
     "migrate_s": 6.0,
     **connection.BOUNDS,
 }
-FLOORS = {"chunk_mb_s": 500.0, "azurite_ratio": 0.6, **sameness.FLOORS}
+FLOORS = {"chunk_mb_s": 500.0, "azurite_ratio": 0.6, "s3_ratio": 0.6, **sameness.FLOORS}
 MB = 1_000_000
 STREAM_BLOB = 8 << 20
 """Bytes of one upload when the emulator's own speed is measured."""
@@ -42,6 +42,7 @@ def sizes(quick: bool) -> dict[str, Any]:
     return {
         "state_mb": 512 if quick else 1000,
         "azurite_mb": 64 if quick else 256,
+        "s3_mb": 64 if quick else 256,
         "changed_fraction": 0.01,
         "rounds": 2 if quick else 5,
         "cores": 2,
@@ -135,6 +136,25 @@ def azurite_ratio(bench: Bench) -> Figure:
     return Figure(ratios)
 
 
+def s3_ratio(bench: Bench) -> Figure:
+    """The same with S3, into moto as the tests run it."""
+    see_support()
+    from support.s3_emulator import S3Emulator
+
+    path = bench.state(bench.size["s3_mb"])
+    data = path.read_bytes()
+    ratios = []
+    for round_ in range(bench.size["rounds"]):
+        with S3Emulator() as server:  # a new one, because it keeps what is stored in memory
+            store = open_store(server.url(f"bench/{round_}"), **server.options)
+            stream(store, "warm", data[: 4 * STREAM_BLOB])
+            plain = stream(store, "plain", data)
+            seconds, _ = save(Checkpoints(store, "bench"), path)
+            ratios.append(plain / seconds)
+            store.close()
+    return Figure(ratios)
+
+
 def stream(store: ObjectStore, name: str, data: bytes) -> float:
     """Seconds to upload `data` as blobs, one after the other."""
     start = time.perf_counter()
@@ -151,7 +171,7 @@ async def measure(quick: bool, say: Callable[[str], object]) -> dict[str, Figure
     bench = Bench(size)
     figures: dict[str, Figure] = {}
     try:
-        for part in (chunk_mb_s, second_checkpoint_sent_fraction, azurite_ratio):
+        for part in (chunk_mb_s, second_checkpoint_sent_fraction, azurite_ratio, s3_ratio):
             say(f"measuring {part.__name__} ...")
             figures[part.__name__] = part(bench)
         say("measuring sessions that move ...")
