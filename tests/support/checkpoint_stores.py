@@ -1,8 +1,8 @@
-"""The stores that the checkpoint tests run on: a folder, emulators, and a real account if asked for.
+"""The stores that the checkpoint tests run on: a folder, emulators, a real account if asked for.
 
 `CHECKPOINT_STORE_TEST_URL` names a container or bucket (and prefix) of a real account, with
-credentials as `docs/how-to/azure-blob.md` and `docs/how-to/buckets.md` say; every test works below a
-prefix of its own and removes it.
+credentials as `docs/how-to/azure-blob.md` and `docs/how-to/buckets.md` say; every test works below
+a prefix of its own and removes it.
 """
 
 from __future__ import annotations

@@ -37,9 +37,18 @@ class GoogleStandIn(Emulator):
     @property
     def options(self) -> dict[str, Any]:
         """For `open_store`."""
-        from google.oauth2.credentials import Credentials
+        return {"credentials": fixed_token(TOKEN)}
 
-        return {"credentials": Credentials(TOKEN)}  # type: ignore[no-untyped-call]
+
+def fixed_token(token: str) -> Any:
+    """Credentials of google-auth that are always this token."""
+    from google.auth.credentials import Credentials
+
+    class Fixed(Credentials):  # type: ignore[misc]
+        def refresh(self, request: object) -> None:
+            self.token = token
+
+    return Fixed()
 
 
 # ---- in the process of the stand-in --------------------------------------------------------------

@@ -53,7 +53,7 @@ class S3Emulator(Emulator):
 
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
-_REFUSAL = "<Error><Code>{0}</Code><Message>refused</Message></Error>"
+_REFUSAL = "<ErrorResponse><Error><Code>{0}</Code></Error></ErrorResponse>"
 
 
 class Gate:
@@ -74,7 +74,9 @@ class Gate:
             body = list(self._app(environ, lambda *answer: seen.extend(answer)))
             get = environ["REQUEST_METHOD"] in ("GET", "HEAD")
             if policy is not None and get and seen[0].startswith("404"):
-                return _refuse(start, "AccessDenied")  # as who may not list the whole bucket is told
+                return _refuse(
+                    start, "AccessDenied"
+                )  # as who may not list the whole bucket is told
             start(*seen)
             return body
 

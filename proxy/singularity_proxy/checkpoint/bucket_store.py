@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket of an object store, through obstore: what S3 and Google have in common."""
+"""Checkpoints in a bucket, through obstore: what S3 and Google Cloud Storage have in common."""
 
 from __future__ import annotations
 
@@ -92,6 +92,8 @@ class BucketStore(ObjectStore):
     """
 
     scheme: str
+    extra: str
+    """What of the package brings its libraries."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class BucketStore(ObjectStore):
         try:
             import obstore
         except ImportError:
-            raise missing_library("obstore") from None
+            raise missing_library("obstore", self.extra) from None
         self._api = obstore
         self.url = f"{self.scheme}://{parts.bucket}/{parts.prefix}".rstrip("/")
         self.transfers = transfers
@@ -136,7 +138,9 @@ class BucketStore(ObjectStore):
         except obstore.exceptions.BaseError as error:
             raise self._failed(error, "opened", "") from None
         except ValueError:
-            raise BadRequest(f"{self.url} cannot be used with the options that were given") from None
+            raise BadRequest(
+                f"{self.url} cannot be used with the options that were given"
+            ) from None
         if make:
             self.prepare()
 
@@ -428,9 +432,7 @@ class BucketStore(ObjectStore):
         )
 
 
-def send_request(
-    method: str, url: str, headers: dict[str, str], timeout_s: float
-) -> Answer | str:
+def send_request(method: str, url: str, headers: dict[str, str], timeout_s: float) -> Answer | str:
     """The answer to one request without a body, or what happened in place of one."""
     request = urllib.request.Request(url, method=method, headers=headers)
     try:
@@ -447,8 +449,8 @@ def send_request(
 
 
 def parse_bucket_url(url: str, known: Sequence[str], example: str) -> BucketUrl:
-    """The parts of a store's URL, whose query may name the `known` options. Raises BadRequest, which
-    does not quote what may be a credential."""
+    """The parts of a store's URL, whose query may name the `known` options. Raises BadRequest,
+    which does not quote what may be a credential."""
     parts = urlsplit(url)
     prefix = "/".join(unquote(each) for each in parts.path.split("/") if each)
     options = dict(parse_qsl(parts.query))
@@ -462,4 +464,3 @@ def parse_bucket_url(url: str, known: Sequence[str], example: str) -> BucketUrl:
     if prefix:
         check_key(prefix)
     return BucketUrl(parts.netloc, prefix, options)
-

@@ -28,7 +28,7 @@ class GoogleStore(BucketStore):
     first, and its etag says whether it is still the one that is meant.
     """
 
-    scheme = "gs"
+    scheme, extra = "gs", "gcs"
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class GoogleCredentials(Credentials):
             from google.auth import downscoped, exceptions
             from google.auth.transport.requests import Request
         except ImportError:
-            raise missing_library("google-auth") from None
+            raise missing_library("google-auth", "gcs") from None
         self._url, self._exceptions, self._timeout_s = url, exceptions, timeout_s
         self._request: Any = Request()
         if source is None:

@@ -198,10 +198,9 @@ def open_keys(source: str) -> KeyProvider | None:
     )
 
 
-def missing_library(name: str) -> Unsupported:
-    """The sentence about a library that is not installed."""
-    extras = {"obstore": "s3", "boto3": "s3", "google-auth": "gcs"}
-    extra = "azure" if name.startswith("azure") else extras.get(name, "store")
+def missing_library(name: str, extra: str = "") -> Unsupported:
+    """The sentence about a library that is not installed, which `extra` brings."""
+    extra = extra or ("azure" if name.startswith("azure") else "store")
     if name == "azure-keyvault-secrets":
         return Unsupported(f"keys from Azure Key Vault need {name}: pip install {name}")
     return Unsupported(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import timedelta
+from datetime import timedelta, timezone
 from typing import Any
 
 from singularity_proxy.errors import BadRequest, StoreRefused, StoreUnavailable
@@ -25,7 +25,7 @@ class S3Store(BucketStore):
     that role that STS limits to the prefix of the user, made with the credentials that boto3 finds.
     """
 
-    scheme = "s3"
+    scheme, extra = "s3", "s3"
 
     def __init__(
         self,
@@ -48,7 +48,9 @@ class S3Store(BucketStore):
         self._where, self._user = parts.options, _user
         role = parts.options.get("user_role", "")
         if role and not _ROLE.fullmatch(role):
-            raise BadRequest("user_role is no ARN of a role, such as arn:aws:iam::ACCOUNT:role/NAME")
+            raise BadRequest(
+                "user_role is no ARN of a role, such as arn:aws:iam::ACCOUNT:role/NAME"
+            )
         names = ("access_key_id", "secret_access_key", "session_token")
         given = zip(names, (access_key_id, secret_access_key, session_token), strict=True)
         self._keys = {name: value for name, value in given if value}
@@ -65,7 +67,7 @@ class S3Store(BucketStore):
     def connect(self) -> Any:
         from obstore.store import S3Store as Connection
 
-        config = {name: self._where[name] for name in ("region", "endpoint") if name in self._where}
+        config = {k: v for k, v in self._where.items() if k in ("region", "endpoint")}
         if config.get("endpoint", "").startswith("http://"):
             self.client["allow_http"] = True
         more: dict[str, Any] = {}
@@ -75,9 +77,7 @@ class S3Store(BucketStore):
                 self._where,
                 self._keys,
                 self._user,
-                user_policy(
-                    self.bucket, f"{self.prefix}{self._user}/", self._partition(), config
-                ),
+                user_policy(self.bucket, f"{self.prefix}{self._user}/", self._partition(), config),
                 self._options,
             )
         else:
@@ -121,7 +121,7 @@ class UserCredentials(Credentials):
             import boto3
             from botocore.config import Config
         except ImportError:
-            raise missing_library("boto3") from None
+            raise missing_library("boto3", "s3") from None
         self._url, self._role, self._policy = url, where["user_role"], policy
         self._name = "singularity-" + re.sub(r"[^\w+=,.@-]", "-", user, flags=re.ASCII)[:50]
         self._client: Any = boto3.Session(
@@ -148,7 +148,11 @@ class UserCredentials(Credentials):
                 RoleArn=self._role, RoleSessionName=self._name, Policy=self._policy
             )["Credentials"]
         except (ClientError, NoCredentialsError) as error:
-            code = error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
+            code = (
+                error.response.get("Error", {}).get("Code", "refused")
+                if isinstance(error, ClientError)
+                else ""
+            )
             raise StoreRefused(
                 f"the checkpoint store {self._url} gave no credentials for one user: role "
                 f"{self._role} cannot be taken ({code or 'there are no credentials for STS'})",
@@ -164,7 +168,7 @@ class UserCredentials(Credentials):
             "access_key_id": made["AccessKeyId"],
             "secret_access_key": made["SecretAccessKey"],
             "token": made["SessionToken"],
-            "expires_at": made["Expiration"],
+            "expires_at": made["Expiration"].astimezone(timezone.utc),
         }
 
 

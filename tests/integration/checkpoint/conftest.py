@@ -12,7 +12,6 @@ from support.checkpoint_stores import KINDS, StoreBox, store_box
 from support.google_stand_in import GoogleStandIn
 from support.s3_emulator import S3Emulator
 
-
 EMULATORS = {"azurite": Azurite, "s3": S3Emulator, "google": GoogleStandIn}
 
 

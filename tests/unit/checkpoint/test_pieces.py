@@ -298,7 +298,7 @@ def test_the_package_needs_its_libraries_only_when_it_is_used() -> None:
     """A kernel's environment has none of them."""
     code = """
 import importlib, pkgutil, sys
-for name in ("blake3", "zstandard", "cryptography", "azure", "traitlets"):
+for name in ("blake3", "zstandard", "cryptography", "azure", "obstore", "google", "traitlets"):
     sys.modules[name] = None
 import singularity_proxy.checkpoint as package
 for info in pkgutil.iter_modules(package.__path__):
@@ -307,7 +307,8 @@ for info in pkgutil.iter_modules(package.__path__):
 from singularity_proxy.checkpoint.chunks import Codec
 from singularity_proxy.checkpoint.store import open_store
 from singularity_proxy.errors import Unsupported
-for call in (lambda: Codec("u", None), lambda: open_store("abs://a.blob.core.windows.net/c")):
+urls = ("abs://a.blob.core.windows.net/c", "s3://bucket/prefix", "gs://bucket/prefix")
+for call in (lambda: Codec("u", None), *(lambda url=url: open_store(url) for url in urls)):
     try:
         call()
     except Unsupported as error:
@@ -319,4 +320,6 @@ for call in (lambda: Codec("u", None), lambda: open_store("abs://a.blob.core.win
         "pip install 'jupyter-singularity[store]'",
         "checkpoints need azure-storage-blob, which is not installed: "
         "pip install 'jupyter-singularity[azure]'",
+        "checkpoints need obstore, which is not installed: pip install 'jupyter-singularity[s3]'",
+        "checkpoints need obstore, which is not installed: pip install 'jupyter-singularity[gcs]'",
     ]
