@@ -67,6 +67,7 @@ class Object:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # an answer is sent at once
     objects: dict[str, Object] = {}
     lock = threading.Lock()
     last = [1000]
