@@ -87,8 +87,9 @@ class BucketStore(ObjectStore):
     and `prepare` proves that the service carries them out.
 
     A request is tried `retries` more times when the service is busy or cannot be reached, after
-    `backoff_s`, twice that, ... seconds; `connect_timeout_s` and `read_timeout_s` (until the answer
-    begins, and between its pieces) are for one try. `transfers` run at once.
+    `backoff_s`, twice that, ... seconds; `connect_timeout_s` and `read_timeout_s` (for sending a
+    request until the answer begins, and between its pieces) are for one try. `transfers` run at
+    once.
     """
 
     scheme: str
@@ -120,7 +121,7 @@ class BucketStore(ObjectStore):
         self.client: dict[str, Any] = {
             "connect_timeout": timedelta(seconds=connect_timeout_s),
             "read_timeout": timedelta(seconds=read_timeout_s),
-            # Only what stands still is given up: a slow line may take its time.
+            # Of an answer that goes on, however slowly, nothing is given up.
             "timeout": timedelta(hours=1),
         }
         self.retry: dict[str, Any] = {

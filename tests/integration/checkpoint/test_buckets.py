@@ -3,6 +3,7 @@ conditions, and a service that fails."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -16,16 +17,24 @@ from singularity_proxy.checkpoint.bucket_store import BucketStore
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
 from singularity_proxy.checkpoint.google_store import GoogleStore, user_boundary
+from singularity_proxy.checkpoint.retention import Policy
 from singularity_proxy.checkpoint.s3_store import S3Store, user_policy
 from singularity_proxy.checkpoint.store import Moved, ObjectMissing, open_store
 from singularity_proxy.checkpoint.writer import Request
-from singularity_proxy.errors import BadRequest, StoreRefused, StoreUnavailable, Unsupported
+from singularity_proxy.errors import (
+    BadRequest,
+    StoreChanged,
+    StoreRefused,
+    StoreUnavailable,
+    Unsupported,
+)
+from singularity_scheduler.agent.stores import Stores
 from support.checkpoint_data import noise
 from support.google_stand_in import TOKEN, GoogleStandIn, fixed_token
 from support.s3_emulator import ROLE, S3Emulator
 from support.store_faults import FaultProxy
 
-QUICK = {"backoff_s": 0.01, "connect_timeout_s": 2.0, "read_timeout_s": 2.0, "retries": 2}
+QUICK = {"backoff_s": 0.01, "connect_timeout_s": 20.0, "read_timeout_s": 20.0, "retries": 2}
 
 
 @pytest.fixture
@@ -108,8 +117,8 @@ def test_a_service_that_fails_is_one_sentence(
     server: S3Emulator, proxy: FaultProxy, fault: str
 ) -> None:
     """What was listed before stays, and the save works afterwards."""
-    store = through(server, proxy, f"all-{fault}", retries=1, read_timeout_s=2.0)
-    box = Checkpoints(store, "alice")
+    box = Checkpoints(through(server, proxy, f"all-{fault}"), "alice")
+    hasty = through(server, proxy, f"all-{fault}", make=False, retries=1, read_timeout_s=2.0)
     first = box.save(Request("s", 1, "files"), [Part("x", "scratch", data=noise(100_000, 1))])
     part = Part("x", "scratch", data=noise(100_000, 2))
 
@@ -118,7 +127,7 @@ def test_a_service_that_fails_is_one_sentence(
             proxy.mode = fault
 
     with pytest.raises(StoreUnavailable) as caught:
-        box.save(Request("s", 1, "files", name="n"), [part], on_step=fail)
+        Checkpoints(hasty, "alice").save(Request("s", 1, "files", name="n"), [part], on_step=fail)
     what = {
         "busy": "answered 503, tried 2 times",
         "hang": "did not answer in time (tried 2 times)",
@@ -241,13 +250,8 @@ def test_wrong_keys_are_told_without_naming_them(server: S3Emulator) -> None:
         assert "topsecret" not in caught.value.message
 
 
-def test_credentials_of_the_environment(
-    server: S3Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [n for n in os.environ if n.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    for name, value in {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.usefixtures("environment")
+def test_credentials_of_the_environment(server: S3Emulator) -> None:
     store = open_store(server.url("env"), **QUICK)
     store.put("u/a", [b"x"])
     assert store.get("u/a") == b"x"
@@ -330,6 +334,66 @@ def test_the_policy_of_a_user() -> None:
     objects, listing, _ = json.loads(policy)["Statement"]
     assert objects["Resource"] == "arn:aws-cn:s3:::b/p/o'neil%2A/*"
     assert listing["Condition"] == {"StringLike": {"s3:prefix": "p/o'neil%2A/*"}}
+
+
+# ---- the agent's side ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in os.environ if n.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.asyncio
+async def test_the_agent_stores_with_credentials_of_the_user(server: S3Emulator) -> None:
+    url = server.url("agent", user_role=ROLE, sts_endpoint=server.address)
+    stores = Stores(url, "", Policy(), 1)
+    try:
+        part = Part("x", "scratch", data=noise(50_000))
+        await stores.call("alice", lambda box: box.save(Request("s", 1, "files"), [part]))
+        with pytest.raises(StoreRefused):
+            await stores.call("alice", lambda box: box.store.put("bob/x", [b"x"]))
+        assert stores.describe() == {
+            "available": True,
+            "url": "s3://checkpoints/agent",
+            "id": stores.identity,
+            "reason": "",
+        }
+        again = Stores(url, "", Policy(), 1, identity=stores.identity)
+        assert await again.call("alice", lambda box: box.verify("s")) == 1
+        again.close()
+        other = Stores(url, "", Policy(), 1, identity="another")
+        with pytest.raises(StoreChanged):
+            await other.call("alice", lambda box: box.list("s"))
+        other.close()
+    finally:
+        stores.close()
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.asyncio
+async def test_the_agent_goes_on_while_its_store_hangs(
+    server: S3Emulator, proxy: FaultProxy
+) -> None:
+    url = server.url("agent-hangs", endpoint=f"http://127.0.0.1:{proxy.port}")
+    stores = Stores(url, "", Policy(), 1)
+    await stores.probe()
+    proxy.mode, seen = "hang", proxy.seen
+    save = Request("s", 1, "files")
+    part = Part("x", "scratch", data=noise(50_000))
+    saving = asyncio.create_task(stores.call("alice", lambda box: box.save(save, [part])))
+    while proxy.seen == seen:
+        await asyncio.sleep(0.01)  # the loop answers others meanwhile
+    assert not saving.done()
+    proxy.mode = "refuse"
+    proxy.__exit__()  # the line is cut: nobody waits for the time to run out
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        await saving
+    stores.close()
 
 
 # ---- conditions ----------------------------------------------------------------------------------

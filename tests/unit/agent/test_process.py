@@ -14,6 +14,7 @@ import pytest
 from singularity_proxy.capsule.launcher import (
     CapsuleSpec,
     ProcessLauncher,
+    helper_environment,
     last_words,
     open_log,
     stripped_environment,
@@ -246,6 +247,23 @@ def test_the_environment_of_a_capsule() -> None:
         "HOME": "/h",
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     }
+
+
+def test_the_environment_of_a_helper() -> None:
+    """It runs as the session's user, and the store's credentials are the agent's."""
+    kept = helper_environment(
+        {
+            "AWS_ACCESS_KEY_ID": "s",
+            "AWS_ROLE_ARN": "s",
+            "AZURE_CLIENT_ID": "s",
+            "GOOGLE_APPLICATION_CREDENTIALS": "s",
+            "GOOGLE_SERVICE_ACCOUNT": "s",
+            "STORE_SAS_TOKEN": "s",
+            "HOME": "/h",
+            "PATH": "/p",
+        }
+    )
+    assert kept == {"HOME": "/h", "PATH": "/p"}
 
 
 @pytest.mark.asyncio
