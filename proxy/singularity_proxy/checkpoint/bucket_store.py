@@ -32,6 +32,12 @@ STAMP = 16
 written (it is in S3), so without them writing the same twice would not change it, and a collector
 could remove what a writer has just touched."""
 
+PROBES = "+probe/"
+"""Where the objects are that conditions are tried on; no user's name begins like this."""
+
+PROBE_KEPT_S = 86_400.0
+"""Nobody tries for so long."""
+
 UNANSWERED = 0
 """`status` of a StoreUnavailable whose request may have been carried out."""
 
@@ -171,7 +177,7 @@ class BucketStore(ObjectStore):
         """Prove that the service keeps the conditions of requests, on an object made for it. Many
         that speak S3 ignore some of them; with such a one a collector would remove what a session
         has just stored."""
-        key, wrong = f"+probe/{os.urandom(16).hex()}", '"00000000000000000000000000000000"'
+        key, wrong = PROBES + os.urandom(16).hex(), '"00000000000000000000000000000000"'
         first = self._write(key, self._stamped([b""]), "create")
         broken = []
         for name, try_it in (
@@ -182,11 +188,12 @@ class BucketStore(ObjectStore):
             with contextlib.suppress(Moved, ObjectMissing):
                 try_it()
                 broken.append(name)
-        with contextlib.suppress(Moved):
-            if self.stat(key) is not None:
-                self._delete_if(key, first)
-        if self.stat(key) is not None and not broken:
-            broken.append("DELETE")
+        made = self.stat(key)
+        if made is not None and not broken:
+            self._delete_if(key, first)
+            for entry in self.list(PROBES):  # and those of agents that were killed here
+                if made.modified - entry.modified > PROBE_KEPT_S:
+                    self.delete(entry.key)
         if broken:
             self.delete(key)
             raise Unsupported(

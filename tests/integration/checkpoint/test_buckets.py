@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import pytest
+from singularity_proxy.checkpoint import bucket_store
 from singularity_proxy.checkpoint.bucket_store import BucketStore
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
@@ -423,6 +424,17 @@ def test_a_service_that_ignores_conditions_is_refused(
         "service that does"
     )
     store = store_at(server, f"ignores-{method}", make=False)
+    assert list(store.list("+probe/")) == []
+
+
+def test_nothing_is_left_of_a_probe(server: S3Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor of one that was cut short, after a day."""
+    store = store_at(server, "probes")
+    store.put("+probe/left", [b""])
+    store.prepare()
+    assert [entry.key for entry in store.list("+probe/")] == ["+probe/left"]
+    monkeypatch.setattr(bucket_store, "PROBE_KEPT_S", -1.0)
+    store.prepare()
     assert list(store.list("+probe/")) == []
 
 
