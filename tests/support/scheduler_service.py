@@ -162,7 +162,7 @@ class Platform:
         app.fleet_class = fleet
         ledger = self.tmp_path / "state/ledger.sqlite"
         if not app.ledger_url and not ledger.exists():
-            ledger.parent.mkdir(mode=0o700, exist_ok=True)
+            ledger.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             ledger.write_bytes(empty_ledger())
         auth = HubOAuth(
             api_url=f"http://127.0.0.1:{self.hub.port}/hub/api",

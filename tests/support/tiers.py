@@ -181,6 +181,8 @@ DEFAULT: Mapping[str, Take] = {
     "tests/integration/proxy_worker/test_worker_training.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_worker/test_standalone_ranks.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_worker/test_worker_checks.py": Take.NONE,
+    "tests/integration/proxy_worker/test_worker_devices.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/proxy_worker/test_foreign_programs.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/proxy_worker/test_worker_steps.py": Take.ONE_OF_EACH_FILE,
     # Every route with every kind of call: half a minute for each of its two tests.
     "tests/integration/scheduler/test_openapi_conformance.py": Take.ONE_OF_EACH_FILE,
