@@ -19,6 +19,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 def _text(dumper: Any, text: str) -> Any:
     plain = text[:1].isalpha() and text.lower() not in ("null", "true", "false")
     plain = plain or text.startswith("/")
+    plain = plain and text.isprintable()  # a line break of Unicode's at its end would be a space
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
 
 

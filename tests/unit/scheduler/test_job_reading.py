@@ -140,7 +140,7 @@ plain = st.recursive(
 
 
 @given(plain)
-@example([1e-7, 1e300, -0.0, "1e-7", "on", "~", "0o7", "a: #b", "\n", "\x85", "*x"])
+@example([1e-7, 1e300, -0.0, "1e-7", "on", "~", "0o7", "a: #b", "\n", "\x85", "*x", "A\x85"])
 def test_what_is_written_is_read_again(value: Any) -> None:
     found = parse(written({"value": value}), "job.yml").root.plain()
     assert repr(found["value"]) == repr(value)
