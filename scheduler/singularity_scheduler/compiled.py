@@ -57,6 +57,8 @@ MODULES = (
 SEEN = (
     errors.__name__,
     f"{NAME}.core.parameters",
+    f"{NAME}.core.reason",
+    f"{NAME}.core.refusals",
     f"{NAME}.core.states",
     f"{NAME}.sim.traces.records",
 )

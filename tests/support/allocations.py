@@ -10,6 +10,7 @@ from singularity_scheduler.core.allocation import events as ev
 from singularity_scheduler.core.allocation.claims import BASIC, PREMIUM, STANDARD, Claim, Stage
 from singularity_scheduler.core.allocation.state import Allocation
 from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.text.errors import in_words
 
 __all__ = ["BASIC", "PREMIUM", "STANDARD", "Claim", "Stage", "World", "quiet"]
 
@@ -74,7 +75,8 @@ class World:
         """One decision, with all that must hold after it."""
         if at is not None:
             self.until(at)
-        self.actions = engine.decide(self.state, event, self.at)
+        with in_words():
+            self.actions = engine.decide(self.state, event, self.at)
         invariants.check(self.state)
         for action in self.actions:
             assert action.rule in do.RULES

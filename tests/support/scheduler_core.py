@@ -9,7 +9,6 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import Administration
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceHealth, DeviceView
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.health import observed
 from singularity_scheduler.core.invariants import check, check_succession
 from singularity_scheduler.core.model import Abilities, AgentFacts, SessionView
@@ -20,10 +19,17 @@ from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Ti
 from singularity_scheduler.core.rules import RULES
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
 from singularity_scheduler.core.usage import Meter, Usage
+from singularity_scheduler.explain.why import explain
+from singularity_scheduler.text.errors import in_words
 from singularity_scheduler.text.reasons import render
 
 AT_ONCE = Parameters(idle_soft_s=0, idle_grace_s=0, min_run_s=0)
 """Idle devices are taken whenever somebody waits, and never otherwise."""
+
+
+def reads(of: Any) -> str:
+    """What people read of a session, a line of history or a command."""
+    return getattr(of, "text", "") or render(of.why)
 
 
 def check_reason(why: object) -> None:
@@ -75,7 +81,8 @@ class World:
         self.state.latest = self.now
         before = dict(self.state.sessions)
         queues = {n.id: list(n.queue) for n in self.state.nodes.values()}
-        decision = decide(self.state, event, self.now)
+        with in_words():
+            decision = decide(self.state, event, self.now)
         assert self.state.sessions == before, "decide changed the state"
         assert {n.id: list(n.queue) for n in self.state.nodes.values()} == queues
         assert decide(self.state, event, self.now) == decision, "decide is not deterministic"

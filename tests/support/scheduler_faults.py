@@ -23,7 +23,7 @@ from singularity_scheduler.core.draft import Draft
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
-from support.scheduler_core import World, devices_of
+from support.scheduler_core import World, devices_of, reads
 from support.scheduler_truth import NODES, Agent, Broken, Truth
 
 REFUSALS = (BadRequest, Conflict, NotFound, Unavailable, Unsupported)
@@ -97,7 +97,7 @@ class Faulty(Truth):
         gone."""
         if not view.final or view.id in self.ended or view.id not in self.begun:
             return
-        self.hold(view.id in self.lost, f"{view.id} has ended and was not lost: {view.reason}")
+        self.hold(view.id in self.lost, f"{view.id} has ended and was not lost: {reads(view)}")
 
     # -- people, workers --------------------------------------------------------------------------
 
@@ -466,7 +466,7 @@ class Faulty(Truth):
             if view.final or view.pending or self._waits_for_room(view):
                 continue
             state = (view.process_state.value, view.device_state.value)
-            self.hold(view.here, f"{sid} has not come back: {state} {view.reason}")
+            self.hold(view.here, f"{sid} has not come back: {state} {reads(view)}")
             process = self.agents[view.node].processes.get(sid)
             self.hold(process is not None, f"{sid} is live and nothing of it runs: {state}")
             assert process is not None

@@ -12,10 +12,10 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest, NotFound, SingularityError
 from singularity_scheduler.cli.exits import CannotWrite
-from singularity_scheduler.core.size_spec import policy_document
-from singularity_scheduler.core.spec import parse_spec
 from singularity_scheduler.jobs import Job
 from singularity_scheduler.jobs.wishes import TIME_LIMIT, merged, of_notebook
+from singularity_scheduler.requests.size_spec import policy_document
+from singularity_scheduler.requests.spec import parse_spec
 
 from .fates import BadRun, Fate, NoKernel, NoNotebook, NotWritten
 from .options import Given

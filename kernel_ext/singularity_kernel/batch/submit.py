@@ -34,12 +34,12 @@ from singularity_scheduler.cli import output as printing
 from singularity_scheduler.cli.base import ServiceApp, split_names, wanted_devices, wanted_share
 from singularity_scheduler.cli.exits import FAILED_RUN
 from singularity_scheduler.cli.group_views import accepted, ended_group, outcome, succeeded
-from singularity_scheduler.core.goals import parse_condition
-from singularity_scheduler.core.spec import parse_spec
 from singularity_scheduler.jobs import Job, read, resolve
 from singularity_scheduler.jobs.sweeps import Sweep
 from singularity_scheduler.jobs.wishes import merged
 from singularity_scheduler.jobs.writing import written
+from singularity_scheduler.requests.goals import parse_condition
+from singularity_scheduler.requests.spec import parse_spec
 from traitlets import Bool, Float, Integer, Unicode
 
 from .fates import Fate

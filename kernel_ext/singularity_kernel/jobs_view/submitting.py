@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from singularity_scheduler.client import ServiceClient
-from singularity_scheduler.core.spec import parse_spec
 from singularity_scheduler.jobs.wishes import merged
+from singularity_scheduler.requests.spec import parse_spec
 
 from singularity_kernel.batch.fates import BadRun
 from singularity_kernel.batch.files import read_notebook

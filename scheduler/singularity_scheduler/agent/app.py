@@ -29,6 +29,7 @@ from traitlets.config import Application
 
 from singularity_scheduler import logs
 from singularity_scheduler.core.geography import require_name
+from singularity_scheduler.text.errors import in_words
 
 from .abilities import AbilityWatch
 from .capsules import choose_launcher
@@ -277,7 +278,8 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
         logging.basicConfig(level=self.log_level, handlers=[handler], force=True)
         map_large_buffers()
         try:
-            asyncio.run(AgentProcess(self).run())
+            with in_words():
+                asyncio.run(AgentProcess(self).run())
         except SingularityError as error:
             print(f"{self.name}: {error.message}", file=sys.stderr)
             sys.exit(1)

@@ -158,6 +158,7 @@ class SimulateApp(CommandApp):
         how = compiled.use()  # before anything that it compiles is imported
         from singularity_scheduler.sim import compare
         from singularity_scheduler.sim.extras import need
+        from singularity_scheduler.text.errors import in_words
 
         wanted = list(compare.POLICIES) if self.policy == "all" else self.policy.split(",")
         policies = compare.known([name.strip() for name in wanted if name.strip()])
@@ -169,10 +170,11 @@ class SimulateApp(CommandApp):
         ):
             if option:
                 need(module, what)  # before the work, not after it
-        setup, tiers = self._setup()
-        output.note(headline(setup))
-        output.note(how)
-        results = [self._replay(policy, setup) for policy in policies]
+        with in_words():
+            setup, tiers = self._setup()
+            output.note(headline(setup))
+            output.note(how)
+            results = [self._replay(policy, setup) for policy in policies]
         self._write(setup, results, tiers)
         output.emit_human(table(results))
         output.emit_human("\n".join(sentences(results)))
@@ -351,7 +353,7 @@ def pairs(option: str, words: Iterable[str]) -> dict[str, Any]:
 
 
 def _only(option: str, given: dict[str, Any], names: Iterable[str]) -> None:
-    from singularity_scheduler.core.parameters import nearest
+    from singularity_scheduler.text.phrases import nearest
 
     there = list(names)
     for name in given:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from singularity_scheduler.text.reasons import render
-
 from .reason import Reason
 
 
@@ -19,11 +17,6 @@ class Action:
     rule: str
     epoch: int
     seq: int
-
-    @property
-    def reason(self) -> str:
-        """`why`, for people."""
-        return render(self.why)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from enum import Enum
 from singularity_proxy.errors import Conflict
 
 from .parameters import Parameters
+from .reason import Words, because
+from .refusals import refuse
 from .requested import Tier
 
 
@@ -48,22 +50,15 @@ DUTY_TRANSITIONS: dict[tuple[NodeDuty, DutyEvent], NodeDuty] = {
     **{(duty, _E.UNDRAIN): _D.OPEN for duty in (_D.DRAINING, _D.DRAINED)},
 }
 
-DUTY_MEANING: dict[NodeDuty, str] = {
-    _D.OPEN: "sessions are placed there",
-    _D.CORDONED: "nothing new is placed there; what is there goes on",
-    _D.DRAINING: "nothing is placed there, and what is there leaves",
-    _D.DRAINED: "nothing of any session is left there: it can be switched off",
-}
-
 
 def next_duty(duty: NodeDuty, event: DutyEvent, node: str) -> NodeDuty:
     """The duty after `event`; `Conflict` when there is no such step."""
     try:
         return DUTY_TRANSITIONS[duty, event]
     except KeyError:
-        raise Conflict(
-            f"node {node} is {duty.value} ({DUTY_MEANING[duty]}): there is nothing to "
-            f"{event.value}",
+        raise refuse(
+            Conflict,
+            because("no_such_duty_step", node=node, state=duty.value, verb=event.value),
             node=node,
             duty=duty.value,
         ) from None
@@ -76,7 +71,7 @@ class NodeMark:
     node: str
     duty: NodeDuty = NodeDuty.OPEN
     by: str = ""
-    reason: str = ""
+    reason: Words = ""
     at: float = 0.0
     deadline: float | None = None
     """When a drain is to be over; None: whenever."""
@@ -96,14 +91,6 @@ class NodeMark:
     def rule(self) -> str:
         """By which rule sessions leave it."""
         return "node.notice" if self.notice else "node.drain"
-
-    @property
-    def why(self) -> str:
-        """For people: "is being drained by root (new kernel)"."""
-        words = {_D.OPEN: "is open", _D.DRAINING: "is being drained", _D.DRAINED: "is drained"}
-        said = words.get(self.duty, f"is {self.duty.value}")
-        who = f" by {self.by}" if self.by else ""
-        return f"{said}{who}{f' ({self.reason})' if self.reason else ''}"
 
 
 class UpgradeState(str, Enum):
@@ -147,7 +134,8 @@ class Upgrade:
     at_once: int
     steps: tuple[UpgradeStep, ...]
     state: UpgradeState = UpgradeState.RUNNING
-    why: str = ""
+    why: Words = ""
+    """Of one that stopped; a sentence alone in ledgers from before there were codes."""
     wait: bool = False
     """Sessions without room elsewhere may wait in the store; False: it stops instead."""
 
@@ -186,7 +174,7 @@ class Order:
     """The parameter, node or virtual cluster."""
     before: str
     after: str
-    reason: str
+    reason: Words
     rule: str
 
 

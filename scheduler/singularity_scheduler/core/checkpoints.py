@@ -9,17 +9,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unsupported
-
-from singularity_scheduler.client.words import duration
 
 from . import events as ev
 from . import gang_sets, move_reasons, run_reasons
 from .draft import Draft
 from .model import SessionView
-from .reason import Reason
+from .reason import Reason, because
+from .reasons import age_s_of, name_of
+from .refusals import refuse
 from .requested import Kind
 from .states import CHANGING, ProcessState
 from .stored import CheckpointRef
@@ -43,24 +43,26 @@ def find(view: SessionView, word: str) -> CheckpointRef:
     begin = [c for c in known if len(word) >= SHORTEST and c.id.startswith(word)]
     if len(begin) == 1:
         return begin[0]
-    shown = word if len(word) <= 60 else f"{word[:57]}..."
     if begin:
-        raise BadRequest(
-            f"'{shown}' may be {len(begin)} checkpoints of {view.label}: "
-            f"{', '.join(c.id for c in begin[:5])}; nothing was done: give more of the id",
+        first = tuple(c.id for c in begin[:5])
+        raise refuse(
+            BadRequest,
+            because(
+                "ambiguous_checkpoint", word=word, who=view.label, number=len(begin), first=first
+            ),
             checkpoints=[c.id for c in begin],
         )
     names = [c.name for c in known if c.name] + [c.id for c in known]
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if near:
-        hint = f"did you mean '{near[0]}'?"
-    elif known:
-        newest = known[-1]
-        hint = f"its newest is '{newest.name or newest.id}'"
-    else:
-        hint = "it has none yet"
-    raise NotFound(
-        f"there is no checkpoint '{shown}' of {view.label}: {hint}",
+    raise refuse(
+        NotFound,
+        because(
+            "no_such_checkpoint",
+            word=word,
+            who=view.label,
+            near=near[0] if near else None,
+            newest=name_of(known[-1]) if known else None,
+        ),
         session=view.id,
         checkpoint=word,
     )
@@ -72,35 +74,42 @@ def usable(view: SessionView, word: str | None, now: float) -> CheckpointRef:
     if word is None:
         newest = view.newest_whole
         if newest is None:
-            raise Conflict(
-                f"{view.label} has no checkpoint with its process in it, so it cannot come back "
-                f"from one{kept(view)}",
+            last = view.last_checkpoint
+            raise refuse(
+                Conflict,
+                because(
+                    "no_whole_checkpoint",
+                    who=view.label,
+                    level=last.level if last else None,
+                    name=name_of(last) if last else "",
+                ),
                 session=view.id,
             )
         return newest
     reference = find(view, word)
     if reference.whole:
         return reference
-    what = (
-        f"is damaged ({reference.damaged})"
-        if reference.damaged
-        else f"holds {reference.level} state alone, not the process"
-    )
-    raise Conflict(
-        f"checkpoint '{reference.name or reference.id}' {what}, so nothing was changed: "
-        f"{instead(view, reference, now)}",
+    raise refuse(
+        Conflict,
+        because(
+            "unusable_checkpoint",
+            name=name_of(reference),
+            damaged=reference.damaged,
+            level=reference.level,
+            **instead(view, reference, now),
+        ),
         session=view.id,
         checkpoint=reference.id,
     )
 
 
-def instead(view: SessionView, reference: CheckpointRef, now: float) -> str:
-    """Say what to take in place of one that cannot be used."""
+def instead(view: SessionView, reference: CheckpointRef, now: float) -> dict[str, Any]:
+    """Return what to take in place of one that cannot be used, as arguments of a reason."""
     choice = instead_of(view, reference)
-    if choice is None:
-        return "there is no other one that it could come back from"
-    age = duration(max(0.0, now - choice.at))
-    return f"the next one that can be used is '{choice.name or choice.id}' ({age} old)"
+    return {
+        "other": name_of(choice) if choice else None,
+        "age_s": age_s_of(choice, now) if choice else 0.0,
+    }
 
 
 def instead_of(view: SessionView, reference: CheckpointRef) -> CheckpointRef | None:
@@ -109,14 +118,6 @@ def instead_of(view: SessionView, reference: CheckpointRef) -> CheckpointRef | N
     others = [c for c in view.checkpoints if c.whole and c.id != reference.id]
     older = [c for c in others if c.at <= reference.at]
     return older[-1] if older else others[-1] if others else None
-
-
-def kept(view: SessionView) -> str:
-    """What is there of a session that has no whole checkpoint, as the end of a sentence."""
-    last = view.last_checkpoint
-    if last is None:
-        return "; nothing of it was stored"
-    return f"; its {last.level} state of checkpoint '{last.name or last.id}' is kept"
 
 
 # -- what is kept ---------------------------------------------------------------------------
@@ -222,21 +223,23 @@ def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
     """Command a checkpoint of a session that goes on meanwhile."""
     if view.process_state is ProcessState.SUSPENDED:
         last = view.newest_whole
-        raise Conflict(
-            f"{view.label} is suspended, so all of it is in the store already"
-            f"{f' as checkpoint {last.name or last.id!r}' if last else ''}",
+        raise refuse(
+            Conflict,
+            because("stored_already", who=view.label, name=name_of(last) if last else None),
             session=view.id,
             state=view.word,
         )
     if view.in_flight:
-        raise Conflict(
-            f"{view.label} is on its way into or out of the store right now: try again in a moment",
+        raise refuse(
+            Conflict,
+            because("on_its_way", who=view.label),
             session=view.id,
             state=view.word,
         )
     if view.device_state in CHANGING:
-        raise Conflict(
-            f"{view.label} is changing devices right now: try again in a moment",
+        raise refuse(
+            Conflict,
+            because("changing_devices", who=view.label),
             session=view.id,
             state=view.word,
         )
@@ -244,9 +247,9 @@ def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
     if event.level == "process" and trouble:
         raise_unsupported(view, trouble)
     if not view.saved and (trouble or event.level == "device"):
-        raise Conflict(
-            f"{view.label} has no device state yet, so there is nothing to store: call a device "
-            "first",
+        raise refuse(
+            Conflict,
+            because("nothing_to_store", who=view.label),
             session=view.id,
             state=view.word,
         )
@@ -275,9 +278,9 @@ def why_taken(event: ev.CheckpointAsked) -> tuple[Reason, str]:
 
 def raise_unsupported(view: SessionView, trouble: str) -> NoReturn:
     """`Unsupported` (501): the node cannot put processes into the store."""
-    raise Unsupported(
-        f"{view.label} stays as it is: node {view.node} cannot store the image of a process "
-        f"({trouble}); park or preempt frees its devices",
+    raise refuse(
+        Unsupported,
+        because("cannot_store_images", who=view.label, node=view.node, trouble=trouble),
         session=view.id,
         node=view.node,
     )
@@ -299,15 +302,17 @@ def found(draft: Draft, event: ev.CheckpointsFound) -> None:
 def drop_asked(draft: Draft, event: ev.DropAsked) -> None:
     view = draft.get(event.session)
     if view is None:
-        raise NotFound(f"there is no session {event.session}", session=event.session)
+        raise refuse(
+            NotFound, because("no_such_session", session=event.session), session=event.session
+        )
     reference = find(view, event.checkpoint)
     if view.part is not None:
         gang_sets.drop_asked(draft, view, reference)
         return
     if not view.here and not view.final and reference.id in in_use(draft, view):
-        raise Conflict(
-            f"checkpoint '{reference.name or reference.id}' is what {view.label} would come back "
-            "from, so it was kept: resume the session first, or end it",
+        raise refuse(
+            Conflict,
+            because("checkpoint_needed", name=name_of(reference), who=view.label),
             session=view.id,
             checkpoint=reference.id,
         )

@@ -10,6 +10,8 @@ from . import events as ev
 from . import placement, queue, quotas, run_reasons, tiers
 from .draft import Draft
 from .model import SessionView
+from .reason import because
+from .refusals import refuse
 from .requested import SessionSpec
 
 
@@ -40,8 +42,8 @@ def _create(
 ) -> None:
     """`node` and `order`: where it is and what its place in the queue is, if that is known."""
     if draft.get(session):
-        raise Conflict(f"session {session} exists already", session=session)
-    tiers.refuse(draft, user, spec.tier)
+        raise refuse(Conflict, because("session_exists", session=session), session=session)
+    tiers.require_open(draft, user, spec.tier)
     quotas.admit(draft, spec.virtual_cluster, spec.needs * spec.nodes)
     view = SessionView(
         id=session,

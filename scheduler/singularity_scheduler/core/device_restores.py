@@ -16,6 +16,9 @@ from . import checkpoints, move_reasons
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
+from .reason import because
+from .reasons import name_of
+from .refusals import refuse
 from .states import CHANGING, DeviceState, ProcessState
 
 
@@ -31,24 +34,28 @@ def asked(draft: Draft, view: SessionView, event: ev.RestoreAsked) -> None:
     reference = checkpoints.find(view, event.checkpoint)
     draft.answering(view)
     if view.leaving is not None or view.device_state in CHANGING:
-        raise Conflict(
-            f"{view.label} is changing devices right now: try again in a moment",
+        raise refuse(
+            Conflict,
+            because("changing_devices", who=view.label),
             session=view.id,
             state=view.word,
         )
     if not view.saved and view.device_state is not DeviceState.HELD:
-        raise Conflict(
-            f"{view.label} has no device state yet, so there is nowhere to put that of a "
-            "checkpoint: call a device first",
+        raise refuse(
+            Conflict,
+            because("nothing_to_replace", who=view.label),
             session=view.id,
             state=view.word,
         )
     if reference.incarnation != view.incarnation:
-        raise Conflict(
-            f"checkpoint '{reference.name or reference.id}' holds device state alone, and "
-            f"{view.label} has gone back to an older state since it was made, so its tensors may "
-            "be others now; nothing was changed: "
-            f"{checkpoints.instead(view, reference, draft.now)}",
+        raise refuse(
+            Conflict,
+            because(
+                "other_tensors",
+                name=name_of(reference),
+                who=view.label,
+                **checkpoints.instead(view, reference, draft.now),
+            ),
             session=view.id,
             checkpoint=reference.id,
         )

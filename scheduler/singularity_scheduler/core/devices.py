@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .reason import Words
+
 
 @dataclass(frozen=True)
 class DeviceView:
@@ -75,7 +77,7 @@ class DeviceMark:
     drained: bool = False
     by: str = ""
     """Who drained or returned it; "": the scheduler, for what the device reported."""
-    reason: str = ""
+    reason: Words = ""
     at: float = 0.0
     faults: tuple[str, ...] = ()
     """Keys of the faults it is drained for, or has since somebody drained it."""

@@ -19,7 +19,8 @@ from .cluster import ClusterState, Node, named
 from .decision import Decision
 from .devices import DeviceMark, DeviceView
 from .model import Abilities, Change, SessionView, changed
-from .reason import Reason
+from .reason import Reason, Words, because
+from .refusals import refuse
 from .requested import Tier
 from .rules import RULES
 from .states import DeviceEvent, DeviceState, ProcessEvent, next_device, next_process
@@ -73,9 +74,9 @@ class Draft:
         anything."""
         node = self.node(view.node)
         if not node.connected:
-            raise Unavailable(
-                f"node {view.node} of {view.label} does not answer at the moment; nothing was "
-                "changed: try again in a moment",
+            raise refuse(
+                Unavailable,
+                because("no_answer_now", node=view.node, who=view.label),
                 session=view.id,
             )
         return node
@@ -270,7 +271,7 @@ class Draft:
         subject: str,
         before: Any,
         after: Any,
-        reason: str,
+        reason: Words,
         rule: str,
     ) -> None:
         """Write a line of the log of what administrators changed."""

@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict
 
-from singularity_scheduler.text.reasons import render
-
 from . import endings, gangs, move_reasons, moves, obstacles, placement, queue, run_reasons
 from .administration import DutyAsked, DutyEvent, NodeDuty, NodeMark, NoticeGiven, next_duty
 from .draft import Draft
 from .model import SessionView
+from .reason import Reason, Words, because
+from .refusals import refuse
 from .reports import NodeJoined
 from .states import DeviceState, ProcessState
 
@@ -65,20 +65,20 @@ def _refuse_homeless(draft: Draft, node_id: str) -> None:
     if draft.duty(node_id).leaving or draft.node(node_id).abilities.trouble:
         return  # it is said already, or they stay there
     others = [other for other in sorted(draft.state.nodes) if other != node_id]
-    homeless: list[tuple[SessionView, str]] = []
+    homeless: list[tuple[SessionView, Reason]] = []
     for view in left_on(draft, node_id):
         if view.part is not None:
             continue  # it stays there and is parked
         whys = [placement.barred(draft, view, other) for other in others]
         if all(whys):
             told = obstacles.several(why for why in whys if why is not None)
-            homeless.append((view, render(told) if told else "there is no other"))
+            homeless.append((view, told or because("no_other_node")))
     if homeless:
         first, why = homeless[0]
-        more = f" and {len(homeless) - 1} more" if len(homeless) > 1 else ""
-        raise Conflict(
-            f"node {node_id} was not drained and goes on: no other node can take {first.label}"
-            f"{more} ({why}); make room first, or let them wait in the store (store)",
+        more = len(homeless) - 1
+        raise refuse(
+            Conflict,
+            because("homeless", node=node_id, who=first.label, more=more, why=why),
             node=node_id,
             sessions=[view.id for view, _ in homeless],
         )
@@ -87,7 +87,7 @@ def _refuse_homeless(draft: Draft, node_id: str) -> None:
 def noticed(draft: Draft, event: NoticeGiven) -> None:
     """The machine goes away; said by itself, so it is never refused."""
     if event.node in draft.state.nodes:
-        reason = "its machine is taken back"
+        reason = because("machine_goes")
         change(draft, event.node, DutyEvent.DRAIN, "", reason, deadline=event.deadline, notice=True)
 
 
@@ -96,7 +96,7 @@ def change(
     node_id: str,
     event: DutyEvent,
     by: str,
-    reason: str,
+    reason: Words,
     *,
     deadline: float | None = None,
     notice: bool = False,
@@ -123,7 +123,7 @@ def joined(draft: Draft, event: NodeJoined) -> None:
     mark = draft.duty(event.node)
     new = bool(mark.instance and event.abilities.instance not in ("", mark.instance))
     if mark.leaving and mark.notice and new and draft.now >= (mark.deadline or 0.0):
-        change(draft, event.node, DutyEvent.UNDRAIN, "", "its machine is back")
+        change(draft, event.node, DutyEvent.UNDRAIN, "", because("machine_is_back"))
 
 
 # -- what follows ---------------------------------------------------------------------------
@@ -197,8 +197,9 @@ def _is_told(view: SessionView) -> bool:
     return view.process_state is ProcessState.LIVE and view.leaving is not None
 
 
-def _cannot_leave(draft: Draft, view: SessionView) -> str:
-    """Why it cannot be put into the store now; "": it can."""
+def _cannot_leave(draft: Draft, view: SessionView) -> Words:
+    """Return why it cannot be put into the store now, in the words of its node where that says so;
+    "": it can."""
     if why := gangs.stays(view):
         return why
     if trouble := draft.node(view.node).abilities.trouble:
@@ -228,7 +229,7 @@ def _leave(draft: Draft, view: SessionView, mark: NodeMark) -> None:
     moves.leave(draft, view, reason, mark.rule)
 
 
-def _stuck(draft: Draft, view: SessionView, mark: NodeMark, why: str) -> None:
+def _stuck(draft: Draft, view: SessionView, mark: NodeMark, why: Words) -> None:
     """It can neither move nor be stored."""
     if mark.force and (mark.deadline is None or draft.now >= mark.deadline):
         told = run_reasons.drained_by_force(mark.node, why)

@@ -10,7 +10,7 @@ from . import checkpoints, gang_retries, groups, queue, retries, run_reasons
 from . import events as ev
 from .cluster import ClusterState
 from .draft import Draft
-from .goals import parse_condition, shown
+from .goals import condition_of, shown
 from .model import SessionView
 from .reason import Reason
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
@@ -170,7 +170,8 @@ def stop_reached_groups(draft: Draft) -> None:
             continue
         if old is not None and old.recorded == view.recorded:
             continue
-        condition, values = parse_condition(member.stop_when), json.loads(view.recorded)
+        condition, values = condition_of(member.stop_when), json.loads(view.recorded)
+        assert condition is not None, f"{sid} has no condition: {member.stop_when}"
         others = [one for one in groups.members(draft, member.group) if one.id != sid]
         if not condition.met(values) or any(o.member and o.member.reached for o in others):
             continue

@@ -20,6 +20,9 @@ from typing import NamedTuple
 
 from singularity_proxy.errors import BadRequest
 
+from .reason import because
+from .refusals import refuse
+
 WHOLE = 1000
 """One device, in thousandths."""
 
@@ -40,11 +43,11 @@ class Demand:
 
     def __post_init__(self) -> None:
         if min(self.cpu, self.memory, self.devices, self.milli) < 0:
-            raise BadRequest(f"{self} has a negative amount: ask for 0 or more of everything")
+            raise refuse(BadRequest, because("negative_demand", demand=str(self)))
         if bool(self.devices) != bool(self.milli):
-            raise BadRequest(f"{self}: devices and their thousandths are both 0 or both above 0")
+            raise refuse(BadRequest, because("devices_without_parts", demand=str(self)))
         if self.milli > WHOLE or (self.devices > 1 and self.milli < WHOLE):
-            raise BadRequest(f"{self}: ask for whole devices ({WHOLE}) or for a part of one device")
+            raise refuse(BadRequest, because("parts_of_several", demand=str(self), whole=WHOLE))
 
     @property
     def capacity(self) -> int:
@@ -111,7 +114,7 @@ class Fragmentation:
         """`weights`: how often each demand comes; they need not add up to 1."""
         total = sum(weights.values())
         if not weights or total <= 0 or min(weights.values()) < 0:
-            raise BadRequest("a workload needs demands with weights of 0 or more, one above 0")
+            raise refuse(BadRequest, because("workload_without_weight"))
         self._shares = {d: w / total for d, w in weights.items() if w > 0}
         kinds = sorted({(d.milli, d.devices) for d in self._shares if d.devices})
         self._kinds = tuple(kinds)

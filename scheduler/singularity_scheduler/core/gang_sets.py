@@ -18,6 +18,9 @@ from . import events as ev
 from .cluster import ClusterState
 from .draft import Draft
 from .model import SessionView
+from .reason import because
+from .reasons import name_of
+from .refusals import refuse
 from .requested import Part
 from .states import DeviceState, ProcessState
 from .stored import CheckpointRef, CheckpointSet
@@ -46,9 +49,9 @@ def set_id(first: SessionView) -> str:
 def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
     """All parts are stored at one place, whichever was named."""
     if event.level == "device":
-        raise Unsupported(
-            f"{view.label} was not stored, and nothing was changed: the parts of a gang are stored "
-            "with their processes: leave the level out",
+        raise refuse(
+            Unsupported,
+            because("parts_have_no_level", who=view.label),
             session=view.id,
         )
     moves.refuse_in_flight(view)
@@ -162,10 +165,9 @@ def drop_asked(draft: Draft, view: SessionView, reference: CheckpointRef) -> Non
     views = gangs.together(draft, view)
     used = _in_use(views) | {c.id for v in views for c in v.checkpoints if c.id == v.restore_from}
     if not used.isdisjoint((reference.set_id, reference.id)):
-        raise Conflict(
-            f"checkpoint '{reference.name or reference.id}' is what {view.label} and the other "
-            "parts of its gang would come back from, so it was kept: resume them first, or end "
-            "them",
+        raise refuse(
+            Conflict,
+            because("set_needed", name=name_of(reference), who=view.label),
             session=view.id,
             checkpoint=reference.id,
         )

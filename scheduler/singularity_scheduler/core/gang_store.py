@@ -13,8 +13,6 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unsupported
 
-from singularity_scheduler.text.reasons import render
-
 from . import (
     checkpoints,
     gang_retries,
@@ -28,6 +26,8 @@ from . import (
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
+from .reason import Reason, because
+from .refusals import refuse
 from .states import DeviceState, ProcessState
 
 
@@ -60,8 +60,9 @@ def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> Non
         moves.require_images(draft, one)
     moves.require_node(draft, view, node_id)
     if why := _why_not_to(draft, view, views, node_id):
-        raise Conflict(
-            f"{view.label} was not moved, and nothing was changed: {why}",
+        raise refuse(
+            Conflict,
+            because("part_not_moved", who=view.label, why=why),
             session=view.id,
             node=node_id,
         )
@@ -81,18 +82,19 @@ def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> Non
         moves.leave(draft, going, reason, "user.migrate", cut=cut)
 
 
-def _why_not_to(draft: Draft, view: SessionView, views: list[SessionView], node_id: str) -> str:
-    """Why this part cannot go on at that node; "": it can."""
+def _why_not_to(
+    draft: Draft, view: SessionView, views: list[SessionView], node_id: str
+) -> Reason | None:
+    """Return why this part cannot go on at that node; None: it can."""
     for one in views:
         if one.node == node_id and one.part is not None:
             if one.id == view.id:
-                return "it is there already"
-            return f"part {one.part.number} of its gang is there, and parts have different nodes"
+                return because("is_there_already")
+            return because("part_is_there", part=one.part.number)
     if draft.state.geography.of_node.get(node_id, view.cluster) != view.cluster:
-        return "it is in another cluster, and the parts of a gang are in one"
+        return because("gang_is_in_one_cluster")
     wants = placement.waiting_for_device(view)
-    room = placement.no_room(draft, replace(view, wants=wants), node_id)
-    return render(room) if room else ""
+    return placement.no_room(draft, replace(view, wants=wants), node_id)
 
 
 def require_standing(
@@ -100,18 +102,18 @@ def require_standing(
 ) -> None:
     """`Conflict` unless the ranks of all parts can be stopped together."""
     assert view.part is not None
-    why = ""
+    why: Reason | None = None
     if len(views) < view.part.parts:
-        why = "another part of it has ended"
+        why = because("part_has_ended")
     for one in views:
         there = one.process_state is ProcessState.LIVE and one.leaving is None
         if not why and not (there and one.device_state is DeviceState.HELD):
             assert one.part is not None
-            why = f"part {one.part.number} on node {one.node} is {one.word}"
+            why = because("part_is", part=one.part.number, node=one.node, word=one.word)
     if why:
-        raise Conflict(
-            f"{view.label} was not {what}, and nothing was changed: its gang is stored only "
-            f"while all of its parts have their devices, and {why}",
+        raise refuse(
+            Conflict,
+            because("gang_not_standing", who=view.label, what=what, why=why),
             session=view.id,
         )
 
@@ -122,9 +124,10 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> bool
     if not stored:
         return False
     if event.checkpoint is not None or event.node is not None or event.cluster is not None:
-        raise Unsupported(
-            f"{view.label} stays as it is: it is {_place(view)}, which comes back as it was stored "
-            "last and where all parts have room: resume it without a checkpoint, node or cluster",
+        assert view.part is not None
+        raise refuse(
+            Unsupported,
+            because("comes_back_as_stored", who=view.label, **gangs.place(view.part)),
             session=view.id,
         )
     images = {one.id: _image(one) for one in stored}
@@ -133,9 +136,9 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> bool
     else:
         for one in stored:
             if not images[one.id]:
-                raise Conflict(
-                    f"{one.label} has no checkpoint with its process in it that fits those of the "
-                    "other parts of its gang, so it cannot come back: end it and start it again",
+                raise refuse(
+                    Conflict,
+                    because("no_fitting_checkpoint", who=one.label),
                     session=one.id,
                 )
             moves.resume_asked(
@@ -157,11 +160,6 @@ def _image(view: SessionView) -> str:
     if not word and view.newest_whole is not None:  # as versions before sets stored it
         word = view.newest_whole.id
     return word if any(c.id == word and c.whole for c in view.checkpoints) else ""
-
-
-def _place(view: SessionView) -> str:
-    assert view.part is not None
-    return view.part.place
 
 
 def answered(draft: Draft, session: str, image: str = "") -> None:

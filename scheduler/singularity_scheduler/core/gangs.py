@@ -15,6 +15,8 @@ from singularity_proxy.errors import Unsupported
 
 from .administration import NodeDuty
 from .model import SessionView
+from .reason import Reason, because
+from .refusals import refuse
 from .requested import Part
 from .states import DeviceState, ProcessState
 
@@ -65,20 +67,22 @@ def queued_with(draft: Draft, nodes: Collection[str]) -> set[str]:
 # -- what cannot be done --------------------------------------------------------------------
 
 
-def stays(view: SessionView) -> str:
-    """Why it cannot be put into the store or go elsewhere by itself; "": it is no part."""
+def place(part: Part) -> dict[str, int]:
+    """Return which part of how many this is, as arguments of a reason."""
+    return {"part": part.number, "parts": part.parts}
+
+
+def stays(view: SessionView) -> Reason | None:
+    """Return why it cannot be put into the store or go elsewhere by itself; None: it is no part."""
     if view.part is None:
-        return ""
-    return f"it is {view.part.place}, which is stored only as a whole, by suspend or checkpoint"
+        return None
+    return because("stored_as_a_whole", **place(view.part))
 
 
-def refuse(view: SessionView) -> None:
+def refuse_part(view: SessionView) -> None:
     """`Unsupported` when the session is a part, for what would store or move it alone."""
     if why := stays(view):
-        raise Unsupported(
-            f"{view.label} stays as it is: {why}: suspend it, park it, or let it end",
-            session=view.id,
-        )
+        raise refuse(Unsupported, because("part_stays", who=view.label, why=why), session=view.id)
 
 
 # -- who may start, who may have devices ----------------------------------------------------
@@ -113,15 +117,3 @@ def _is_ready(draft: Draft, view: SessionView) -> bool:
     if not draft.node(view.node).connected or draft.duty(view.node).leaving:
         return False
     return view.needs <= len(draft.usable(view.node))
-
-
-# -- for people -----------------------------------------------------------------------------
-
-
-def waits_for(draft: Draft, view: SessionView) -> list[str]:
-    """Of a part that waits: what the others are doing, one clause each; [] if it is no part."""
-    return [
-        f"part {other.part.number} of its gang on node {other.node} is {other.word}"
-        for other in others(draft, view)
-        if other.part is not None
-    ]

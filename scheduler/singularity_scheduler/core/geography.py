@@ -18,7 +18,8 @@ from singularity_proxy.errors import BadRequest, NotFound
 
 from .administration import NodeDuty
 from .model import SessionView
-from .parameters import nearest
+from .reason import because
+from .refusals import choices, refuse
 from .requested import Tier
 from .routing import Places, Summary
 from .states import DeviceState, ProcessState
@@ -179,9 +180,9 @@ class Geography:
     def named(self, word: str) -> str:
         """The cluster that somebody named; `NotFound` with those that there are."""
         if word not in self.clusters:
-            shown = word if len(word) <= 60 else f"{word[:57]}..."
-            raise NotFound(
-                f"there is no cluster '{shown}': {nearest(word, sorted(self.clusters))}",
+            raise refuse(
+                NotFound,
+                because("no_such_cluster", **choices(word, sorted(self.clusters))),
                 cluster=word,
             )
         return word
@@ -191,9 +192,9 @@ class Geography:
         for name in locations:
             if name not in self.places.parents:
                 there = sorted(self.places.parents)
-                raise BadRequest(
-                    f"there is no location '{name}': name clusters or regions, there are "
-                    f"{', '.join(there)}",
+                raise refuse(
+                    BadRequest,
+                    because("no_such_place", word=name, there=tuple(there)),
                     location=name,
                     locations=there,
                 )
@@ -278,8 +279,5 @@ def _devices(milli: int) -> int:
 def require_name(word: object) -> str:
     """`word`, or `BadRequest` when no cluster or region can be called so."""
     if not isinstance(word, str) or not NAME.fullmatch(word):
-        raise BadRequest(
-            f"{word!r} cannot be the name of a cluster or region: at most 63 letters, digits, "
-            "dots, dashes and underscores can, the first a letter or digit"
-        )
+        raise refuse(BadRequest, because("not_a_place_name", word=repr(word)))
     return word

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from singularity_proxy.errors import BadRequest
-
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -53,14 +51,11 @@ class Condition:
 
 
 @lru_cache(256)
-def parse_condition(text: str) -> Condition:
-    """The condition in `text`; `BadRequest` for anything else."""
+def condition_of(text: str) -> Condition | None:
+    """The condition in `text`; None for anything else."""
     found = _CONDITION.fullmatch(text)
     if found is None or math.isinf(float(found["number"])):
-        raise BadRequest(
-            f"stop_when must be a name, a comparison and a number, such as loss<0.01, not "
-            f"{text[:60]!r}"
-        )
+        return None
     return Condition(found["name"], found["compare"], float(found["number"]))
 
 
@@ -83,20 +78,6 @@ class Objective:
 
     def __str__(self) -> str:
         return f"{self.goal} {self.metric}"
-
-
-def parse_objective(said: Any) -> Objective | None:
-    """The objective in ``{"primary_metric", "goal"}``; None for None."""
-    if said is None:
-        return None
-    if not isinstance(said, Mapping) or set(said) != {"primary_metric", "goal"}:
-        raise BadRequest("objective must have primary_metric and goal, and nothing else")
-    metric, goal = said["primary_metric"], str(said["goal"]).lower()
-    if goal not in GOALS:
-        raise BadRequest(f"the goal of an objective is minimize or maximize, not {said['goal']!r}")
-    if not isinstance(metric, str) or not metric or len(metric) > 64 or not metric.isprintable():
-        raise BadRequest("primary_metric must be the name of a recorded value")
-    return Objective(metric, goal)
 
 
 def objective_of(text: str) -> Objective | None:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from singularity_proxy.errors import Conflict, NotFound
 
-from singularity_scheduler.client.words import duration
-
 from . import events as ev
 from . import queue, reasons
 from .devices import DeviceHealth, DeviceMark
 from .draft import Draft
 from .model import SessionView
+from .reason import Reason, Words, because
+from .refusals import refuse
 from .states import DeviceState
 
 HOT_S = 60.0
@@ -31,24 +31,7 @@ REST_S = 300.0
 SILENT_S = 60.0
 """A driver that has not answered for this many seconds counts as gone."""
 
-FATAL_XIDS: dict[int, str] = {
-    46: "the GPU stopped processing",
-    48: "a double-bit memory error that could not be corrected",
-    62: "the GPU's power controller halted",
-    64: "a faulty memory row could not be remapped",
-    74: "an NVLink error",
-    79: "the GPU has fallen off the bus",
-    95: "an uncontained memory error",
-    109: "the GPU did not switch contexts in time",
-    110: "a security fault of the GPU",
-    119: "the GPU's system processor did not answer in time",
-    120: "an error of the GPU's system processor",
-    136: "an NVLink could not be trained",
-    140: "a memory error that was not recovered from",
-    143: "the GPU could not be initialised",
-    156: "a part of the GPU was retired until its next reset",
-    158: "the GPU did not answer in time",
-}
+FATAL_XIDS = frozenset({46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 156, 158})
 """Xid codes after which NVIDIA's Xid catalog asks for a reset of the GPU, a restart of the machine
 or a repair (https://docs.nvidia.com/deploy/xid-errors/). All others are errors of a program, or
 were corrected: they are shown and drain nothing."""
@@ -60,7 +43,7 @@ class Fault:
     device only while it is there."""
 
     key: str
-    sentence: str
+    why: Reason
     lasting: bool = True
 
 
@@ -68,25 +51,23 @@ def faults(health: DeviceHealth, now: float) -> list[Fault]:
     """What is wrong with a device, worst first; [] when it is well."""
     found = []
     if not health.present:
-        found.append(Fault("lost", "the driver no longer reaches it (fallen off the bus)"))
+        found.append(Fault("lost", because("device_lost")))
     found += [
-        Fault(f"xid:{code}:{at:.0f}", f"Xid {code}: {FATAL_XIDS[code]}")
+        Fault(f"xid:{code}:{at:.0f}", because("xid", number=code))
         for code, at in reversed(health.xids)
         if code in FATAL_XIDS
     ]
     if health.ecc_uncorrected:
-        what = reasons.count(health.ecc_uncorrected, "memory error")
-        found.append(
-            Fault(f"ecc:{health.ecc_uncorrected}", f"{what} that could not be corrected (ECC)")
-        )
+        number = health.ecc_uncorrected
+        found.append(Fault(f"ecc:{number}", because("memory_errors", number=number)))
     if health.row_remap_failed:
-        found.append(Fault("row-remap", "a faulty memory row could not be remapped"))
+        found.append(Fault("row-remap", because("row_not_remapped")))
     if health.silent_s >= SILENT_S:
-        text = f"the driver has not answered for {duration(health.silent_s)}"
-        found.append(Fault("silent", text, lasting=False))
+        silent = because("driver_silent", silent_s=health.silent_s)
+        found.append(Fault("silent", silent, lasting=False))
     if health.hot_since is not None and now - health.hot_since >= HOT_S:
-        hot = f"{health.temperature_c:.0f} °C" if health.temperature_c is not None else "too hot"
-        found.append(Fault("hot", f"too hot for more than a minute ({hot})", lasting=False))
+        hot = because("too_hot", temperature_c=health.temperature_c)
+        found.append(Fault("hot", hot, lasting=False))
     return found
 
 
@@ -127,7 +108,7 @@ def looked(draft: Draft, event: ev.DevicesLooked) -> None:
         if known != mark.ignored:
             mark = draft.put_mark(replace(mark, ignored=known))
         if new and not mark.drained:
-            drain(draft, mark, "", new[0].sentence, tuple(f.key for f in new))
+            drain(draft, mark, "", new[0].why, tuple(f.key for f in new))
         elif mark.by_itself and not new and not mark.lasting:
             if "hot" not in mark.faults or draft.now - mark.at >= REST_S:
                 give_back(draft, mark, "")
@@ -147,7 +128,7 @@ def _note_faults(draft: Draft, mark: DeviceMark, new: list[Fault]) -> None:
     if mark.by_itself and set(here) - set(mark.faults):
         worst = next((f for f in new if f.lasting), new[0])
         lasting = mark.lasting or any(f.lasting for f in new)
-        after = replace(after, lasting=lasting, reason=worst.sentence)
+        after = replace(after, lasting=lasting, reason=worst.why)
     draft.put_mark(after)
     _hurry(draft, mark, after)
 
@@ -163,15 +144,16 @@ def _hurry(draft: Draft, before: DeviceMark, after: DeviceMark) -> None:
 
 def drain_asked(draft: Draft, event: ev.DrainAsked) -> None:
     mark = _device(draft, event.node, event.device)
-    reason = event.reason or "maintenance"
+    reason = event.reason or because("maintenance")
     drain(draft, mark, event.by, reason, mark.faults)
 
 
 def return_asked(draft: Draft, event: ev.ReturnAsked) -> None:
     mark = _device(draft, event.node, event.device)
     if not mark.drained:
-        raise Conflict(
-            f"{event.device} of node {event.node} is not drained, so there is nothing to return",
+        raise refuse(
+            Conflict,
+            because("not_drained", device=event.device, node=event.node),
             device=event.device,
         )
     give_back(draft, mark, event.by)
@@ -183,10 +165,10 @@ def _device(draft: Draft, node_id: str, device: str) -> DeviceMark:
     if node is None or not (
         device in node.devices or any(mark.device == device for mark in node.marks.values())
     ):
-        known = [f"{n.id}/{d}" for n in draft.state.nodes.values() for d in n.devices]
-        raise NotFound(
-            f"there is no device {device} on a node {node_id}: pick from "
-            f"{', '.join(known) or 'none'}",
+        known = tuple(f"{n.id}/{d}" for n in draft.state.nodes.values() for d in n.devices)
+        raise refuse(
+            NotFound,
+            because("no_such_device", device=device, node=node_id, there=known),
             node=node_id,
             device=device,
         )
@@ -194,7 +176,7 @@ def _device(draft: Draft, node_id: str, device: str) -> DeviceMark:
 
 
 def drain(
-    draft: Draft, mark: DeviceMark, by: str, reason: str, keys: tuple[str, ...] = ()
+    draft: Draft, mark: DeviceMark, by: str, reason: Words, keys: tuple[str, ...] = ()
 ) -> DeviceMark:
     """No new session gets the device, those on it leave."""
     lasting = any(not _passes(key) for key in keys) or bool(by)

@@ -9,6 +9,7 @@ from .draft import Draft
 from .drains import is_there
 from .geography import Cluster, Geography
 from .model import SessionView
+from .reason import NONE
 from .requested import Part, Tier
 from .states import DeviceState, ProcessState
 
@@ -220,7 +221,7 @@ def _check_session(view: SessionView) -> None:
     _hold(not view.resizing or resizing, f"{who} is to go on with {view.resizing}")
     named = view.device_state is not DeviceState.RESIZING or bool(view.resizing)
     _hold(named, f"{who} is being resized to nothing")
-    _hold(bool(view.reason), f"{who} has no reason")
+    _hold(view.why != NONE, f"{who} has no reason")
     _hold(
         (view.waiting_since is not None) == (view.device_state is DeviceState.WAITING),
         f"{who} waits since {view.waiting_since}",

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden
 
-from singularity_scheduler.client.words import duration
-
 from . import reasons
 from .asks import KeepAsked
 from .draft import Draft
 from .model import SessionView
 from .parameters import Parameters
+from .reason import because
+from .refusals import refuse
 from .states import DeviceState
 
 
@@ -48,14 +48,11 @@ def asked(draft: Draft, view: SessionView, event: KeepAsked) -> None:
         return
     longest = draft.state.parameters.keep_max_s
     if not longest:
-        raise Forbidden(
-            f"{view.label} was not kept alive, because nobody may do that here: an administrator "
-            "can allow it (keep_max_s)"
-        )
+        raise refuse(Forbidden, because("nobody_may_keep", who=view.label))
     if event.for_s > longest:
-        raise BadRequest(
-            f"{view.label} was not kept alive for {duration(event.for_s)}: ask for at most "
-            f"{duration(longest)} (keep_max_s)",
+        raise refuse(
+            BadRequest,
+            because("kept_for_too_long", who=view.label, for_s=event.for_s, limit_s=longest),
             for_s=event.for_s,
             keep_max_s=longest,
         )
@@ -63,21 +60,21 @@ def asked(draft: Draft, view: SessionView, event: KeepAsked) -> None:
     begun = draft.now if begun is None else begun
     left = begun + longest - draft.now
     if event.for_s > left:
-        raise Conflict(
-            f"{view.label} was not kept alive for {duration(event.for_s)}: its devices have not "
-            f"been used since it was kept {duration(draft.now - begun)} ago, and {_rest(left)} "
-            f"(keep_max_s is {duration(longest)})",
+        raise refuse(
+            Conflict,
+            because(
+                "kept_for_long_already",
+                who=view.label,
+                for_s=event.for_s,
+                since_s=draft.now - begun,
+                left_s=left,
+                limit_s=longest,
+            ),
             session=view.id,
             left_s=max(0.0, left),
         )
     view = replace(view, keep_until=draft.now + event.for_s, keep_from=begun)
     draft.remark(view, reasons.kept(event.by, event.for_s), "user.keep")
-
-
-def _rest(left_s: float) -> str:
-    if left_s < 1:
-        return "that was as long as it may be: use them first"
-    return f"{duration(left_s)} are left: ask for no more, or use them first"
 
 
 def _begun(view: SessionView) -> float | None:

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from singularity_proxy.capsule.machine import Machine
 
-from singularity_scheduler.text.reasons import render
-
 from .reason import NONE, Reason
 from .requested import BEHIND, BatchRun, Kind, Member, Part, Priority, ScalePolicy, Tier
 from .states import FINAL, LEASED, DeviceState, ProcessState, word
@@ -248,11 +246,6 @@ class SessionView:
     """Its last steps, for error messages; not stored."""
 
     @property
-    def reason(self) -> str:
-        """Why it is in its state, for people."""
-        return render(self.why)
-
-    @property
     def word(self) -> str:
         return word(self.process_state, self.device_state, self.moving)
 
@@ -444,9 +437,5 @@ class Change:
     devices: int | None = None
     """How many physical devices it had, where that is not the number of its virtual ones."""
     text: str = ""
-    """What was said of it at that time, where that is more than the sentence of `why`."""
-
-    @property
-    def reason(self) -> str:
-        """What people read of it."""
-        return self.text or render(self.why)
+    """What people were told at that time, where that is more than the sentence of `why`: see
+    `text.reasons.render_change`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .administration import NodeMark
 from .model import SessionView
-from .reason import Reason, because
+from .reason import Reason, Words, because
 from .reasons import age_s_of, name_of
 from .requested import Part
 from .run_reasons import attempt_of
@@ -34,7 +34,7 @@ def suspended(view: SessionView, reference: CheckpointRef, ms: float) -> Reason:
     )
 
 
-def hibernating(sentence: str) -> Reason:
+def hibernating(sentence: Words) -> Reason:
     return because("hibernating", sentence=sentence)
 
 
@@ -165,7 +165,7 @@ def checkpoint_due(steps: int | None, seconds: float) -> Reason:
 # -- nodes that leave or are gone ---------------------------------------------------------
 
 
-def _mark(mark: NodeMark) -> dict[str, str | None]:
+def _mark(mark: NodeMark) -> dict[str, Words | None]:
     """What a node is used for, who said so and why."""
     return {"state": mark.duty.value, "by": mark.by or None, "why": mark.reason}
 
@@ -188,7 +188,7 @@ def leaves_in_time(after: Reason, view: SessionView, mark: NodeMark, now: float)
     )
 
 
-def stays(mark: NodeMark, trouble: str) -> Reason:
+def stays(mark: NodeMark, trouble: Words) -> Reason:
     return because("stays", node=mark.node, trouble=trouble, **_mark(mark))
 
 

@@ -14,8 +14,6 @@ from dataclasses import replace
 
 from singularity_proxy.errors import Conflict, Unavailable, Unsupported
 
-from singularity_scheduler.text.reasons import render
-
 from . import (
     checkpoints,
     device_restores,
@@ -29,13 +27,13 @@ from . import (
     queue,
     reasons,
     retries,
-    routes,
     run_reasons,
 )
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
-from .reason import Reason
+from .reason import Reason, because
+from .refusals import refuse
 from .states import CHANGING, DeviceEvent, DeviceState, ProcessEvent, ProcessState
 
 # -- into the store -------------------------------------------------------------------------
@@ -50,32 +48,36 @@ def suspend_asked(draft: Draft, view: SessionView, event: ev.SuspendAsked) -> No
         )
         return
     if view.process_state is not ProcessState.LIVE:
-        raise Conflict(f"{view.label} {_why_not(view)}", session=view.id, state=view.word)
+        raise refuse(Conflict, _why_not(view), session=view.id, state=view.word)
     require_images(draft, view)
     reason = move_reasons.suspending(event.by, event.why)
     leave(draft, view, reason, "user.suspend", event.name, urgent=event.urgent)
 
 
-def _why_not(view: SessionView) -> str:
-    return {
-        ProcessState.SUSPENDED: "is suspended already: resume brings it back",
-        ProcessState.SUSPENDING: "is being suspended already",
-        ProcessState.RESUMING: "is just coming back from the store: try again in a moment",
-    }.get(view.process_state, "is not running")
+def _why_not(view: SessionView) -> Reason:
+    """Return why a session that is not live cannot be suspended."""
+    if view.process_state is ProcessState.SUSPENDED:
+        return because("suspended_already", who=view.label)
+    if view.process_state is ProcessState.SUSPENDING:
+        return because("suspending_already", who=view.label)
+    if view.process_state is ProcessState.RESUMING:
+        return because("coming_back_already", who=view.label)
+    return because("not_running", who=view.label)
 
 
 def refuse_in_flight(view: SessionView) -> None:
     """`Conflict` for a session that is on its way into or out of the store."""
     if view.in_flight:
-        raise Conflict(f"{view.label} {_why_not(view)}", session=view.id, state=view.word)
+        raise refuse(Conflict, _why_not(view), session=view.id, state=view.word)
 
 
 def refuse_away(view: SessionView) -> None:
     """`Conflict` for one that is not on a node at all, or about to leave it."""
     refuse_in_flight(view)
     if view.process_state is ProcessState.SUSPENDED:
-        raise Conflict(
-            f"{view.label} is suspended and uses no node: resume brings it back",
+        raise refuse(
+            Conflict,
+            because("uses_no_node", who=view.label),
             session=view.id,
             state=view.word,
         )
@@ -87,9 +89,14 @@ def require_images(draft: Draft, view: SessionView) -> None:
     if node.abilities.image_trouble:
         checkpoints.raise_unsupported(view, node.abilities.image_trouble)
     if node.abilities.store_trouble:
-        raise Unavailable(
-            f"{view.label} stays as it is: the store of node {view.node} cannot be used now "
-            f"({node.abilities.store_trouble}); park or preempt frees its devices",
+        raise refuse(
+            Unavailable,
+            because(
+                "store_not_usable",
+                who=view.label,
+                node=view.node,
+                trouble=node.abilities.store_trouble,
+            ),
             session=view.id,
             node=view.node,
         )
@@ -256,10 +263,7 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None
     elif event.cluster is not None:
         require_cluster(draft, view, event.cluster)
     elif not any(not n.abilities.trouble for n in draft.state.nodes.values()):
-        raise Unsupported(
-            f"{view.label} stays suspended: no node of this cluster can bring processes back",
-            session=view.id,
-        )
+        raise refuse(Unsupported, because("no_node_brings_back", who=view.label), session=view.id)
     view = replace(
         view,
         held_by=None,
@@ -295,8 +299,9 @@ def require_node(draft: Draft, view: SessionView, word: str) -> None:
     node = placement.named(draft.state, word)
     if why := placement.barred(draft, view, node.id):
         kind = Unsupported if node.abilities.trouble and node.connected else Conflict
-        raise kind(
-            f"{view.label} cannot go to node {word}, and nothing was changed: {render(why)}",
+        raise refuse(
+            kind,
+            because("cannot_go_to_node", who=view.label, node=word, why=why),
             session=view.id,
             node=word,
         )
@@ -418,13 +423,16 @@ def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> Non
         return
     placement.named(draft.state, node_id)
     if node_id == view.node:
-        raise Conflict(f"{view.label} is on node {node_id} already", session=view.id)
+        raise refuse(
+            Conflict, because("on_node_already", who=view.label, node=node_id), session=view.id
+        )
     require_images(draft, view)
     require_node(draft, view, node_id)
     wants = placement.waiting_for_device(view)
     if why := placement.no_room(draft, replace(view, wants=wants), node_id):
-        raise Conflict(
-            f"{view.label} was not moved and goes on where it is: {render(why)}",
+        raise refuse(
+            Conflict,
+            because("not_moved", who=view.label, why=why),
             session=view.id,
             node=node_id,
         )
@@ -439,14 +447,19 @@ def change_cluster(draft: Draft, view: SessionView, cluster: str, by: str) -> No
         resume_asked(draft, view, ev.ResumeAsked(view.id, by, cluster=cluster))
         return
     if cluster == view.cluster:
-        raise Conflict(f"{view.label} is in cluster {cluster} already", session=view.id)
+        raise refuse(
+            Conflict,
+            because("in_cluster_already", who=view.label, cluster=cluster),
+            session=view.id,
+        )
     require_images(draft, view)
     require_cluster(draft, view, cluster)
     seen = replace(view, wants=placement.waiting_for_device(view), target_cluster=cluster)
     whys = [placement.no_room(draft, seen, node) for node in placement.candidates(draft, seen)]
     if all(whys):
-        raise Conflict(
-            f"{view.label} was not moved and goes on where it is: {_tell_all(whys)}",
+        raise refuse(
+            Conflict,
+            because("not_moved", who=view.label, why=_combine(whys)),
             session=view.id,
             cluster=cluster,
         )
@@ -458,27 +471,34 @@ def require_cluster(draft: Draft, view: SessionView, cluster: str) -> None:
     could ever take it."""
     geography = draft.state.geography
     geography.named(cluster)
-    why = ""
+    why: Reason | None = None
     if not geography.allows(view.locations, cluster):
-        why = routes.only(view)
+        why = because("may_only_be_in", locations=view.locations)
     else:
         nodes = placement.candidates(draft, replace(view, target="", target_cluster=cluster))
         whys = [placement.barred(draft, view, node) for node in nodes]
         if all(whys):
-            why = _tell_all(whys) or "no node of it has ever answered"
+            why = _combine(whys)
     if why:
-        raise Conflict(
-            f"{view.label} cannot go to {routes.where(draft.state, cluster)}, and nothing was "
-            f"changed: {why}",
+        region = geography.region(cluster)
+        raise refuse(
+            Conflict,
+            because(
+                "cannot_go_to_cluster",
+                who=view.label,
+                cluster=cluster,
+                region=region if region != cluster else None,
+                why=why,
+            ),
             session=view.id,
             cluster=cluster,
         )
 
 
-def _tell_all(whys: Iterable[Reason | None]) -> str:
-    """Return why several nodes cannot take a session, for people."""
+def _combine(whys: Iterable[Reason | None]) -> Reason:
+    """Return why none of the nodes of a cluster can take a session."""
     found = obstacles.several(why for why in whys if why is not None)
-    return render(found) if found else ""
+    return found or because("never_answered")
 
 
 def _move(draft: Draft, view: SessionView, reason: Reason) -> None:
@@ -513,20 +533,20 @@ def restore_asked(draft: Draft, view: SessionView, event: ev.RestoreAsked) -> No
 def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
     """A second session from a checkpoint of another one, with an id of its own."""
     if draft.get(event.session):
-        raise Conflict(f"session {event.session} exists already", session=event.session)
+        raise refuse(
+            Conflict, because("session_exists", session=event.session), session=event.session
+        )
     source = draft.get(event.source.id) or event.source
-    gangs.refuse(source)
+    gangs.refuse_part(source)
     reference = checkpoints.usable(source, event.checkpoint, draft.now)
     if not any(not n.abilities.trouble for n in draft.state.nodes.values()):
-        raise Unsupported(
-            f"{source.label} was not forked: no node of this cluster can bring processes back",
-            session=source.id,
+        raise refuse(
+            Unsupported, because("no_node_takes_fork", who=source.label), session=source.id
         )
     if source.run is not None:
-        raise Conflict(
-            f"{source.label} is a batch run, and two runs would write the same "
-            f"{f'output {source.run.output}' if source.run.output else 'files'}: submit it again "
-            "instead",
+        raise refuse(
+            Conflict,
+            because("run_is_not_forked", who=source.label, output=source.run.output),
             session=source.id,
         )
     view = SessionView(

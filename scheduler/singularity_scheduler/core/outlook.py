@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from singularity_proxy.errors import BadRequest
 
 from .fragmentation import Demand, Fragmentation, Shape
+from .reason import because
+from .refusals import refuse
 
 FILL = 0.1
 """Weight of the second part; the first one has the rest."""
@@ -104,7 +106,7 @@ def sought(weights: Mapping[Demand, float], capacity: Mapping[str, int]) -> dict
     or no task that cares about models, every model has 1.0.
     """
     if min(capacity.values(), default=0) < 0:
-        raise BadRequest("a device model has a negative capacity: give 0 or more")
+        raise refuse(BadRequest, because("negative_capacity"))
     loads = dict.fromkeys(capacity, 0.0)
     placed = 0.0
     for demand, weight in weights.items():
@@ -126,7 +128,7 @@ class Learner:
         """`first`: after so many demands the first distribution is due; then each time that their
         number has doubled, and from `half_life` on after every half of it."""
         if half_life < 1 or first < 1:
-            raise BadRequest("a learner needs a half-life and a first lesson of 1 demand or more")
+            raise refuse(BadRequest, because("learner_without_lessons"))
         self._growth = 2.0 ** (1.0 / half_life)
         self._weight = 1.0
         self._half_life = half_life

@@ -16,6 +16,8 @@ from random import Random
 from singularity_proxy.errors import Conflict, NotFound
 
 from .fragmentation import WHOLE, Demand, Shape
+from .reason import because
+from .refusals import refuse
 
 Score = tuple[float, ...]
 Judge = Callable[[Shape, Demand, int], Score]
@@ -73,7 +75,7 @@ class Packer:
     def add(self, node: str, model: str, cpu: int, memory: int, devices: int) -> None:
         """A node with everything free. Of equal nodes the first one added is taken."""
         if node in self._rooms:
-            raise Conflict(f"node {node} is there already; nothing was changed", node=node)
+            raise refuse(Conflict, because("node_is_packed_already", node=node), node=node)
         room = _Room(len(self._names), model, cpu, memory, [WHOLE] * devices)
         self._names.append(node)
         self._rooms[node] = room
@@ -137,19 +139,21 @@ class Packer:
             or room.cpu < demand.cpu
             or room.memory < demand.memory
         ):
-            raise Conflict(f"node {place.node} has no room for {demand}; nothing was taken")
+            raise refuse(
+                Conflict, because("no_room_for_demand", node=place.node, demand=str(demand))
+            )
         self._change(room, place, demand, -1)
 
     def give_back(self, place: Place, demand: Demand) -> None:
         """Free what `take` occupied."""
         room = self._room(place.node)
         if any(room.free[at] + demand.milli > WHOLE for at in place.devices):
-            raise Conflict(f"{demand} is not on node {place.node}; nothing was freed")
+            raise refuse(Conflict, because("demand_not_there", node=place.node, demand=str(demand)))
         self._change(room, place, demand, 1)
 
     def _room(self, node: str) -> _Room:
         if node not in self._rooms:
-            raise NotFound(f"there is no node '{node}' in this cluster", node=node)
+            raise refuse(NotFound, because("no_node_in_cluster", node=node), node=node)
         return self._rooms[node]
 
     def _change(self, room: _Room, place: Place, demand: Demand, sign: int) -> None:

@@ -6,15 +6,17 @@ least of it does (`off`). Documents, the command line and the documentation are 
 
 from __future__ import annotations
 
-import difflib
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Final, TypeGuard
 
 from singularity_proxy.errors import BadRequest, NotFound
+
+from .reason import because
+from .refusals import choices, refuse
 
 MAX_THRESHOLDS: Final = 8
 """More levels of attained service than this are refused."""
@@ -130,9 +132,9 @@ class Parameters:
             _check(entry.name, getattr(self, entry.name), entry.metadata)
         tiers = (self.premium_fraction, self.standard_fraction, self.basic_fraction)
         if tuple(sorted(tiers, reverse=True)) != tiers:
-            raise BadRequest(
-                "premium_fraction, standard_fraction and basic_fraction must not rise from tier to "
-                f"tier, but are {tiers[0]:g}, {tiers[1]:g} and {tiers[2]:g}",
+            raise refuse(
+                BadRequest,
+                because("fractions_rise", fractions=tiers),
                 parameter="standard_fraction",
             )
 
@@ -178,17 +180,12 @@ def known(name: str) -> str:
     """`name` when there is such a parameter; `NotFound` with the nearest one otherwise."""
     if name in NAMES:
         return name
-    shown = name if len(name) <= 60 else f"{name[:57]}..."
-    raise NotFound(
-        f"there is no parameter '{shown}': {nearest(name, NAMES)}", parameter=name, known=NAMES
+    raise refuse(
+        NotFound,
+        because("no_such_parameter", **choices(name, NAMES)),
+        parameter=name,
+        known=NAMES,
     )
-
-
-def nearest(word: str, names: Iterable[str]) -> str:
-    """What to do about a word that is none of `names`: "did you mean 'x'?" or which there are."""
-    there = list(names)
-    near = difflib.get_close_matches(word, there, n=1, cutoff=0.5)
-    return f"did you mean '{near[0]}'?" if near else f"pick from {', '.join(there) or 'none'}"
 
 
 def _taken(name: str, value: object) -> object:
@@ -212,17 +209,24 @@ def _check(name: str, value: object, metadata: Mapping[str, Any]) -> None:
             and all(_is_number(v) and low <= v <= high for v in value)
             and all(a < b for a, b in pairwise(value))
         )
-        wanted = f"up to {MAX_THRESHOLDS} rising numbers from {low:g} to {high:g}"
     else:
         whole = kind is int
         fits = _is_number(value) and low <= value <= high and not (whole and type(value) is float)
-        what = "a whole number" if whole else "a number"
-        wanted = f"{what} from {low:g} to {high:g}"
     if not fits:
-        given = repr(list(value) if isinstance(value, tuple) else value)
-        given = given if len(given) <= 60 else f"{given[:57]}..."
-        raise BadRequest(
-            f"{name} must be {wanted}, not {given}", parameter=name, low=low, high=high
+        raise refuse(
+            BadRequest,
+            because(
+                "parameter_out_of_range",
+                parameter=name,
+                kind={list: "numbers", int: "whole"}.get(kind, "number"),
+                most=MAX_THRESHOLDS if kind is list else None,
+                low=low,
+                high=high,
+                given=repr(list(value) if isinstance(value, tuple) else value),
+            ),
+            parameter=name,
+            low=low,
+            high=high,
         )
 
 

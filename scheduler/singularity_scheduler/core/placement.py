@@ -19,14 +19,14 @@ from singularity_proxy.errors import (
     Unavailable,
 )
 
-from . import gangs, move_reasons, obstacles, queue, quotas, reasons, routes, turns
+from . import gangs, move_reasons, obstacles, queue, quotas, routes, turns
 from .actions import Resume
 from .administration import NodeDuty
 from .cluster import ClusterState, Load, Node
 from .draft import Draft
 from .model import SessionView
-from .parameters import nearest
-from .reason import Reason
+from .reason import Reason, because
+from .refusals import choices, refuse
 from .requested import SessionSpec
 from .states import DeviceState, ProcessEvent
 
@@ -41,7 +41,7 @@ def place(draft: Draft, session: str, spec: SessionSpec) -> str:
     if not spec.locations:
         return choose_node(state, spec.needs)
     among = routes.nodes_of(state, routes.allowed(state, spec.locations))
-    return choose_node(state, spec.needs, among=among, where=" or ".join(spec.locations))
+    return choose_node(state, spec.needs, among=among, locations=spec.locations)
 
 
 def place_parts(draft: Draft, spec: SessionSpec) -> list[str]:
@@ -49,19 +49,24 @@ def place_parts(draft: Draft, spec: SessionSpec) -> list[str]:
     one another all the time; the least loaded ones."""
     state, needs = draft.state, spec.needs
     state.geography.check(spec.locations)
-    where = " or ".join(spec.locations)
     clusters = routes.allowed(state, spec.locations)
-    choose_node(state, needs, among=routes.nodes_of(state, clusters), where=where)
+    among = routes.nodes_of(state, clusters)
+    choose_node(state, needs, among=among, locations=spec.locations)
     able: list[list[Node]] = []
     for cluster in clusters:
         nodes = [state.nodes[name] for name in routes.nodes_of(state, [cluster])]
         able.append([n for n in nodes if n.connected and len(n.devices) >= needs])
-    each = f"{spec.nodes} nodes with {reasons.count(needs)} each"
     most = max(map(len, able))
     if most < spec.nodes:
-        raise BadRequest(
-            f"{each} asked, but {where or 'this cluster'} has {most} such: ask for fewer nodes, or "
-            "for fewer devices",
+        raise refuse(
+            BadRequest,
+            because(
+                "too_few_nodes",
+                number=spec.nodes,
+                needs=needs,
+                locations=spec.locations,
+                most=most,
+            ),
             nodes=spec.nodes,
             largest=most,
         )
@@ -71,10 +76,7 @@ def place_parts(draft: Draft, spec: SessionSpec) -> list[str]:
         if len(open_) >= spec.nodes:
             found.append(sorted(open_, key=lambda n: _load(n, needs))[: spec.nodes])
     if not found:
-        raise Unavailable(
-            f"{each} asked, and too few such nodes take new sessions now: try again when more are "
-            "open again"
-        )
+        raise refuse(Unavailable, because("too_few_open_nodes", number=spec.nodes, needs=needs))
     best = min(found, key=lambda chosen: _load(chosen[-1], needs))
     return sorted(node.id for node in best)
 
@@ -99,34 +101,27 @@ def choose_node(
     draft: Draft | None = None,
     *,
     among: Collection[str] | None = None,
-    where: str = "",
+    locations: tuple[str, ...] = (),
 ) -> str:
     """The node for a new session: connected, open, large enough (without its drained devices, if
     there is such a node), fewest sessions per device, then by name. A session's devices are all on
     its node, because its rings are in that node's memory. `draft`: as it leaves the nodes; `among`:
-    only of these nodes; `where`: what those are, for people."""
+    only of these nodes; `locations`: where those are."""
     nodes = state.nodes.values() if among is None else [state.nodes[n] for n in among]
     there = [n for n in nodes if n.connected]
-    inside = f" in {where}" if where else ""
     if not there:
-        raise Unavailable(
-            f"no node agent{inside} is connected, so nothing can be started: try again in a few "
-            "seconds"
-        )
+        raise refuse(Unavailable, because("no_agent_is_connected", locations=locations))
     duties = {n.id: draft.duty(n.id) if draft else n.duty for n in there}
     connected = [n for n in there if duties[n.id].duty is NodeDuty.OPEN]
     if not connected:
-        whys = "; ".join(f"node {n.id} {duties[n.id].why}" for n in there)
-        raise Unavailable(
-            f"no node{inside} takes new sessions now ({whys}): try again when one is open again"
-        )
+        each = tuple(obstacles.not_open(duties[n.id]) for n in there)
+        raise refuse(Unavailable, because("no_node_is_open", locations=locations, each=each))
     fitting = [n for n in connected if len(n.devices) >= devices]
     if not fitting:
         largest = max(len(n.devices) for n in connected)
-        raise BadRequest(
-            f"{reasons.count(devices)} asked, but {where or 'this cluster'} has "
-            f"{'no device' if not largest else f'at most {largest} for one session'}"
-            f"{f': ask for 1 to {largest}' if largest else ''}",
+        raise refuse(
+            BadRequest,
+            because("too_many_devices", number=devices, locations=locations, largest=largest),
             devices=devices,
             largest=largest,
         )
@@ -140,9 +135,8 @@ def _load(node: Node, devices: int) -> tuple[bool, Load]:
 def named(state: ClusterState, word: str) -> Node:
     """The node that somebody named; `NotFound` with the nearest name or those that there are."""
     if word not in state.nodes:
-        shown = word if len(word) <= 60 else f"{word[:57]}..."
-        raise NotFound(
-            f"there is no node '{shown}': {nearest(word, sorted(state.nodes))}", node=word
+        raise refuse(
+            NotFound, because("no_such_node", **choices(word, sorted(state.nodes))), node=word
         )
     return state.nodes[word]
 
@@ -306,35 +300,48 @@ def targets(
         chosen = wanted
         for mark in (draft.mark(view.node, device) for device in chosen):
             if mark.drained:
-                raise Conflict(
-                    f"{mark.device} is drained ({mark.reason}): pick another device",
+                raise refuse(
+                    Conflict,
+                    because("device_is_drained", device=mark.device, why=mark.reason),
                     session=view.id,
                     device=mark.device,
                 )
-        unknown = [d for d in chosen if d not in occupants]
+        unknown = tuple(d for d in chosen if d not in occupants)
         if unknown:
-            raise BadRequest(
-                f"node {view.node} has no device {reasons.listed(tuple(unknown))}: pick from "
-                f"{', '.join(occupants) or 'none'}",
+            raise refuse(
+                BadRequest,
+                because(
+                    "node_has_no_device", node=view.node, devices=unknown, there=tuple(occupants)
+                ),
                 devices=list(occupants),
             )
         if len(set(chosen)) != len(chosen) or not view.needs <= len(chosen) <= view.most:
-            raise BadRequest(
-                f"{view.label} has {reasons.count(view.virtual_devices, 'virtual device')}, so "
-                f"name {reasons.different(view)} to move to",
+            raise refuse(
+                BadRequest,
+                because(
+                    "other_number_of_devices",
+                    who=view.label,
+                    virtual=view.virtual_devices,
+                    least=view.needs,
+                    most=view.most,
+                ),
                 virtual_devices=view.virtual_devices,
             )
         if chosen == view.physical:
-            raise Conflict(f"{view.label} is on {reasons.listed(chosen)} already", session=view.id)
+            raise refuse(
+                Conflict,
+                because("on_devices_already", who=view.label, devices=chosen),
+                session=view.id,
+            )
     else:
         others = [d for d in occupants if d not in view.devices and obtainable(d)]
         others.sort(key=lambda d: occupants[d] is not None)
         count = len(view.physical) or view.most
         chosen = tuple(others[:count])
         if len(chosen) < count:
-            raise Conflict(
-                f"{view.label} cannot be moved: fewer than "
-                f"{reasons.count(count, 'other device')} can be freed for it now",
+            raise refuse(
+                Conflict,
+                because("too_few_can_be_freed", who=view.label, number=count),
                 session=view.id,
             )
     victims: dict[str, SessionView] = {}
@@ -343,9 +350,15 @@ def targets(
         if holder is None or holder.id == view.id or queue.parking(holder):
             continue
         if holder.id not in given_up:
-            raise Conflict(
-                f"{device} is used by {holder.label} ({holder.tier.value}), which may not be "
-                f"paused for {view.tier.value}: pick another device or try later",
+            raise refuse(
+                Conflict,
+                because(
+                    "device_in_use",
+                    device=device,
+                    holder=holder.label,
+                    holder_tier=holder.tier.value,
+                    tier=view.tier.value,
+                ),
                 session=view.id,
                 device=device,
             )

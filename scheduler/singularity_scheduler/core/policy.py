@@ -56,6 +56,8 @@ from .cluster import ClusterState
 from .draft import Draft
 from .layout import told
 from .model import SessionView
+from .reason import Reason, because
+from .refusals import refuse
 from .states import CHANGING, DeviceEvent, DeviceState, ProcessState
 
 Handler = Callable[[Draft, Any], None]
@@ -67,8 +69,9 @@ ENDING_SIGNALS = frozenset({1, 9, 15})
 def decide(state: ClusterState, event: ev.Event, now: float) -> ev.Decision:
     """The decision on one event; changes nothing itself.
 
-    Raises `BadRequest`, `Conflict`, `NotFound`, `Unavailable` (one sentence, nothing changed) for
-    what people ask, and never for what nodes report.
+    Raises `Refused` (a `BadRequest`, `Conflict`, `Forbidden`, `NotFound`, `Unavailable` or
+    `Unsupported` with a reason; nothing changed) for what people ask, and never for what nodes
+    report.
     """
     draft = Draft(state, now)
     _HANDLERS[type(event)](draft, event)
@@ -120,7 +123,7 @@ def _asked(draft: Draft, session: str) -> SessionView:
     """The session somebody wants to act on; refuses unknown and ended ones."""
     view = draft.get(session)
     if view is None:
-        raise NotFound(f"there is no session {session}", session=session)
+        raise refuse(NotFound, because("no_such_session", session=session), session=session)
     refuse_ended(view)
     return view
 
@@ -128,8 +131,9 @@ def _asked(draft: Draft, session: str) -> SessionView:
 def refuse_ended(view: SessionView) -> None:
     """`Conflict` when there is nothing left to act on."""
     if view.final:
-        raise Conflict(
-            f"session {view.label} has ended ({view.process_state.value}): start it again",
+        raise refuse(
+            Conflict,
+            because("has_ended", who=view.label, state=view.process_state.value),
             session=view.id,
             state=view.word,
         )
@@ -138,34 +142,40 @@ def refuse_ended(view: SessionView) -> None:
 def _refuse_unstarted(view: SessionView) -> None:
     """`Conflict` when there is no process yet to act on."""
     if view.pending:
-        why = "is queued and has not been started: cancel it, or wait until it runs"
+        why = because("not_started_yet", who=view.label)
     elif view.process_state is ProcessState.STARTING:
-        why = "is just being started: try again in a moment"
+        why = because("just_starting", who=view.label)
     else:
         return
-    raise Conflict(f"{view.label} {why}", session=view.id, state=view.word)
+    raise refuse(Conflict, why, session=view.id, state=view.word)
 
 
 def _park_asked(draft: Draft, event: ev.ParkAsked) -> None:
     view = _asked(draft, event.session)
     moves.refuse_away(view)
     if view.device_state is not DeviceState.HELD:
-        why = {
-            DeviceState.NONE: "holds no device, so there is nothing to park",
-            DeviceState.WAITING: "is waiting for devices and holds none, so there is nothing "
-            "to park",
-            DeviceState.PARKED: "is parked already",
-        }.get(view.device_state, "is changing devices right now: try again in a moment")
-        raise Conflict(f"{view.label} {why}", session=view.id, state=view.word)
+        raise refuse(Conflict, _why_not_parked(view), session=view.id, state=view.word)
     queue.park(draft, view, reasons.parked_by(event.by), "user.park")
+
+
+def _why_not_parked(view: SessionView) -> Reason:
+    """Return why a session that does not hold devices cannot be parked."""
+    if view.device_state is DeviceState.NONE:
+        return because("nothing_to_park", who=view.label)
+    if view.device_state is DeviceState.WAITING:
+        return because("waits_and_holds_none", who=view.label)
+    if view.device_state is DeviceState.PARKED:
+        return because("parked_already", who=view.label)
+    return because("changing_devices", who=view.label)
 
 
 def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
     """Take the devices, as for a session that goes first, and give none until a resume."""
     view = _asked(draft, event.session)
     if view.held_back:
-        raise Conflict(
-            f"{view.label} is preempted already: resume brings it back",
+        raise refuse(
+            Conflict,
+            because("preempted_already", who=view.label),
             session=view.id,
             state=view.word,
         )
@@ -201,14 +211,15 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
     moves.refuse_in_flight(view)
     if event.checkpoint is not None:
         _refuse_unstarted(view)
-        gangs.refuse(view)
+        gangs.refuse_part(view)
         restore = ev.RestoreAsked(view.id, event.by, event.checkpoint)
         moves.restore_asked(draft, view, restore)
         return
     if event.node is not None and placement.named(draft.state, event.node).id != view.node:
-        gangs.refuse(view)
-        raise Conflict(
-            f"{view.label} is on node {view.node} and is not suspended: migrate moves it",
+        gangs.refuse_part(view)
+        raise refuse(
+            Conflict,
+            because("not_suspended", who=view.label, node=view.node),
             session=view.id,
             state=view.word,
         )
@@ -225,8 +236,9 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
     elif held_back and view.device_state is DeviceState.WAITING:
         draft.note(replace(view, asked=True), reasons.waits(view, event.by), "user.resume")
     elif view.device_state in (DeviceState.HELD, DeviceState.RESIZING):
-        raise Conflict(
-            f"{view.label} already holds {reasons.listed(view.physical)}",
+        raise refuse(
+            Conflict,
+            because("holds_already", who=view.label, devices=view.physical),
             session=view.id,
             state=view.word,
         )
@@ -246,12 +258,10 @@ def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
     if view.part is not None and event.node is not None and not (event.cluster or event.devices):
         gang_store.migrate_asked(draft, view, event.node, event.by)
         return
-    gangs.refuse(view)
+    gangs.refuse_part(view)
     if event.node is not None or event.cluster is not None:
         if (event.node is not None) + (event.cluster is not None) + bool(event.devices) > 1:
-            raise BadRequest(
-                "name either the devices, the node or the cluster to move to, not two of them"
-            )
+            raise refuse(BadRequest, because("two_targets"))
         if event.cluster is not None:
             moves.change_cluster(draft, view, event.cluster, event.by)
         else:
@@ -259,8 +269,9 @@ def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
         return
     moves.refuse_away(view)
     if view.device_state in CHANGING:
-        raise Conflict(
-            f"{view.label} is changing devices right now: try again in a moment",
+        raise refuse(
+            Conflict,
+            because("changing_devices", who=view.label),
             session=view.id,
             state=view.word,
         )
@@ -299,14 +310,16 @@ def _suspend_asked(draft: Draft, event: ev.SuspendAsked) -> None:
 def _restore_asked(draft: Draft, event: ev.RestoreAsked) -> None:
     view = _asked(draft, event.session)
     _refuse_unstarted(view)
-    gangs.refuse(view)
+    gangs.refuse_part(view)
     moves.restore_asked(draft, view, event)
 
 
 def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
     view = draft.get(event.session)
     if view is None:
-        raise NotFound(f"there is no session {event.session}", session=event.session)
+        raise refuse(
+            NotFound, because("no_such_session", session=event.session), session=event.session
+        )
     if view.final:
         endings.command_end(draft, view, view.why, "user.end")
     found = gangs.others(draft, view) if view.final else gangs.together(draft, view)
@@ -485,7 +498,7 @@ def _orphaned(draft: Draft, event: ev.Orphaned) -> None:
     view = draft.get(event.session)
     if view is None or view.process_state is not ProcessState.LIVE:
         return
-    sentence = event.sentence or "its Jupyter server is gone"
+    sentence = event.sentence or because("server_is_gone")
     if view.leaving is None and not draft.node(view.node).abilities.image_trouble:
         moves.leave(draft, view, move_reasons.hibernating(sentence), "user.suspend", urgent=True)
     elif view.leaving is None:

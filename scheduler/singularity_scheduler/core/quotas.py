@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
-from . import obstacles, reasons
+from . import obstacles
 from .administration import QuotaAsked, QuotaGone, VirtualCluster
 from .draft import Draft
 from .model import SessionView
-from .parameters import nearest
-from .reason import Reason
+from .reason import Reason, because
+from .refusals import Refused, choices, refuse
 
 RULE = "quota.set"
 
@@ -29,9 +29,9 @@ def asked(draft: Draft, event: QuotaAsked) -> None:
     """There is to be this virtual cluster, or it gets another quota."""
     after = event.cluster
     if not 0 <= after.quota_devices <= MAX_QUOTA:
-        raise BadRequest(
-            f"quota_devices must be a whole number from 0 to {MAX_QUOTA}, not "
-            f"{after.quota_devices}",
+        raise refuse(
+            BadRequest,
+            because("quota_out_of_range", quota=after.quota_devices, most=MAX_QUOTA),
             quota_devices=after.quota_devices,
         )
     before = draft.cluster(after.name)
@@ -48,10 +48,11 @@ def gone(draft: Draft, event: QuotaGone) -> None:
     members = [v for v in draft.state.sessions.values() if v.virtual_cluster == event.name]
     left = [view for view in members if not view.final]
     if left:
-        raise Conflict(
-            f"virtual cluster '{event.name}' was kept: "
-            f"{reasons.count(len(left), 'session')} of it would be nobody's, for example "
-            f"{left[0].label}: end them first",
+        raise refuse(
+            Conflict,
+            because(
+                "virtual_cluster_in_use", cluster=event.name, number=len(left), who=left[0].label
+            ),
             virtual_cluster=event.name,
             sessions=len(left),
         )
@@ -63,10 +64,10 @@ def named(draft: Draft, name: str) -> VirtualCluster:
     """The virtual cluster of that name; `NotFound` with the nearest name."""
     found = draft.cluster(name)
     if found is None:
-        shown = name if len(name) <= 60 else f"{name[:57]}..."
-        there = sorted(draft.state.admin.clusters)
-        raise NotFound(
-            f"there is no virtual cluster '{shown}': {nearest(name, there)}", virtual_cluster=name
+        raise refuse(
+            NotFound,
+            because("no_such_virtual_cluster", **choices(name, sorted(draft.state.admin.clusters))),
+            virtual_cluster=name,
         )
     return found
 
@@ -77,12 +78,12 @@ def admit(draft: Draft, name: str, devices: int) -> None:
         return
     try:
         cluster = named(draft, name)
-    except NotFound as error:
-        raise BadRequest(error.message, **error.fields) from None
+    except Refused as refused:
+        raise refuse(BadRequest, refused.why, **refused.fields) from None
     if devices > cluster.quota_devices and not cluster.may_borrow:
-        raise BadRequest(
-            f"{reasons.count(devices)} asked, but virtual cluster '{name}' has "
-            f"{cluster.quota_devices} and may not borrow",
+        raise refuse(
+            BadRequest,
+            because("more_than_quota", number=devices, cluster=name, quota=cluster.quota_devices),
             devices=devices,
             quota_devices=cluster.quota_devices,
         )

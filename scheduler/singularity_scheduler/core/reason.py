@@ -12,6 +12,10 @@ from typing import Any, Union
 Value = Union[str, int, float, bool, None, "Reason", "tuple[Value, ...]"]
 
 
+Words = Union[str, "Reason"]
+"""Why something was done: in the words of whoever did it, or as the scheduler's own reason."""
+
+
 @dataclass(frozen=True)
 class Reason:
     """One reason: `args` in the order of their names, so that equal ones are equal values.

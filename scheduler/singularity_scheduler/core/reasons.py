@@ -1,37 +1,15 @@
-"""Makes the reasons of what happens to the devices of sessions, and phrases of refusals.
+"""Makes the reasons of what happens to the devices of sessions, and of checkpoints by name.
 
 Each function returns a code with its arguments; `text.reasons` makes English of it.
 """
 
 from __future__ import annotations
 
-from singularity_scheduler.text import phrases
-from singularity_scheduler.text.phrases import count, listed
-
 from .model import SessionView
-from .reason import Reason, because
+from .reason import Reason, Words, because
 from .requested import Priority, Tier
 from .states import DeviceState
 from .stored import CheckpointRef
-
-__all__ = ["count", "listed"]  # of the sentences of refusals
-
-
-def needed(view: SessionView) -> str:
-    """Return how many devices it can run on: "2 devices", "1 to 4 devices"."""
-    return phrases.needed(view.needs, view.most)
-
-
-def different(view: SessionView) -> str:
-    """Return what can be named for it: "2 different devices"."""
-    least, most = view.needs, view.most
-    what = "device" if most == 1 else "devices"
-    return f"{most} different {what}" if least == most else f"{least} to {most} different {what}"
-
-
-def shown(reference: CheckpointRef) -> str:
-    """Return a checkpoint in quotes, by its name if it has one."""
-    return f"'{name_of(reference)}'"
 
 
 def name_of(reference: CheckpointRef) -> str:
@@ -118,7 +96,7 @@ def held_back(view: SessionView) -> Reason:
     return because("held_back" if view.pending else "preempted", by=view.held_by)
 
 
-def moved_off(device: str, why: str, by: str) -> Reason:
+def moved_off(device: str, why: Words, by: str) -> Reason:
     return because("moved_off", device=device, why=why, by=by or None)
 
 

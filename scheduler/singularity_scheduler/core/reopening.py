@@ -17,6 +17,8 @@ from . import checkpoints, endings, move_reasons, moves
 from . import events as ev
 from .draft import Draft
 from .model import SessionView
+from .reason import Reason, because
+from .refusals import Refused, refuse
 from .requested import Kind
 from .states import DeviceState, ProcessEvent, ProcessState
 from .stored import CheckpointRef
@@ -59,34 +61,30 @@ def require_undo(draft: Draft, view: SessionView) -> CheckpointRef:
     """The checkpoint that the end of `view` can be taken back with; raises `Conflict` with the
     reason why it cannot be."""
     if not view.final:
-        raise _refused(view, "has not ended, so there is no end to take back")
+        raise _refused(view, because("not_ended", who=view.label))
     if not view.ended:
-        raise _refused(view, "is just ending on its node: try again in a moment")
+        raise _refused(view, because("just_ending", who=view.label))
     if view.part is not None:
-        raise Unsupported(
-            f"{view.label} was part {view.part.number} of a run on several nodes, of which nothing "
-            "is kept when it ends, so its end cannot be taken back: submit it again",
+        raise refuse(
+            Unsupported,
+            because("part_is_not_reopened", who=view.label, part=view.part.number),
             session=view.id,
         )
     if view.member is not None:
-        raise _refused(view, "was part of a group, which cannot be taken back: submit it again")
+        raise _refused(view, because("member_is_not_reopened", who=view.label))
     if view.run is not None and view.process_state is ProcessState.COMPLETED:
-        raise _refused(view, "has done all of its work, so there is nothing to take back")
+        raise _refused(view, because("all_is_done", who=view.label))
     reference = view.newest_whole
     if reference is None:
-        raise _refused(
-            view,
-            "has ended, and there is no checkpoint of its process (any more) that it could come "
-            "back from: start it again",
-        )
+        raise _refused(view, because("nothing_to_reopen", who=view.label))
     name = view.virtual_cluster
     if name and draft.cluster(name) is None:
-        raise _refused(view, f"belongs to the virtual cluster {name}, which is gone: fork it")
+        raise _refused(view, because("virtual_cluster_is_gone", who=view.label, cluster=name))
     return reference
 
 
-def _refused(view: SessionView, why: str) -> Conflict:
-    return Conflict(f"{view.label} {why}", session=view.id, state=view.word)
+def _refused(view: SessionView, why: Reason) -> Refused:
+    return refuse(Conflict, why, session=view.id, state=view.word)
 
 
 def _kernel_id(draft: Draft, view: SessionView) -> str:

@@ -161,7 +161,7 @@ BEHIND = 1 << 62
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """What was asked for, validated by `core.spec`."""
+    """What was asked for, validated by `requests.spec`."""
 
     kind: Kind
     tier: Tier

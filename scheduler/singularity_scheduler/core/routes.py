@@ -77,14 +77,3 @@ def forbidden(draft: Draft, view: SessionView, node_id: str) -> Reason | None:
         return None
     region = geography.region(cluster)
     return obstacles.not_allowed_there(node_id, cluster, region, view.locations)
-
-
-def where(state: ClusterState, cluster: str) -> str:
-    """ "cluster west-1 of region westus"."""
-    region = state.geography.region(cluster)
-    return f"cluster {cluster}{f' of region {region}' if region != cluster else ''}"
-
-
-def only(view: SessionView) -> str:
-    """What its locations say."""
-    return f"it may only be in {' or '.join(view.locations)}"

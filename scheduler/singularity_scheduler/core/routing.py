@@ -7,7 +7,6 @@ is taken off it, so that a burst does not all go to the cluster that was empties
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +15,8 @@ from singularity_proxy.errors import BadRequest, Conflict
 from .allocation.claims import TIERS, Claim
 from .allocation.harm import SLOTS, tier_base
 from .allocation.state import Allocation
+from .reason import because
+from .refusals import choices, refuse
 
 FRESH_S = 10.0
 """How old a summary may be before its cluster is asked for a new one."""
@@ -141,20 +142,22 @@ class Places:
             yield at
             parent = self.parents[at]
             if parent in seen:
-                raise BadRequest(
-                    f"the places go in a circle: {' in '.join([*seen, parent])}", location=name
-                )
+                circle = because("places_in_a_circle", places=(*seen, parent))
+                raise refuse(BadRequest, circle, location=name)
             if parent and parent not in self.parents:
-                raise BadRequest(f"place {at} lies in {parent}, which there is not", location=at)
+                nowhere = because("place_lies_nowhere", place=at, parent=parent)
+                raise refuse(BadRequest, nowhere, location=at)
             seen.append(parent)
             at = parent
 
     def known(self, name: str) -> str:
         """`name`, or `BadRequest` with the nearest one that there is."""
         if name not in self.parents:
-            near = difflib.get_close_matches(name, self.parents, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else "pick from " + ", ".join(self.parents)
-            raise BadRequest(f"there is no location '{name}': {hint}", location=name)
+            raise refuse(
+                BadRequest,
+                because("no_such_location", **choices(name, self.parents)),
+                location=name,
+            )
         return name
 
     def allows(self, locations: tuple[str, ...], place: str) -> bool:
@@ -275,9 +278,8 @@ class Planet:
             if cluster is not None:
                 self._sums[name][1].promised(devices, tier)
                 return name, cluster
-        where = f" in {', '.join(locations)}" if locations else ""
-        raise Conflict(
-            f"no cluster{where} has {devices} devices for session {claim.id}: ask for fewer, or "
-            "allow other locations",
+        raise refuse(
+            Conflict,
+            because("no_cluster_has_them", locations=locations, number=devices, session=claim.id),
             session=claim.id,
         )

@@ -6,7 +6,7 @@ Each function returns a code with its arguments; `text.reasons` makes English of
 from __future__ import annotations
 
 from .model import SessionView
-from .reason import Reason, because
+from .reason import Reason, Words, because
 from .reasons import age_s_of, name_of
 from .requested import Kind, Member, Part
 from .states import ProcessEvent, ProcessState
@@ -99,7 +99,7 @@ def condition_met(why: str, condition: str) -> Reason:
     return because("condition_met", why=why, condition=condition)
 
 
-def drained_by_force(node: str, trouble: str) -> Reason:
+def drained_by_force(node: str, trouble: Words) -> Reason:
     return because("drained_by_force", node=node, trouble=trouble)
 
 

@@ -19,7 +19,8 @@ from . import queue, reasons
 from .draft import Draft
 from .layout import kept, layout, told
 from .model import SessionView
-from .reason import Reason
+from .reason import Reason, because
+from .refusals import refuse
 from .states import DeviceEvent, DeviceState
 
 # -- what is allowed ------------------------------------------------------------------------
@@ -38,14 +39,16 @@ def asked(draft: Draft, view: SessionView, event: ev.ResizeAsked) -> None:
     """Somebody wants it to run on so many physical devices."""
     count = _allowed(draft, view, event.devices)
     if view.device_state is DeviceState.RESIZING:
-        raise Conflict(
-            f"{view.label} is being resized right now: try again in a moment",
+        raise refuse(
+            Conflict,
+            because("is_being_resized", who=view.label),
             session=view.id,
             state=view.word,
         )
     if view.device_state in (DeviceState.ATTACHING, DeviceState.PARKING) or view.in_flight:
-        raise Conflict(
-            f"{view.label} is changing devices right now: try again in a moment",
+        raise refuse(
+            Conflict,
+            because("changing_devices", who=view.label),
             session=view.id,
             state=view.word,
         )
@@ -70,26 +73,27 @@ def asked(draft: Draft, view: SessionView, event: ev.ResizeAsked) -> None:
 def _allowed(draft: Draft, view: SessionView, count: int) -> int:
     """`count`, if the session may run on so many; refuses it with what can be asked for."""
     found = allowed(view)
-    has = reasons.count(view.virtual_devices, "virtual device")
     if not 1 <= count <= view.virtual_devices:
-        raise BadRequest(
-            f"{view.label} has {has}, so it runs on 1 to {view.virtual_devices} physical ones, not "
-            f"on {count}",
+        raise refuse(
+            BadRequest,
+            because(
+                "more_than_virtual", who=view.label, virtual=view.virtual_devices, number=count
+            ),
             devices=count,
             largest=view.virtual_devices,
         )
     if count not in found:
-        raise BadRequest(
-            f"the scale policy of {view.label} does not allow {reasons.count(count)}: pick from "
-            f"{', '.join(map(str, found))}",
+        raise refuse(
+            BadRequest,
+            because("not_in_scale_policy", who=view.label, number=count, counts=found),
             devices=count,
             counts=list(found),
         )
     there = len(draft.node(view.node).devices)
     if 0 < there < count:
-        raise BadRequest(
-            f"node {view.node} of {view.label} has {reasons.count(there)}, so it cannot run on "
-            f"{count}: migrate it to another node first",
+        raise refuse(
+            BadRequest,
+            because("node_is_too_small", node=view.node, who=view.label, has=there, number=count),
             devices=count,
             node=view.node,
         )

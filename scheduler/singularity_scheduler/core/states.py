@@ -7,9 +7,13 @@ Events, metrics, API, UI and documentation take their names and meanings from he
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from singularity_proxy.errors import Conflict
+
+from .reason import because
+from .refusals import Refused, refuse
 
 
 class ProcessState(str, Enum):
@@ -210,15 +214,18 @@ class InvalidTransition(Conflict):
 
     reason = "invalid_transition"
 
-    def __init__(self, message: str = "", **fields: object) -> None:
-        story = fields.get("story")
-        steps = "; ".join(map(str, story)) if isinstance(story, (list, tuple)) else ""
-        super().__init__(
-            message
-            or f"session {fields.get('session')} cannot '{fields.get('event')}' while it is "
-            f"'{fields.get('start')}' (its last steps: {steps or 'none'})",
-            **fields,
-        )
+
+def refuse_step(session: str | int, start: str, event: str, story: Iterable[str]) -> Refused:
+    """Make the `InvalidTransition` to raise; `story`: the last steps of the session."""
+    steps = tuple(story)
+    return refuse(
+        InvalidTransition,
+        because("no_such_step", session=session, start=start, event=event, story=steps),
+        session=session,
+        start=start,
+        event=event,
+        story=list(steps),
+    )
 
 
 def next_process(
@@ -228,9 +235,7 @@ def next_process(
     try:
         return PROCESS_TRANSITIONS[state, event]
     except KeyError:
-        raise InvalidTransition(
-            session=session, start=state.value, event=event.value, story=list(story)
-        ) from None
+        raise refuse_step(session, state.value, event.value, story) from None
 
 
 def next_device(
@@ -240,6 +245,4 @@ def next_device(
     try:
         return DEVICE_TRANSITIONS[state, event]
     except KeyError:
-        raise InvalidTransition(
-            session=session, start=state.value, event=event.value, story=list(story)
-        ) from None
+        raise refuse_step(session, state.value, event.value, story) from None

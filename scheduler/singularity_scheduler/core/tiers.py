@@ -18,6 +18,8 @@ from .asks import TierAsked
 from .cluster import ClusterState
 from .draft import Draft
 from .model import SessionView
+from .reason import because
+from .refusals import refuse
 from .requested import Tier
 
 RULE = "tiers.set"
@@ -29,16 +31,16 @@ def open_to(state: ClusterState, user: str) -> tuple[Tier, ...]:
     return state.admin.tiers.get(user, tuple(Tier))
 
 
-def refuse(draft: Draft, user: str, tier: Tier) -> None:
+def require_open(draft: Draft, user: str, tier: Tier) -> None:
     """`Forbidden` when that tier is not open to the user."""
     there = open_to(draft.state, user)
     if tier not in there:
-        which = reasons.listed(tuple(one.value for one in there))
-        raise Forbidden(
-            f"the tier {tier.value} is not open to {user}, so nothing was changed: pick {which}, "
-            "or ask an administrator",
+        words = tuple(one.value for one in there)
+        raise refuse(
+            Forbidden,
+            because("tier_is_closed", tier=tier.value, user=user, open=words),
             tier=tier.value,
-            tiers=[one.value for one in there],
+            tiers=list(words),
         )
 
 
@@ -46,7 +48,7 @@ def said(draft: Draft, event: TiersAsked) -> None:
     """An administrator (or the Hub's spawner) says which tiers are open to a user; None: all. The
     sessions that there are keep theirs."""
     if event.tiers == ():
-        raise BadRequest(f"at least one tier must be open to {event.user}: name one", tiers=[])
+        raise refuse(BadRequest, because("no_tier_is_left", user=event.user), tiers=[])
     wanted = None if event.tiers is None else tuple(t for t in Tier if t in event.tiers)
     after = None if wanted == tuple(Tier) else wanted
     before = draft.state.admin.tiers.get(event.user)
@@ -62,7 +64,7 @@ def asked(draft: Draft, view: SessionView, event: TierAsked) -> None:
     to them, administrators whatever they like."""
     tier, priority = event.tier or view.tier, event.priority or view.priority
     if tier is not view.tier and event.by == view.user:
-        refuse(draft, view.user, tier)
+        require_open(draft, view.user, tier)
     if tier is not view.tier or priority is not view.priority:
         reason = reasons.changed(event.by, view, tier, priority)
         draft.remark(replace(view, tier=tier, priority=priority), reason, "user.tier")

@@ -11,7 +11,7 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
-from . import drains, placement, reasons
+from . import drains, placement
 from .administration import (
     DutyEvent,
     NodeDuty,
@@ -25,7 +25,8 @@ from .administration import (
 )
 from .draft import Draft
 from .model import SessionView
-from .parameters import nearest
+from .reason import Reason, Words, because
+from .refusals import choices, refuse
 
 RULE = "node.upgrade"
 
@@ -39,17 +40,23 @@ def asked(draft: Draft, event: UpgradeAsked) -> None:
     """Begin one; one at a time."""
     now = current(draft)
     if now is not None and not now.over:
-        raise Conflict(
-            f"an upgrade is {now.state.value} already ({_said(now)}): let it end, or cancel it"
+        raise refuse(
+            Conflict,
+            because(
+                "upgrade_under_way",
+                state=now.state.value,
+                done=sum(step.state is StepState.BACK for step in now.steps),
+                number=len(now.steps),
+            ),
         )
     names = event.nodes or tuple(sorted(draft.state.nodes))
     if not names:
-        raise BadRequest("there is no node to upgrade")
+        raise refuse(BadRequest, because("no_node_to_upgrade"))
     nodes = [placement.named(draft.state, name) for name in dict.fromkeys(names)]
     if not 1 <= event.at_once <= len(nodes):
-        raise BadRequest(
-            f"at_once must be a whole number from 1 to {len(nodes)} (the nodes of the upgrade), "
-            f"not {event.at_once}",
+        raise refuse(
+            BadRequest,
+            because("at_once_out_of_range", number=len(nodes), at_once=event.at_once),
             at_once=event.at_once,
         )
     steps = tuple(UpgradeStep(node.id, version=node.abilities.version) for node in nodes)
@@ -68,11 +75,10 @@ def changed(draft: Draft, event: UpgradeChange) -> None:
     if event.state is UpgradeState.CANCELLED:
         for step in upgrade.steps:
             if step.state in _ACTIVE and draft.duty(step.node).leaving:
-                drains.change(
-                    draft, step.node, DutyEvent.UNDRAIN, event.by, "the upgrade was cancelled"
-                )
+                why = because("upgrade_was_cancelled")
+                drains.change(draft, step.node, DutyEvent.UNDRAIN, event.by, why)
     elif event.state not in (UpgradeState.RUNNING, UpgradeState.PAUSED):
-        raise BadRequest(f"an upgrade can be running, paused or cancelled, not {event.state.value}")
+        raise refuse(BadRequest, because("no_such_upgrade_state", state=event.state.value))
     wait = upgrade.wait if event.wait is None else event.wait
     after = replace(upgrade, state=event.state, why="", wait=wait)
     _put(draft, after, event.by, event.state.value, "")
@@ -84,18 +90,19 @@ def back(draft: Draft, event: UpgradedAsked) -> None:
     step = next((s for s in upgrade.steps if s.node == event.node), None)
     if step is None:
         names = [s.node for s in upgrade.steps]
-        raise NotFound(
-            f"node {event.node} is not part of the upgrade: {nearest(event.node, names)}",
+        raise refuse(
+            NotFound,
+            because("not_of_the_upgrade", **choices(event.node, names)),
             node=event.node,
         )
     if step.state is not StepState.OUT:
-        raise Conflict(
-            f"node {event.node} is not out for the upgrade, it is {step.state.value}: wait until "
-            "it is drained",
+        raise refuse(
+            Conflict,
+            because("not_out_for_the_upgrade", node=event.node, state=step.state.value),
             node=event.node,
         )
     if draft.duty(event.node).leaving:
-        drains.change(draft, event.node, DutyEvent.UNDRAIN, event.by, "it is upgraded")
+        drains.change(draft, event.node, DutyEvent.UNDRAIN, event.by, because("is_upgraded"))
     _put(draft, _with(upgrade, step, StepState.BACK), event.by, "done", event.node)
 
 
@@ -107,8 +114,8 @@ def current(draft: Draft) -> Upgrade | None:
 def _running(draft: Draft) -> Upgrade:
     upgrade = current(draft)
     if upgrade is None or upgrade.over:
-        how = f"the last one is {upgrade.state.value}" if upgrade else "there never was one"
-        raise NotFound(f"no upgrade is under way ({how})")
+        state = upgrade.state.value if upgrade else None
+        raise refuse(NotFound, because("no_upgrade_under_way", state=state))
     return upgrade
 
 
@@ -133,12 +140,12 @@ def proceed(draft: Draft) -> set[str]:
             break
         if len(active) >= upgrade.at_once:
             break
-        why = "" if upgrade.wait else no_room(draft, coming.node)
+        why = None if upgrade.wait else no_room(draft, coming.node)
         if why and not active:
             upgrade = replace(upgrade, state=UpgradeState.STOPPED, why=why)
         if why:
             break  # there is room again when one of the others is back
-        reason = f"upgrade{f': {upgrade.reason}' if upgrade.reason else ''}"
+        reason = because("upgrade", why=upgrade.reason)
         drains.change(draft, coming.node, DutyEvent.DRAIN, upgrade.by, reason)
         version = draft.node(coming.node).abilities.version
         upgrade = _with(upgrade, replace(coming, version=version), StepState.DRAINING)
@@ -158,27 +165,24 @@ def _followed(draft: Draft, upgrade: Upgrade, step: UpgradeStep) -> Upgrade:
         version = draft.node(step.node).abilities.version
         new = bool(version) and version != step.version and draft.node(step.node).connected
         if new and duty is NodeDuty.DRAINED:
-            drains.change(
-                draft, step.node, DutyEvent.UNDRAIN, "", f"it is back with version {version}"
-            )
+            why = because("back_with_version", version=version)
+            drains.change(draft, step.node, DutyEvent.UNDRAIN, "", why)
         if new or duty is NodeDuty.OPEN:
             return _with(upgrade, step, StepState.BACK)
     if step.state is StepState.DRAINING and not draft.duty(step.node).leaving:
-        why = f"node {step.node} was opened before it was empty"
-        stopped = replace(upgrade, state=UpgradeState.STOPPED, why=why)
+        opened = because("opened_too_early", node=step.node)
+        stopped = replace(upgrade, state=UpgradeState.STOPPED, why=opened)
         return _with(stopped, step, StepState.WAITING)
     return upgrade
 
 
-def no_room(draft: Draft, node_id: str) -> str:
-    """Why the sessions of this node would have no room elsewhere; "": they would."""
+def no_room(draft: Draft, node_id: str) -> Reason | None:
+    """Return why the sessions of this node would have no room elsewhere; None: they would."""
     views = drains.left_on(draft, node_id)
     if not views:
-        return ""
-    start = f"stopped before node {node_id}, of which nothing was touched"
-    hint = "add a node or make room, or let sessions wait in the store (wait)"
+        return None
     if trouble := draft.node(node_id).abilities.trouble:
-        return f"{start}: its sessions cannot be stored ({trouble}); end them first"
+        return because("stopped_before_unstorable", node=node_id, trouble=trouble)
     free = {
         other: sum(holder is None or holder.idle for holder in draft.usable(other).values())
         for other in draft.state.nodes
@@ -191,13 +195,11 @@ def no_room(draft: Draft, node_id: str) -> str:
             if number >= _needs(view) and not placement.barred(draft, view, other)
         ]
         if not fits:
-            need = _needs(view)
-            what = f" with {reasons.count(need, 'free device')}" if need else ""
-            return f"{start}: there is no other open node{what} for {view.label}; {hint}"
+            return because("stopped_before_full", node=node_id, needs=_needs(view), who=view.label)
         of = draft.state.geography.of_node
         best = min(fits, key=lambda other: (of.get(other) != view.cluster, free[other], other))
         free[best] -= _needs(view)
-    return ""
+    return None
 
 
 def _needs(view: SessionView) -> int:
@@ -215,7 +217,7 @@ def _with(upgrade: Upgrade, step: UpgradeStep, state: StepState) -> Upgrade:
     return replace(upgrade, steps=steps)
 
 
-def _put(draft: Draft, after: Upgrade, by: str, verb: str, reason: str) -> None:
+def _put(draft: Draft, after: Upgrade, by: str, verb: str, reason: Words) -> None:
     before = current(draft)
     draft.upgrade = after
     draft.order(by, verb, "upgrade", _short(before), _short(after), reason, RULE)
@@ -229,8 +231,3 @@ def _short(upgrade: Upgrade | None) -> dict[str, Any] | None:
         "state": upgrade.state.value,
         "nodes": {step.node: step.state.value for step in upgrade.steps},
     }
-
-
-def _said(upgrade: Upgrade) -> str:
-    done = sum(step.state is StepState.BACK for step in upgrade.steps)
-    return f"{done} of {reasons.count(len(upgrade.steps), 'node')} done"

@@ -12,8 +12,8 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
-from singularity_scheduler.core.goals import parse_condition, parse_objective
-from singularity_scheduler.core.spec import parse_locations, parse_virtual_cluster
+from singularity_scheduler.requests.goals import parse_condition, parse_objective
+from singularity_scheduler.requests.spec import parse_locations, parse_virtual_cluster
 
 from .errors import BadJob, shown, yaml_word
 from .expressions import BadExpression, Values

@@ -10,7 +10,7 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
-from singularity_scheduler.core.group_spec import MAX_MEMBERS
+from singularity_scheduler.requests.group_spec import MAX_MEMBERS
 
 Space = Mapping[str, Sequence[Any]]
 """Name -> its values."""
@@ -29,7 +29,7 @@ class Sweep:
     """Of all of them together, from when they are submitted."""
     stop_on_failure: bool = False
     stop_when: str | None = None
-    """A condition on recorded values, see `core.goals`."""
+    """A condition on recorded values, see `requests.goals`."""
     objective: dict[str, str] | None = None
     """Which run is the best: ``{"primary_metric", "goal"}``."""
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
-from singularity_scheduler.core.run_spec import parse_run
-from singularity_scheduler.core.spec import parse_spec
+from singularity_scheduler.requests.run_spec import parse_run
+from singularity_scheduler.requests.spec import parse_spec
 
 from .errors import nearest, shown
 

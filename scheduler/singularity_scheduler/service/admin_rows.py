@@ -19,8 +19,11 @@ from singularity_scheduler.core.administration import (
     VirtualCluster,
 )
 from singularity_scheduler.core.decision import Decision
+from singularity_scheduler.core.reason import from_json, to_json
 from singularity_scheduler.core.requested import Tier
+from singularity_scheduler.text.reasons import render_words
 
+from .rows import without_code, words_from_row, words_to_row
 from .tables import admin_log, node_duties, parameters, upgrades, user_tiers, virtual_clusters
 
 UPGRADE = 1
@@ -29,14 +32,16 @@ UPGRADE = 1
 
 def write(connection: Connection, decision: Decision) -> None:
     """The part of a decision that is about administration."""
+    row: dict[str, Any]
     for setting in decision.settings:
         connection.execute(delete(parameters).where(parameters.c.name == setting.name))
         if setting.value is not None:
-            row: dict[str, Any] = {"name": setting.name, "value": json.dumps(setting.value)}
+            row = {"name": setting.name, "value": json.dumps(setting.value)}
             connection.execute(insert(parameters).values(row))
     for mark in decision.node_marks:
         connection.execute(delete(node_duties).where(node_duties.c.node == mark.node))
-        connection.execute(insert(node_duties).values({**vars(mark), "duty": mark.duty.value}))
+        row = {**vars(mark), **words_to_row(mark.reason), "duty": mark.duty.value}
+        connection.execute(insert(node_duties).values(row))
     if decision.upgrade is not None:
         connection.execute(delete(upgrades).where(upgrades.c.id == UPGRADE))
         row = {"id": UPGRADE, "document": json.dumps(_upgrade_to_json(decision.upgrade))}
@@ -51,7 +56,8 @@ def write(connection: Connection, decision: Decision) -> None:
             row = {"user": user, "tiers": json.dumps([tier.value for tier in tiers])}
             connection.execute(insert(user_tiers).values(row))
     if decision.orders:
-        connection.execute(insert(admin_log), [vars(order) for order in decision.orders])
+        lines = [{**vars(one), "reason": render_words(one.reason)} for one in decision.orders]
+        connection.execute(insert(admin_log), lines)
 
 
 def read(connection: Connection) -> tuple[Administration, list[NodeMark]]:
@@ -66,7 +72,13 @@ def read(connection: Connection) -> tuple[Administration, list[NodeMark]]:
     upgrade = connection.execute(select(upgrades.c.document)).scalar()
     found.upgrade = _upgrade_from_json(json.loads(upgrade)) if upgrade else None
     marks = [
-        NodeMark(**{**row, "duty": NodeDuty(row["duty"])})
+        NodeMark(
+            **{
+                **without_code(dict(row)),
+                "reason": words_from_row(dict(row)),
+                "duty": NodeDuty(row["duty"]),
+            }
+        )
         for row in connection.execute(select(node_duties)).mappings()
     ]
     return found, marks
@@ -89,9 +101,12 @@ def read_log(
 
 def _upgrade_to_json(upgrade: Upgrade) -> dict[str, Any]:
     steps = [{**vars(step), "state": step.state.value} for step in upgrade.steps]
-    return {**vars(upgrade), "state": upgrade.state.value, "steps": steps}
+    why = upgrade.why if isinstance(upgrade.why, str) else to_json(upgrade.why)
+    return {**vars(upgrade), "state": upgrade.state.value, "steps": steps, "why": why}
 
 
 def _upgrade_from_json(told: dict[str, Any]) -> Upgrade:
     steps = (UpgradeStep(**{**step, "state": StepState(step["state"])}) for step in told["steps"])
-    return Upgrade(**{**told, "state": UpgradeState(told["state"]), "steps": tuple(steps)})
+    why = told["why"] if isinstance(told["why"], str) else from_json(**told["why"])
+    state = UpgradeState(told["state"])
+    return Upgrade(**{**told, "state": state, "steps": tuple(steps), "why": why})

@@ -12,8 +12,9 @@ from singularity_scheduler.core import quotas
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.draft import Draft
 from singularity_scheduler.core.parameters import MAX_THRESHOLDS, NAMES, describe, known
-from singularity_scheduler.core.spec import parse_virtual_cluster
 from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.requests.spec import parse_virtual_cluster
+from singularity_scheduler.text.errors import in_words
 
 from . import checks, schemas
 from .documents import iso
@@ -134,7 +135,8 @@ def _explain_parameters(call: Endpoint, body: Json) -> None:
     if isinstance(changes, dict):
         settings = {name: value for name, value in changes.items() if value is not None}
         try:
-            call.controller.state.parameters.changed(**settings)
+            with in_words():
+                call.controller.state.parameters.changed(**settings)
         except NotFound as error:
             raise BadRequest(error.message, **error.fields) from None
 

@@ -12,6 +12,8 @@ from singularity_scheduler.core import drains, placement
 from singularity_scheduler.core.administration import DutyEvent, NodeDuty, UpgradeState
 from singularity_scheduler.core.cluster import ClusterState, Node
 from singularity_scheduler.core.draft import Draft
+from singularity_scheduler.text.meanings import DUTIES
+from singularity_scheduler.text.reasons import render, render_words
 
 from . import schemas
 from .administer import REASON
@@ -50,7 +52,7 @@ schemas.COMPONENTS |= {
                 "type": "string",
                 "enum": [duty.value for duty in NodeDuty],
                 "description": "What it is used for: "
-                + "; ".join(f"{d.value}: {text}" for d, text in adm.DUTY_MEANING.items()),
+                + "; ".join(f"{duty}: {text}" for duty, text in DUTIES.items()),
             },
             "by": {**nullable(TEXT), "description": "null: by itself."},
             "reason": TEXT,
@@ -204,7 +206,7 @@ def node_document(state: ClusterState, node: Node, now: float) -> Json:
         "connected": node.connected,
         "duty": mark.duty.value,
         "by": mark.by or None,
-        "reason": mark.reason,
+        "reason": render_words(mark.reason),
         "since": iso(mark.at) if mark.at else None,
         "deadline": iso(mark.deadline),
         "overdue": overdue,
@@ -221,7 +223,7 @@ def node_document(state: ClusterState, node: Node, now: float) -> Json:
                 "name": view.name,
                 "tier": view.tier.value,
                 "state": view.word,
-                "reason": view.reason,
+                "reason": render(view.why),
             }
             for view in there
         ],
@@ -238,7 +240,7 @@ def upgrade_document(state: ClusterState, now: float) -> Json:
     draft = Draft(state, now)
     return {
         "state": upgrade.state.value,
-        "why": upgrade.why,
+        "why": render_words(upgrade.why),
         "by": upgrade.by,
         "reason": upgrade.reason,
         "at": iso(upgrade.at),

@@ -22,7 +22,8 @@ from singularity_scheduler.client.schemas import (
 )
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.decision import Decision
-from singularity_scheduler.core.explain import reason_facts
+from singularity_scheduler.explain.facts import reason_facts
+from singularity_scheduler.text.reasons import render_change, render_words
 
 from .documents import iso
 
@@ -59,14 +60,15 @@ class Audit:
                     "state": change.word,
                     "process_state": change.process_state.value,
                     "device_state": change.device_state.value,
-                    "reason": change.reason,
+                    "reason": render_change(change),
                     **reason_facts(change.why),
                     "rule": change.rule,
                     "at": iso(change.at),
                 },
             )
         for order in decision.orders:
-            self._emit(ADMIN_CHANGE, {**vars(order), "at": iso(order.at)})
+            told = {**vars(order), "reason": render_words(order.reason), "at": iso(order.at)}
+            self._emit(ADMIN_CHANGE, told)
         if decision.node is not None and decision.node in self._state.nodes:
             node = self._state.nodes[decision.node]
             self._emit(

@@ -14,7 +14,7 @@ from singularity_proxy.errors import BadRequest, NotFound
 
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import Kind
-from singularity_scheduler.core.spec import parse_spec
+from singularity_scheduler.requests.spec import parse_spec
 
 from . import checks
 

@@ -19,7 +19,7 @@ from jsonschema.exceptions import (  # type: ignore[import-untyped]
 from singularity_proxy.errors import BadRequest, NotFound
 from singularity_proxy.wire.limits import is_deeper
 
-from singularity_scheduler.core.refusals import refuse_unknown
+from singularity_scheduler.requests.fields import refuse_unknown
 
 from . import schemas
 from .operations import Operation, Parameter

@@ -26,6 +26,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import BatchRun
 from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.text.reasons import render
 
 from .peers import gang_launch
 from .ports import Fleet
@@ -251,7 +252,7 @@ class Commander:
                 epoch=action.epoch,
                 seq=action.seq,
                 devices=list(action.devices),
-                reason=action.reason,
+                reason=render(action.why),
                 ttl_s=self._ttl_s,
             )
         except SingularityError as error:
@@ -273,7 +274,7 @@ class Commander:
                 lambda: self._in_device(action, DeviceState.PARKING),
                 epoch=action.epoch,
                 seq=action.seq,
-                reason=action.reason,
+                reason=render(action.why),
                 **({"force": True} if action.force else {}),
                 **({"moving": True} if action.moving else {}),
             )
@@ -307,7 +308,7 @@ class Commander:
                     action,
                     "session.end",
                     lambda: self._wanted(action),
-                    reason=action.reason,
+                    reason=render(action.why),
                     grace_s=action.grace_s,
                 )
             except NotFound:

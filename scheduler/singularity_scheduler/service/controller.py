@@ -25,13 +25,15 @@ from singularity_scheduler.client import words
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import Administration
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.explain import explain, told
 from singularity_scheduler.core.geography import HOME, Geography
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.placement import choose_node
 from singularity_scheduler.core.policy import decide
 from singularity_scheduler.core.stored import Retention
+from singularity_scheduler.explain.why import explain, told
+from singularity_scheduler.text.errors import in_words
+from singularity_scheduler.text.reasons import render, render_words
 
 from . import documents
 from .archive import Archive
@@ -184,7 +186,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
     @validate("parameters")  # type: ignore[untyped-decorator]
     def _check_parameters(self, proposal: Any) -> Any:
         try:
-            Parameters.from_dict(proposal["value"])
+            with in_words():
+                Parameters.from_dict(proposal["value"])
         except SingularityError as error:
             raise TraitError(f"Controller.parameters: {error.message}") from None
         return proposal["value"]
@@ -193,7 +196,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
     def _check_places(self, proposal: Any) -> Any:
         name, value = proposal["trait"].name, proposal["value"]
         try:
-            Geography(**{name.removesuffix("_cluster"): value})
+            with in_words():
+                Geography(**{name.removesuffix("_cluster"): value})
         except SingularityError as error:
             raise TraitError(f"Controller.{name}: {error.message}") from None
         return value
@@ -299,7 +303,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         not go together."""
         admin.defaults = Parameters.from_dict(self.parameters)
         try:
-            admin.defaults.changed(**admin.settings)
+            with in_words():
+                admin.defaults.changed(**admin.settings)
         except SingularityError as error:
             raise BadRequest(
                 f"Controller.parameters does not go with what administrators have set "
@@ -387,7 +392,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
             raise Unavailable(self.committer.doubt.message, **self.committer.doubt.fields)
         now = self._clock()
         self.state.latest = self.ahead.latest = now
-        decision = decide(self.ahead, event, now)
+        with in_words():
+            decision = decide(self.ahead, event, now)
         self.ahead.apply(decision)
         self.ahead.experience.learn(decision)
         decision = told(self.ahead, decision, now)
@@ -406,7 +412,9 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         for view in decision.sessions:
             self.leases.changed(view)
         for mark in decision.marks:
-            state = f"drained ({mark.reason})" if mark.drained else "given to sessions"
+            state = (
+                f"drained ({render_words(mark.reason)})" if mark.drained else "given to sessions"
+            )
             self.log.warning("device %s of node %s is %s", mark.device, mark.node, state)
         for order in decision.orders:
             who = f" by {order.by}" if order.by else ""
@@ -417,7 +425,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
                     "%s %s: %s (%s)",
                     type(action).__name__,
                     action.session,
-                    action.reason,
+                    render(action.why),
                     action.rule,
                 )
                 waiting.tasks[action] = self.commander.carry_out(action)
@@ -530,7 +538,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
 
     async def identity(self, user: str) -> Json:
         """The uid and gid of a user's processes, by the agent of the first node that answers."""
-        node = choose_node(self.state, 0)
+        with in_words():
+            node = choose_node(self.state, 0)
         return cast(Json, await self.fleet.call(node, "identity", user=user))
 
     @property

@@ -22,13 +22,14 @@ from singularity_proxy.errors import (
 
 from singularity_scheduler.core import checkpoints
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.gang_spec import parts_of
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.policy import refuse_ended
 from singularity_scheduler.core.requested import Kind, SessionSpec
-from singularity_scheduler.core.run_spec import run_of
-from singularity_scheduler.core.spec import parse_name
 from singularity_scheduler.core.states import CHANGING, DeviceState, ProcessState
+from singularity_scheduler.requests.gang_spec import parts_of
+from singularity_scheduler.requests.run_spec import run_of
+from singularity_scheduler.requests.spec import parse_name
+from singularity_scheduler.text.reasons import render
 
 from . import documents, translate
 from .ledger import Command
@@ -130,7 +131,7 @@ class Desk:
             return view, None
         if view.final:
             raise Conflict(
-                f"session {view.label} that this key started has ended: {view.reason}",
+                f"session {view.label} that this key started has ended: {render(view.why)}",
                 session=view.id,
                 state=view.word,
             )
@@ -192,7 +193,7 @@ class Desk:
         await asyncio.wait([self._c.reports.look_again(node)], timeout=MOVE_WAIT_S)
         found = await self._c.find(view.id)
         lost = f"node {node} has nothing of {view.label} any more, so this was not done"
-        return Conflict(f"{lost}: {found.reason}", session=view.id, state=found.word)
+        return Conflict(f"{lost}: {render(found.why)}", session=view.id, state=found.word)
 
     async def _what_became(self, view: SessionView, node: str, done: str) -> Unreached:
         """Return what a person should read when a node's answer was lost: whether `done` is not
@@ -206,7 +207,7 @@ class Desk:
         found = await self._c.find(view.id)
         return Unreached(
             f"node {node} did not answer, so whether {done} is not known; {found.label} is "
-            f"{found.word} now ({found.reason}): try again if it was not",
+            f"{found.word} now ({render(found.why)}): try again if it was not",
             session=view.id,
             state=found.word,
         )
@@ -374,7 +375,9 @@ class Desk:
             if live and (why := self._no_images(view)):
                 return _kept(session, why, Unsupported(why))
             if asked and _came_back(view):  # refused by its node, or a request has called it
-                return _kept(session, view.reason, controller.commander.failures.pop(session, None))
+                return _kept(
+                    session, render(view.why), controller.commander.failures.pop(session, None)
+                )
             if view.process_state is ProcessState.SUSPENDED and not view.called:
                 return None
             if (live and view.leaving is None) or view.returning:
@@ -391,7 +394,7 @@ class Desk:
                 )
             if loop.time() >= until:
                 view = await controller.find(session)
-                return None if _leaves(view) else _kept(session, view.reason, None)
+                return None if _leaves(view) else _kept(session, render(view.why), None)
             await controller.until(lambda: self._rests(session), until - loop.time())
         return None
 

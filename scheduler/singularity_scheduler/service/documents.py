@@ -12,7 +12,6 @@ from singularity_scheduler.core import (
     checkpoints,
     goals,
     keeping,
-    planned,
     scaling,
     shares,
     tiers,
@@ -20,12 +19,14 @@ from singularity_scheduler.core import (
 )
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceHealth
-from singularity_scheduler.core.explain import reason_facts
 from singularity_scheduler.core.model import Change, SessionView
 from singularity_scheduler.core.requested import BatchRun, Member, Part, Tier
-from singularity_scheduler.core.size_spec import policy_document
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
+from singularity_scheduler.explain import planned
+from singularity_scheduler.explain.facts import reason_facts
+from singularity_scheduler.requests.size_spec import policy_document
+from singularity_scheduler.text.reasons import render, render_change, render_words
 
 Json = dict[str, Any]
 
@@ -67,7 +68,7 @@ def session_document(
         "state": view.word,
         "process_state": view.process_state.value,
         "device_state": view.device_state.value,
-        "reason": view.reason,
+        "reason": render(view.why),
         **reason_facts(view.why),
         "idle_since": iso(view.idle_since),
         "unused_since": iso(view.unused_since or None) if view.leased else None,
@@ -139,7 +140,8 @@ def planned_document(state: ClusterState, view: SessionView) -> Json | None:
         "what": found.what.value,
         "at": iso(found.at),
         "rule": found.rule,
-        "why": found.why,
+        "why": render(found.why),
+        **reason_facts(found.why),
     }
 
 
@@ -302,7 +304,7 @@ def change_document(change: Change) -> Json:
         "process_state": change.process_state.value,
         "device_state": change.device_state.value,
         "state": change.word,
-        "reason": change.reason,
+        "reason": render_change(change),
         **reason_facts(change.why),
         "rule": change.rule,
     }
@@ -325,7 +327,7 @@ def device_document(
         "capacity_bytes": device.capacity_bytes if device else 0,
         "session": seen,
         "uuid": device.uuid if device else health.uuid,
-        "drained": {"by": mark.by or None, "reason": mark.reason, "at": iso(mark.at)}
+        "drained": {"by": mark.by or None, "reason": render_words(mark.reason), "at": iso(mark.at)}
         if mark.drained
         else None,
         "health": {
@@ -374,7 +376,7 @@ def cluster_document(state: ClusterState, user: str | None) -> Json:
                 },
                 "store": n.abilities.store or None,
                 "duty": n.duty.duty.value,
-                "reason": n.duty.reason,
+                "reason": render_words(n.duty.reason),
             }
             for n in state.nodes.values()
         ],

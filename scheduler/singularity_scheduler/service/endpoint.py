@@ -23,6 +23,7 @@ from tornado.web import stream_request_body
 
 from singularity_scheduler import logs
 from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.text.errors import in_words
 
 from . import checks
 from .auth import Caller
@@ -140,7 +141,8 @@ class Endpoint(Counted):
     async def _serve(self, **path: str) -> None:
         self.begin()
         try:
-            await self._act(**path)
+            with in_words():
+                await self._act(**path)
         finally:
             self.end()
 

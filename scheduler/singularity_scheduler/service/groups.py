@@ -7,8 +7,8 @@ from typing import Any
 
 from singularity_proxy.errors import NotFound
 
-from singularity_scheduler.core.group_spec import MAX_MEMBERS, parse_group
-from singularity_scheduler.core.run_spec import MAX_TIMEOUT_S
+from singularity_scheduler.requests.group_spec import MAX_MEMBERS, parse_group
+from singularity_scheduler.requests.run_spec import MAX_TIMEOUT_S
 
 from . import checks, schemas, session_schemas
 from .endpoint import Endpoint

@@ -17,7 +17,7 @@ from tornado.web import Application, RequestHandler
 
 from singularity_scheduler.core import tiers
 from singularity_scheduler.core.administration import TiersAsked
-from singularity_scheduler.core.spec import parse_launch, parse_spec, parse_tier
+from singularity_scheduler.requests.spec import parse_launch, parse_spec, parse_tier
 
 from . import (
     administer,

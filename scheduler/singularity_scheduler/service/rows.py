@@ -9,7 +9,7 @@ from typing import Any
 
 from singularity_scheduler.core.devices import DeviceMark
 from singularity_scheduler.core.model import Change, SessionView, Share
-from singularity_scheduler.core.reason import Reason, because, from_json, to_json
+from singularity_scheduler.core.reason import Reason, Words, because, from_json, to_json
 from singularity_scheduler.core.requested import (
     BatchRun,
     Kind,
@@ -86,6 +86,7 @@ _SAME = (
 def mark_to_row(mark: DeviceMark) -> Row:
     return {
         **vars(mark),
+        **words_to_row(mark.reason),
         "faults": json.dumps(mark.faults),
         "ignored": json.dumps(mark.ignored),
     }
@@ -93,7 +94,7 @@ def mark_to_row(mark: DeviceMark) -> Row:
 
 def mark_from_row(row: Row) -> DeviceMark:
     lists = {name: tuple(json.loads(row[name])) for name in ("faults", "ignored")}
-    return DeviceMark(**{**row, **lists})
+    return DeviceMark(**{**without_code(row), **lists, "reason": words_from_row(row)})
 
 
 def session_to_row(view: SessionView) -> Row:
@@ -226,6 +227,22 @@ def _loss(text: str | None) -> LossReport | None:
         return None
     told = json.loads(text)
     return LossReport(**{**told, "back": tuple(told["back"]), "lost": tuple(told["lost"])})
+
+
+def words_to_row(words: Words) -> Row:
+    """What somebody said has no code, and reads the same."""
+    if isinstance(words, str):
+        return {"reason": words, "reason_code": "", "reason_args": "{}"}
+    return _why_to_row(words)
+
+
+def words_from_row(row: Mapping[str, Any]) -> Words:
+    return _why_from_row(row) if row["reason_code"] else str(row["reason"])
+
+
+def without_code(row: Mapping[str, Any]) -> Row:
+    """The columns of a row that are fields of a mark."""
+    return {k: v for k, v in row.items() if k not in ("reason_code", "reason_args")}
 
 
 @functools.lru_cache(1024)

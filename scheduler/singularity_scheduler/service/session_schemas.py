@@ -4,9 +4,10 @@ and what is known of their checkpoints and of why they wait."""
 from __future__ import annotations
 
 from singularity_scheduler.client import values
-from singularity_scheduler.core import goals, precedence
-from singularity_scheduler.core.estimate import Basis
-from singularity_scheduler.core.planned import Plan
+from singularity_scheduler.core import goals
+from singularity_scheduler.explain import precedence
+from singularity_scheduler.explain.estimate import Basis
+from singularity_scheduler.explain.planned import Plan
 
 from .vocabulary import (
     COUNT,
@@ -67,6 +68,7 @@ SESSION: dict[str, Schema] = {
                     },
                     "rule": RULE,
                     "why": {**TEXT, "description": "For people."},
+                    **REASON_FACTS,
                 }
             )
         ),
@@ -315,7 +317,7 @@ FACTS: Schema = {
                     {
                         "session": TEXT,
                         "tier": TIER,
-                        "rule": {"type": "string", "enum": list(precedence.WORDS)},
+                        "rule": {"type": "string", "enum": list(precedence.RULES)},
                     }
                 )
             ),
@@ -327,6 +329,7 @@ FACTS: Schema = {
                 {
                     "basis": {"type": "string", "enum": [basis.value for basis in Basis]},
                     "why": {**TEXT, "description": "The basis in words."},
+                    **REASON_FACTS,
                     "low_s": nullable(SECONDS),
                     "high_s": nullable(SECONDS),
                     "samples": {**COUNT, "description": "Waits or moves that it is based on."},

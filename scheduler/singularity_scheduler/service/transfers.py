@@ -24,6 +24,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.states import ProcessState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport
+from singularity_scheduler.text.reasons import render
 
 from .documents import parse_iso
 from .gang_cuts import GangCuts
@@ -108,7 +109,7 @@ class Transfers:
                     epoch=action.epoch,
                     seq=action.seq,
                     name=action.name,
-                    reason=action.reason,
+                    reason=render(action.why),
                     **({"standing": True} if part else {}),
                     **({"urgent": True} if action.urgent else {}),
                     **_back_to(view),
@@ -192,7 +193,7 @@ class Transfers:
             undo=action.undo,
             terms=self.terms(action.node),
             connection=None if forked else await self.connection(view, action),
-            reason=action.reason,
+            reason=render(action.why),
             **({"gang": gang} if gang else {}),
         )
 
@@ -221,7 +222,7 @@ class Transfers:
                 lambda: not self._is_home(action),
                 epoch=action.epoch,
                 seq=action.seq,
-                reason=action.reason,
+                reason=render(action.why),
                 grace_s=0.0,
                 keep=True,
                 keep_relay=relay,

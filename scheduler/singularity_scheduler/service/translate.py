@@ -14,7 +14,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.devices import DeviceHealth, DeviceView
 from singularity_scheduler.core.model import Abilities, AgentFacts
 from singularity_scheduler.core.requested import Priority
-from singularity_scheduler.core.spec import parse_move, parse_priority, parse_tier
+from singularity_scheduler.requests.spec import parse_move, parse_priority, parse_tier
 
 from .documents import parse_iso
 from .ports import AgentSession, Hello

@@ -13,7 +13,7 @@ from singularity_proxy.errors import (
     Unsupported,
 )
 
-from singularity_scheduler.core.size_spec import MAX_DEVICES
+from singularity_scheduler.requests.size_spec import MAX_DEVICES
 
 from . import documents, schemas, translate
 from .endpoint import Endpoint

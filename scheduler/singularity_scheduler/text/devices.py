@@ -70,7 +70,7 @@ def held_back(by: str) -> str:
     return f"held back by {by}: it starts after it is resumed"
 
 
-def moved_off(device: str, why: str, by: str | None) -> Clauses:
+def moved_off(device: str, why: Said | str, by: str | None) -> Clauses:
     who = f" by {by}" if by else ""
     return (
         f"leaves {device}, which was drained{who} ({why})",

@@ -34,7 +34,7 @@ def suspended(name: str, stored_bytes: int, ms: float, held_by: str | None) -> C
     return (f"everything of it is in checkpoint '{name}' ({size(stored_bytes)}{took})", back)
 
 
-def hibernating(sentence: str) -> Clauses:
+def hibernating(sentence: Said | str) -> Clauses:
     return (f"{sentence}: it is suspended until its next server or request", NOTHING_LOST)
 
 
@@ -44,6 +44,10 @@ def suspend_failed(sentence: str) -> str:
 
 def processes_ended() -> str:
     return "its processes were ended to go back to a checkpoint"
+
+
+def server_is_gone() -> str:
+    return "its Jupyter server is gone"
 
 
 # -- out of the store -----------------------------------------------------------------------
@@ -192,12 +196,12 @@ def checkpoint_due(steps: int | None, seconds: float) -> str:
 # -- its node leaves ------------------------------------------------------------------------
 
 
-def drained_moves(node: str, state: str, by: str | None, why: str) -> Clauses:
+def drained_moves(node: str, state: str, by: str | None, why: Said | str) -> Clauses:
     start = f"leaves node {node}, which {duty(state, by, why)}"
     return (f"{start}: it moves to another node", NOTHING_LOST, JUST_WAITS)
 
 
-def drained_stores(node: str, state: str, by: str | None, why: str, called: bool) -> Clauses:
+def drained_stores(node: str, state: str, by: str | None, why: Said | str, called: bool) -> Clauses:
     then = "as soon as a node has room for it" if called else "with its next request"
     start = f"leaves node {node}, which {duty(state, by, why)}"
     return (
@@ -219,7 +223,7 @@ def leaves_in_time(after: Said, in_s: float | None, name: str | None, age_s: flo
     return (*after.clauses, f"{gone}, {rest}")
 
 
-def stays(node: str, state: str, by: str | None, why: str, trouble: str) -> Clauses:
+def stays(node: str, state: str, by: str | None, why: Said | str, trouble: Said | str) -> Clauses:
     which = duty(state, by, why)
     return (
         f"stays on node {node}, which {which}, because it cannot be stored ({trouble})",
@@ -227,7 +231,7 @@ def stays(node: str, state: str, by: str | None, why: str, trouble: str) -> Clau
     )
 
 
-def requeued(node: str, here: str, state: str, by: str | None, why: str) -> str:
+def requeued(node: str, here: str, state: str, by: str | None, why: Said | str) -> str:
     return f"waits on node {node}, because node {here} {duty(state, by, why)}"
 
 

@@ -3,7 +3,8 @@ for each code; its arguments are those of the code."""
 
 from __future__ import annotations
 
-from .phrases import count, duty
+from .phrases import count, duty, whole
+from .phrases import part as part_of
 from .said import Clauses, Said
 
 
@@ -23,7 +24,7 @@ def _only(locations: tuple[str, ...]) -> str:
     return f"it may only be in {' or '.join(locations)}"
 
 
-def not_open(node: str, state: str, by: str | None, why: str) -> str:
+def not_open(node: str, state: str, by: str | None, why: Said | str) -> str:
     return f"node {node} {duty(state, by, why)}"
 
 
@@ -76,3 +77,43 @@ def several(each: tuple[Said, ...], more: int) -> Clauses:
 
 def parts_without_nodes() -> str:
     return "not all parts of its gang have room on different nodes"
+
+
+def no_other_node() -> str:
+    return "there is no other"
+
+
+def never_answered() -> str:
+    return "no node of it has ever answered"
+
+
+def may_only_be_in(locations: tuple[str, ...]) -> str:
+    return _only(locations)
+
+
+# -- of parts of gangs ----------------------------------------------------------------------
+
+
+def stored_as_a_whole(part: int, parts: int) -> str:
+    return f"it is {whole(part, parts)}, which is stored only as a whole, by suspend or checkpoint"
+
+
+def is_there_already() -> str:
+    return "it is there already"
+
+
+def part_is_there(part: int) -> str:
+    return f"{part_of(part)} is there, and parts have different nodes"
+
+
+def gang_is_in_one_cluster() -> str:
+    return "it is in another cluster, and the parts of a gang are in one"
+
+
+def part_has_ended() -> str:
+    return "another part of it has ended"
+
+
+def part_is(part: int, node: str, word: str) -> str:
+    """`word`: its state."""
+    return f"part {part} on node {node} is {word}"

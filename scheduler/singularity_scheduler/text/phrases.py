@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from singularity_scheduler.client.words import duration
+from singularity_scheduler.core.refusals import choices
+
+from .said import Said
 
 
 def count(number: int, noun: str = "device") -> str:
@@ -41,8 +46,9 @@ def attempt(number: int, of: int) -> str:
     return "" if number == 1 else f" (attempt {number} of {of})"
 
 
-def duty(state: str, by: str | None, why: str) -> str:
+def duty(state: str, by: str | None, why: Said | str) -> str:
     """Return what a node is used for: "is being drained by root (new kernel)"."""
+    why = str(why)
     words = {"open": "is open", "draining": "is being drained", "drained": "is drained"}
     who = f" by {by}" if by else ""
     return f"{words.get(state, f'is {state}')}{who}{f' ({why})' if why else ''}"
@@ -51,3 +57,56 @@ def duty(state: str, by: str | None, why: str) -> str:
 def part(number: int) -> str:
     """Return how the parts of a gang are named to one another."""
     return f"part {number} of its gang"
+
+
+def clipped(text: str) -> str:
+    """Return what somebody typed in at most 60 characters."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def instead_of(near: str | None, there: Sequence[str]) -> str:
+    """Return what to say in place of a word that nobody knows: the nearest one, or all."""
+    if near is not None:
+        return f"did you mean '{near}'?"
+    return f"pick from {', '.join(there) or 'none'}"
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Return what to say in place of a `word` that is none of `names`."""
+    found = choices(word, names)
+    return instead_of(found["near"], found["there"])
+
+
+def short(seconds: float) -> str:
+    """Return a length of time that may be less than a second."""
+    if seconds < 1:
+        return "less than 1 s"
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+
+
+def span(low: float, high: float) -> str:
+    """Return a range of times, or one of them when they read alike."""
+    first, last = short(low), short(high)
+    if first == last:
+        return first if low < 1 else f"about {first}"
+    return f"{first} to {last}"
+
+
+def holder(device: str, who: str, tier: str, state: str) -> str:
+    """Return who has a device, and whether it works: "cpu:0 by ada/train (basic, idle)"."""
+    return f"{device} by {who} ({tier}, {state})"
+
+
+def told_of(who: str, word: str, said: str, more: Sequence[str]) -> str:
+    """Return all that is said of a session in the state `word`; `more`: what is said besides."""
+    return " ".join([f"{who} is {word}: {said}.", *(f"{one}." for one in more)])
+
+
+def inside(locations: Sequence[str]) -> str:
+    """Return " in west or east"; "" for anywhere."""
+    return f" in {' or '.join(locations)}" if locations else ""
+
+
+def whole(part: int, parts: int) -> str:
+    """Return which part of a gang a session is."""
+    return f"part {part} of a gang on {parts} nodes"

@@ -5,11 +5,28 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from singularity_scheduler.core.reason import Reason, Value
+from singularity_scheduler.core.reason import Reason, Value, Words
 
-from . import devices, moves, obstacles, runs
+from . import (
+    administering,
+    devices,
+    estimates,
+    explained,
+    faults,
+    moves,
+    obstacles,
+    refusals,
+    runs,
+    simulated,
+)
+from .phrases import duty
 from .said import Clauses, Said
+
+if TYPE_CHECKING:
+    from singularity_scheduler.core.administration import NodeMark
+    from singularity_scheduler.core.model import Change
 
 
 def _functions(module: ModuleType) -> Iterator[tuple[str, Callable[..., Clauses]]]:
@@ -18,10 +35,21 @@ def _functions(module: ModuleType) -> Iterator[tuple[str, Callable[..., Clauses]
             yield name, function
 
 
+_MODULES = (
+    administering,
+    devices,
+    estimates,
+    explained,
+    faults,
+    moves,
+    obstacles,
+    refusals,
+    runs,
+    simulated,
+)
+
 CODES: dict[str, Callable[..., Clauses]] = {
-    code: function
-    for module in (devices, moves, obstacles, runs)
-    for code, function in _functions(module)
+    code: function for module in _MODULES for code, function in _functions(module)
 }
 """code -> what makes its sentence; its parameters are the arguments of the code."""
 
@@ -40,8 +68,10 @@ _BRIEF = {
 def say(reason: Reason) -> Said:
     """Return the clauses of a reason. Raises `KeyError` for a code that there is not, `TypeError`
     for arguments that the code has not."""
-    clauses = CODES[reason.code](**{name: _argument(value) for name, value in reason.args})
-    return Said((clauses,) if isinstance(clauses, str) else clauses)
+    args = {name: _argument(value) for name, value in reason.args}
+    clauses = CODES[reason.code](**args)
+    named = _BRIEF.get(reason.code, "").format(**args)
+    return Said((clauses,) if isinstance(clauses, str) else clauses, named)
 
 
 def is_known(reason: Reason) -> bool:
@@ -70,6 +100,21 @@ def render(reason: Reason) -> str:
     return say(reason).text
 
 
+def render_change(change: Change) -> str:
+    """Return what people read of a line of history."""
+    return change.text or render(change.why)
+
+
+def render_words(words: Words) -> str:
+    """Return what a person said, or the sentence of the scheduler's own reason."""
+    return words if isinstance(words, str) else render(words)
+
+
+def render_duty(mark: NodeMark) -> str:
+    """Return what a node is used for: "is being drained by root (new kernel)"."""
+    return duty(mark.duty.value, mark.by or None, render_words(mark.reason))
+
+
 def render_first(reason: Reason) -> str:
     """Return its first clause: what happened, and for whom."""
     return say(reason).head
@@ -77,5 +122,4 @@ def render_first(reason: Reason) -> str:
 
 def render_briefly(reason: Reason) -> str:
     """Return what happened, of what a person did no more than who did it."""
-    brief = _BRIEF.get(reason.code)
-    return brief.format(**dict(reason.args)) if brief else render_first(reason)
+    return say(reason).brief

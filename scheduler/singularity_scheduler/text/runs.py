@@ -113,7 +113,7 @@ def condition_met(why: str, condition: str) -> str:
     return f"{why} ({condition})"
 
 
-def drained_by_force(node: str, trouble: str) -> str:
+def drained_by_force(node: str, trouble: Said | str) -> str:
     return f"node {node} is drained by force, and it could not be stored ({trouble})"
 
 

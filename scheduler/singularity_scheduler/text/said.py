@@ -15,11 +15,21 @@ class Said:
     """A reason in English."""
 
     clauses: tuple[str, ...]
+    named: str = ""
+    """What is enough to name what a person did or wants; "": its first clause."""
+
+    def __str__(self) -> str:
+        return self.text
 
     @property
     def head(self) -> str:
         """Its first clause."""
         return self.clauses[0]
+
+    @property
+    def brief(self) -> str:
+        """What happened, of what a person did no more than who did it."""
+        return self.named or self.head
 
     @property
     def text(self) -> str:

@@ -30,7 +30,7 @@ from singularity_scheduler.service.database import parse
 from singularity_scheduler.service.ledger import Command, Ledger
 from singularity_scheduler.service.tables import metadata
 from sqlalchemy import create_engine, text
-from support.scheduler_core import World, whole
+from support.scheduler_core import World, reads, whole
 from support.scheduler_gangs import gang
 
 
@@ -86,7 +86,7 @@ async def test_a_ledger_of_the_version_before_keeps_its_checkpoints(place: str) 
         assert view.last_checkpoint == CheckpointRef("c1", 77.0, 1024, "device")
         assert (view.origin, view.incarnation, view.kernel_id) == ("local", 1, "")
         assert view.why == because("said", text="its process runs")
-        assert view.reason == "its process runs"
+        assert reads(view) == "its process runs"
         [over] = await ledger.sessions_of(["s2"])
         assert over.checkpoints == ()  # it was deleted with its session
     finally:

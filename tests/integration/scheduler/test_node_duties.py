@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import Conflict
+from support.scheduler_core import reads
 from support.scheduler_service import Platform, platform, until
 
 pytestmark = pytest.mark.asyncio
@@ -244,7 +245,7 @@ async def test_a_notice_that_comes_too_late_says_what_was_kept(tmp_path: Path) -
         await until_duty(p, "node-1", "draining")
         view = p.controller.state.sessions
         await until(lambda: view[kept].process_state.value == "suspending", "leaves")
-        said = view[kept].reason.partition("should the machine go away in ")[2]
+        said = reads(view[kept]).partition("should the machine go away in ")[2]
         assert "before everything is there, it goes on from checkpoint 'epoch 3', " in said
         await asyncio.sleep(0.3)
         [node] = [n for n in await p.client("admin").nodes() if n["id"] == "node-1"]

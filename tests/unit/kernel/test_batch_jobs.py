@@ -14,11 +14,11 @@ from singularity_kernel.batch.submit import main
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.cli.base import ServiceApp
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.group_spec import parse_group
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import Part
-from singularity_scheduler.core.run_spec import run_of
-from singularity_scheduler.core.spec import parse_spec
+from singularity_scheduler.requests.group_spec import parse_group
+from singularity_scheduler.requests.run_spec import run_of
+from singularity_scheduler.requests.spec import parse_spec
 from singularity_scheduler.service.documents import session_document
 from support.batch_runs import write_notebook
 from support.cli_double import Double

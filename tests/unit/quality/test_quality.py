@@ -1,4 +1,5 @@
-"""The checks a commit must pass: lint, format, types, spelling. `./dev lint` runs the same ones."""
+"""The checks a commit must pass: lint, format, types, spelling, who imports whom. `./dev lint` runs
+the same ones."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ CHECKS = {
     "format": ["ruff", "format", "--check", "."],
     "mypy": ["mypy", *PACKAGES],
     "codespell": ["codespell"],
+    "imports": ["lint-imports", "--no-cache"],
     "bash": ["bash", "-n", "dev", ".ci/run"],
 }
 

@@ -12,6 +12,7 @@ from singularity_scheduler.core.allocation import engine
 from singularity_scheduler.core.allocation import events as ev
 from singularity_scheduler.core.allocation.claims import Claim
 from singularity_scheduler.core.states import InvalidTransition
+from singularity_scheduler.text.errors import in_words
 from support.allocations import BASIC, PREMIUM, Stage, World
 
 ANSWERS = (ev.Left, ev.LeaveFailed, ev.Changed, ev.ChangeFailed)
@@ -210,7 +211,7 @@ def test_a_step_that_cannot_be_is_told_with_the_story(step: str) -> None:
         "change": lambda: state.change(pool, claim, {}, {}, 9.0),
         "gather": lambda: state.gather(claim, {0: 1}, 9.0, False),
     }[step]
-    with pytest.raises(InvalidTransition) as raised:
+    with pytest.raises(InvalidTransition) as raised, in_words():
         call()
     assert raised.value.fields["start"] == "ended"
     assert raised.value.fields["event"] == step
@@ -222,5 +223,5 @@ def test_a_session_that_waits_cannot_be_preempted() -> None:
     world = World(1)
     world.submit("a", 1)
     waits = world.submit("b", 1)
-    with pytest.raises(InvalidTransition, match="while it is 'waiting'"):
+    with pytest.raises(InvalidTransition, match="while it is 'waiting'"), in_words():
         world.state.preempt(world.state.pools[""], waits, 1.0, "preempt.tier", None)

@@ -11,7 +11,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.allocation.defrag import SETTLES_S
 from singularity_scheduler.core.model import Abilities
 from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
-from support.scheduler_core import AT_ONCE, World
+from support.scheduler_core import AT_ONCE, World, reads
 
 ABLE = Abilities(store="folder")
 PATIENT = {"relocate_after_s": 30.0, "quantum_s": 1e6, "min_run_s": 1e6}
@@ -54,7 +54,7 @@ def test_who_is_in_the_way_goes_on_elsewhere() -> None:
     assert tick(world, 10.0) == []
     assert tick(world) == ["h0"]
     assert [c.rule for c in world.history if c.session == "h0"][-1] == "place.defragment"
-    assert "because alice/wide needs 4 devices of node full" in world["h0"].reason
+    assert "because alice/wide needs 4 devices of node full" in reads(world["h0"])
     world.answer()
     assert (world["wide"].node, world["wide"].word) == ("full", "running")
     assert (world["h0"].node, world["h0"].word) == ("other", "running")
@@ -166,7 +166,7 @@ def test_nobody_goes_for_one_who_would_not_be_served_first() -> None:
     assert world["small"].node == "full"
     assert tick(world, 1.0) == []
     assert tick(world) == ["h0"]
-    assert "because alice/small needs 3 devices" in world["h0"].reason
+    assert "because alice/small needs 3 devices" in reads(world["h0"])
 
 
 def test_it_goes_where_devices_are_free_and_takes_none_from_others() -> None:

@@ -10,10 +10,11 @@ import pytest
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import Administration
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.estimate import Basis, Estimate, estimate, short, span
 from singularity_scheduler.core.policy import decide
 from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
 from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.explain.estimate import Basis, Estimate, estimate
+from singularity_scheduler.text.phrases import short, span
 from support.scheduler_core import AT_ONCE, devices_of, outcome
 
 TAKES_S = {ev.Start: 0.8, ev.Attach: 0.5, ev.Park: 1.5, ev.End: 0.1}

@@ -9,9 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import move_reasons, precedence, reasons
+from singularity_scheduler.core import move_reasons, reasons
 from singularity_scheduler.core.administration import DutyEvent, NodeMark, VirtualCluster
-from singularity_scheduler.core.estimate import FEWEST, short, span
 from singularity_scheduler.core.experience import (
     KEPT,
     TAKES,
@@ -22,15 +21,19 @@ from singularity_scheduler.core.experience import (
     Wait,
     placed,
 )
-from singularity_scheduler.core.explain import HISTORY_DEPTH, explain, told
 from singularity_scheduler.core.model import PARK_RETRY_S, Change
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.reason import NONE, because
 from singularity_scheduler.core.requested import Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.core.rules import RULES
 from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.explain import precedence
+from singularity_scheduler.explain.estimate import FEWEST
+from singularity_scheduler.explain.why import HISTORY_DEPTH, explain, told
 from singularity_scheduler.service import session_schemas
-from support.scheduler_core import World, outcome
+from singularity_scheduler.text.meanings import PRECEDENCE
+from singularity_scheduler.text.phrases import short, span
+from support.scheduler_core import World, outcome, reads
 
 FACTS = Draft202012Validator(session_schemas.FACTS)
 
@@ -101,7 +104,7 @@ def test_each_who_is_before_it_is_named_with_the_rule() -> None:
     world.do(ev.PreemptAsked("top", "root"))
     assert precedence.rule(world.state, world["me"], world["top"]) == "held"
     named = {*precedence.OF_LINE, *precedence.OF_QUEUE, precedence.OF_GROUPS}
-    assert named == set(precedence.WORDS)
+    assert named == set(precedence.RULES) == set(PRECEDENCE)
     assert len(precedence.OF_QUEUE) == len(world["me"].queue_key) - 1, "each part has a name"
     assert why(world, "top")[1]["estimate"]["why"].startswith("it waits until somebody resumes it")
 
@@ -191,7 +194,7 @@ def test_a_crowded_queue_has_only_reasons_in_its_history() -> None:
         world.create(sid)
         decision = world.do(ev.DeviceNeeded(sid))
         [line] = told(world.state, decision, world.now).history
-        place = f"; place {number + 1} of the queue for standard" in line.reason
+        place = f"; place {number + 1} of the queue for standard" in reads(line)
         assert place is (number < HISTORY_DEPTH)
         assert f"place {number + 1} of the queue" in why(world, sid)[0]
 
@@ -333,6 +336,15 @@ def test_by_experience_half_to_nine_tenths() -> None:
     assert facts["estimate"] == {
         "basis": "experience",
         "why": "the 10 last waits of standard sessions for 1 device were 50 s to 90 s",
+        "reason_code": "last_waits",
+        "reason_args": {
+            "wait": "devices",
+            "tier": "standard",
+            "needs": 1,
+            "samples": 10,
+            "low_s": 50.0,
+            "high_s": 90.0,
+        },
         "low_s": 50.0,
         "high_s": 90.0,
         "samples": 10,
@@ -597,7 +609,7 @@ def test_a_line_of_history_is_what_why_says_at_that_moment() -> None:
         written = told(world.state, decision, world.now)
         assert [c.rule for c in written.history] == [c.rule for c in decision.history]
         assert written.sessions == decision.sessions, "what is decided stays as it is"
-        last = {change.session: change.reason for change in written.history}
+        last = {change.session: reads(change) for change in written.history}
         assert last
         for sid, reason in last.items():
             assert why(world, sid)[0] == f"{world[sid].label} is {world[sid].word}: {reason}."

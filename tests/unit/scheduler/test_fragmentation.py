@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.core.fragmentation import WHOLE, Demand, Fragmentation, Shape
 from singularity_scheduler.core.outlook import Learner, Outlook, sought
+from singularity_scheduler.text.errors import in_words
 
 MODELS = ("A", "B")
 parts = st.builds(
@@ -127,14 +128,14 @@ def test_a_learner_forgets_what_nobody_asks_for_any_more() -> None:
     ],
 )
 def test_a_demand_that_makes_no_sense_is_refused(amounts: tuple[int, ...], says: str) -> None:
-    with pytest.raises(BadRequest, match=says):
+    with pytest.raises(BadRequest, match=says), in_words():
         Demand(*amounts)
 
 
 def test_a_workload_of_nothing_is_refused() -> None:
-    with pytest.raises(BadRequest, match="one above 0"):
+    with pytest.raises(BadRequest, match="one above 0"), in_words():
         Fragmentation({})
-    with pytest.raises(BadRequest, match="one above 0"):
+    with pytest.raises(BadRequest, match="one above 0"), in_words():
         Fragmentation({Demand(1, 1): 0})
-    with pytest.raises(BadRequest, match="half-life"):
+    with pytest.raises(BadRequest, match="half-life"), in_words():
         Learner(0)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.cli.views import named, session_card, session_table
-from singularity_scheduler.core.gang_spec import parts_of
-from singularity_scheduler.core.group_spec import parse_group
 from singularity_scheduler.core.requested import Part
-from singularity_scheduler.core.spec import parse_spec
 from singularity_scheduler.jobs import BadJob, parse, resolve
 from singularity_scheduler.jobs.exporting import job_file
+from singularity_scheduler.requests.gang_spec import parts_of
+from singularity_scheduler.requests.group_spec import parse_group
+from singularity_scheduler.requests.spec import parse_spec
 from singularity_scheduler.service import rows
 from singularity_scheduler.service.documents import iso, session_document
 from singularity_scheduler.service.peers import gang_launch

@@ -8,7 +8,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import gang_sets
 from singularity_scheduler.core.checkpoints import visible
 from singularity_scheduler.core.stored import Retention
-from support.scheduler_core import World, outcome, whole
+from support.scheduler_core import World, outcome, reads, whole
 from support.scheduler_gangs import computing_gang, has, submit_gang, words
 
 BOTH = ("g0", "g1")
@@ -68,7 +68,7 @@ def test_the_end_of_a_gang_says_that_nothing_is_kept_of_it() -> None:
     store(world, "best")
     world.do(ev.EndAsked("g0", "ada"))
     for sid in BOTH:
-        assert world[sid].reason.endswith(
+        assert reads(world[sid]).endswith(
             "; its checkpoints go with it: the end of a run on several nodes is for good"
         )
         assert not visible(world[sid])
@@ -82,7 +82,7 @@ def test_a_set_of_which_a_part_is_missing_is_dropped() -> None:
     assert has(world, *BOTH) == [True, True]
     later(world)
     world.do(ev.ProcessExited("g1", -9))
-    assert "starts from its beginning" in world["g1"].reason
+    assert "starts from its beginning" in reads(world["g1"])
 
 
 def test_a_gang_of_which_a_part_was_killed_meanwhile_does_not_take_the_set() -> None:
@@ -128,9 +128,9 @@ def test_a_killed_part_takes_all_back_to_the_newest_set() -> None:
     stored = store(world)
     store(world, failed="g0")
     world.do(ev.ProcessExited("g1", -9))
-    assert world["g1"].reason.startswith("attempt 2 of 2 goes on from checkpoint 'g1-4', ")
-    assert world["g1"].reason.endswith(" old, because its process was ended by signal 9")
-    assert world["g0"].reason.endswith(" old, because part 1 of its gang goes back there too")
+    assert reads(world["g1"]).startswith("attempt 2 of 2 goes on from checkpoint 'g1-4', ")
+    assert reads(world["g1"]).endswith(" old, because its process was ended by signal 9")
+    assert reads(world["g0"]).endswith(" old, because part 1 of its gang goes back there too")
     world.do(ev.ProcessExited("g0", 1))  # it had waited for the other one
     world.answer(ev.Fence)
     assert resumes(world) == stored
@@ -151,10 +151,10 @@ def test_a_lost_node_is_no_retry() -> None:
     stored = store(world)
     world.join("c", 1)
     world.do(ev.NodeLost("b", 35.0))
-    assert world["g1"].reason.startswith(
+    assert reads(world["g1"]).startswith(
         "node b has been gone for 35 s: it goes on from checkpoint 'g1-3', "
     )
-    assert "part 1 of its gang was lost (node b has been gone for 35 s)" in world["g0"].reason
+    assert "part 1 of its gang was lost (node b has been gone for 35 s)" in reads(world["g0"])
     world.answer(ev.Fence)
     assert resumes(world) == stored
     world.answer()
@@ -171,7 +171,7 @@ def test_a_lost_node_is_waited_for_where_there_is_no_other_one() -> None:
     world.do(ev.NodeLost("b", 400.0))
     world.answer(ev.Fence)
     assert words(world, *BOTH) == ["suspended", "suspended"]
-    assert "not all parts of its gang have room on different nodes" in world["g0"].reason
+    assert "not all parts of its gang have room on different nodes" in reads(world["g0"])
     world.join("c", 1)
     world.do(ev.Tick("c"))
     assert resumes(world) == stored
@@ -181,7 +181,7 @@ def test_an_agent_that_knows_nothing_of_its_part_takes_all_back() -> None:
     world = two_nodes()
     stored = store(world)
     world.join("b", 1)
-    assert "the agent of node b no longer knows this session" in world["g1"].reason
+    assert "the agent of node b no longer knows this session" in reads(world["g1"])
     world.answer(ev.Fence)
     assert resumes(world) == stored
 
@@ -232,7 +232,7 @@ def test_without_a_whole_set_all_begin_again() -> None:
         failed = action.session == "g1"
         head = (action.session, action.epoch, action.seq)
         world.do(ev.ResumeFailed(*head, "a hash differs", True) if failed else outcome(action))
-    assert "starts from its beginning" in world["g0"].reason
+    assert "starts from its beginning" in reads(world["g0"])
     world.answer()
     assert words(world, *BOTH) == ["ready", "ready"]
     assert [world[sid].attempt for sid in BOTH] == [2, 2]
@@ -345,7 +345,7 @@ def test_what_was_found_of_one_part_alone_is_of_no_use() -> None:
     world = two_nodes(max_retries=1)
     world.do(ev.CheckpointsFound("g0", (whole("stray", 5000.0),)))
     world.do(ev.ProcessExited("g0", -9))
-    assert "starts from its beginning" in world["g0"].reason
+    assert "starts from its beginning" in reads(world["g0"])
     world.answer()
     world.need("g0")
     world.answer()

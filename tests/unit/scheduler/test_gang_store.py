@@ -9,7 +9,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import DutyEvent
 from singularity_scheduler.core.checkpoints import visible
 from singularity_scheduler.core.states import DeviceState
-from support.scheduler_core import World, outcome
+from support.scheduler_core import World, outcome, reads
 from support.scheduler_gangs import computing_gang, has, submit_gang, words
 
 BOTH = ("g0", "g1")
@@ -103,7 +103,7 @@ def test_when_one_cannot_be_stored_the_others_come_back_to_it(order: tuple[str, 
     for sid in order:
         answer(world, sid, "disk full" if sid == "g1" else "")
     assert world["g0"].word == "resuming"
-    reasons = [c.reason for c in world.history if c.session == "g0"]
+    reasons = [reads(c) for c in world.history if c.session == "g0"]
     assert any(
         "comes back, because part 1 of its gang could not be suspended" in r for r in reasons
     )
@@ -133,8 +133,8 @@ def test_a_part_goes_to_another_node_and_the_others_come_back_where_they_were() 
     decision = world.do(ev.MigrateAsked("g1", "ada", node="c"))
     actions = [a for a in decision.actions if isinstance(a, ev.Suspend)]
     assert [(a.session, a.cut) for a in actions] == [("g0", BOTH), ("g1", BOTH)]
-    assert world["g1"].reason.startswith("moving to node c for ada")
-    assert world["g0"].reason.startswith("part 1 of its gang is moving to node c for ada")
+    assert reads(world["g1"]).startswith("moving to node c for ada")
+    assert reads(world["g0"]).startswith("part 1 of its gang is moving to node c for ada")
     world.answer()
     assert sorted((sid, world[sid].node) for sid in BOTH) == [("g0", "a"), ("g1", "c")]
     assert words(world, *BOTH) == ["running", "running"]
@@ -178,7 +178,7 @@ def test_all_come_back_in_one_decision_or_none_does() -> None:
     world.do(adm.DutyAsked("root", "b", DutyEvent.DRAIN))
     assert resumes(world.do(ev.ResumeAsked("g0", "ada"))) == []
     assert words(world, *BOTH) == ["suspended", "suspended"]
-    assert "not all parts of its gang have room on different nodes" in world["g0"].reason
+    assert "not all parts of its gang have room on different nodes" in reads(world["g0"])
     world.join("c", 1)
     world.do(ev.Tick("c"))
     assert sorted((sid, world[sid].node) for sid in BOTH) == [("g0", "a"), ("g1", "c")]
@@ -268,7 +268,7 @@ def test_a_gang_that_ends_as_soon_as_it_is_back_begins_again_from_its_beginning(
     resumed = [a for a in world.all_actions if isinstance(a, ev.Resume)]
     assert len(resumed) == 2
     world.do(ev.ProcessExited("g1", -9))
-    assert "starts from its beginning" in world["g0"].reason
+    assert "starts from its beginning" in reads(world["g0"])
     world.answer()
     assert [world[sid].attempt for sid in BOTH] == [2, 2]
     assert [a for a in world.all_actions if isinstance(a, ev.Resume)] == resumed

@@ -7,10 +7,10 @@ from singularity_proxy.errors import BadRequest, Conflict, Unavailable, Unsuppor
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import DutyEvent
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.requested import Priority, Tier
 from singularity_scheduler.core.states import DeviceState, ProcessState
-from support.scheduler_core import AT_ONCE, World, facts, outcome
+from singularity_scheduler.explain.why import explain
+from support.scheduler_core import AT_ONCE, World, facts, outcome, reads
 from support.scheduler_gangs import computing_gang, gang, has, submit_gang, words
 
 
@@ -269,7 +269,7 @@ def test_parts_are_paused_in_one_decision_and_come_back_together() -> None:
     decision = world.do(ev.DeviceNeeded("nb"))
     assert sorted(a.session for a in decision.actions if isinstance(a, ev.Park)) == ["g0", "g1"]
     victim = 0 if world["nb"].node == "a" else 1
-    assert world[f"g{1 - victim}"].reason.startswith(
+    assert reads(world[f"g{1 - victim}"]).startswith(
         f"part {victim} of its gang was paused: paused for alice/nb: premium goes before standard"
     )
     world.answer()
@@ -288,7 +288,7 @@ def test_park_preempt_and_resume_of_one_part_are_of_all() -> None:
     world.do(ev.ParkAsked("g1", "ada"))
     world.answer()
     assert words(world, "g0", "g1") == ["parked", "parked"]
-    assert world["g0"].reason.startswith("part 1 of its gang was paused: parked by ada")
+    assert reads(world["g0"]).startswith("part 1 of its gang was paused: parked by ada")
     world.do(ev.ResumeAsked("g0", "ada"))
     world.answer()
     assert words(world, "g0", "g1") == ["running", "running"]
@@ -313,7 +313,7 @@ def test_tier_priority_and_end_of_one_part_are_of_all() -> None:
     world.do(ev.EndAsked("g0", "alice", "enough"))
     world.answer()
     assert words(world, "g0", "g1") == ["cancelled", "cancelled"]
-    assert {world.known[s].reason for s in ("g0", "g1")} == {"cancelled by alice: enough"}
+    assert {reads(world.known[s]) for s in ("g0", "g1")} == {"cancelled by alice: enough"}
 
 
 def test_a_part_whose_devices_could_not_be_attached_takes_the_others_along() -> None:
@@ -326,7 +326,7 @@ def test_a_part_whose_devices_could_not_be_attached_takes_the_others_along() -> 
     world.do(ev.Attached("g0", attach["g0"].epoch))
     assert world["g0"].device_state is DeviceState.PARKING
     assert "part 1 of its gang was paused: no device could be attached (broken)" in (
-        world["g0"].reason
+        reads(world["g0"])
     )
     world.answer()
     world.need("g0")
@@ -385,7 +385,7 @@ def test_a_drain_pauses_a_gang_until_the_node_is_open_again() -> None:
     computing_gang(world, "g")
     world.join("c", 1)
     world.do(adm.DutyAsked("root", "a", DutyEvent.DRAIN, "repair"))
-    assert "it is part 0 of a gang on 2 nodes, which is stored only as" in world["g0"].reason
+    assert "it is part 0 of a gang on 2 nodes, which is stored only as" in reads(world["g0"])
     world.answer()
     assert has(world, "g0", "g1") == [False, False]
     world.need("g0")
@@ -422,7 +422,7 @@ def test_a_part_that_fails_ends_the_others() -> None:
     world.do(ev.ProcessExited("g1", 3))
     world.answer()
     assert words(world, "g0", "g1") == ["failed", "failed"]
-    assert world.known["g0"].reason == "part 1 of its gang ended with exit code 3"
+    assert reads(world.known["g0"]) == "part 1 of its gang ended with exit code 3"
 
 
 def test_a_part_that_cannot_be_started_ends_the_others() -> None:
@@ -431,7 +431,7 @@ def test_a_part_that_cannot_be_started_ends_the_others() -> None:
     world.do(ev.StartFailed("g0", "no such folder"))
     world.answer()
     assert words(world, "g0", "g1") == ["failed", "failed"]
-    assert world.known["g1"].reason == (
+    assert reads(world.known["g1"]) == (
         "part 0 of its gang ended: could not be started: no such folder"
     )
 
@@ -454,7 +454,7 @@ def test_all_begin_again_when_one_was_killed() -> None:
     world.do(ev.ProcessExited("g0", -9))
     world.answer()
     assert words(world, "g0", "g1") == ["failed", "failed"]
-    assert world.known["g0"].reason == (
+    assert reads(world.known["g0"]) == (
         "the last of its 2 attempts was ended as well: its process was ended by signal 9"
     )
 
@@ -479,7 +479,7 @@ def test_a_gang_of_which_a_part_has_ended_is_not_tried_again() -> None:
     world.answer()
     assert words(world, "g0", "g1") == ["completed", "failed"]
     assert "not tried again, because another part of its gang has ended" in (
-        world.known["g1"].reason
+        reads(world.known["g1"])
     )
 
 
@@ -492,7 +492,7 @@ def test_a_lost_node_lets_all_begin_again_on_others() -> None:
     world.do(ev.LeaseReaped("g0", lost.epoch, "node a has not answered for 35 s"))
     world.answer()
     assert words(world, "g0", "g1") == ["parked", "parked"]
-    assert world["g1"].reason.startswith("part 0 of its gang was paused: node a has not answered")
+    assert reads(world["g1"]).startswith("part 0 of its gang was paused: node a has not answered")
     world.do(ev.NodeLost("a", 100.0))
     world.answer()
     assert [(world[s].node, world[s].word, world[s].attempt) for s in ("g0", "g1")] == [

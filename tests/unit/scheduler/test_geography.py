@@ -12,15 +12,16 @@ from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import routes
 from singularity_scheduler.core.administration import DutyEvent, StepState
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.geography import Geography
 from singularity_scheduler.core.invariants import check
 from singularity_scheduler.core.model import Abilities, SessionView
 from singularity_scheduler.core.placement import choose_node
 from singularity_scheduler.core.relocation import LOOKED_AT
 from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
-from singularity_scheduler.core.spec import MAX_LOCATIONS, parse_spec
-from support.scheduler_core import World, facts
+from singularity_scheduler.explain.why import explain
+from singularity_scheduler.requests.spec import MAX_LOCATIONS, parse_spec
+from singularity_scheduler.text.errors import in_words
+from support.scheduler_core import World, facts, reads
 
 RUN = BatchRun("/home/alice/a.ipynb", "/home/alice/out.ipynb")
 REGIONS = {"west-1": "westus", "west-2": "westus", "east-1": "eastus", "westus": "us"}
@@ -84,7 +85,7 @@ def suspended(made: World, sid: str) -> None:
     ],
 )
 def test_what_places_cannot_be_is_one_sentence(regions: dict[str, str], sentence: str) -> None:
-    with pytest.raises(BadRequest, match=sentence):
+    with pytest.raises(BadRequest, match=sentence), in_words():
         Geography("local", regions)
 
 
@@ -194,7 +195,7 @@ def test_a_session_moves_to_a_cluster_and_keeps_its_state() -> None:
     home = made["a"].cluster
     other = "west-2" if home == "west-1" else "west-1"
     made.do(ev.MigrateAsked("a", "alice", cluster=other))
-    assert made["a"].reason.startswith(f"moving to cluster {other} for alice")
+    assert reads(made["a"]).startswith(f"moving to cluster {other} for alice")
     made.answer()
     moved = made["a"]
     assert (moved.cluster, moved.word, moved.saved) == (other, "running", True)
@@ -268,7 +269,7 @@ def test_a_suspended_session_prefers_its_cluster_then_its_region_then_others() -
         made.do(ev.NodeAway(node))
     made.do(ev.ResumeAsked("d", "alice"))
     assert made["d"].returning
-    assert "node w2 does not answer" in made["d"].reason
+    assert "node w2 does not answer" in reads(made["d"])
     told = explain(made.state, made["d"], made.now)
     assert told["facts"]["locations"] == ["west-2"]
     assert (told["facts"]["cluster"], told["facts"]["region"]) == ("west-2", "westus")
@@ -336,7 +337,7 @@ def test_queued_runs_go_where_they_can_start() -> None:
     assert (made["b"].node, made["c"].node, made["d"].node) == ("w1", "e1", "w1")
     assert (made["c"].word, made["c"].cluster) == ("ready", "east-1")
     line = next(h for h in made.history if h.rule == "queue.balance")
-    assert line.reason == "waits on node e1 in cluster east-1 now, which has room for it"
+    assert reads(line) == "waits on node e1 in cluster east-1 now, which has room for it"
     made.do(adm.DutyAsked("root", "w2", DutyEvent.UNCORDON))
     made.do(ev.Tick("w1"))
     made.answer()

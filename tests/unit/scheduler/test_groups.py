@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.endings import late_groups
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.requested import BatchRun, Kind, Priority, SessionSpec, Tier
-from support.scheduler_core import World
+from singularity_scheduler.explain.why import explain
+from support.scheduler_core import World, reads
 from support.scheduler_groups import end, started, submit_group
 
 
@@ -21,7 +21,7 @@ def test_at_most_so_many_members_run_at_once_and_the_others_say_so() -> None:
     world = World(4)
     submit_group(world, "g", 5, max_parallel=2)
     assert started(world) == ["g1", "g2"]
-    assert world["g5"].reason == "member 5 of 5: at most 2 run at once"
+    assert reads(world["g5"]) == "member 5 of 5: at most 2 run at once"
     answer = explain(world.state, world["g3"], world.now)
     assert "member 3 of 5: at most 2 run at once; 2 of its group run now" in answer["sentence"]
     assert answer["facts"]["group"] == {"running": 2, "max_parallel": 2}
@@ -146,7 +146,7 @@ def test_ending_a_group_ends_all_and_starts_none() -> None:
     world.submit("single")
     world.do(ev.GroupEndAsked("g", "alice", "enough"))
     assert [a.session for a in world.pending if isinstance(a, ev.Start)] == ["single"]
-    assert world["g1"].reason == "cancelled by alice: enough"
+    assert reads(world["g1"]) == "cancelled by alice: enough"
     world.answer()
     assert set(world.state.sessions) == {"single"}
     assert world.state.groups == {}
@@ -197,7 +197,7 @@ def test_a_group_whose_time_is_over_ends_with_all_of_it() -> None:
     assert late_groups(world.state, until) == []
     sentence = "cancelled by its group: the time limit of the group, 10 min, is over"
     for name in ("g2", "g3"):
-        assert (world.known[name].word, world.known[name].reason) == ("cancelled", sentence)
+        assert (world.known[name].word, reads(world.known[name])) == ("cancelled", sentence)
     assert not world["other1"].final
 
 
@@ -210,5 +210,5 @@ def test_the_first_that_fails_ends_the_others_where_that_is_asked_for() -> None:
     end(world, "g2", 1)
     assert "g" not in world.state.groups
     said = [change for change in world.history if change.session == "g4"][-1]
-    assert said.reason == "cancelled by its group: member 2 of 4 failed (alice/g2)"
+    assert reads(said) == "cancelled by its group: member 2 of 4 failed (alice/g2)"
     assert "other1" in started(world)

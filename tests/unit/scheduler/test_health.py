@@ -6,11 +6,12 @@ import pytest
 from singularity_proxy.errors import Conflict, NotFound
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.devices import DeviceHealth
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.health import FATAL_XIDS, REST_S, faults
 from singularity_scheduler.core.model import PARK_RETRY_S
 from singularity_scheduler.core.states import DeviceState
-from support.scheduler_core import World, cards, facts
+from singularity_scheduler.explain.why import explain
+from singularity_scheduler.text.reasons import render, render_words
+from support.scheduler_core import World, cards, facts, reads
 
 
 def report(device: str, **changes: object) -> DeviceHealth:
@@ -20,7 +21,7 @@ def report(device: str, **changes: object) -> DeviceHealth:
 def drained(world: World) -> dict[str, str]:
     node = world.state.nodes["local"]
     marks = [node.mark(device) for device in node.devices]
-    return {mark.device: mark.reason for mark in marks if mark.drained}
+    return {mark.device: render_words(mark.reason) for mark in marks if mark.drained}
 
 
 def parks(world: World) -> list[ev.Park]:
@@ -50,7 +51,7 @@ def parks(world: World) -> list[ev.Park]:
 )
 def test_what_is_a_fault(changes: dict[str, object], sentence: str | None) -> None:
     found = faults(report("cuda:0", **changes), 1000.0)
-    assert (found[0].sentence if found else None) == sentence
+    assert (render(found[0].why) if found else None) == sentence
 
 
 def test_every_fatal_error_drains() -> None:
@@ -66,7 +67,7 @@ def test_a_session_on_a_broken_device_goes_on_elsewhere() -> None:
     assert world["a"].devices == ("cpu:0",)
     world.look(report("cpu:0", xids=((79, 5.0),)), report("cpu:1"))
     assert world["a"].word == "migrating"
-    assert world["a"].reason == (
+    assert reads(world["a"]) == (
         "leaves cpu:0, which was drained (Xid 79: the GPU has fallen off the bus); nothing is "
         "lost, it comes back on another device"
     )
@@ -100,7 +101,7 @@ def test_an_idle_notebook_is_parked_and_asks_for_nothing() -> None:
     world.holding("a")
     world.idle("a")
     world.do(ev.DrainAsked("local", "cpu:0", "root", "new fan"))
-    assert world["a"].reason.startswith("leaves cpu:0, which was drained by root (new fan)")
+    assert reads(world["a"]).startswith("leaves cpu:0, which was drained by root (new fan)")
     assert not parks(world)[0].force
     world.answer()
     assert world["a"].word == "parked"

@@ -8,13 +8,14 @@ import pytest
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.explain import explain, told
 from singularity_scheduler.core.keeping import end_of
 from singularity_scheduler.core.model import Abilities
 from singularity_scheduler.core.parameters import Parameters
-from singularity_scheduler.core.planned import Plan, given_at, planned
 from singularity_scheduler.core.requested import Tier
-from support.scheduler_core import World
+from singularity_scheduler.explain.planned import Plan, given_at, planned
+from singularity_scheduler.explain.why import explain, told
+from singularity_scheduler.text.reasons import render
+from support.scheduler_core import World, reads
 
 CAREFUL = Parameters(idle_soft_s=900.0, idle_grace_s=30.0, min_run_s=60.0, keep_max_s=7200.0)
 
@@ -43,9 +44,9 @@ def test_a_kept_session_is_not_parked_by_itself_until_its_time_is_over():
     begun = w.now + 1
     keep(w, 3600.0)
     assert w["a"].keep_until == begun + 3600.0
-    assert w["a"].reason.startswith("holds "), "why it is in its state does not change"
+    assert reads(w["a"]).startswith("holds "), "why it is in its state does not change"
     [line] = [change for change in w.history if change.rule == "user.keep"]
-    assert line.reason == (
+    assert reads(line) == (
         "kept alive by alice for 60 min: it is not parked for being idle; a higher tier still goes "
         "first"
     )
@@ -53,7 +54,7 @@ def test_a_kept_session_is_not_parked_by_itself_until_its_time_is_over():
     assert w["a"].word == "running"
     wait(w, 20.0)
     assert (w["a"].word, w["a"].keep_until) == ("parked", None)
-    over = [change.reason for change in w.history if change.rule == "user.keep"][-1]
+    over = [reads(change) for change in w.history if change.rule == "user.keep"][-1]
     assert over.startswith("no longer kept alive, because its time is over")
 
 
@@ -84,7 +85,7 @@ def test_a_higher_tier_goes_first():
     w.need("p")
     w.answer()
     assert (w["a"].word, w["p"].word) == ("parked", "running")
-    assert "premium goes before standard" in w["a"].reason
+    assert "premium goes before standard" in reads(w["a"])
 
 
 def test_one_of_its_tier_that_was_served_less_goes_first():
@@ -95,7 +96,7 @@ def test_one_of_its_tier_that_was_served_less_goes_first():
     w.need("b")
     wait(w, 1.0)
     assert (w["a"].word, w["b"].word) == ("parked", "running")
-    assert "which has been served less" in w["a"].reason
+    assert "which has been served less" in reads(w["a"])
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -201,7 +202,7 @@ def test_the_park_of_an_idle_holder_is_planned_and_comes_at_that_time():
         "idle.reclaim",
         w["a"].unused_since + 900.0,
     )
-    assert found.why == (
+    assert render(found.why) == (
         "no call reaches its devices, and idle ones are freed after 15 min (idle_soft_s)"
     )
     assert given_at(w.state, w["a"]) == pytest.approx(w["a"].held_since + 60.0)
@@ -246,7 +247,7 @@ def test_a_drain_is_planned_with_its_deadline_until_it_is_carried_out():
         assert found is not None
         assert (found.what, found.rule) == (Plan.SUSPEND, "node.drain")
         assert found.at == w.state.nodes["local"].duty.deadline
-        assert found.why == "node local is being drained by root (repair)"
+        assert render(found.why) == "node local is being drained by root (repair)"
 
 
 def test_a_drain_by_force_says_what_it_will_end():
@@ -258,4 +259,4 @@ def test_a_drain_by_force_says_what_it_will_end():
     found = planned(w.state, w["a"])
     assert found is not None
     assert (found.what, found.at) == (Plan.END, end)
-    assert found.why.endswith("and it cannot be stored (no criu)")
+    assert render(found.why).endswith("and it cannot be stored (no criu)")

@@ -12,6 +12,7 @@ from singularity_proxy.errors import Conflict, NotFound
 from singularity_scheduler.core.fragmentation import WHOLE, Demand, Shape
 from singularity_scheduler.core.outlook import Outlook
 from singularity_scheduler.core.packing import Packer, Place, Score
+from singularity_scheduler.text.errors import in_words
 
 DEMANDS = (
     Demand(2, 2, 1, 300),
@@ -135,14 +136,14 @@ def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     packer.add("n0", "A", 9, 9, 2)
     packer.take(Place("n0", (0,)), half)
     before = packer.shape("n0")
-    with pytest.raises(Conflict, match="there already"):
+    with pytest.raises(Conflict, match="there already"), in_words():
         packer.add("n0", "A", 1, 1, 1)
     for place in (Place("n0", (0,)), Place("n0", (0, 1)), Place("n0", ())):
-        with pytest.raises(Conflict, match="no room"):
+        with pytest.raises(Conflict, match="no room"), in_words():
             packer.take(place, half)
-    with pytest.raises(Conflict, match="not on node"):
+    with pytest.raises(Conflict, match="not on node"), in_words():
         packer.give_back(Place("n0", (1,)), half)
-    with pytest.raises(NotFound, match="no node 'n9'"):
+    with pytest.raises(NotFound, match="no node 'n9'"), in_words():
         packer.take(Place("n9", (0,)), half)
     assert packer.shape("n0") == before
     assert packer.place_on("n0", Demand(1, 1, 2, WHOLE)) is None

@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 from singularity_proxy.errors import BadRequest, NotFound
 from singularity_scheduler.core.parameters import NAMES, Parameters, describe
+from singularity_scheduler.text.errors import in_words
 
 
 def test_defaults_are_within_their_bounds_and_explained():
@@ -57,7 +58,7 @@ def test_changed_keeps_the_rest_and_takes_whole_numbers_and_lists():
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(name, value):
-    with pytest.raises(BadRequest) as refused:
+    with pytest.raises(BadRequest) as refused, in_words():
         Parameters().changed(**{name: value})
     sentence = refused.value.message
     assert sentence.startswith(f"{name} must be ")
@@ -68,16 +69,19 @@ def test_what_cannot_be_is_refused_in_one_sentence(name, value):
 
 
 def test_tiers_stay_in_order():
-    with pytest.raises(BadRequest, match="must not rise from tier to tier"):
+    with pytest.raises(BadRequest, match="must not rise from tier to tier"), in_words():
         Parameters().changed(standard_fraction=0.99)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(
-        NotFound, match="there is no parameter 'idle_soft': did you mean 'idle_soft_s'"
+    with (
+        pytest.raises(
+            NotFound, match="there is no parameter 'idle_soft': did you mean 'idle_soft_s'"
+        ),
+        in_words(),
     ):
         Parameters().changed(idle_soft=5)
-    with pytest.raises(NotFound, match="pick from idle_soft_s, "):
+    with pytest.raises(NotFound, match="pick from idle_soft_s, "), in_words():
         Parameters().changed(zzz=5)
 
 

@@ -6,13 +6,14 @@ import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import Abilities
 from singularity_scheduler.core.policy import decide
 from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
 from singularity_scheduler.core.states import DeviceState
 from singularity_scheduler.core.stored import CheckpointRef
-from support.scheduler_core import AT_ONCE, World, devices_of
+from singularity_scheduler.explain.why import explain
+from singularity_scheduler.text.errors import in_words
+from support.scheduler_core import AT_ONCE, World, devices_of, reads
 
 PREMIUM, STANDARD, BASIC = Tier.PREMIUM, Tier.STANDARD, Tier.BASIC
 
@@ -37,7 +38,7 @@ def test_first_device_call_takes_the_lowest_free_device() -> None:
     assert world["a"].word == "attaching"
     world.answer()
     assert (world["a"].word, world["a"].devices, world["a"].epoch) == ("running", ("cpu:0",), 1)
-    assert world["a"].reason == "holds cpu:0"
+    assert reads(world["a"]) == "holds cpu:0"
     world.holding("b")
     assert world["b"].devices == ("cpu:1",)
 
@@ -122,7 +123,7 @@ def test_idle_notebook_is_paused_even_for_a_lower_tier() -> None:
     world.answer()
     assert world["b"].word == "running"
     assert world["p"].word == "parked"
-    assert world["p"].reason == (
+    assert reads(world["p"]) == (
         "paused for bob/b: basic needs 1 device and this notebook was idle; nothing is lost; it "
         "comes back with the next device call"
     )
@@ -176,7 +177,7 @@ def test_busy_lower_tier_is_paused_lowest_tier_first_then_who_ran_longest() -> N
     assert parks(world) == ["b1", "b2", "s"]
     world.answer()
     assert world["w"].word == "waiting"
-    assert world["b1"].reason == (
+    assert reads(world["b1"]) == (
         "paused for eve/x: premium goes before basic and needs 1 device; nothing is lost; it "
         "comes back with the next device call and running code just waits"
     )
@@ -231,7 +232,7 @@ def test_preempted_session_comes_back_and_goes_on() -> None:
     world.idle("p")
     world.answer()
     assert (world["b"].word, world["b"].epoch) == ("running", 2)
-    assert world["b"].reason == "came back on cpu:0: everything as before"
+    assert reads(world["b"]) == "came back on cpu:0: everything as before"
 
 
 def test_a_waiter_that_turns_idle_or_stops_waiting_leaves_the_queue() -> None:
@@ -264,7 +265,7 @@ def test_park_and_resume_by_a_person() -> None:
     world.holding("a")
     world.do(ev.ParkAsked("a", "alice"))
     world.answer()
-    assert world["a"].reason.startswith("parked by alice: nothing is lost")
+    assert reads(world["a"]).startswith("parked by alice: nothing is lost")
     with pytest.raises(Conflict, match="alice/a is parked already"):
         world.do(ev.ParkAsked("a", "alice"))
     world.do(ev.ResumeAsked("a", "alice"))
@@ -346,7 +347,7 @@ def test_ended_session_keeps_its_lease_until_the_agent_confirms() -> None:
     world.need("b")
     world.do(ev.ProcessExited("a", 1))
     assert (world["a"].word, world["a"].devices) == ("failed", ("cpu:0",))
-    assert world["a"].reason == f"its process ended with exit code 1{FOR_GOOD}"
+    assert reads(world["a"]) == f"its process ended with exit code 1{FOR_GOOD}"
     assert world["b"].word == "waiting"
     world.answer()
     assert "a" not in world.state.sessions
@@ -385,7 +386,7 @@ def test_ended_by_a_signal_somebody_sent(
     world.create("a", kind=kind)
     world.do(ev.SignalAsked("a", "alice", signum))
     (view,) = world.do(ev.ProcessExited("a", code)).sessions
-    assert (view.word, view.reason, view.exit_code) == (word, reason, code)
+    assert (view.word, reads(view), view.exit_code) == (word, reason, code)
     with pytest.raises(Conflict, match="has ended"):
         world.do(ev.SignalAsked("a", "alice", signum))
 
@@ -398,8 +399,11 @@ def test_ending_twice_is_no_error_and_what_it_is_called() -> None:
     world.do(ev.EndAsked("note", "alice"))
     world.do(ev.EndAsked("run", "bob", "too slow"))
     assert world["note"].word == "completed"
-    assert world["note"].reason == f"closed by alice{FOR_GOOD}"
-    assert (world["run"].word, world["run"].reason) == ("cancelled", "cancelled by bob: too slow")
+    assert reads(world["note"]) == f"closed by alice{FOR_GOOD}"
+    assert (world["run"].word, reads(world["run"])) == (
+        "cancelled",
+        "cancelled by bob: too slow",
+    )
     with pytest.raises(Conflict, match="has ended"):
         world.do(ev.ResumeAsked("note", "alice"))
     with pytest.raises(NotFound):
@@ -413,7 +417,7 @@ def test_failed_attach_keeps_the_state_and_tries_again_with_the_next_call() -> N
     attach = world.pending.pop()
     world.do(ev.AttachFailed("a", attach.epoch, "no space left"))
     assert world["a"].word == "ready"
-    assert "tries again" in world["a"].reason
+    assert "tries again" in reads(world["a"])
     world.do(ev.Tick("local"))
     assert (world["a"].word, world["a"].epoch) == ("attaching", 2)
     world.do(ev.Attached("a", 1))  # an answer of the old epoch means nothing
@@ -429,7 +433,7 @@ def test_failed_park_leaves_everything_as_it_was() -> None:
     world.do(ev.ParkFailed("b", park.epoch, "No space left on device"))
     assert world["p"].word == "waiting"
     assert (world["b"].word, world["b"].devices) == ("running", ("cpu:0",))
-    assert world["b"].reason == (
+    assert reads(world["b"]) == (
         "could not be parked, so it keeps its devices (No space left on device)"
     )
     world.do(ev.Tick("local"))
@@ -447,7 +451,7 @@ def test_reaped_lease_frees_the_device_and_says_why() -> None:
     assert world["a"].word == "running"
     world.do(ev.LeaseReaped("a", 1, "node local did not answer for 35 s"))
     assert (world["a"].word, world["a"].devices) == ("parked", ())
-    assert world["a"].reason == "node local did not answer for 35 s"
+    assert reads(world["a"]) == "node local did not answer for 35 s"
     world.holding("b")
 
 
@@ -466,21 +470,21 @@ def test_a_session_without_a_device_proxy_is_set_down_and_says_so() -> None:
     world.do(ev.LeaseLapsed("a", "a device proxy did not get ready (it said nothing)"))
     world.answer()
     assert (world["a"].word, world["a"].devices) == ("parked", ())
-    assert "no other one got ready (a device proxy did not get ready" in world["a"].reason
-    assert "its device state is on file, nothing is lost" in world["a"].reason
+    assert "no other one got ready (a device proxy did not get ready" in reads(world["a"])
+    assert "its device state is on file, nothing is lost" in reads(world["a"])
 
 
 def test_proxy_events_are_told() -> None:
     world = World(1)
     world.holding("a")
     world.do(ev.ProxyRecovered("a", 3, 12.0))
-    assert world["a"].reason.startswith("its device proxy was replaced after a crash: nothing")
+    assert reads(world["a"]).startswith("its device proxy was replaced after a crash: nothing")
     world.do(ev.ProxyRecovered("a", 1, 2.0, "was stopped"))
-    assert world["a"].reason.startswith("its device proxy was replaced because it was stopped")
+    assert reads(world["a"]).startswith("its device proxy was replaced because it was stopped")
     world.do(ev.ProxyGaveUp("a", "aten::mm", 3))
-    assert world["a"].reason.startswith("aten::mm ended its device proxy 3 times, so that call")
+    assert reads(world["a"]).startswith("aten::mm ended its device proxy 3 times, so that call")
     world.do(ev.ProxyFailed("a", "one of two rings is broken", 1))
-    assert (world["a"].word, world["a"].reason) == ("running", "one of two rings is broken")
+    assert (world["a"].word, reads(world["a"])) == ("running", "one of two rings is broken")
     world.do(ev.ProxyFailed("a", "the proxy died twice at the same operation"))
     world.answer()
     assert (world["a"].word, world["a"].devices) == ("parked", ())
@@ -491,19 +495,19 @@ def test_a_silent_proxy_and_a_long_operation_are_told_until_they_are_over() -> N
     world.holding("a")
     for limit, sentence in ((10.0, "when that lasts for 10 s"), (0.0, "the session waits")):
         world.do(ev.ProxySilent("a", limit))
-        assert sentence in world["a"].reason
+        assert sentence in reads(world["a"])
         world.do(ev.ProxyAnswers("a"))
-        assert world["a"].reason == "holds cpu:0"
+        assert reads(world["a"]) == "holds cpu:0"
     world.do(ev.DeviceWorking("a", "aten::linalg_svd", 600.0))
-    assert "one operation (aten::linalg_svd) for 10 min" in world["a"].reason
+    assert "one operation (aten::linalg_svd) for 10 min" in reads(world["a"])
     world.do(ev.DeviceWorking("a", "", 0.0))
-    assert world["a"].reason == "holds cpu:0"
+    assert reads(world["a"]) == "holds cpu:0"
     world.do(ev.ParkAsked("a", "alice"))
     world.answer()
-    reason = world["a"].reason
+    reason = reads(world["a"])
     for late in (ev.ProxySilent("a", 10.0), ev.ProxyAnswers("a"), ev.DeviceWorking("a", "x", 9.0)):
         world.do(late)
-        assert world["a"].reason == reason
+        assert reads(world["a"]) == reason
 
 
 def test_ranks_that_stop_sharing_are_told_and_stay_as_they_are() -> None:
@@ -511,8 +515,8 @@ def test_ranks_that_stop_sharing_are_told_and_stay_as_they_are() -> None:
     world.holding("a")
     line = world.do(ev.SquashingOff("a", "storages 1 and 2 differ")).history[-1]
     assert line.rule == "squashing.off"
-    assert line.reason == "its ranks share nothing on a device any more: storages 1 and 2 differ"
-    assert (world["a"].word, world["a"].reason) == ("running", "holds cpu:0")
+    assert reads(line) == "its ranks share nothing on a device any more: storages 1 and 2 differ"
+    assert (world["a"].word, reads(world["a"])) == ("running", "holds cpu:0")
 
 
 def test_checkpoint_needs_device_state_and_is_remembered() -> None:
@@ -535,13 +539,16 @@ def test_checkpoint_needs_device_state_and_is_remembered() -> None:
 
 def test_creation_refusals() -> None:
     spec = SessionSpec(Kind.BATCH, BASIC, 3)
-    with pytest.raises(Unavailable, match="no node agent is connected"):
+    with pytest.raises(Unavailable, match="no node agent is connected"), in_words():
         decide(ClusterState(), ev.SessionCreated("a", "alice", spec), 0.0)
     world = World(2)
-    with pytest.raises(BadRequest, match="3 devices asked, but this cluster has at most 2"):
+    with (
+        pytest.raises(BadRequest, match="3 devices asked, but this cluster has at most 2"),
+        in_words(),
+    ):
         world.do(ev.SessionCreated("a", "alice", spec))
     world.create("b")
-    with pytest.raises(Conflict, match="exists already"):
+    with pytest.raises(Conflict, match="exists already"), in_words():
         world.do(ev.SessionCreated("b", "alice", SessionSpec(Kind.BATCH, BASIC, 1)))
 
 

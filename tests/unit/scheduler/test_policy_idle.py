@@ -10,7 +10,7 @@ from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.requested import Tier
-from support.scheduler_core import World, devices_of, facts
+from support.scheduler_core import World, devices_of, facts, reads
 
 CAREFUL = Parameters(idle_soft_s=900.0, idle_grace_s=30.0, min_run_s=60.0)
 
@@ -36,7 +36,7 @@ def test_an_idle_notebook_keeps_its_devices_for_the_grace_and_its_least_run():
     assert w["a"].word == "running"
     wait(w, 30.0)
     assert (w["a"].word, w["b"].word) == ("parked", "running")
-    assert w["a"].reason.startswith("paused for alice/b: standard needs 1 device")
+    assert reads(w["a"]).startswith("paused for alice/b: standard needs 1 device")
 
 
 def test_one_that_has_had_its_devices_for_long_gives_them_up_after_the_grace():
@@ -85,7 +85,7 @@ def test_devices_that_no_call_reaches_are_parked_by_themselves(kind):
     assert w["a"].word == "running"
     wait(w, 20.0)
     assert w["a"].word == "parked"
-    assert w["a"].reason == (
+    assert reads(w["a"]) == (
         "parked by itself: no call reached its devices for 15 min (idle_soft_s is 900); nothing is "
         "lost; it comes back with the next device call"
     )

@@ -16,14 +16,15 @@ from singularity_proxy.errors import (
 )
 from singularity_scheduler.core import checkpoints
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import Abilities, AgentFacts, SessionView
 from singularity_scheduler.core.requested import Tier
-from singularity_scheduler.core.run_spec import KERNEL
 from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.core.stored import CheckpointRef, LossReport, Retention
+from singularity_scheduler.explain.why import explain
+from singularity_scheduler.requests.run_spec import KERNEL
+from singularity_scheduler.text.errors import in_words
 from singularity_scheduler.text.reasons import render
-from support.scheduler_core import World, devices_of, facts, whole
+from support.scheduler_core import World, devices_of, facts, reads, whole
 
 NO_CRIU = Abilities(image_trouble="criu is missing")
 
@@ -67,7 +68,7 @@ def test_suspend_takes_everything_and_frees_the_devices_only_then() -> None:
     world.do(ev.Suspended("a", action.epoch, action.seq, reference, 2100.0))
     assert (world["a"].word, world["a"].devices) == ("suspended", ())
     assert world["a"].last_checkpoint == reference
-    assert world["a"].reason == (
+    assert reads(world["a"]) == (
         "everything of it is in checkpoint 'before lunch' (1 GiB in 2.1 s); resume or the next "
         "request from its notebook brings it back"
     )
@@ -128,7 +129,7 @@ def test_a_failed_suspend_leaves_the_session_as_it_was() -> None:
     action = take(world, ev.Suspend)
     world.do(ev.SuspendFailed("a", action.epoch, action.seq, "the disk is full"))
     assert (world["a"].word, world["a"].devices) == ("running", ("cpu:0",))
-    assert world["a"].reason == (
+    assert reads(world["a"]) == (
         "could not be suspended, so it goes on as it was (the disk is full)"
     )
     assert world["a"].checkpoints == ()
@@ -172,7 +173,7 @@ def test_a_session_without_a_server_waits_in_the_store() -> None:
     world.answer()
     assert world["a"].word == "suspended"
     [line] = [c for c in world.history if c.word == "suspending"]
-    assert line.reason == (
+    assert reads(line) == (
         "its Jupyter server (process 7) is gone since 15 s: it is suspended until its next server "
         "or request; nothing is lost"
     )
@@ -220,7 +221,7 @@ def test_it_comes_back_where_it_was_else_where_there_is_room() -> None:
     world.do(ev.ResumeAsked("a", "alice"))
     assert world["a"].word == "suspended"
     assert world["a"].called
-    assert world["a"].reason == (
+    assert reads(world["a"]) == (
         "called back by alice; the devices of node n1 are in use by sessions that go before it; "
         "the devices of node n2 are in use by sessions that go before it; it comes back by itself "
         "as soon as there is room"
@@ -247,7 +248,7 @@ def test_one_free_device_brings_one_of_two_back() -> None:
         world.do(ev.ResumeAsked(sid, "alice"))
     assert (world["a"].word, world["a"].node) == ("resuming", free)
     assert world["b"].word == "suspended"
-    assert "in use by sessions that go before it" in world["b"].reason
+    assert "in use by sessions that go before it" in reads(world["b"])
     world.answer()
     world.do(ev.EndAsked("c", "alice"))
     world.answer()
@@ -292,7 +293,7 @@ def test_one_that_is_called_back_while_it_leaves_comes_back_when_it_is_stored() 
         if held_back:
             world.do(ev.PreemptAsked("a", "root"))
         world.do(ev.ResumeAsked("a", "alice"))
-        assert world["a"].reason.startswith("called back by alice while it was being suspended")
+        assert reads(world["a"]).startswith("called back by alice while it was being suspended")
         world.do(ev.ResumeAsked("a", "alice"))  # a second page
         world.answer()
         assert world["a"].word == "running"
@@ -309,7 +310,7 @@ def test_one_that_is_held_back_when_it_leaves_says_what_brings_it_back() -> None
     world.do(ev.SuspendAsked("a", "alice"))
     world.answer()
     assert world["a"].word == "suspended"
-    assert world["a"].reason.endswith("only resume brings it back, as root preempted it")
+    assert reads(world["a"]).endswith("only resume brings it back, as root preempted it")
 
 
 def test_a_damaged_checkpoint_is_named_and_the_next_older_one_offered() -> None:
@@ -325,7 +326,7 @@ def test_a_damaged_checkpoint_is_named_and_the_next_older_one_offered() -> None:
     world.do(ev.ResumeFailed("a", action.epoch, action.seq, "chunk ab12 is wrong", damaged=True))
     assert world["a"].word == "suspended"
     assert not world["a"].called
-    assert "(chunk ab12 is wrong); the next one that can be used is 'two'" in world["a"].reason
+    assert "(chunk ab12 is wrong); the next one that can be used is 'two'" in reads(world["a"])
     with pytest.raises(Conflict, match=r"is damaged \(chunk ab12 is wrong\).*'two'"):
         world.do(ev.ResumeAsked("a", "alice", world["a"].checkpoints[-1].id))
     world.do(ev.ResumeAsked("a", "alice", "two"))
@@ -364,7 +365,7 @@ def test_migrate_to_a_node_is_one_move() -> None:
     assert world["a"].word == "migrating"
     world.answer()
     assert (world["a"].node, world["a"].word, world["a"].incarnation) == ("n2", "running", 1)
-    assert {c.word for c in world.history if "moving" in c.reason} == {"migrating"}
+    assert {c.word for c in world.history if "moving" in reads(c)} == {"migrating"}
     with pytest.raises(Conflict, match="is on node n2 already"):
         world.do(ev.MigrateAsked("a", "alice", node="n2"))
 
@@ -394,7 +395,7 @@ def test_a_move_that_fails_there_comes_back_here() -> None:
     world.answer()
     assert (world["a"].node, world["a"].word, world["a"].incarnation) == ("n1", "running", 1)
     [line] = [c for c in world.history if c.rule == "process.resume_failed"]
-    assert line.reason == "it could not go on at node n2 (no space), so it comes back as it was"
+    assert reads(line) == "it could not go on at node n2 (no space), so it comes back as it was"
 
 
 # -- restore and fork -----------------------------------------------------------------------
@@ -419,7 +420,7 @@ def test_restore_stores_the_present_first_and_starts_a_new_incarnation() -> None
     assert world["a"].loss is not None
     assert world["a"].loss.lost == ("1 open socket",)
     [line] = [c for c in world.history if c.rule == "process.resumed"]
-    assert line.reason == (
+    assert reads(line) == (
         "came back on node local from checkpoint 'good', 31 hashes checked; what it did after that "
         "checkpoint is undone; not brought back: 1 open socket"
     )
@@ -481,14 +482,14 @@ def test_device_state_is_put_back_into_a_session_that_goes_on() -> None:
     loss = LossReport("device", ("2 tensors",), ("Python variables",), False, 3, action.checkpoint)
     world.do(ev.ContentsBack("a", loss))
     assert (world["a"].word, world["a"].incarnation) == ("running", 1)
-    assert world["a"].reason == (
+    assert reads(world["a"]) == (
         "the device state of checkpoint 'weights' is back: 2 tensors; not brought back: Python "
         "variables"
     )
     world.do(ev.RestoreAsked("a", "alice", "weights", discard=True))
     assert take(world, ev.PutBack).discard  # type: ignore[attr-defined]
     world.do(ev.ContentsBack("a", None, "no room"))
-    assert world["a"].reason == (
+    assert reads(world["a"]) == (
         "the device state was not put back, so it goes on as it was (no room)"
     )
     assert world["a"].loss is not None
@@ -560,17 +561,23 @@ def test_words_for_checkpoints() -> None:
     assert checkpoints.find(view, "best").id == "20260101T12-cc"
     assert checkpoints.find(view, "before fine tuning").id == "20260101T10-aa"
     assert checkpoints.find(view, "20260102").name == "only tensors"
-    with pytest.raises(NotFound, match="did you mean 'before fine tuning'"):
+    with pytest.raises(NotFound, match="did you mean 'before fine tuning'"), in_words():
         checkpoints.find(view, "before finetuning")
-    with pytest.raises(NotFound, match="its newest is 'only tensors'"):
+    with pytest.raises(NotFound, match="its newest is 'only tensors'"), in_words():
         checkpoints.find(view, "zzzzzz")
-    with pytest.raises(BadRequest, match="may be 3 checkpoints"):
+    with pytest.raises(BadRequest, match="may be 3 checkpoints"), in_words():
         checkpoints.find(view, "20260101")
-    with pytest.raises(NotFound, match="it has none yet"):
+    with pytest.raises(NotFound, match="it has none yet"), in_words():
         checkpoints.find(view_with(), "x")
-    with pytest.raises(Conflict, match=r"holds device state alone.*'best' \(97 s old\)"):
+    with (
+        pytest.raises(Conflict, match=r"holds device state alone.*'best' \(97 s old\)"),
+        in_words(),
+    ):
         checkpoints.usable(view, "only tensors", 100.0)
-    with pytest.raises(Conflict, match="its device state of checkpoint 'only tensors' is kept"):
+    with (
+        pytest.raises(Conflict, match="its device state of checkpoint 'only tensors' is kept"),
+        in_words(),
+    ):
         checkpoints.usable(view_with(view.checkpoints[-1]), None, 100.0)
 
 
@@ -648,7 +655,7 @@ def test_what_has_a_checkpoint_goes_on_elsewhere_by_itself() -> None:
     assert (action.node, action.checkpoint, action.incarnation) == ("n2", stored.id, 2)
     assert action.epoch == epoch + 1
     assert "node n1 has been gone for 40 s: it goes on from checkpoint 'good'" in (
-        world["a"].reason
+        reads(world["a"])
     )
     world.do(
         ev.Resumed("a", action.epoch, action.seq, LossReport("process", (), (), True, 3, stored.id))
@@ -723,7 +730,7 @@ def test_a_run_without_one_waits_a_while_and_then_fails_with_what_was_kept() -> 
     lost(world)
     assert [world[s].word for s in "ab"] == ["running"] * 2
     lost(world, hopeless=True)
-    assert world["a"].reason == (
+    assert reads(world["a"]) == (
         "node n1 has been gone for 40 s with its process and variables: start it again"
     )
     assert [c.id for c in checkpoints.visible(world["a"])] == ["d1"]
@@ -744,12 +751,12 @@ def test_a_notebook_without_one_waits_for_its_node_until_somebody_ends_it() -> N
         "node n1 does not answer, and its process and variables are nowhere else: it goes on as it "
         "was when the node is back; if the node will not come back, end it"
     )
-    assert [(world[s].process_state.value, world[s].reason) for s in "ac"] == [("live", said)] * 2
+    assert [(world[s].process_state.value, reads(world[s])) for s in "ac"] == [("live", said)] * 2
     lines = len(world.history)
     lost(world, hopeless=True)
     assert len(world.history) == lines, "it is said once"
     world.do(ev.EndAsked("c", "alice", "given up"))
-    assert world["c"].reason == (
+    assert reads(world["c"]) == (
         "closed by alice: given up; there is no checkpoint of its process, so this cannot be taken "
         "back; its device state of checkpoint 'weights' is kept"
     )
@@ -784,7 +791,7 @@ def test_a_node_that_is_back_in_time_brings_its_sessions_back_unharmed() -> None
     lost(world)
     assert (world["a"].word, world["a"].called) == ("suspended", True)  # n2 has no room
     world.join("n1", 1, None, known)
-    assert [c.reason for c in world.history if c.rule == "node.found"] == [
+    assert [reads(c) for c in world.history if c.rule == "node.found"] == [
         "node n1 is back and had it all along: nothing is lost"
     ]
     assert (world["a"].process_state, world["a"].incarnation) == (ProcessState.LIVE, 1)
@@ -861,7 +868,7 @@ def test_a_node_whose_processor_lacks_something_is_not_gone_to() -> None:
     world.do(ev.NodeAway("n1"))
     world.do(ev.ResumeAsked("a", "alice"))
     assert world["a"].word == "suspended"
-    assert why in world["a"].reason
+    assert why in reads(world["a"])
     world.join("n3", 1, Abilities(machine=large))
     world.do(ev.Tick("n3"))
     assert world["a"].node == "n3"

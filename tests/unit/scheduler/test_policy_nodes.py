@@ -8,7 +8,6 @@ from singularity_scheduler.client.words import duration
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import (
-    DUTY_MEANING,
     DUTY_TRANSITIONS,
     DutyEvent,
     NodeDuty,
@@ -16,10 +15,12 @@ from singularity_scheduler.core.administration import (
     UpgradeState,
 )
 from singularity_scheduler.core.drains import AT_ONCE, LEAVE_RETRY_S
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.model import Abilities
 from singularity_scheduler.core.requested import Tier
-from support.scheduler_core import World, devices_of, facts
+from singularity_scheduler.explain.why import explain
+from singularity_scheduler.text.meanings import DUTIES
+from singularity_scheduler.text.reasons import render_words
+from support.scheduler_core import World, devices_of, facts, reads
 
 NO_CRIU = Abilities(image_trouble="criu is missing")
 
@@ -40,7 +41,7 @@ def duty(world: World, node: str) -> NodeDuty:
 
 
 def test_every_duty_has_a_meaning_and_a_way_back():
-    assert set(DUTY_MEANING) == set(NodeDuty)
+    assert set(DUTIES) == {duty.value for duty in NodeDuty}
     for state in NodeDuty:
         reached = {after for (before, _), after in DUTY_TRANSITIONS.items() if before is state}
         assert state is NodeDuty.OPEN or NodeDuty.OPEN in reached
@@ -86,7 +87,7 @@ def test_a_drained_node_is_empty_and_its_sessions_go_on_elsewhere():
         ("n1", '"open"', '"draining"', "node.drain")
     ]
     assert world["a"].word == "migrating"
-    assert "node n1, which is being drained by root (a new kernel)" in world["a"].reason
+    assert "node n1, which is being drained by root (a new kernel)" in reads(world["a"])
     world.answer()
     assert (world["a"].node, world["a"].word) == ("n2", "running")
     assert world["a"].epoch > epoch
@@ -111,7 +112,7 @@ def test_what_has_no_room_elsewhere_waits_in_the_store_and_comes_back():
     assert duty(world, "n1") is NodeDuty.OPEN
     assert world["big"].word == "running"
     tell(world, "n1", DutyEvent.DRAIN, store=True)
-    assert world["big"].reason.endswith("it comes back as soon as a node has room for it")
+    assert reads(world["big"]).endswith("it comes back as soon as a node has room for it")
     world.answer()
     assert (world["big"].word, world["big"].called) == ("suspended", True)
     assert duty(world, "n1") is NodeDuty.DRAINED
@@ -129,7 +130,7 @@ def test_a_notebook_that_rests_comes_back_with_its_next_request():
     with pytest.raises(Conflict, match=r"can take alice/a \(there is no other\); make room"):
         tell(world, "n1", DutyEvent.DRAIN)
     tell(world, "n1", DutyEvent.DRAIN, store=True)
-    assert world["a"].reason.endswith("it comes back with its next request")
+    assert reads(world["a"]).endswith("it comes back with its next request")
     world.answer()
     assert (world["a"].word, world["a"].called) == ("suspended", False)
 
@@ -162,7 +163,7 @@ def test_what_cannot_be_stored_is_parked_and_stays_and_says_why():
     assert (
         "node n1 is being drained by root (a new kernel), so its devices go to nobody" in sentence
     )
-    parked = [c.reason for c in world.history if c.rule == "node.drain"]
+    parked = [reads(c) for c in world.history if c.rule == "node.drain"]
     assert parked == [
         "stays on node n1, which is being drained by root (a new kernel), because it cannot be "
         "stored (criu is missing); its devices are freed, nothing is lost: end it, or open the "
@@ -182,7 +183,7 @@ def test_force_ends_what_cannot_be_stored_at_the_deadline_and_says_so():
     assert not world["a"].final
     world.now += 60.0
     world.do(ev.Tick("n1"))
-    assert world["a"].reason == (
+    assert reads(world["a"]) == (
         "closed by root: node n1 is drained by force, and it could not be stored (criu is missing)"
         "; there is no checkpoint of its process, so this cannot be taken back"
     )
@@ -199,7 +200,7 @@ def test_a_store_that_fails_is_tried_again_later():
     world.do(ev.SuspendFailed("a", action.epoch, action.seq, "the disk is full"))
     world.answer()
     assert world["a"].node == "n1"
-    assert "cannot be stored (the disk is full)" in " ".join(c.reason for c in world.history)
+    assert "cannot be stored (the disk is full)" in " ".join(reads(c) for c in world.history)
     world.now += LEAVE_RETRY_S
     world.do(ev.Tick("n1"))
     world.answer()
@@ -229,11 +230,11 @@ def test_a_notice_is_never_refused_and_says_what_is_left_when_it_comes_too_late(
             world.do(ev.ParkAsked("s1", "alice"))
             world.answer()
     world.do(adm.NoticeGiven("n1", world.now + 4.0))
-    kept = world["s1"].reason.partition("should the machine")[2]
+    kept = reads(world["s1"]).partition("should the machine")[2]
     assert kept == " go away in 3 s before everything is there, it goes on from checkpoint " + (
         f"'good', {duration(world.now - world['s1'].checkpoints[-1].at)} old"
     )
-    assert world["s0"].reason.endswith(
+    assert reads(world["s0"]).endswith(
         "should the machine go away in 3 s before everything is there, its variables are lost, "
         "because it has no checkpoint to go on from"
     )
@@ -250,7 +251,7 @@ def test_runs_that_wait_go_to_another_node():
     other = "n2" if where == "n1" else "n1"
     tell(world, where, DutyEvent.CORDON)
     assert world["r3"].node == other
-    assert world["r3"].reason.startswith(f"waits on node {other}, because node {where} is cordoned")
+    assert reads(world["r3"]).startswith(f"waits on node {other}, because node {where} is cordoned")
 
 
 def test_a_session_that_was_just_starting_leaves_too():
@@ -366,7 +367,7 @@ def test_an_upgrade_stops_when_there_is_no_room():
     world.holding("b")
     world.do(adm.UpgradeAsked("root", (), 1))
     assert upgrade(world).state is UpgradeState.STOPPED
-    assert upgrade(world).why == (
+    assert render_words(upgrade(world).why) == (
         "stopped before node n1, of which nothing was touched: there is no other open node with 1 "
         "free device for alice/a; add a node or make room, or let sessions wait in the store (wait)"
     )
@@ -384,7 +385,7 @@ def test_an_upgrade_stops_where_sessions_cannot_be_stored():
     world.join("n2", 1)
     world.create("a")
     world.do(adm.UpgradeAsked("root", ("n1",)))
-    assert "its sessions cannot be stored (criu is missing)" in upgrade(world).why
+    assert "its sessions cannot be stored (criu is missing)" in render_words(upgrade(world).why)
 
 
 def test_a_node_that_somebody_opens_stops_the_upgrade():
@@ -393,7 +394,7 @@ def test_a_node_that_somebody_opens_stops_the_upgrade():
     world.do(adm.UpgradeAsked("root", ("n1",)))
     tell(world, "n1", DutyEvent.UNDRAIN)
     assert (upgrade(world).state, steps(world)["n1"]) == (UpgradeState.STOPPED, "waiting")
-    assert upgrade(world).why == "node n1 was opened before it was empty"
+    assert render_words(upgrade(world).why) == "node n1 was opened before it was empty"
 
 
 @pytest.mark.parametrize(("names", "at_once"), [(("n1",), 0), (("n1",), 2), ((), 3)])

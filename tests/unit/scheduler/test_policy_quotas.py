@@ -7,10 +7,10 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import VirtualCluster
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.requested import BatchRun, Kind, Priority, SessionSpec, Tier
-from singularity_scheduler.core.spec import parse_spec
-from support.scheduler_core import World
+from singularity_scheduler.explain.why import explain
+from singularity_scheduler.requests.spec import parse_spec
+from support.scheduler_core import World, reads
 
 
 def quota(world: World, name: str, devices: int, may_borrow: bool = True) -> None:
@@ -39,7 +39,7 @@ def test_one_that_may_not_borrow_waits_and_says_why():
     assert need(world, "a1", "a") == "running"
     assert need(world, "a2", "a") == "waiting"
     assert need(world, "x") == "running", "nobody waits behind it"
-    assert world["a2"].reason == (
+    assert reads(world["a2"]) == (
         "waits for 1 device: virtual cluster 'a' uses 1 of its 1 device and may not borrow"
     )
     assert "and may not borrow" in explain(world.state, world["a2"], world.now)["sentence"]
@@ -67,7 +67,7 @@ def test_what_is_borrowed_is_given_back_to_whom_it_belongs():
     assert need(world, "b1", "b") == "running"
     assert world["a2"].word in ("parked", "waiting")
     assert world["a1"].word == "running", "the one that came last gives back"
-    [told] = [c.reason for c in world.history if c.rule == "preempt.borrowed"]
+    [told] = [reads(c) for c in world.history if c.rule == "preempt.borrowed"]
     assert told.startswith(
         "paused for alice/b1: virtual cluster 'b' needs 1 device of its own and 'a' had borrowed"
     )
@@ -124,7 +124,7 @@ def test_runs_beyond_a_quota_are_not_started_and_hold_nobody_up():
         world.do(ev.SessionCreated(sid, "alice", spec))
         world.answer()
     assert [world[s].pending for s in ("a1", "a2", "x")] == [False, True, False]
-    assert "runs with 1 of its 1 device" in world["a2"].reason
+    assert "runs with 1 of its 1 device" in reads(world["a2"])
     assert "runs with 1 of its 1" in explain(world.state, world["a2"], world.now)["sentence"]
     world.do(ev.EndAsked("a1", "alice"))
     world.answer()

@@ -6,7 +6,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.model import AgentFacts
 from singularity_scheduler.core.requested import Tier
 from singularity_scheduler.core.states import DeviceState
-from support.scheduler_core import World, devices_of, facts
+from support.scheduler_core import World, devices_of, facts, reads
 
 
 def rejoin(world: World, *sessions: AgentFacts) -> ev.Decision:
@@ -51,7 +51,7 @@ def test_session_unknown_to_a_new_agent_is_failed_with_the_reason() -> None:
     decision = rejoin(world)
     lost = {v.id: v for v in decision.sessions}
     assert lost["a"].word == "failed"
-    assert lost["a"].reason == (
+    assert reads(lost["a"]) == (
         "the agent of node local was started anew and no longer knows this session: its process "
         "is gone and its variables are lost; start it again; there is no checkpoint of its "
         "process, so this cannot be taken back"
@@ -92,7 +92,7 @@ def test_a_session_the_agent_parked_by_itself() -> None:
     rejoin(world, facts(world["a"], devices=(), waiting=True))
     world.answer()
     assert (world["a"].word, world["a"].epoch) == ("running", 2)
-    assert any("its node agent parked it" in c.reason for c in world.history)
+    assert any("its node agent parked it" in reads(c) for c in world.history)
 
 
 def test_devices_that_the_ledger_had_given_up_are_taken_back_before_anyone_gets_them() -> None:

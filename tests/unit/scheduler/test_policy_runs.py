@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.states import ProcessState
-from support.scheduler_core import World, devices_of, facts
+from singularity_scheduler.explain.why import explain
+from support.scheduler_core import World, devices_of, facts, reads
 
 PREMIUM, STANDARD, BASIC = Tier.PREMIUM, Tier.STANDARD, Tier.BASIC
 
@@ -41,7 +41,7 @@ def test_a_higher_tier_starts_beside_lower_runs_and_takes_their_device() -> None
     assert world["high"].word == "ready"
     world.need("high")
     assert world["low"].word == "parking"
-    assert world["low"].reason.startswith("paused for alice/high: premium goes before basic")
+    assert reads(world["low"]).startswith("paused for alice/high: premium goes before basic")
     world.answer()
     assert world["high"].devices == ("cpu:0",)
 
@@ -132,7 +132,7 @@ def test_a_queued_run_is_cancelled_without_a_word_to_its_node() -> None:
     assert "b" not in world.state.sessions
     assert not [a for a in world.all_actions if isinstance(a, ev.End)]
     last = [c for c in world.history if c.session == "b"][-1]
-    assert (last.process_state, last.reason) == (
+    assert (last.process_state, reads(last)) == (
         ProcessState.CANCELLED,
         "cancelled by alice: not needed",
     )
@@ -166,7 +166,7 @@ def test_a_preempted_run_waits_for_its_resume_even_when_its_device_is_free() -> 
     world.need("a")  # its code calls the device at once
     world.answer()
     assert (world["a"].word, world["a"].held_back) == ("waiting", True)
-    assert world["a"].reason == (
+    assert reads(world["a"]) == (
         "preempted by root: nothing is lost; running code just waits until the session is resumed"
     )
     world.do(ev.Tick("local"))
@@ -186,7 +186,7 @@ def test_one_preempted_while_it_gets_its_device_gives_it_back_at_once() -> None:
     assert world["a"].word == "parking"
     world.answer()
     assert (world["a"].word, world["a"].held_back) == ("parked", True)
-    assert world["a"].reason.startswith("preempted by root: nothing is lost")
+    assert reads(world["a"]).startswith("preempted by root: nothing is lost")
     world.do(ev.ResumeAsked("a", "alice"))
     world.answer()
     assert world["a"].word == "running"
@@ -222,7 +222,7 @@ def test_a_queued_run_that_is_held_back_starts_after_its_resume() -> None:
     world.submit("b")
     world.do(ev.PreemptAsked("b", "alice"))
     end(world, "a")
-    assert (world["b"].word, world["b"].reason) == (
+    assert (world["b"].word, reads(world["b"])) == (
         "queued",
         "held back by alice: it starts after it is resumed",
     )
@@ -278,7 +278,7 @@ def test_the_reason_of_one_held_back_stays_true_whatever_happens_to_it() -> None
     world.do(ev.DeviceWithdrawn("a"))  # its cell was interrupted
     world.need("a")  # and another one was run
     sentence = explain(world.state, world["a"], world.now)["sentence"]
-    assert "preempted by root" in world["a"].reason
+    assert "preempted by root" in reads(world["a"])
     assert "running code just waits until the session is resumed; rule user.preempt" in sentence
 
 
@@ -343,7 +343,7 @@ def test_a_run_that_was_lost_with_its_node_says_what_there_is_of_it() -> None:
     world.do(ev.NodeJoined("local", devices_of("local", 1), ()))
     last = world.history[-1]
     assert last.process_state is ProcessState.FAILED
-    assert last.reason.endswith(
+    assert reads(last).endswith(
         "its process is gone; the outputs up to then are in /home/alice/a-out.ipynb: submit it "
         "again"
     )

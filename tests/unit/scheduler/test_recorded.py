@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.client.values import MAX_ALL, MAX_VALUE, kept
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.goals import Objective, objective_of, parse_condition
-from singularity_scheduler.core.goals import parse_objective as parse
+from singularity_scheduler.core.goals import Objective, condition_of, objective_of
 from singularity_scheduler.core.model import AgentFacts
-from support.scheduler_core import World, devices_of
+from singularity_scheduler.requests.goals import parse_condition
+from singularity_scheduler.requests.goals import parse_objective as parse
+from support.scheduler_core import World, devices_of, reads
 from support.scheduler_groups import end, started, submit_group
 
 
@@ -130,7 +131,7 @@ def test_the_first_that_meets_the_condition_ends_the_others_and_goes_on() -> Non
     ended = [world.known[sid] for sid in ("g1", "g3", "g4")]
     assert [view.process_state.value for view in ended] == ["cancelled"] * 3
     why = "cancelled by its group: loss is 0.05 in member 2 of 4 (loss<0.1)"
-    assert [view.reason for view in ended] == [why] * 3
+    assert [reads(view) for view in ended] == [why] * 3
     winner = world["g2"]
     assert not winner.final
     assert winner.member == replace(
@@ -202,13 +203,13 @@ def test_a_number_that_no_float_can_hold_meets_a_condition() -> None:
     world = World(2)
     submit_group(world, "g", 2, stop_when="n>1")
     world.do(ev.Recorded("g1", {"n": 10**400}))
-    assert world["g2"].reason == "cancelled by its group: n is 1e+400 in member 1 of 2 (n>1)"
+    assert reads(world["g2"]) == "cancelled by its group: n is 1e+400 in member 1 of 2 (n>1)"
 
 
 def test_conditions_of_many_groups_are_not_all_remembered() -> None:
     for number in range(1000):
         parse_condition(f"loss<{number}")
-    assert parse_condition.cache_info().currsize < 1000
+    assert condition_of.cache_info().currsize < 1000
 
 
 def test_many_values_at_once_cost_little() -> None:

@@ -10,7 +10,7 @@ from singularity_scheduler.core import relocation
 from singularity_scheduler.core.model import Abilities
 from singularity_scheduler.core.relocation import LOOKED_AT
 from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
-from support.scheduler_core import AT_ONCE, World, outcome
+from support.scheduler_core import AT_ONCE, World, outcome, reads
 
 ABLE = Abilities(store="folder")
 
@@ -39,7 +39,7 @@ def test_it_moves_after_a_while_and_gets_devices_there() -> None:
     assert world["waiter"].word == "waiting"
     tick(world, 30)
     assert [c.rule for c in world.history if c.session == "waiter"][-1] == "place.elsewhere"
-    assert "moves to node free, which has 1 device free" in world["waiter"].reason
+    assert "moves to node free, which has 1 device free" in reads(world["waiter"])
     world.answer()
     assert (world["waiter"].node, world["waiter"].word) == ("free", "running")
     assert world["holder"].word == "running"

@@ -14,7 +14,7 @@ from singularity_scheduler.core.requested import BatchRun, Kind, Member, Session
 from singularity_scheduler.core.states import ProcessState
 from singularity_scheduler.core.stored import CheckpointRef, Retention
 from singularity_scheduler.service import documents
-from support.scheduler_core import World
+from support.scheduler_core import World, reads
 
 DAY = 86400.0
 
@@ -110,7 +110,7 @@ def test_every_end_keeps_the_newest_checkpoint_and_the_named_ones(
         newest = view.newest_whole.id
     assert kept(view) == [named, newest]
     assert older not in kept(view)
-    assert "is kept for 24.0 h: reopen brings it back from there" in view.reason
+    assert "is kept for 24.0 h: reopen brings it back from there" in reads(view)
     reference = view.newest_whole
     assert reference is not None
     assert abs(reference.undo_until - (world.now + DAY)) < 30
@@ -147,8 +147,8 @@ def test_an_end_is_taken_back() -> None:
         False,
         None,
     )
-    assert view.reason.startswith("alice took its end back: it is as of checkpoint")
-    assert view.reason.endswith("resume, or opening its notebook, brings it back")
+    assert reads(view).startswith("alice took its end back: it is as of checkpoint")
+    assert reads(view).endswith("resume, or opening its notebook, brings it back")
     assert documents.undo_document(view) is None
     assert [c.undo_until for c in view.checkpoints if not c.dropped] == [0.0]
     world.do(ev.ResumeAsked("a", "alice"))
@@ -205,7 +205,7 @@ def test_a_run_that_was_cancelled_goes_on_by_itself() -> None:
     world.computing("a")
     newest = stored(world)
     world.do(ev.EndAsked("a", "alice", "enough"))
-    assert world["a"].reason.startswith("cancelled by alice: enough; its newest checkpoint, ")
+    assert reads(world["a"]).startswith("cancelled by alice: enough; its newest checkpoint, ")
     world.answer()
     world.do(ev.ReopenAsked(world.known["a"], "alice"))
     (resume,) = world.pending
@@ -230,7 +230,7 @@ def test_without_a_checkpoint_of_its_process_an_end_is_for_good_and_says_so(
     world.holding("a")
     ends(world)
     assert "there is no checkpoint of its process, so this cannot be taken back" in (
-        world["a"].reason
+        reads(world["a"])
     )
     world.answer()
     view = world.known["a"]
@@ -277,7 +277,7 @@ def test_nothing_is_kept_where_that_is_configured() -> None:
     stored(world)
     closes(world)
     assert kept(world["a"]) == []
-    assert world["a"].reason.endswith("so this cannot be taken back")
+    assert reads(world["a"]).endswith("so this cannot be taken back")
 
 
 def test_a_checkpoint_that_is_told_after_the_end_takes_the_place_of_the_one_before() -> None:
@@ -303,7 +303,7 @@ def test_a_person_deletes_at_once() -> None:
 
 
 def test_parts_of_gangs_end_for_good() -> None:
-    from singularity_scheduler.core.gang_spec import parts_of
+    from singularity_scheduler.requests.gang_spec import parts_of
 
     world = World(1, "n1")
     world.join("n2", 1)

@@ -6,7 +6,7 @@ import pytest
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.core.states import ProcessState
-from support.scheduler_core import World, facts, whole
+from support.scheduler_core import World, facts, reads, whole
 
 QUEUED, LIVE = ProcessState.QUEUED, ProcessState.LIVE
 
@@ -40,9 +40,9 @@ def test_without_a_checkpoint_it_starts_from_its_beginning_once_nothing_is_left(
     assert start.epoch > fence.epoch
     assert start.seq > fence.seq
     world.answer()
-    assert world["r"].reason == "its process runs (attempt 2 of 3)"
+    assert reads(world["r"]) == "its process runs (attempt 2 of 3)"
     assert any(
-        c.reason
+        reads(c)
         == "attempt 2 of 3 starts from its beginning, having no checkpoint to go on from, because "
         "its process was ended by signal 9"
         for c in world.history
@@ -65,7 +65,7 @@ def test_it_goes_on_from_its_newest_checkpoint() -> None:
     assert view.loss is not None
     assert view.loss.checkpoint == "c2"
     assert "attempt 2 of 2 goes on from checkpoint 'c2', " in "".join(
-        c.reason for c in world.history
+        reads(c) for c in world.history
     )
 
 
@@ -80,7 +80,7 @@ def test_after_the_last_attempt_it_fails_with_the_reason() -> None:
     ended = world.known["r"]
     assert ended.process_state is ProcessState.FAILED
     assert ended.exit_code == 70
-    assert ended.reason == (
+    assert reads(ended) == (
         "the last of its 2 attempts was ended as well: the kernel died under cell 2 of 3"
     )
 
@@ -101,7 +101,7 @@ def test_a_command_may_end_with_the_code_of_a_dead_kernel() -> None:
     world.answer()
     kill(world, 70)
     assert world["r"].process_state is ProcessState.FAILED
-    assert world["r"].reason == "its process ended with exit code 70"
+    assert reads(world["r"]) == "its process ended with exit code 70"
 
 
 def test_a_signal_that_somebody_sent_through_us_ends_it() -> None:
@@ -187,7 +187,7 @@ def test_the_last_attempt_ended_by_itself_while_its_node_was_away(code: int, rea
     kill(world)
     world.answer()
     world.join("local", 2, None, facts(world["r"], alive=False, exit_code=code))
-    assert world["r"].reason == reason
+    assert reads(world["r"]) == reason
 
 
 def test_it_was_sent_a_signal_and_ended_while_its_node_was_away() -> None:
@@ -261,7 +261,7 @@ def test_what_cannot_be_brought_back_uses_attempts_up_and_then_fails() -> None:
         assert isinstance(resume, ev.Resume)
         world.do(ev.ResumeFailed("r", resume.epoch, resume.seq, "a file is missing"))
     assert world["r"].process_state is ProcessState.FAILED
-    assert world["r"].reason == (
+    assert reads(world["r"]) == (
         "the last of its 3 attempts was ended as well: it could not come back from its checkpoint "
         "(a file is missing); its newest checkpoint, 5 s old, is kept for 24.0 h: reopen brings it "
         "back from there"
@@ -285,8 +285,8 @@ def test_a_store_that_was_away_for_a_moment_costs_no_attempt() -> None:
         world.do(away)
         assert world["r"].attempt == 2
     assert any(
-        c.reason.startswith("attempt 2 of 2 goes on from checkpoint")
-        and "could not come back from its checkpoint (the store does not answer)" in c.reason
+        reads(c).startswith("attempt 2 of 2 goes on from checkpoint")
+        and "could not come back from its checkpoint (the store does not answer)" in reads(c)
         for c in world.history
     )
     world.answer()

@@ -9,6 +9,7 @@ from singularity_proxy.errors import BadRequest, Conflict
 from singularity_scheduler.core import routing
 from singularity_scheduler.core.allocation import events as ev
 from singularity_scheduler.core.routing import Places, Planet, Region, Summary
+from singularity_scheduler.text.errors import in_words
 from support.allocations import BASIC, PREMIUM, STANDARD, Claim, World
 
 PARENTS = {"europe": "", "west": "europe", "north": "europe", "w1": "west", "w2": "west"} | {
@@ -80,7 +81,7 @@ def test_what_was_promised_is_taken_off() -> None:
     ],
 )
 def test_places_that_cannot_be(parents: dict[str, str], sentence: str) -> None:
-    with pytest.raises(BadRequest, match=sentence):
+    with pytest.raises(BadRequest, match=sentence), in_words():
         Places(parents)
 
 
@@ -102,7 +103,7 @@ def test_where_a_session_may_be(locations: tuple[str, ...], allowed: set[str]) -
 
 
 def test_an_unknown_location_is_refused_with_the_nearest() -> None:
-    with pytest.raises(BadRequest, match="no location 'wset': did you mean 'west'"):
+    with pytest.raises(BadRequest, match="no location 'wset': did you mean 'west'"), in_words():
         where(planet(w1=summary(5)), 1, "wset")
 
 
@@ -150,9 +151,9 @@ def test_allowed_locations_bind() -> None:
 def test_a_cluster_must_be_large_enough_not_only_its_region() -> None:
     made = planet(w1=summary(8, 8), w2=summary(8, 8), n1=summary(0, 12))
     assert where(made, 12) == "n1"
-    with pytest.raises(Conflict, match="no cluster has 13 devices for session s"):
+    with pytest.raises(Conflict, match="no cluster has 13 devices for session s"), in_words():
         where(made, 13)
-    with pytest.raises(Conflict, match="no cluster in west has 12 devices"):
+    with pytest.raises(Conflict, match="no cluster in west has 12 devices"), in_words():
         where(made, 12, "west")
 
 

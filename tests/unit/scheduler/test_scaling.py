@@ -11,7 +11,6 @@ from singularity_proxy.errors import BadRequest, Conflict
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.administration import VirtualCluster
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.layout import blocks, kept, layout
 from singularity_scheduler.core.requested import (
     BatchRun,
@@ -22,7 +21,8 @@ from singularity_scheduler.core.requested import (
     Tier,
 )
 from singularity_scheduler.core.states import DeviceState
-from support.scheduler_core import AT_ONCE, World, facts, used
+from singularity_scheduler.explain.why import explain
+from support.scheduler_core import AT_ONCE, World, facts, reads, used
 
 SLOW = AT_ONCE.changed(scale_interval_s=100.0)
 ANY = ScalePolicy(1, 4)
@@ -82,14 +82,14 @@ def test_it_starts_on_what_is_free_and_grows_when_there_is_more() -> None:
     world.holding("other", devices=3, tier=Tier.PREMIUM)
     notebook(world)
     assert spread(world) == "3333"
-    assert "4 virtual devices on 1 physical" in world["nb"].reason
+    assert "4 virtual devices on 1 physical" in reads(world["nb"])
     world.do(ev.ParkAsked("other", "bob"))
     world.answer()
     later(world, 10)
     assert spread(world) == "3333"  # not so soon after the last change
     later(world)
     assert spread(world) == "3012"
-    assert world["nb"].reason.startswith("goes on with cpu:3, cpu:0, cpu:1 and cpu:2")
+    assert reads(world["nb"]).startswith("goes on with cpu:3, cpu:0, cpu:1 and cpu:2")
     assert [c.rule for c in world.history if c.session == "nb"][-2:] == ["grow", "device.resized"]
 
 
@@ -104,7 +104,7 @@ def test_it_is_shrunk_before_anybody_is_preempted_and_grows_back() -> None:
     assert world["nb"].word == "resizing"
     assert set(world.state.nodes["local"].leases.values()) == {"nb"}
     assert (
-        world["nb"].reason == "runs its 4 virtual devices on 1 physical: bob/train (premium) needs "
+        reads(world["nb"]) == "runs its 4 virtual devices on 1 physical: bob/train (premium) needs "
         "3 devices; nothing is lost; it grows back when devices are free"
     )
     world.answer()
@@ -182,7 +182,7 @@ def test_after_a_rest_the_next_cell_has_all_devices_at_once() -> None:
     assert why["facts"]["grows_to"] == 4
     world.do(ev.Activity("nb", True, world.now))
     assert world["nb"].word == "resizing"
-    assert world["nb"].reason == (
+    assert reads(world["nb"]) == (
         "runs its 4 virtual devices on 4 physical: devices are free; nothing is lost; running code "
         "just waits"
     )
@@ -359,7 +359,7 @@ def test_more_than_is_free_is_waited_for() -> None:
     resize(world, 3)
     world.answer()
     assert len(world["nb"].physical) == 1
-    assert "gets the others when they are free" in world["nb"].reason
+    assert "gets the others when they are free" in reads(world["nb"])
     world.do(ev.EndAsked("other", "bob"))
     world.answer()
     later(world, 1)
@@ -375,7 +375,7 @@ def test_all_of_its_devices_are_waited_for_too() -> None:
     resize(world, 4)
     world.answer()
     assert len(world["nb"].physical) == 2
-    assert "gets the others when they are free" in world["nb"].reason
+    assert "gets the others when they are free" in reads(world["nb"])
     world.do(ev.EndAsked("other", "bob"))
     world.answer()
     later(world, 1)
@@ -403,7 +403,7 @@ def test_without_devices_it_is_a_wish_for_the_next_ones() -> None:
     world = World(4)
     world.create("nb", devices=4)
     resize(world, 1)
-    assert "at most so many with its next devices" in world["nb"].reason
+    assert "at most so many with its next devices" in reads(world["nb"])
     world.need("nb")
     world.answer()
     assert spread(world) == "0000"
@@ -454,7 +454,7 @@ def test_a_failed_resize_is_not_tried_again_at_once_and_a_higher_tier_goes_first
     told = [c for c in world.history if c.session == "nb"][-2:]
     assert [c.rule for c in told] == ["device.resize_failed", "preempt.tier"]
     assert "goes on with cpu:0, cpu:1, cpu:2 and cpu:3, which could not be changed (its state " in (
-        told[0].reason
+        reads(told[0])
     )
     world.answer()
     assert world["train"].word == "running"
@@ -468,7 +468,7 @@ def test_a_wish_of_somebody_that_fails_is_forgotten() -> None:
     world.pending.remove(action)
     world.do(ev.ResizeFailed("nb", action.epoch, "its state does not fit"))
     assert (spread(world), world["nb"].wish, world["nb"].word) == ("0123", 0, "running")
-    assert "could not be changed (its state does not fit)" in world["nb"].reason
+    assert "could not be changed (its state does not fit)" in reads(world["nb"])
 
 
 def test_answers_of_older_leases_mean_nothing() -> None:

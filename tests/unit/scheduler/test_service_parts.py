@@ -52,7 +52,7 @@ from traitlets.config import Config
         NoSpace("full", ledger="x"),
         StaleEpoch("old"),
         Unavailable("away"),
-        InvalidTransition(session="a", start="none", event="park", story=["x"]),
+        InvalidTransition("no step", session="a", start="none", event="park", story=["x"]),
         SingularityError("inside"),
     ],
 )

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import precedence
 from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
-from singularity_scheduler.core.spec import parse_spec
 from singularity_scheduler.core.turns import line
-from support.scheduler_core import AT_ONCE, World
+from singularity_scheduler.explain import precedence
+from singularity_scheduler.requests.spec import parse_spec
+from support.scheduler_core import AT_ONCE, World, reads
 
 HALF = 500
 
@@ -56,7 +56,7 @@ def test_two_halves_take_turns_on_one_device() -> None:
     assert held["a"] == pytest.approx(held["b"], rel=0.25)
     told = [c for c in world.history if c.rule == "preempt.slice"]
     assert len(told) >= 4
-    assert "it is that one's turn on the device that both share" in told[0].reason
+    assert "it is that one's turn on the device that both share" in reads(told[0])
     assert world["a"].share.attained_device_s > 200
 
 

@@ -19,6 +19,7 @@ from singularity_scheduler.core.states import (
     next_process,
     word,
 )
+from singularity_scheduler.text.errors import in_words
 
 
 def test_every_state_and_word_has_a_meaning() -> None:
@@ -46,18 +47,20 @@ def test_every_state_can_be_reached_and_left() -> None:
 
 
 def test_invalid_transition_says_who_where_what_and_how_it_came_there() -> None:
-    with pytest.raises(InvalidTransition) as caught:
+    with pytest.raises(InvalidTransition) as caught, in_words():
         next_device(DeviceState.NONE, DeviceEvent.PARK, "abc", ("held --park--> parking",))
-    assert caught.value.fields == {
+    facts = {
         "session": "abc",
         "start": "none",
         "event": "park",
         "story": ["held --park--> parking"],
     }
+    code = {"reason_code": "no_such_step", "reason_args": facts}
+    assert caught.value.fields == facts | code
     assert str(caught.value) == (
         "session abc cannot 'park' while it is 'none' (its last steps: held --park--> parking)"
     )
-    with pytest.raises(InvalidTransition, match="cannot 'live' while it is 'failed'"):
+    with pytest.raises(InvalidTransition, match="cannot 'live' while it is 'failed'"), in_words():
         next_process(ProcessState.FAILED, ProcessEvent.LIVE, "abc")
 
 

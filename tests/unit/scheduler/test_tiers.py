@@ -10,7 +10,7 @@ from singularity_scheduler.core import shares
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.requested import Priority, Tier
 from singularity_scheduler.core.tiers import open_to
-from support.scheduler_core import World
+from support.scheduler_core import World, reads
 
 NO_IDLE = Parameters(idle_soft_s=0, idle_grace_s=1e5, min_run_s=0.0)
 
@@ -30,16 +30,16 @@ def test_a_lower_tier_lets_those_who_wait_go_first():
     w.need("b")
     w.answer()
     assert (w["a"].word, w["b"].word) == ("running", "waiting")
-    reason = w["a"].reason
+    reason = reads(w["a"])
     done = tier(w, "a", Tier.BASIC)
     [line] = [change for change in done.history if change.rule == "user.tier"]
-    assert line.reason == (
+    assert reads(line) == (
         "alice changed its tier from standard to basic: nothing else of it changed"
     )
     assert (line.word, reason) == ("running", "holds cpu:0")
     w.answer()
     assert (w["a"].word, w["b"].word) == ("parked", "running")
-    assert "standard goes before basic" in w["a"].reason
+    assert "standard goes before basic" in reads(w["a"])
 
 
 def test_a_higher_tier_goes_first_at_once():

@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 from singularity_scheduler.core import administration as adm
 from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import obstacles, placement, precedence, turns
+from singularity_scheduler.core import obstacles, placement, turns
 from singularity_scheduler.core.administration import VirtualCluster
 from singularity_scheduler.core.allocation import actions as do
 from singularity_scheduler.core.draft import Draft
 from singularity_scheduler.core.experience import TAKES
-from singularity_scheduler.core.explain import explain
 from singularity_scheduler.core.parameters import Parameters
 from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
 from singularity_scheduler.core.rules import RULES
-from support.scheduler_core import AT_ONCE, World
+from singularity_scheduler.explain import precedence
+from singularity_scheduler.explain.why import explain
+from support.scheduler_core import AT_ONCE, World, reads
 
 HOUR = 3600.0
 TURNS = AT_ONCE.changed(las_thresholds_device_s=(HOUR,), quantum_s=600, standard_fraction=0.0)
@@ -43,7 +44,7 @@ def test_who_was_served_for_long_lets_one_of_its_tier_go_first() -> None:
         "preempt.service",
         "device.parked",
     ]
-    assert "it is that one's turn" in world["old"].reason
+    assert "it is that one's turn" in reads(world["old"])
     world.need("old")
     later(world, 300)
     assert (word(world, "new"), word(world, "old")) == ("running", "waiting")
@@ -77,7 +78,7 @@ def test_a_guarantee_at_risk_takes_devices_of_its_own_tier() -> None:
     assert (word(world, "a"), word(world, "b")) == ("running", "waiting"), "both had their share"
     later(world, 61)
     assert word(world, "a") == "parking"
-    [told] = [c.reason for c in world.history if c.rule == "preempt.guarantee"]
+    [told] = [reads(c) for c in world.history if c.rule == "preempt.guarantee"]
     assert "would not get what standard promises" in told
 
 

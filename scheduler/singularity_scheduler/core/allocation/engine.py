@@ -12,6 +12,9 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
+from singularity_scheduler.core.reason import because
+from singularity_scheduler.core.refusals import refuse
+
 from . import actions as do
 from . import defrag, elastic, headroom, serving
 from . import events as ev
@@ -65,16 +68,18 @@ def decide(state: Allocation, event: ev.Event, now: float) -> list[do.Action]:
 
 def _node_up(state: Allocation, event: ev.NodeUp, now: float) -> None:
     if event.devices < 1:
-        raise BadRequest(f"node {event.node} has {event.devices} devices: it needs at least 1")
+        raise refuse(
+            BadRequest, because("node_without_devices", node=event.node, number=event.devices)
+        )
     known = state.node(event.node)
     if known is not None and not known[1].lost:
-        raise Conflict(f"node {event.node} is there already", node=event.node)
+        raise refuse(Conflict, because("node_exists", node=event.node), node=event.node)
     together = 0
     for island in event.islands:
         if not 0 < island < 1 << event.devices or island & together:
-            raise BadRequest(
-                f"the islands of node {event.node} must be parts of its {event.devices} devices "
-                "that have none in common",
+            raise refuse(
+                BadRequest,
+                because("islands_overlap", node=event.node, number=event.devices),
                 node=event.node,
             )
         together |= island
@@ -92,7 +97,7 @@ def _node_up(state: Allocation, event: ev.NodeUp, now: float) -> None:
 def _found(state: Allocation, id: str) -> tuple[Pool, Node]:
     found = state.node(id)
     if found is None:
-        raise NotFound(f"there is no node {id}", node=id)
+        raise refuse(NotFound, because("no_node_of_that_name", node=id), node=id)
     return found
 
 
@@ -218,15 +223,13 @@ def _part_moves(
 def _submit(state: Allocation, event: ev.Submit, now: float) -> None:
     claim = event.claim
     if claim.id in state.claims:
-        raise Conflict(f"session {claim.id} exists already", session=claim.id)
+        raise refuse(Conflict, because("session_exists", session=claim.id), session=claim.id)
     if claim.stage is not Stage.AWAY:
-        raise Conflict(
-            f"session {claim.id} is in another cluster: end it there first", session=claim.id
-        )
+        raise refuse(Conflict, because("is_in_another_cluster", session=claim.id), session=claim.id)
     if not 1 <= claim.minimum <= claim.devices:
-        raise BadRequest(
-            f"session {claim.id} asks for {claim.minimum} to {claim.devices} devices: the least "
-            "must be at least 1 and not more than the most",
+        raise refuse(
+            BadRequest,
+            because("least_above_most", session=claim.id, least=claim.minimum, most=claim.devices),
             session=claim.id,
         )
     _check_claim(claim)
@@ -245,28 +248,44 @@ def _check_claim(claim: Claim) -> None:
         or counts[-1] > claim.devices
         or not (claim.minimum in counts or claim.minimum == claim.devices)
     ):
-        raise BadRequest(
-            f"session {claim.id} may have {', '.join(map(str, counts))} devices: these must rise, "
-            f"with the least ({claim.minimum}) among them and none above the most "
-            f"({claim.devices})",
+        raise refuse(
+            BadRequest,
+            because(
+                "counts_do_not_rise",
+                session=claim.id,
+                counts=tuple(counts),
+                least=claim.minimum,
+                most=claim.devices,
+            ),
             session=claim.id,
         )
     if not 0 <= claim.tier < len(TIERS) or not 0 <= claim.priority < len(PRIORITIES):
-        raise BadRequest(
-            f"session {claim.id} has tier {claim.tier} and priority {claim.priority}: both go from "
-            "0 to 2",
+        raise refuse(
+            BadRequest,
+            because(
+                "rank_out_of_range",
+                session=claim.id,
+                tier_rank=claim.tier,
+                priority_rank=claim.priority,
+            ),
             session=claim.id,
         )
     if not 1 <= claim.share_milli <= 1000 or (claim.shares and claim.devices > 1):
-        raise BadRequest(
-            f"session {claim.id} asks for {claim.share_milli} thousandths of {claim.devices} "
-            "devices: 1 to 1000 thousandths of one can be had",
+        raise refuse(
+            BadRequest,
+            because(
+                "share_out_of_range",
+                session=claim.id,
+                share_milli=claim.share_milli,
+                number=claim.devices,
+            ),
             session=claim.id,
         )
     for seconds in (*claim.costs, claim.interval_s):
         if not 0 <= seconds < NEVER:
-            raise BadRequest(
-                f"session {claim.id} has a time of {seconds} s among its costs: 0 is the least",
+            raise refuse(
+                BadRequest,
+                because("cost_out_of_range", session=claim.id, seconds=seconds),
                 session=claim.id,
             )
 
@@ -283,7 +302,7 @@ def _try_now(state: Allocation, claim: Claim, now: float) -> None:
 def _claim(state: Allocation, id: ev.Id) -> Claim:
     claim = state.claims.get(id)
     if claim is None:
-        raise NotFound(f"there is no session {id}", session=id)
+        raise refuse(NotFound, because("no_such_session", session=id), session=id)
     return claim
 
 
@@ -456,9 +475,9 @@ def _depart(state: Allocation, event: ev.Depart, now: float) -> None:
     """What it attained, what it got in this window and how long it has waited go with it."""
     claim = _claim(state, event.id)
     if claim.stage is not Stage.WAITING:
-        raise Conflict(
-            f"session {claim.id} does not wait for devices: park it before it goes to another "
-            "cluster",
+        raise refuse(
+            Conflict,
+            because("does_not_wait", session=claim.id),
             session=claim.id,
         )
     since = claim.waiting_since
@@ -470,7 +489,7 @@ def _depart(state: Allocation, event: ev.Depart, now: float) -> None:
 
 def _quota(state: Allocation, event: ev.Quota, now: float) -> None:
     if event.devices is not None and event.devices < 0:
-        raise BadRequest(f"a quota of {event.devices} devices cannot be: 0 is the least")
+        raise refuse(BadRequest, because("negative_quota", number=event.devices))
     name = event.virtual_cluster
     mine = [c for c in state.claims.values() if c.virtual_cluster == name]
     for claim in mine:

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from singularity_scheduler.core.parameters import Parameters
-from singularity_scheduler.core.states import InvalidTransition
+from singularity_scheduler.core.states import refuse_step
 
 from . import actions as do
 from .claims import Claim, Stage
@@ -374,7 +374,7 @@ class Allocation:
             cause = "" if claim.cause is None else f" for {claim.cause}"
             story.insert(0, f"{claim.rule}{cause}")
         start = claim.stage.name.lower() if there else "ended"
-        raise InvalidTransition(session=claim.id, start=start, event=step, story=story)
+        raise refuse_step(claim.id, start, step, story)
 
     def borrows(self, claim: Claim, count: int) -> bool:
         """Whether `count` devices for it are more than its virtual cluster has."""

@@ -15,6 +15,7 @@ from singularity_scheduler.core.administration import NodeDuty
 from singularity_scheduler.core.cluster import ClusterState, Node
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.text.reasons import render_duty
 
 NODES_PER_PAGE = 60
 FEW_NODES = NODES_PER_PAGE
@@ -234,7 +235,7 @@ def _node_row(state: ClusterState, node: Node, used: Counter[Use]) -> NodeRow:
         node.id,
         node.abilities.cluster,
         node.duty.duty,
-        "" if node.duty.duty is NodeDuty.OPEN else node.duty.why,
+        "" if node.duty.duty is NodeDuty.OPEN else render_duty(node.duty),
         node.connected,
         _summary(used),
         tuple(square(state, node, device) for device in devices[:SQUARES_PER_NODE]),

@@ -10,20 +10,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from singularity_scheduler.client.words import duration, size
-from singularity_scheduler.text.reasons import render, render_briefly, render_first
+from singularity_scheduler.core import gangs, groups, keeping, placement, quotas, reasons, turns
+from singularity_scheduler.core.administration import NodeDuty
+from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.decision import Decision
+from singularity_scheduler.core.draft import Draft
+from singularity_scheduler.core.experience import Taken
+from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.reason import Reason, because
+from singularity_scheduler.core.rules import RULES
+from singularity_scheduler.core.states import WORDS, DeviceState, ProcessState
+from singularity_scheduler.text.phrases import holder as name_holder
+from singularity_scheduler.text.phrases import told_of
+from singularity_scheduler.text.reasons import render, render_change, render_first
 
-from . import gangs, groups, keeping, placement, precedence, quotas, reasons, turns
-from .administration import NodeDuty
-from .cluster import ClusterState
-from .decision import Decision
-from .draft import Draft
-from .estimate import estimate, parked_at, short, step_of, waited_s
-from .experience import Taken
-from .model import SessionView
-from .reason import Reason, to_json
-from .rules import RULES
-from .states import WORDS, DeviceState, ProcessState
+from . import precedence
+from .estimate import estimate, parked_at, step_of, waited_s
+from .facts import reason_facts
+
+Clause = tuple[Reason, dict[str, Any]]
+Clauses = tuple[list[Reason], dict[str, Any]]
+"""What is said, and the facts of it."""
 
 NAMED = 3
 """How many other sessions a sentence names."""
@@ -44,7 +51,7 @@ def explain(state: ClusterState, view: SessionView, now: float) -> dict[str, Any
     facts: dict[str, Any] = {
         "state": view.word,
         "meaning": WORDS[view.word],
-        "reason": view.reason,
+        "reason": render(view.why),
         **reason_facts(view.why),
         "tier": view.tier.value,
         "priority": view.priority.value,
@@ -56,18 +63,12 @@ def explain(state: ClusterState, view: SessionView, now: float) -> dict[str, Any
         "locations": list(view.locations),
         **more,
     }
-    sentence = f"{view.label} is {view.word}: {said}."
+    besides = []
     for about in (_kept, _rests):
         if not view.final and (found := about(state, view, now)):
-            sentence += f" {found[0]}."
+            besides.append(render(found[0]))
             facts |= found[1]
-    return {"sentence": sentence, "facts": facts}
-
-
-def reason_facts(why: Reason) -> dict[str, Any]:
-    """Return the code of a reason and its arguments, as the API gives them beside its sentence."""
-    told = to_json(why)
-    return {"reason_code": told["code"], "reason_args": told["args"]}
+    return {"sentence": told_of(view.label, view.word, said, besides), "facts": facts}
 
 
 def told(state: ClusterState, decision: Decision, now: float) -> Decision:
@@ -84,7 +85,7 @@ def told(state: ClusterState, decision: Decision, now: float) -> Decision:
         view = state.sessions.get(session)
         if view is not None and not view.final and not _crowded(state, view):
             said = text(state, view, now)[0]
-            if said != lines[number].reason:
+            if said != render_change(lines[number]):
                 lines[number] = replace(lines[number], text=said)
     history = tuple(lines)
     return decision if history == decision.history else replace(decision, history=history)
@@ -100,11 +101,11 @@ def _crowded(state: ClusterState, view: SessionView) -> bool:
 def text(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[str, Any]]:
     """What there is to say of a session, its reason first, and the facts of it."""
     if view.final or view.id not in state.sessions:
-        return view.reason, {}
-    parts = [view.reason]
+        return render(view.why), {}
+    parts = [view.why]
     facts: dict[str, Any] = {}
     if view.held_back and (view.pending or view.device_state is DeviceState.WAITING):
-        parts = [render(reasons.held_back(view))]
+        parts = [reasons.held_back(view)]
     elif view.returning:
         more, facts = _returning(state, view, now)
         parts += more
@@ -120,8 +121,8 @@ def text(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[
         facts["estimate"] = found.facts
         # That it is held back is said already, and a step of its own is over in a moment.
         if not (view.held_back or (found.low_s is None and step_of(view))):
-            parts.append(found.text)
-    return "; ".join(parts), facts
+            parts.append(found.said)
+    return "; ".join(map(render, parts)), facts
 
 
 # -- what it waits for ----------------------------------------------------------------------
@@ -129,7 +130,7 @@ def text(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[
 
 def _place(
     state: ClusterState, view: SessionView, now: float
-) -> tuple[str, list[str], dict[str, Any]]:
+) -> tuple[int, list[Reason], dict[str, Any]]:
     """Its place in the queue, who goes before it by which rule, and the facts of both."""
     number, first = precedence.ahead(state, view, NAMED)
     rules = [precedence.rule(state, other, view) for other in first]
@@ -142,48 +143,46 @@ def _place(
         ],
         "waiting_s": round(waited_s(state, view, now), 1),
     }
-    named = [
-        f"{other.label} ({other.tier.value}, {precedence.WORDS[rule]})"
-        for other, rule in zip(first, rules, strict=True)
-    ]
-    if number > len(first):
-        named[-1:] = [f"{named[-1]} and {number - len(first)} more"]
-    before = [f"before it: {', '.join(named)}"] if named else []
-    return f"place {number + 1} of the queue", before, facts
+    named = tuple(
+        (other.label, other.tier.value, rule) for other, rule in zip(first, rules, strict=True)
+    )
+    if not named:
+        return number + 1, [], facts
+    more = number - len(first)
+    before = because("goes_after", before=named, more=more, looked_at=turns.LOOKED_AT)
+    return number + 1, [before], facts
 
 
-def _waiting(
-    state: ClusterState, view: SessionView, now: float
-) -> tuple[list[str], dict[str, Any]]:
+def _waiting(state: ClusterState, view: SessionView, now: float) -> Clauses:
     node = state.nodes[view.node]
     place, before, facts = _place(state, view, now)
-    holders = [
-        f"{device} by {holder.label} ({_doing(holder)})"
+    holders = tuple(
+        (device, holder.label, holder.tier.value, _doing(holder))
         for device, sid in node.leases.items()
         if (holder := state.sessions.get(sid))
-    ]
-    free = [d for d in node.usable if d not in node.leases]
-    drained = [d for d in node.devices if d not in node.usable]
-    facts |= {"free": free, "holders": holders, "drained": drained}
-    seconds = waited_s(state, view, now)
-    waits = f", waiting for {duration(seconds)}" if seconds >= 1 else ""
-    parts = [f"{place} for {view.tier.value}{waits}"]
+    )
+    free = tuple(d for d in node.usable if d not in node.leases)
+    drained = tuple(d for d in node.devices if d not in node.usable)
+    used = [name_holder(*one) for one in holders]
+    facts |= {"free": list(free), "holders": used, "drained": list(drained)}
+    waiting_s = waited_s(state, view, now)
+    tier = view.tier.value
+    parts = [because("place_for_devices", place=place, tier=tier, waiting_s=waiting_s)]
     parts += _of_gang(state, view, facts)
     if drained:
-        parts.append(f"drained: {', '.join(drained)}")
+        parts.append(because("drained_there", devices=drained))
     stuck = not node.connected or node.duty.leaving or len(node.usable) < view.needs
     if stuck or quotas.barred(Draft(state, now), view):
         return parts, facts  # the estimate says why
     parts += before
     if holders:
-        parts.append(f"in use: {', '.join(holders)}")
+        parts.append(because("used_there", holders=holders))
     if free:
-        but = "" if view.part else " but not enough or kept for who is before it"
-        parts.append(f"free{but}: {', '.join(free)}")
+        parts.append(because("free_there", devices=free, part=view.part is not None))
     return parts, facts
 
 
-def _queued(state: ClusterState, view: SessionView, now: float) -> tuple[list[str], dict[str, Any]]:
+def _queued(state: ClusterState, view: SessionView, now: float) -> Clauses:
     node = state.nodes[view.node]
     place, before, facts = _place(state, view, now)
     running = [
@@ -196,7 +195,7 @@ def _queued(state: ClusterState, view: SessionView, now: float) -> tuple[list[st
         "devices_of_runs": sum(other.admitted_milli for other in running) / 1000,
         "devices_of_node": len(node.usable),
     }
-    parts = [f"it needs {reasons.needed(view)} and is at {place}"]
+    parts = [because("needs_and_place", least=view.needs, most=view.most, place=place)]
     parts += _of_gang(state, view, facts)
     stuck = not node.connected or node.duty.duty is not NodeDuty.OPEN
     if stuck or view.needs > len(node.usable):
@@ -205,67 +204,61 @@ def _queued(state: ClusterState, view: SessionView, now: float) -> tuple[list[st
         at_once = groups.running(Draft(state, now), view.member.group)
         facts["group"] = {"running": at_once, "max_parallel": view.member.max_parallel}
         if groups.full(Draft(state, now), view.member):
-            return [f"{at_once} of its group run now", *parts], facts
+            return [because("group_is_full", running=at_once), *parts], facts
     if quotas.run_barred(Draft(state, now), view):
         return parts, facts
     parts += before
     if running:
-        parts.append(f"it starts when there is room after: {_named(running)}")
+        named = tuple((other.label, other.tier.value) for other in running[:NAMED])
+        parts.append(because("starts_after", running=named, more=len(running) - len(named)))
     return parts, facts
 
 
-def _of_gang(state: ClusterState, view: SessionView, facts: dict[str, Any]) -> list[str]:
+def _of_gang(state: ClusterState, view: SessionView, facts: dict[str, Any]) -> list[Reason]:
     """What the other parts of its gang are doing: it goes on together with them."""
     if view.part is None:
         return []
-    draft = Draft(state, state.latest)
-    facts["gang"] = {
-        str(other.part.number): {"session": other.id, "node": other.node, "state": other.word}
-        for other in gangs.others(draft, view)
+    others = [
+        (other.part.number, other)
+        for other in gangs.others(Draft(state, state.latest), view)
         if other.part is not None
+    ]
+    facts["gang"] = {
+        str(number): {"session": other.id, "node": other.node, "state": other.word}
+        for number, other in others
     }
-    return ["all parts of its gang go on together", *gangs.waits_for(draft, view)]
+    each = (
+        because("other_part_is", part=number, node=other.node, word=other.word)
+        for number, other in others
+    )
+    return [because("parts_go_together"), *each]
 
 
-def _returning(
-    state: ClusterState, view: SessionView, now: float
-) -> tuple[list[str], dict[str, Any]]:
+def _returning(state: ClusterState, view: SessionView, now: float) -> Clauses:
     place, before, facts = _place(state, view, now)
     why = placement.waits(Draft(state, now), view)
     facts["why"] = render(why)
-    said = (
-        [] if any(one.find("why") == why for one in view.why.chain()) else [f"now: {render(why)}"]
-    )
-    return [f"{place} for nodes", *before, *said], facts
-
-
-def _named(sessions: list[SessionView]) -> str:
-    """The first of them by name and tier."""
-    shown = sessions[:NAMED]
-    names = ", ".join(f"{other.label} ({other.tier.value})" for other in shown)
-    more = len(sessions) - len(shown)
-    return f"{names} and {more} more" if more else names
+    known = any(one.find("why") == why for one in view.why.chain())
+    said = [] if known else [because("now", why=why)]
+    return [because("place_for_nodes", place=place), *before, *said], facts
 
 
 def _doing(holder: SessionView) -> str:
+    """Whether it works, or what becomes of its devices."""
     if holder.device_state is DeviceState.HELD:
-        return f"{holder.tier.value}, {'idle' if holder.idle else 'busy'}"
-    return f"{holder.tier.value}, {holder.device_state.value}"
+        return "idle" if holder.idle else "busy"
+    return str(holder.device_state.value)
 
 
-def _kept(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[str, Any]] | None:
+def _kept(state: ClusterState, view: SessionView, now: float) -> Clause | None:
     """For how long somebody keeps it alive."""
     end = keeping.end_of(view, state.parameters)
     if end is None or end <= now:
         return None
-    text = (
-        f"It is kept alive for another {short(end - now)}: until then it is not parked for being "
-        "idle, but a higher tier, or one of its tier that was served less, still goes first"
-    )
-    return text, {"kept_s": round(end - now, 1)}
+    return because("is_kept_alive", left_s=end - now), {"kept_s": round(end - now, 1)}
 
 
-def _rests(state: ClusterState, view: SessionView, now: float) -> tuple[str, dict[str, Any]] | None:
+def _rests(state: ClusterState, view: SessionView, now: float) -> Clause | None:
     """From when on an idle holder gives its devices to others, and when it is parked by itself."""
     if view.device_state is not DeviceState.HELD:
         return None
@@ -274,37 +267,30 @@ def _rests(state: ClusterState, view: SessionView, now: float) -> tuple[str, dic
     if not view.idle and parks_at is None:
         return None
     if view.idle and view.unused_since == 0.0:  # as `turns.holder_claim`
-        return (
-            "Its cell has ended, but calls reached its devices until now: it still counts as busy",
-            {},
-        )
-    parts, facts = [], {}
-    if view.idle:
-        text = "it gives its devices to the next session that needs them"
-        if gives_at is not None and gives_at > now:
-            text += f" in {short(gives_at - now)} or later"
-        parts.append(text)
-    if gives_at is not None:
-        facts["gives_in_s"] = round(max(0.0, gives_at - now), 1)
-    if parks_at is not None:
-        facts["parks_in_s"] = round(max(0.0, parks_at - now), 1)
-        parts.append(f"it is parked by itself in {short(max(0.0, parks_at - now))} (idle_soft_s)")
+        return because("still_busy"), {}
+    gives_in_s = max(0.0, gives_at - now) if gives_at is not None else None
+    parks_in_s = max(0.0, parks_at - now) if parks_at is not None else None
     most = min(view.most, len(state.nodes[view.node].usable))
-    if view.idle and len(view.physical) < most:
-        facts["grows_to"] = most
-        parts.append(
-            f"with its next cell it gets up to {reasons.count(most)}, as many as are free then"
-        )
-    what = "It is idle" if view.idle else "No call reaches its devices"
-    return f"{what}, so {reasons.listed(tuple(parts))}", facts
+    grows_to = most if view.idle and len(view.physical) < most else None
+    found = {
+        "gives_in_s": None if gives_in_s is None else round(gives_in_s, 1),
+        "parks_in_s": None if parks_in_s is None else round(parks_in_s, 1),
+        "grows_to": grows_to,
+    }
+    reason = because(
+        "rests",
+        idle=view.idle,
+        gives_in_s=gives_in_s or None,
+        parks_in_s=parks_in_s,
+        grows_to=grows_to,
+    )
+    return reason, {name: value for name, value in found.items() if value is not None}
 
 
 # -- what was taken from it -----------------------------------------------------------------
 
 
-def _preempted(
-    state: ClusterState, view: SessionView, now: float
-) -> tuple[list[str], dict[str, Any]]:
+def _preempted(state: ClusterState, view: SessionView, now: float) -> Clauses:
     """By whom, by which rule, when, and what was saved; nothing of a session that lost nothing."""
     taken = state.experience.taken.get(view.id)
     if taken is None or not _lacks(view, taken):
@@ -322,9 +308,12 @@ def _preempted(
             "saved": kept,
         }
     }
-    root, rule = view.why.root, f"rule {taken.rule}"
-    said = f"before that: {render_briefly(taken.why)} ({rule})"
-    parts = [rule if root == taken.why else said]
+    root, rule = view.why.root, taken.rule
+    parts = [
+        because("by_rule", rule=rule)
+        if root == taken.why
+        else because("before_that", why=taken.why, rule=rule)
+    ]
     leaves = view.process_state is ProcessState.SUSPENDING and root.code in _SAY_WHERE
     if not (root.code == "suspended" or leaves):
         parts.append(saved)
@@ -340,7 +329,7 @@ def _lacks(view: SessionView, taken: Taken) -> bool:
     )
 
 
-def _saved(view: SessionView, now: float) -> tuple[str, dict[str, Any]]:
+def _saved(view: SessionView, now: float) -> Clause:
     """What there is of it while it has no devices, and where."""
     newest = view.newest_whole
     stored = newest and {
@@ -350,15 +339,17 @@ def _saved(view: SessionView, now: float) -> tuple[str, dict[str, Any]]:
         "age_s": round(max(0.0, now - newest.at), 1),
     }
     if view.process_state is ProcessState.SUSPENDING:
-        said = "everything of it is on its way to the store"
+        said = because("goes_to_store")
         return said, {"where": "store", "level": "process", "done": False, **(stored or {})}
     if view.process_state in _AWAY and newest is not None:
-        age = duration(max(0.0, now - newest.at))
-        name = reasons.shown(newest)
-        said = f"everything of it is in checkpoint {name} ({size(newest.bytes)}, {age} old)"
+        said = because(
+            "is_in_checkpoint",
+            name=reasons.name_of(newest),
+            stored_bytes=newest.bytes,
+            age_s=reasons.age_s_of(newest, now),
+        )
         return said, {"where": "store", "level": "process", "done": True, **(stored or {})}
     done = view.device_state is not DeviceState.PARKING
-    verb = "is kept" if done else "is being saved"
-    said = f"its device state {verb} in the memory of node {view.node}"
+    said = because("is_in_memory", node=view.node, done=done)
     facts = {"where": "node", "node": view.node, "level": "device", "done": done}
     return said, {**facts, "stored": stored or None}

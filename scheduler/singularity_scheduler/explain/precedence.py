@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from . import turns
-from .cluster import ClusterState
-from .model import SessionView
+from singularity_scheduler.core import turns
+from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.model import SessionView
 
 OF_QUEUE = ("held", "tier", "priority", "first")
 """What the parts of a queue key stand for; its last part only tells sessions apart."""
@@ -25,21 +25,8 @@ OF_LINE = (
 OF_GROUPS = "group"
 """What lets others of their tier and priority go before members of a group: see `groups`."""
 
-WORDS = {
-    "held": "not held back",
-    "crowd": f"among the {turns.LOOKED_AT} that are looked at first",
-    "tier": "a higher tier",
-    "quota": "within the quota of its virtual cluster",
-    "guarantee": "would get less than its tier promises",
-    "starves": "has waited for very long",
-    "notebook": "a notebook, somebody sits before it",
-    "turns": "shares its device, by turns",
-    "service": "has been served less",
-    "priority": "a higher priority",
-    "first": "came first",
-    OF_GROUPS: "a group has one place in the queue",
-}
-"""Rule -> why a session goes before another one, for people."""
+RULES = tuple(dict.fromkeys((*OF_QUEUE, *OF_LINE, OF_GROUPS)))
+"""All of them; `text.meanings.PRECEDENCE` says what each means."""
 
 
 def rule(state: ClusterState, first: SessionView, second: SessionView) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
-from .refusals import shown
-from .requested import BatchRun, Part, SessionSpec
+from singularity_scheduler.core.requested import BatchRun, Part, SessionSpec
+
+from .fields import shown
 
 MAX_NODES = 256
 """Most nodes of one run."""

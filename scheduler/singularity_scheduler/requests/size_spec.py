@@ -7,8 +7,9 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
-from .refusals import parse_number, refuse_unknown, shown
-from .requested import ScalePolicy
+from singularity_scheduler.core.requested import ScalePolicy
+
+from .fields import parse_number, refuse_unknown, shown
 
 MAX_DEVICES = 4096
 """The most virtual devices that the schema of a new session allows; a cluster allows fewer."""

@@ -10,9 +10,10 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
+from singularity_scheduler.core.requested import MAX_NAME, BatchRun, Member, SessionSpec
+
+from .fields import refuse_unknown
 from .goals import parse_condition, parse_objective
-from .refusals import refuse_unknown
-from .requested import MAX_NAME, BatchRun, Member, SessionSpec
 from .run_spec import parse_timeout, run_of
 from .spec import parse_spec
 

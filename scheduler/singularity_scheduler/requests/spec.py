@@ -8,10 +8,12 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
+from singularity_scheduler.core.geography import require_name
+from singularity_scheduler.core.requested import MAX_NAME, Kind, Priority, SessionSpec, Tier
+from singularity_scheduler.text.errors import in_words
+
+from .fields import parse_number, shown
 from .gang_spec import of_one_node, parse_nodes
-from .geography import require_name
-from .refusals import parse_number, shown
-from .requested import MAX_NAME, Kind, Priority, SessionSpec, Tier
 from .run_spec import KERNEL, parse_run, run_name
 from .size_spec import parse_share, parse_size
 
@@ -114,7 +116,9 @@ def parse_locations(value: object) -> tuple[str, ...]:
             "instead of its clusters"
         )
     for number, name in enumerate(value):
-        if require_name(name) in value[:number]:
+        with in_words():
+            require_name(name)
+        if name in value[:number]:
             raise BadRequest(f"locations names {shown(name)} twice: once is enough", location=name)
     return tuple(value)
 

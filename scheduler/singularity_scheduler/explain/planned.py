@@ -7,14 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from singularity_scheduler.client.words import duration
+from singularity_scheduler.core import gangs, obstacles, turns
+from singularity_scheduler.core.administration import NodeMark
+from singularity_scheduler.core.cluster import ClusterState
+from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.reason import Reason, Words, because
+from singularity_scheduler.core.states import DeviceState, ProcessState
 
-from . import gangs, turns
-from .administration import NodeMark
-from .cluster import ClusterState
 from .estimate import parked_at
-from .model import SessionView
-from .states import DeviceState, ProcessState
 
 
 class Plan(str, Enum):
@@ -34,8 +34,8 @@ class Planned:
     """At the latest, UNIX seconds; None: as soon as it can be done."""
     rule: str
     """One of `core.rules.RULES`."""
-    why: str
-    """For people: a clause without a time."""
+    why: Reason
+    """Without a time."""
 
 
 def planned(state: ClusterState, view: SessionView) -> Planned | None:
@@ -50,20 +50,18 @@ def planned(state: ClusterState, view: SessionView) -> Planned | None:
     at = parked_at(state, view)
     if at is None:
         return None
-    limit = duration(state.parameters.idle_soft_s)
-    why = f"no call reaches its devices, and idle ones are freed after {limit} (idle_soft_s)"
+    why = because("idle_is_freed", limit_s=state.parameters.idle_soft_s)
     return Planned(Plan.PARK, at, "idle.reclaim", why)
 
 
-def _of_drain(view: SessionView, mark: NodeMark, trouble: str) -> Planned | None:
+def _of_drain(view: SessionView, mark: NodeMark, trouble: Words) -> Planned | None:
     """It leaves its node, or, where that cannot be and the drain is by force, is ended."""
-    why = f"node {mark.node} {mark.why}"
+    why = obstacles.not_open(mark)
     if not trouble:
         return Planned(Plan.SUSPEND, mark.deadline, mark.rule, why)
     if mark.force:
-        return Planned(
-            Plan.END, mark.deadline, mark.rule, f"{why}, and it cannot be stored ({trouble})"
-        )
+        kept = because("cannot_be_stored", why=why, trouble=trouble)
+        return Planned(Plan.END, mark.deadline, mark.rule, kept)
     return None
 
 

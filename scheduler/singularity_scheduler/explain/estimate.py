@@ -14,16 +14,17 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from singularity_scheduler.client.words import duration
+from singularity_scheduler.core import keeping, obstacles, placement, queue, quotas, turns
+from singularity_scheduler.core.administration import NodeDuty, NodeMark
+from singularity_scheduler.core.cluster import ClusterState, Node
+from singularity_scheduler.core.draft import Draft
+from singularity_scheduler.core.experience import Step, Wait
+from singularity_scheduler.core.model import PARK_RETRY_S, SessionView
+from singularity_scheduler.core.reason import Reason, Words, because
+from singularity_scheduler.core.states import DeviceState, ProcessState
 from singularity_scheduler.text.reasons import render
 
-from . import keeping, placement, queue, quotas, reasons, turns
-from .administration import NodeDuty
-from .cluster import ClusterState, Node
-from .draft import Draft
-from .experience import Step, Wait
-from .model import PARK_RETRY_S, SessionView
-from .states import DeviceState, ProcessState
+from .facts import reason_facts
 
 FEWEST = 5
 """So many waits are needed before something is said by experience."""
@@ -41,36 +42,36 @@ class Basis(str, Enum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """`low_s` and `high_s` are seconds from now; None: nobody can say. `why` is the basis in
-    words."""
+    """`low_s` and `high_s` are seconds from now; None: nobody can say. `why` is the basis."""
 
     basis: Basis
-    why: str
+    why: Reason
     low_s: float | None = None
     high_s: float | None = None
     samples: int = 0
     """How many waits or moves it is based on."""
-    after: str = ""
-    """What has to happen first, from when on the seconds count; "": nothing."""
+    after: Reason | None = None
+    """What has to happen first, from when on the seconds count; None: nothing."""
 
     @property
-    def text(self) -> str:
+    def said(self) -> Reason:
         """ "expected in 20 s to 3 min, as ..."."""
         if self.low_s is None or self.high_s is None:
-            return f"it cannot be said when: {self.why}"
-        when = span(self.low_s, self.high_s)
-        when = f"{when} after {self.after}" if self.after else f"in {when}"
-        return f"expected {when}, as {self.why}"
+            return because("cannot_be_said", why=self.why)
+        return because(
+            "expected", low_s=self.low_s, high_s=self.high_s, why=self.why, after=self.after
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
         return {
             "basis": self.basis.value,
-            "why": self.why,
+            "why": render(self.why),
+            **reason_facts(self.why),
             "low_s": None if self.low_s is None else round(self.low_s, 1),
             "high_s": None if self.high_s is None else round(self.high_s, 1),
             "samples": self.samples,
-            "after": self.after or None,
+            "after": render(self.after) if self.after else None,
         }
 
 
@@ -80,7 +81,7 @@ def estimate(state: ClusterState, view: SessionView, now: float) -> Estimate | N
     if view.final or view.id not in state.sessions:
         return None
     if view.held_back:
-        return _unknown(f"it waits until somebody resumes it, and {view.held_by} preempted it")
+        return _unknown(because("waits_for_somebody", by=view.held_by))
     if step := step_of(view):
         return _under_way(state, view, step, now)
     if view.pending:
@@ -90,7 +91,7 @@ def estimate(state: ClusterState, view: SessionView, now: float) -> Estimate | N
     if view.device_state is DeviceState.WAITING:
         return _of_devices(state, view, now)
     if view.device_state in (DeviceState.PARKING, DeviceState.PARKED):
-        when = "it is parked" if view.wants else "its next device call"
+        when = because("is_parked") if view.wants else because("next_device_call")
         return replace(_of_devices(state, view, now), after=when)
     return None
 
@@ -101,13 +102,6 @@ _STEPS: dict[ProcessState | DeviceState, Step] = {
     ProcessState.STARTING: Step.LAUNCH,
     ProcessState.RESUMING: Step.RESUME,
     DeviceState.ATTACHING: Step.ATTACH,
-}
-_NOUNS = {
-    Step.LAUNCH: "a start",
-    Step.ATTACH: "an attach",
-    Step.PARK: "a park",
-    Step.SUSPEND: "a suspend",
-    Step.RESUME: "a resume",
 }
 
 
@@ -126,17 +120,16 @@ def _under_way(state: ClusterState, view: SessionView, step: Step, now: float) -
 
 def _left_of(
     state: ClusterState, view: SessionView, step: Step, now: float
-) -> tuple[float | None, str, int]:
+) -> tuple[float | None, Reason, int]:
     """Seconds until this step of a session is done (None: nobody knows), the basis, and how many
     steps that is based on."""
     seen = state.experience.steps(step, view.node)
     if not seen:
-        return None, f"{_NOUNS[step]} was not measured on node {view.node} yet", 0
+        return None, because("step_not_measured", step=step.value, node=view.node), 0
     began = state.experience.since(view.id, step)
     spent = now - began if began is not None else 0.0
     usual = _quantile(seen, 0.5)
-    times = f"{len(seen)} measured"
-    why = f"{_NOUNS[step]} takes about {short(usual)} on node {view.node} ({times})"
+    why = because("step_takes", step=step.value, usual_s=usual, node=view.node, samples=len(seen))
     return max(0.0, usual - spent), why, len(seen)
 
 
@@ -147,13 +140,13 @@ def _of_devices(state: ClusterState, view: SessionView, now: float) -> Estimate:
     """Devices of its node."""
     node = state.nodes[view.node]
     if not node.connected:
-        return _unknown(f"node {view.node} does not answer")
+        return _unknown(obstacles.no_answer(view.node))
     if node.duty.leaving:
-        return _unknown(f"node {view.node} {node.duty.why}, so its devices go to nobody")
+        return _unknown(because("devices_go_to_nobody", **_duty(node.duty)))
     if len(node.usable) < view.needs:
         return _unknown(_too_small(node))
     if why := quotas.barred(Draft(state, now), view):
-        return _unknown(render(why))
+        return _unknown(why)
     return _coming(state, view, node, now) or _by_waits(state, view, Wait.DEVICES, now)
 
 
@@ -161,19 +154,27 @@ def _of_start(state: ClusterState, view: SessionView, now: float) -> Estimate:
     """Room for a run that is not started yet."""
     node = state.nodes[view.node]
     if not node.connected:
-        return _unknown(f"node {view.node} does not answer")
+        return _unknown(obstacles.no_answer(view.node))
     if node.duty.duty is not NodeDuty.OPEN:
-        return _unknown(f"node {view.node} {node.duty.why}, and no other node can take it")
+        return _unknown(because("no_other_takes_it", **_duty(node.duty)))
     if len(node.usable) < view.needs:
         return _unknown(_too_small(node))
     if why := quotas.run_barred(Draft(state, now), view):
-        return _unknown(render(why))
+        return _unknown(why)
     return _by_waits(state, view, Wait.START, now)
 
 
-def _too_small(node: Node) -> str:
-    number = len(node.usable)
-    return f"node {node.id} has {f'only {reasons.count(number)}' if number else 'no device'} now"
+def _too_small(node: Node) -> Reason:
+    return because("has_too_few", node=node.id, number=len(node.usable))
+
+
+def _duty(mark: NodeMark) -> dict[str, Words | None]:
+    return {
+        "node": mark.node,
+        "state": mark.duty.value,
+        "by": mark.by or None,
+        "why": mark.reason,
+    }
 
 
 def _of_return(state: ClusterState, view: SessionView, now: float) -> Estimate:
@@ -181,7 +182,7 @@ def _of_return(state: ClusterState, view: SessionView, now: float) -> Estimate:
     draft = Draft(state, now)
     nodes = placement.candidates(draft, view)
     if all(placement.barred(draft, view, node) for node in nodes):
-        return _unknown("no node can take it as things are")
+        return _unknown(because("no_node_takes_it"))
     return _by_waits(state, view, Wait.RETURN, now)
 
 
@@ -190,9 +191,9 @@ def _after_a_request(state: ClusterState, view: SessionView) -> Estimate:
     left, why, samples = _left_of(state, view, Step.RESUME, 0.0)
     found = _unknown(why)
     if left is not None:
-        why = f"{why}, when a node has room"
+        why = because("when_there_is_room", why=why)
         found = Estimate(Basis.CERTAIN, why, left, left, samples)
-    return replace(found, after="it is asked for")
+    return replace(found, after=because("is_asked_for"))
 
 
 # -- certain: devices that become free at a known time --------------------------------------
@@ -203,7 +204,7 @@ class _Supply:
     at_s: float | None
     """Seconds from now; None: soon, and nobody knows when."""
     devices: int
-    why: str
+    why: Reason
     samples: int = 0
 
 
@@ -236,7 +237,7 @@ def _coming(state: ClusterState, view: SessionView, node: Node, now: float) -> E
         if need > len(usable):
             return None
     takes = turns.will_give_up(Draft(state, now), view, node.id)
-    supplies = [_Supply(0.0, len(usable - node.leases.keys()), "devices are free")]
+    supplies = [_Supply(0.0, len(usable - node.leases.keys()), because("devices_are_free"))]
     for sid in dict.fromkeys(node.leases[d] for d in node.devices if d in node.leases):
         holder = state.sessions[sid]
         count = len(usable.intersection(holder.devices))
@@ -265,7 +266,7 @@ def _supply(
         leaves = holder.process_state is ProcessState.SUSPENDING
         step = Step.SUSPEND if leaves else Step.PARK
         left, why, samples = _left_of(state, holder, step, now)
-        why = f"the devices of {holder.label} are being freed and {why}"
+        why = because("devices_are_freed", holder=holder.label, why=why)
         return _Supply(left, devices, why, samples)
     if holder.device_state is not DeviceState.HELD:
         return None
@@ -275,61 +276,61 @@ def _supply(
     seen = state.experience.steps(Step.PARK, holder.node)
     left = max(0.0, at - now) + (_quantile(seen, 0.5) if seen else 0.0)
     if rule == "preempt.idle":
-        why = (
-            f"{holder.label} is idle and others may take its devices after "
-            f"{_keeps(state, holder, at)}, if it stays idle"
-        )
+        why = because("holder_is_idle", holder=holder.label, keeps=_keeps(state, holder, at))
     elif rule == "preempt.service":
-        why = f"{holder.label} was served more and its turn ends then (quantum_s)"
+        why = because("turn_ends", holder=holder.label)
     else:
-        why = f"{holder.label} has to give its devices up then (rule {rule})"
+        why = because("gives_them_up", holder=holder.label, rule=rule)
     return _Supply(left, devices, why, len(seen))
 
 
-def _keeps(state: ClusterState, holder: SessionView, at: float) -> str:
+def _keeps(state: ClusterState, holder: SessionView, at: float) -> Reason:
     """Which parameter lets an idle holder keep its devices until then."""
     parameters = state.parameters
     if holder.held_since is not None and at == holder.held_since + parameters.min_run_s:
-        return f"it had them for {duration(parameters.min_run_s)} (min_run_s)"
+        return because("had_them_for", limit_s=parameters.min_run_s)
     if at == holder.rests_until:
-        return f"another try, {duration(PARK_RETRY_S)} after a park of it failed"
-    return f"{duration(parameters.idle_grace_s)} (idle_grace_s)"
+        return because("another_try", after_s=PARK_RETRY_S)
+    return because("grace", limit_s=parameters.idle_grace_s)
 
 
 # -- by experience --------------------------------------------------------------------------
 
-_KINDS = {
-    Wait.START: "waits of {tier} runs for a start with {devices}",
-    Wait.DEVICES: "waits of {tier} sessions for {devices}",
-    Wait.RETURN: "waits of {tier} sessions with {devices} to come back from the store",
-}
-
 
 def _by_waits(state: ClusterState, view: SessionView, what: Wait, now: float) -> Estimate:
     seen = state.experience.waits(what, view.tier.value, view.virtual_devices)
-    kind = _KINDS[what].format(tier=view.tier.value, devices=reasons.count(view.virtual_devices))
-    if len(seen) == 1:
-        return _unknown(f"only 1 of the {kind} was measured yet", 1)
     if len(seen) < FEWEST:
-        number = f"only {len(seen)}" if seen else "no"
-        return _unknown(f"{number} {kind} were measured yet", len(seen))
+        return _unknown(because("few_waits", **_of_kind(what, view, seen)), len(seen))
     waited = waited_s(state, view, now)
     longer = [seconds for seconds in seen if seconds > waited]
     if not longer:
-        return _unknown(
-            f"it has waited for {short(waited)}, longer than the {len(seen)} last {kind} "
-            f"(at most {short(max(seen))})",
-            len(seen),
+        why = because(
+            "waited_longer", **_of_kind(what, view, seen), waited_s=waited, longest_s=max(seen)
         )
+        return _unknown(why, len(seen))
     low, high = _quantile(longer, 0.5), _quantile(longer, 0.9)
     if waited < 1:
-        why = f"the {len(seen)} last {kind} were {span(low, high)}"
+        why = because("last_waits", **_of_kind(what, view, seen), low_s=low, high_s=high)
     else:
-        why = (
-            f"of the {len(seen)} last {kind} those that were longer than {short(waited)} "
-            f"({len(longer)}) were {span(low, high)}"
+        why = because(
+            "longer_waits",
+            **_of_kind(what, view, seen),
+            waited_s=waited,
+            longer=len(longer),
+            low_s=low,
+            high_s=high,
         )
     return Estimate(Basis.EXPERIENCE, why, low - waited, high - waited, len(longer))
+
+
+def _of_kind(what: Wait, view: SessionView, seen: Sequence[float]) -> dict[str, Any]:
+    """Which waits were measured, as arguments of a reason."""
+    return {
+        "wait": what.value,
+        "tier": view.tier.value,
+        "needs": view.virtual_devices,
+        "samples": len(seen),
+    }
 
 
 def waited_s(state: ClusterState, view: SessionView, now: float) -> float:
@@ -344,7 +345,7 @@ def waited_s(state: ClusterState, view: SessionView, now: float) -> float:
     return 0.0 if since is None else max(0.0, now - since)
 
 
-def _unknown(why: str, samples: int = 0) -> Estimate:
+def _unknown(why: Reason, samples: int = 0) -> Estimate:
     return Estimate(Basis.NONE, why, samples=samples)
 
 
@@ -355,18 +356,3 @@ def _quantile(values: Sequence[float], share: float) -> float:
     """The nearest rank: a value that was measured."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]
-
-
-def short(seconds: float) -> str:
-    """A length of time that may be less than a second."""
-    if seconds < 1:
-        return "less than 1 s"
-    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
-
-
-def span(low: float, high: float) -> str:
-    """A range of times, or one of them when they read alike."""
-    first, last = short(low), short(high)
-    if first == last:
-        return first if low < 1 else f"about {first}"
-    return f"{first} to {last}"

@@ -11,8 +11,9 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
-from .refusals import refuse_unknown, shown
-from .requested import MAX_NAME, BatchRun
+from singularity_scheduler.core.requested import MAX_NAME, BatchRun
+
+from .fields import refuse_unknown, shown
 
 MAX_RUN_BYTES = 64 << 10
 """Parameters and variables of a run together, as JSON: they travel in its environment, where one

@@ -1,0 +1,25 @@
+"""Why devices and nodes are not used, as codes with arguments; "": in the words of a person."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0022"
+down_revision = "0021"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    for table in ("device_marks", "node_duties"):
+        code = sa.Column("reason_code", sa.String(64), nullable=False, server_default="")
+        args = sa.Column("reason_args", sa.Text, nullable=False, server_default="{}")
+        op.add_column(table, code)
+        op.add_column(table, args)
+
+
+def downgrade() -> None:
+    for table in ("device_marks", "node_duties"):
+        op.drop_column(table, "reason_args")
+        op.drop_column(table, "reason_code")
