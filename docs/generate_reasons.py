@@ -131,6 +131,7 @@ SAMPLES: dict[str, Any] = {
     "used": 2.0,
     "user": "ada",
     "usual_s": 2.0,
+    "value": 0.05,
     "verb": "undrain",
     "version": "0.2.0",
     "virtual": 2,
@@ -166,7 +167,10 @@ SAMPLES_OF: dict[str, dict[str, Any]] = {
     "cancelled_with_group": {"why": _LATE},
     "checkpoint_due": {"steps": None},
     "closed": {"why": ""},
-    "condition_met": {"why": "loss is 0.05 in member 2 of 20"},
+    "condition_met": {
+        "why": ("figure_in", {"name": "loss", "value": 0.05, "number": 2, "members": 20})
+    },
+    "figure_in": {"name": "loss"},
     "ended_kept": {"after": _ENDED},
     "ended_not_kept": {"after": _ENDED},
     "ended_part": {"after": _ENDED},

@@ -10,7 +10,7 @@ from . import checkpoints, gang_retries, groups, queue, retries, run_reasons
 from . import events as ev
 from .cluster import ClusterState
 from .draft import Draft
-from .goals import condition_of, shown
+from .goals import condition_of
 from .model import SessionView
 from .reason import Reason
 from .states import DeviceEvent, DeviceState, ProcessEvent, ProcessState
@@ -175,14 +175,14 @@ def stop_reached_groups(draft: Draft) -> None:
         others = [one for one in groups.members(draft, member.group) if one.id != sid]
         if not condition.met(values) or any(o.member and o.member.reached for o in others):
             continue
-        why = f"{condition.name} is {shown(values[condition.name])} in {member.place}"
+        why = run_reasons.figure_in(condition.name, values[condition.name], member)
         draft.put(_reached(view, sid, why))
         ending = [_reached(one, sid, why) for one in others]
         met = run_reasons.condition_met(why, str(condition))
         _end_with_group(draft, ending, met, view.grace_s)
 
 
-def _reached(view: SessionView, by: str, why: str) -> SessionView:
+def _reached(view: SessionView, by: str, why: Reason) -> SessionView:
     assert view.member is not None
     return replace(view, member=replace(view.member, reached=by, reached_why=why))
 

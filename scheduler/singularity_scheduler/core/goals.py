@@ -86,14 +86,5 @@ def objective_of(text: str) -> Objective | None:
     return Objective(metric, goal) if metric else None
 
 
-def shown(value: int | float) -> str:
-    """A recorded number for people, in a few characters."""
-    try:
-        return f"{value:g}"
-    except OverflowError:  # an integer that no float can hold
-        digits = str(abs(value))
-        return f"{'-' if value < 0 else ''}{digits[0]}e+{len(digits) - 1}"
-
-
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

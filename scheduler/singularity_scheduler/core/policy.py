@@ -57,7 +57,7 @@ from .draft import Draft
 from .layout import told
 from .model import SessionView
 from .reason import Reason, because
-from .refusals import refuse
+from .refusals import Refused, refuse
 from .states import CHANGING, DeviceEvent, DeviceState, ProcessState
 
 Handler = Callable[[Draft, Any], None]
@@ -119,24 +119,31 @@ def _follow_orders(draft: Draft, here: set[str]) -> None:
 # -- what people ask ------------------------------------------------------------------------
 
 
-def _asked(draft: Draft, session: str) -> SessionView:
-    """The session somebody wants to act on; refuses unknown and ended ones."""
+def _find(draft: Draft, session: str) -> SessionView:
+    """Return the session that somebody names; refuses one that there is not."""
     view = draft.get(session)
     if view is None:
         raise refuse(NotFound, because("no_such_session", session=session), session=session)
+    return view
+
+
+def _asked(draft: Draft, session: str) -> SessionView:
+    """The session somebody wants to act on; refuses unknown and ended ones."""
+    view = _find(draft, session)
     refuse_ended(view)
     return view
+
+
+def _refused(view: SessionView, why: Reason) -> Refused:
+    """Make the refusal of something that the state of a session does not allow now."""
+    return refuse(Conflict, why, session=view.id, state=view.word)
 
 
 def refuse_ended(view: SessionView) -> None:
     """`Conflict` when there is nothing left to act on."""
     if view.final:
-        raise refuse(
-            Conflict,
-            because("has_ended", who=view.label, state=view.process_state.value),
-            session=view.id,
-            state=view.word,
-        )
+        state = view.process_state.value
+        raise _refused(view, because("has_ended", who=view.label, state=state))
 
 
 def _refuse_unstarted(view: SessionView) -> None:
@@ -147,14 +154,14 @@ def _refuse_unstarted(view: SessionView) -> None:
         why = because("just_starting", who=view.label)
     else:
         return
-    raise refuse(Conflict, why, session=view.id, state=view.word)
+    raise _refused(view, why)
 
 
 def _park_asked(draft: Draft, event: ev.ParkAsked) -> None:
     view = _asked(draft, event.session)
     moves.refuse_away(view)
     if view.device_state is not DeviceState.HELD:
-        raise refuse(Conflict, _why_not_parked(view), session=view.id, state=view.word)
+        raise _refused(view, _why_not_parked(view))
     queue.park(draft, view, reasons.parked_by(event.by), "user.park")
 
 
@@ -173,12 +180,7 @@ def _preempt_asked(draft: Draft, event: ev.PreemptAsked) -> None:
     """Take the devices, as for a session that goes first, and give none until a resume."""
     view = _asked(draft, event.session)
     if view.held_back:
-        raise refuse(
-            Conflict,
-            because("preempted_already", who=view.label),
-            session=view.id,
-            state=view.word,
-        )
+        raise _refused(view, because("preempted_already", who=view.label))
     for one in gangs.together(draft, view):
         held = replace(one, held_by=event.by, moving=False, asked=False, preferred=())
         reason = reasons.held_back(held)
@@ -217,12 +219,7 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
         return
     if event.node is not None and placement.named(draft.state, event.node).id != view.node:
         gangs.refuse_part(view)
-        raise refuse(
-            Conflict,
-            because("not_suspended", who=view.label, node=view.node),
-            session=view.id,
-            state=view.word,
-        )
+        raise _refused(view, because("not_suspended", who=view.label, node=view.node))
     for other in gangs.others(draft, view):  # what one of them waits for, all do
         if other.held_back:
             draft.note(
@@ -236,12 +233,7 @@ def _resume_asked(draft: Draft, event: ev.ResumeAsked) -> None:
     elif held_back and view.device_state is DeviceState.WAITING:
         draft.note(replace(view, asked=True), reasons.waits(view, event.by), "user.resume")
     elif view.device_state in (DeviceState.HELD, DeviceState.RESIZING):
-        raise refuse(
-            Conflict,
-            because("holds_already", who=view.label, devices=view.physical),
-            session=view.id,
-            state=view.word,
-        )
+        raise _refused(view, because("holds_already", who=view.label, devices=view.physical))
     elif view.device_state in (DeviceState.WAITING, DeviceState.ATTACHING):
         draft.put(replace(view, asked=True))
     elif view.device_state is DeviceState.PARKING:
@@ -269,12 +261,7 @@ def _migrate_asked(draft: Draft, event: ev.MigrateAsked) -> None:
         return
     moves.refuse_away(view)
     if view.device_state in CHANGING:
-        raise refuse(
-            Conflict,
-            because("changing_devices", who=view.label),
-            session=view.id,
-            state=view.word,
-        )
+        raise _refused(view, because("changing_devices", who=view.label))
     view = replace(view, held_by=None)
     targets, victims = placement.targets(draft, view, event.devices)
     view = replace(view, preferred=targets, asked=True, moving=True)
@@ -315,11 +302,7 @@ def _restore_asked(draft: Draft, event: ev.RestoreAsked) -> None:
 
 
 def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
-    view = draft.get(event.session)
-    if view is None:
-        raise refuse(
-            NotFound, because("no_such_session", session=event.session), session=event.session
-        )
+    view = _find(draft, event.session)
     if view.final:
         endings.command_end(draft, view, view.why, "user.end")
     found = gangs.others(draft, view) if view.final else gangs.together(draft, view)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .reason import Words
+
 
 class Tier(str, Enum):
     """Service level. `rank` orders them: a higher rank is served first."""
@@ -108,12 +110,8 @@ class Member:
     """Which of them is the best: "minimize loss"; "": nobody said."""
     reached: str = ""
     """The session that met the condition; "": none yet, or it is not known here."""
-    reached_why: str = ""
-    """By what, for people."""
-
-    @property
-    def place(self) -> str:
-        return f"member {self.number} of {self.members}"
+    reached_why: Words = ""
+    """By what; a sentence in ledgers from before there were codes."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +132,6 @@ class Part:
     def parts(self) -> int:
         """How many the gang has."""
         return len(self.sessions)
-
-    @property
-    def place(self) -> str:
-        return f"part {self.number} of a gang on {self.parts} nodes"
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,13 @@ def member_failed(view: SessionView, member: Member) -> Reason:
     return because("member_failed", number=member.number, members=member.members, member=view.label)
 
 
-def condition_met(why: str, condition: str) -> Reason:
+def figure_in(name: str, value: int | float, member: Member) -> Reason:
+    """`value`: what the member recorded as `name`."""
+    number, members = member.number, member.members
+    return because("figure_in", name=name, value=value, number=number, members=members)
+
+
+def condition_met(why: Reason, condition: str) -> Reason:
     return because("condition_met", why=why, condition=condition)
 
 

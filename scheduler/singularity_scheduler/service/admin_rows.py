@@ -19,7 +19,7 @@ from singularity_scheduler.core.administration import (
     VirtualCluster,
 )
 from singularity_scheduler.core.decision import Decision
-from singularity_scheduler.core.reason import from_json, to_json
+from singularity_scheduler.core.reason import words_from_json, words_to_json
 from singularity_scheduler.core.requested import Tier
 from singularity_scheduler.text.reasons import render_words
 
@@ -101,12 +101,12 @@ def read_log(
 
 def _upgrade_to_json(upgrade: Upgrade) -> dict[str, Any]:
     steps = [{**vars(step), "state": step.state.value} for step in upgrade.steps]
-    why = upgrade.why if isinstance(upgrade.why, str) else to_json(upgrade.why)
+    why = words_to_json(upgrade.why)
     return {**vars(upgrade), "state": upgrade.state.value, "steps": steps, "why": why}
 
 
 def _upgrade_from_json(told: dict[str, Any]) -> Upgrade:
     steps = (UpgradeStep(**{**step, "state": StepState(step["state"])}) for step in told["steps"])
-    why = told["why"] if isinstance(told["why"], str) else from_json(**told["why"])
+    why = words_from_json(told["why"])
     state = UpgradeState(told["state"])
     return Upgrade(**{**told, "state": state, "steps": tuple(steps), "why": why})

@@ -280,7 +280,8 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         )
         admin, marks = await self.ledger.administration()
         self.state.govern(self._with_defaults(admin), marks)
-        self.state.geography = Geography(self.home_cluster, self.regions)
+        with in_words():
+            self.state.geography = Geography(self.home_cluster, self.regions)
         self.state.load(await self.ledger.active(), await self.ledger.marks())
         self.state.experience.replay(await self.ledger.experience(REMEMBERED))
         self._rewind()
@@ -301,7 +302,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
     def _with_defaults(self, admin: Administration) -> Administration:
         """What administrators have said over what is configured here; `BadRequest` when the two do
         not go together."""
-        admin.defaults = Parameters.from_dict(self.parameters)
+        admin.defaults = Parameters.from_dict(self.parameters)  # looked at by `_check_parameters`
         try:
             with in_words():
                 admin.defaults.changed(**admin.settings)

@@ -14,6 +14,7 @@ from singularity_scheduler.core.goals import objective_of
 from singularity_scheduler.core.model import SessionView
 from singularity_scheduler.core.requested import SessionSpec
 from singularity_scheduler.core.states import FINAL, ProcessState
+from singularity_scheduler.text.reasons import render_words
 
 from . import documents, group_rows
 from .group_rows import GroupRow, Place
@@ -125,7 +126,7 @@ def group_document(row: GroupRow) -> Json:
 def details_document(row: GroupRow, views: Sequence[SessionView]) -> Json:
     """One group whose members are known, without them."""
     reached = next((v.member for v in views if v.member and v.member.reached), None)
-    told = reached and {"session": reached.reached, "reason": reached.reached_why}
+    told = reached and {"session": reached.reached, "reason": render_words(reached.reached_why)}
     return {**group_document(row), "reached": told}
 
 

@@ -5,7 +5,6 @@ Called by `Ledger.glance`.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from sqlalchemy import Connection, and_, func, or_, select
 from singularity_scheduler.core.requested import Member
 from singularity_scheduler.core.states import DeviceState, ProcessState, word
 
+from .rows import member_from_text
 from .tables import sessions
 
 Place = tuple[float, str]
@@ -72,7 +72,7 @@ def page(
             row["user"],
             row["created_at"],
             row["updated_at"],
-            Member(**json.loads(row["member"])),
+            member_from_text(row["member"]),
             *counts[row["group"]],
         )
         for row in found

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 from singularity_scheduler.core.decision import Decision
 from singularity_scheduler.core.devices import DeviceMark
 from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.reason import Reason, to_json
 from singularity_scheduler.core.stored import CheckpointRef
 
 from . import rows
@@ -70,8 +71,10 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return _plain(asdict(value))
+    if isinstance(value, Reason):
+        return to_json(value)
+    if is_dataclass(value):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)

@@ -9,7 +9,15 @@ from typing import Any
 
 from singularity_scheduler.core.devices import DeviceMark
 from singularity_scheduler.core.model import Change, SessionView, Share
-from singularity_scheduler.core.reason import Reason, Words, because, from_json, to_json
+from singularity_scheduler.core.reason import (
+    Reason,
+    Words,
+    because,
+    from_json,
+    to_json,
+    words_from_json,
+    words_to_json,
+)
 from singularity_scheduler.core.requested import (
     BatchRun,
     Kind,
@@ -210,7 +218,7 @@ def session_from_row(
         # One that was never accounted begins now, and not in 1970.
         share=Share(**{"at": row["updated_at"], **json.loads(row["share"])}),
         run=BatchRun(**json.loads(row["run"])) if row["run"] else None,
-        member=Member(**json.loads(row["member"])) if row["member"] else None,
+        member=member_from_text(row["member"]) if row["member"] else None,
         part=_part(row.get("part")),
     )
 
@@ -237,7 +245,7 @@ def words_to_row(words: Words) -> Row:
 
 
 def words_from_row(row: Mapping[str, Any]) -> Words:
-    return _why_from_row(row) if row["reason_code"] else str(row["reason"])
+    return _why_from_row(row) if row.get("reason_code") else str(row["reason"])
 
 
 def without_code(row: Mapping[str, Any]) -> Row:
@@ -302,4 +310,10 @@ def change_from_row(row: Mapping[str, Any]) -> Change:
 def _member_text(member: Member) -> str:
     """What nobody said is left out: so a version that does not know a limit yet reads those of
     groups without it."""
-    return json.dumps({name: value for name, value in vars(member).items() if value is not None})
+    said = {**vars(member), "reached_why": words_to_json(member.reached_why)}
+    return json.dumps({name: value for name, value in said.items() if value is not None})
+
+
+def member_from_text(text: str) -> Member:
+    told = json.loads(text)
+    return Member(**{**told, "reached_why": words_from_json(told.get("reached_why", ""))})

@@ -110,3 +110,12 @@ def inside(locations: Sequence[str]) -> str:
 def whole(part: int, parts: int) -> str:
     """Return which part of a gang a session is."""
     return f"part {part} of a gang on {parts} nodes"
+
+
+def figure(value: int | float) -> str:
+    """Return a recorded number in a few characters."""
+    try:
+        return f"{value:g}"
+    except OverflowError:  # an integer that no float can hold
+        digits = str(abs(value))
+        return f"{'-' if value < 0 else ''}{digits[0]}e+{len(digits) - 1}"

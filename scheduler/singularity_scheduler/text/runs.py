@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from singularity_scheduler.client.words import duration
 
-from .phrases import attempt
+from .phrases import attempt, figure
 from .phrases import part as part_of
 from .said import Clauses, Said
 
@@ -109,7 +109,12 @@ def member_failed(number: int, members: int, member: str) -> str:
     return f"member {number} of {members} failed ({member})"
 
 
-def condition_met(why: str, condition: str) -> str:
+def figure_in(name: str, value: int | float, number: int, members: int) -> str:
+    """`value`: what member `number` recorded as `name`."""
+    return f"{name} is {figure(value)} in member {number} of {members}"
+
+
+def condition_met(why: Said | str, condition: str) -> str:
     return f"{why} ({condition})"
 
 

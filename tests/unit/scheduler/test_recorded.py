@@ -14,8 +14,11 @@ from singularity_scheduler.client.values import MAX_ALL, MAX_VALUE, kept
 from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.goals import Objective, condition_of, objective_of
 from singularity_scheduler.core.model import AgentFacts
+from singularity_scheduler.core.reason import because
 from singularity_scheduler.requests.goals import parse_condition
 from singularity_scheduler.requests.goals import parse_objective as parse
+from singularity_scheduler.service import rows
+from singularity_scheduler.text.reasons import render
 from support.scheduler_core import World, devices_of, reads
 from support.scheduler_groups import end, started, submit_group
 
@@ -134,9 +137,11 @@ def test_the_first_that_meets_the_condition_ends_the_others_and_goes_on() -> Non
     assert [reads(view) for view in ended] == [why] * 3
     winner = world["g2"]
     assert not winner.final
-    assert winner.member == replace(
-        winner.member, reached="g2", reached_why="loss is 0.05 in member 2 of 4"
-    )
+    met = because("figure_in", name="loss", value=0.05, number=2, members=4)
+    assert winner.member == replace(winner.member, reached="g2", reached_why=met)
+    assert render(met) == "loss is 0.05 in member 2 of 4"
+    row = rows.session_to_row(winner)
+    assert rows.member_from_text(row["member"]) == winner.member
     assert json.loads(world.known["g1"].recorded) == {"loss": 0.5, "name": "x"}
     assert "other1" in started(world)
     world.do(ev.Recorded("g2", {"loss": 0.01}))
