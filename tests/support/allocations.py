@@ -80,8 +80,7 @@ class World:
         invariants.check(self.state)
         for action in self.actions:
             assert action.rule in do.RULES
-            assert action.reason
-            assert "{" not in action.reason
+            assert action.cause is not None or "{cause}" not in do.RULES[action.rule]
             id = action.claim.id
             assert action.epoch > self.epochs.get(id, 0), "an epoch came twice"
             self.epochs[id] = action.epoch

@@ -150,7 +150,7 @@ def test_a_session_that_leaves_is_told_for_whom_and_why() -> None:
     [action] = world.actions
     assert isinstance(action, do.Preempt)
     assert (action.cause, action.rule) == (cause, "preempt.tier")
-    assert action.reason == "cause goes first by tier"
+    assert (action.rule, action.cause and action.cause.id) == ("preempt.tier", "cause")
     assert (victim.cause, victim.rule, victim.preempted) == ("cause", "preempt.tier", True)
 
 

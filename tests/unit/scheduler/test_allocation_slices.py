@@ -51,7 +51,7 @@ def test_the_one_whose_turn_is_over_knows_for_whom() -> None:
     assert not world.until(49.0)
     [action] = world.until(51.0)
     assert (action.claim, action.rule) == (first, "preempt.slice")
-    assert action.reason == "its turn on the device that it shares is over, and b is next"
+    assert (action.rule, action.cause and action.cause.id) == ("preempt.slice", "b")
 
 
 def test_nobody_shares_a_device_while_others_are_free() -> None:

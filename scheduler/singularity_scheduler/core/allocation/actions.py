@@ -1,4 +1,4 @@
-"""What is to be done. Every action names the rule that fired and can say why in words."""
+"""What is to be done. Every action names the rule that fired, and whom it is for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES: dict[str, str] = {
     "node.drain": "its node is drained",
     "node.lost": "its node was lost",
 }
-"""rule -> why, for people; generated into the documentation."""
+"""rule -> what it means; `{cause}`: whom the action is for."""
 
 
 @dataclass(slots=True)
@@ -38,11 +38,6 @@ class Action:
     rule: str
     epoch: int
     cause: Claim | None = None
-
-    @property
-    def reason(self) -> str:
-        """Why, for people."""
-        return RULES[self.rule].format(cause="" if self.cause is None else self.cause.id)
 
 
 @dataclass(slots=True)
