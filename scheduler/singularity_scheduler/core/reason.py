@@ -66,7 +66,7 @@ class Reason:
         return None
 
 
-def because(code: str, **args: Value) -> Reason:
+def because(code: str, /, **args: Value) -> Reason:
     """Make the reason `code` with these arguments; `text.reasons` knows which ones it has."""
     return Reason(code, tuple(sorted(args.items())))
 

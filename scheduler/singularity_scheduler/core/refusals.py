@@ -23,7 +23,7 @@ class Refused(SingularityError):
     kind: type[SingularityError]
 
 
-def refuse(kind: type[SingularityError], why: Reason, **fields: Any) -> Refused:
+def refuse(kind: type[SingularityError], why: Reason, /, **fields: Any) -> Refused:
     """Make the refusal to raise: an instance of `kind` (`Conflict`, `NotFound`, ...) with a reason
     and the facts that programs get."""
     told = ", ".join(f"{name}={value!r}" for name, value in why.args)

@@ -6,7 +6,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from singularity_proxy.errors import BadRequest
+from singularity_scheduler.core.reason import because
+from singularity_scheduler.text.errors import bad_request
 
 
 def refuse_unknown(value: Mapping[str, object], known: Iterable[str], where: str = "") -> None:
@@ -14,10 +15,13 @@ def refuse_unknown(value: Mapping[str, object], known: Iterable[str], where: str
     for key in value:
         if key not in known:
             near = difflib.get_close_matches(key, list(known), n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            raise BadRequest(
-                f"{shown(f'{where}.{key}' if where else key)} is not known; {hint}"
-                f"known are {', '.join(known)}",
+            raise bad_request(
+                because(
+                    "unknown_key",
+                    given=shown(f"{where}.{key}" if where else key),
+                    near=near[0] if near else None,
+                    known=tuple(known),
+                ),
                 key=key,
             )
 
@@ -28,7 +32,7 @@ def parse_number(request: Mapping[str, Any], key: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e9:
-        raise BadRequest(f"{key} must be a number, 0 or more, not {shown(value)}")
+        raise bad_request(because("not_a_number", key=key, given=shown(value)))
     return value
 
 

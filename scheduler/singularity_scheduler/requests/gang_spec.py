@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from singularity_proxy.errors import BadRequest
-
+from singularity_scheduler.core.reason import because
 from singularity_scheduler.core.requested import BatchRun, Part, SessionSpec
+from singularity_scheduler.text.errors import bad_request
 
 from .fields import shown
 
@@ -24,20 +24,17 @@ def parse_nodes(request: Mapping[str, Any], run: BatchRun | None) -> int:
         return 1
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= MAX_NODES:
-        raise BadRequest(
-            f"nodes must be a whole number from 1 to {MAX_NODES}, not {shown(value)}", nodes=value
+        raise bad_request(
+            because("nodes_out_of_range", most=MAX_NODES, given=shown(value)), nodes=value
         )
     if value == 1:
         return 1
-    on = f"a run on {value} nodes"
     if (run is not None and not run.command) or request.get("launch") is not None:
-        raise BadRequest(f"{on} must be a command (run.command): a notebook runs on one node")
+        raise bad_request(because("nodes_need_a_command", nodes=value))
     if request.get("elastic") or request.get("scale_policy") is not None:
-        raise BadRequest(
-            f"{on} has no scale policy yet: leave elastic and scale_policy out, or nodes"
-        )
+        raise bad_request(because("nodes_without_policy", nodes=value))
     if request.get("device_share") not in (None, 1):
-        raise BadRequest(f"{on} has whole devices: leave device_share out, or nodes")
+        raise bad_request(because("nodes_without_share", nodes=value))
     return int(value)
 
 
@@ -46,9 +43,8 @@ def of_one_node(devices: object, nodes: int) -> object:
     if nodes == 1 or isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
         return devices  # whoever reads it says what is wrong with it
     if devices % nodes:
-        raise BadRequest(
-            f"{devices} device{'' if devices == 1 else 's'} cannot be divided among {nodes} nodes: "
-            f"ask for {nodes}, {2 * nodes}, {3 * nodes} or another multiple of {nodes}",
+        raise bad_request(
+            because("not_divisible", number=devices, nodes=nodes),
             devices=devices,
             nodes=nodes,
         )

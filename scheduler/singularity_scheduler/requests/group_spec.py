@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from singularity_proxy.errors import BadRequest
-
+from singularity_scheduler.core.reason import because
 from singularity_scheduler.core.requested import MAX_NAME, BatchRun, Member, SessionSpec
+from singularity_scheduler.text.errors import bad_request
 
 from .fields import refuse_unknown
 from .goals import parse_condition, parse_objective
@@ -38,22 +38,19 @@ def parse_group(
     refuse_unknown(request, KEYS)
     session, members = request.get("session"), request.get("members")
     if not isinstance(session, Mapping) or not isinstance(session.get("run"), Mapping):
-        raise BadRequest("session.run is missing: a group is made of runs")
+        raise bad_request(because("group_without_run"))
     if session.get("launch") is not None:
-        raise BadRequest("session.launch does not go with a group: its members are runs")
+        raise bad_request(because("group_with_launch"))
     if not isinstance(members, list) or not members:
-        raise BadRequest("members must be a list of what tells the members apart, at least one")
+        raise bad_request(because("group_without_members"))
     if len(members) > MAX_MEMBERS:
-        raise BadRequest(
-            f"a group of {len(members)} is too large: it may have {MAX_MEMBERS} members",
+        raise bad_request(
+            because("group_too_large", number=len(members), most=MAX_MEMBERS),
             members=len(members),
         )
     base = parse_spec(session, largest=largest)
     if base.nodes > 1:
-        raise BadRequest(
-            f"a member of a group is on one node: leave nodes out, or submit the {base.nodes} "
-            "nodes' runs one by one"
-        )
+        raise bad_request(because("member_on_several_nodes", nodes=base.nodes))
     first = Member(
         group,
         1,
@@ -78,20 +75,14 @@ def parse_group(
 
 def _values(told: object, number: int) -> str:
     if not isinstance(told, Mapping) or not isinstance(told.get("values"), Mapping):
-        raise BadRequest(f"values of member {number} must be an object, such as {{'lr': 0.1}}")
+        raise bad_request(because("member_without_values", number=number))
     refuse_unknown(told, ("values", "command"), "members")
     try:
         text = json.dumps(told["values"], allow_nan=False)
     except ValueError:
-        raise BadRequest(
-            f"values of member {number} hold a number that JSON does not have (infinity or not a "
-            "number): give it as text and convert it in the notebook"
-        ) from None
+        raise bad_request(because("values_not_finite", number=number)) from None
     if len(text) > MAX_VALUES:
-        raise BadRequest(
-            f"the values of a member have at most {MAX_VALUES >> 10} KiB, and those of member "
-            f"{number} are longer: put larger ones in files and sweep over their names"
-        )
+        raise bad_request(because("values_too_large", kib=MAX_VALUES >> 10, number=number))
     return text
 
 
@@ -100,12 +91,10 @@ def _run(run: Mapping[str, Any], told: Mapping[str, Any], number: int) -> dict[s
     command = told.get("command")
     if run.get("command") is not None:
         if command is None:
-            raise BadRequest(
-                f"member {number} has no command of its own: it would be as the others"
-            )
+            raise bad_request(because("member_without_command", number=number))
         return {**run, "command": command}
     if command is not None:
-        raise BadRequest(f"member {number} has a command, and the group runs a notebook")
+        raise bad_request(because("member_with_command", number=number))
     return {**run, "parameters": {**(run.get("parameters") or {}), **told["values"]}}
 
 
@@ -121,9 +110,7 @@ def _max_parallel(value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_MEMBERS:
-        raise BadRequest(
-            f"max_parallel must be a whole number from 1 to {MAX_MEMBERS}, not {value!r}"
-        )
+        raise bad_request(because("max_parallel_out_of_range", most=MAX_MEMBERS, given=repr(value)))
     return value
 
 
@@ -131,12 +118,12 @@ def _condition(value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise BadRequest("stop_when must be text, such as loss<0.01")
+        raise bad_request(because("condition_is_no_text"))
     return str(parse_condition(value))
 
 
 def _truth(request: Mapping[str, Any], key: str) -> bool:
     value = request.get(key)
     if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{key} must be true or false")
+        raise bad_request(because("not_true_or_false", key=key))
     return value is True

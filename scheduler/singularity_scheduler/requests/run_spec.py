@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from singularity_proxy.errors import BadRequest
-
+from singularity_scheduler.core.reason import because
 from singularity_scheduler.core.requested import MAX_NAME, BatchRun
+from singularity_scheduler.text.errors import bad_request
 
 from .fields import refuse_unknown, shown
 
@@ -47,27 +47,27 @@ def parse_run(value: object) -> BatchRun:
     max_retries?, metadata?}``.
     Whether the files are there is seen by the run itself, as its user."""
     if not isinstance(value, dict):
-        raise BadRequest("run must be an object that says which notebook or command is run")
+        raise bad_request(because("run_is_no_object"))
     refuse_unknown(value, RUN_KEYS, "run")
     notebook, command = _path(value, "notebook"), _command(value)
     if notebook is None and not command:
-        raise BadRequest("run.notebook is missing: the absolute path of the notebook to run")
+        raise bad_request(because("run_without_notebook"))
     kernel = value.get("kernel")
     if kernel is not None and (not isinstance(kernel, str) or not KERNEL.fullmatch(kernel)):
-        raise BadRequest(f"run.kernel must be the name of a kernelspec, not {shown(kernel)}")
+        raise bad_request(because("not_a_kernel", given=shown(kernel)))
     parameters, variables = value.get("parameters") or {}, value.get("variables") or {}
     if not isinstance(parameters, dict):
-        raise BadRequest('run.parameters must be an object, for example {"lr": 0.1}')
+        raise bad_request(because("parameters_are_no_object"))
     for name in parameters:
         if not name.isidentifier():
-            raise BadRequest(f"{shown(name)} cannot be the name of a parameter", parameter=name)
+            raise bad_request(because("not_a_parameter_name", given=shown(name)), parameter=name)
     if not isinstance(variables, dict) or not all(isinstance(v, str) for v in variables.values()):
-        raise BadRequest('run.variables must map names to texts, for example {"LANG": "C.UTF-8"}')
+        raise bad_request(because("variables_are_no_texts"))
     for name, text in variables.items():
         if not name or "=" in name or "\0" in name or "\0" in text:
-            raise BadRequest(f"{shown(name)} cannot be a variable of the environment")
+            raise bad_request(because("not_a_variable", given=shown(name)))
         if name.startswith(("SINGULARITY_", "JUPYTERHUB_")):
-            raise BadRequest(f"{name} is set by the platform and cannot be given to a run")
+            raise bad_request(because("variable_of_the_platform", name=name))
     run = BatchRun(
         notebook=notebook or "",
         command=command,
@@ -83,12 +83,9 @@ def parse_run(value: object) -> BatchRun:
         metadata=_metadata(value.get("metadata")),
     )
     if run.notebook and run.output == run.notebook:
-        raise BadRequest("run.output is the notebook itself: name another file")
+        raise bad_request(because("output_is_the_notebook"))
     if len(run.parameters) + len(run.variables) + len(run.command.encode()) > MAX_RUN_BYTES:
-        raise BadRequest(
-            "the parameters and variables of a run have at most "
-            f"{MAX_RUN_BYTES >> 10} KiB together: put larger ones in a file"
-        )
+        raise bad_request(because("run_too_large", kib=MAX_RUN_BYTES >> 10))
     return run
 
 
@@ -96,18 +93,18 @@ def _command(value: Mapping[str, Any]) -> str:
     """The command of a run; "": it is a notebook's."""
     command, ranked = value.get("command"), value.get("ranked")
     if ranked is not None and not isinstance(ranked, bool):
-        raise BadRequest(f"run.ranked must be true or false, not {shown(ranked)}")
+        raise bad_request(because("ranked_not_true_or_false", given=shown(ranked)))
     if command is None:
         if value.get("ranked"):
-            raise BadRequest("run.ranked is for commands: a notebook is run once")
+            raise bad_request(because("ranked_notebook"))
         return ""
     if not isinstance(command, str) or not command.strip() or "\0" in command:
-        raise BadRequest(f"run.command must be the text of a command, not {shown(command)}")
+        raise bad_request(because("not_a_command", given=shown(command)))
     for key in ("notebook", *_OF_A_NOTEBOOK):
         if value.get(key):
-            raise BadRequest(f"run.{key} does not go with run.command: send one of them")
+            raise bad_request(because("not_with_a_command", key=key))
     if value.get("folder") is None:
-        raise BadRequest("run.folder is missing: the absolute path of the folder to run in")
+        raise bad_request(because("command_without_folder"))
     return command
 
 
@@ -123,9 +120,8 @@ def parse_timeout(value: object, name: str) -> int | None:
         return None
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not 1 <= value <= MAX_TIMEOUT_S:  # type: ignore[operator]
-        raise BadRequest(
-            f"{name} must be a whole number of seconds from 1 to {MAX_TIMEOUT_S}, not "
-            f"{shown(value)}"
+        raise bad_request(
+            because("timeout_out_of_range", key=name, most=MAX_TIMEOUT_S, given=shown(value))
         )
     return value  # type: ignore[return-value]
 
@@ -133,9 +129,7 @@ def parse_timeout(value: object, name: str) -> int | None:
 def _retries(value: object) -> int:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value is not None and (not whole or not 0 <= value <= MAX_RETRIES):  # type: ignore[operator]
-        raise BadRequest(
-            f"run.max_retries must be a whole number from 0 to {MAX_RETRIES}, not {shown(value)}"
-        )
+        raise bad_request(because("retries_out_of_range", most=MAX_RETRIES, given=shown(value)))
     return value or 0  # type: ignore[return-value]
 
 
@@ -143,10 +137,10 @@ def _metadata(value: object) -> str:
     if value is None:
         return "{}"
     if not isinstance(value, dict):
-        raise BadRequest('run.metadata must be an object, for example {"tags": {"team": "vision"}}')
+        raise bad_request(because("metadata_is_no_object"))
     text = _finite(value, "metadata")
     if len(text) > MAX_RUN_BYTES:
-        raise BadRequest(f"run.metadata has at most {MAX_RUN_BYTES >> 10} KiB")
+        raise bad_request(because("metadata_too_large", kib=MAX_RUN_BYTES >> 10))
     return text
 
 
@@ -154,10 +148,7 @@ def _finite(values: dict[str, Any], what: str) -> str:
     try:
         return json.dumps(values, allow_nan=False)
     except ValueError:
-        raise BadRequest(
-            f"run.{what} holds a number that JSON does not have (infinity or not a number): "
-            "give it as text and convert it in the notebook"
-        ) from None
+        raise bad_request(because("not_finite", key=what)) from None
 
 
 def run_of(run: BatchRun, session: str) -> BatchRun:
@@ -179,7 +170,7 @@ def _path(value: Mapping[str, Any], key: str) -> str | None:
     if path is None:
         return None
     if not isinstance(path, str) or not path.startswith("/") or len(path) > 4096:
-        raise BadRequest(f"run.{key} must be an absolute path, not {shown(path)}")
+        raise bad_request(because("path_not_absolute", key=key, given=shown(path)))
     if not path.isprintable():
-        raise BadRequest(f"run.{key} must be printable, not {shown(path)}")
+        raise bad_request(because("path_not_printable", key=key, given=shown(path)))
     return posixpath.normpath(path)

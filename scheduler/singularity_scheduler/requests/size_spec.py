@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from singularity_proxy.errors import BadRequest
-
+from singularity_scheduler.core.reason import because
 from singularity_scheduler.core.requested import ScalePolicy
+from singularity_scheduler.text.errors import bad_request
 
 from .fields import parse_number, refuse_unknown, shown
 
@@ -24,25 +24,17 @@ SCALE_KEYS = (SCALE_SET, SCALE_LEAST, SCALE_MOST, SCALE_INTERVAL)
 def parse_devices(value: object, largest: int | None = None) -> int:
     """A number of virtual devices from 1 to `largest`; None: only the service knows how many its
     cluster has, so it says what is too many."""
-    if largest is None:
-        wanted = "ask for 1 or more"
-    else:
-        wanted = "ask for 1" if largest == 1 else f"ask for 1 to {largest}"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadRequest(
-            f"devices must be a whole number, not {shown(value)}: {wanted}", devices=value
+        raise bad_request(
+            because("devices_not_whole", given=shown(value), largest=largest), devices=value
         )
     if largest == 0:
-        raise BadRequest("this cluster has no device at all", devices=value, largest=0)
+        raise bad_request(because("cluster_without_devices"), devices=value, largest=0)
     if value < 1:
-        raise BadRequest(
-            f"{value} devices asked, but a session needs at least 1: {wanted}", devices=value
-        )
+        raise bad_request(because("too_few_asked", number=value, largest=largest), devices=value)
     if largest is not None and value > largest:
-        plural = "device" if value == 1 else "devices"
-        raise BadRequest(
-            f"{value} {plural} asked, but this cluster has at most {largest} for one session: "
-            f"{wanted}",
+        raise bad_request(
+            because("too_many_asked", number=value, largest=largest),
             devices=value,
             largest=largest,
         )
@@ -65,13 +57,12 @@ def parse_size(
     most = devices if most is None else min(most, devices)  # more would have nothing to do
     counts = tuple(sorted({min(count, devices) for count in counts}))
     if least > most:
-        raise BadRequest(
-            f"scale_policy asks for at least {least} devices, more than the {most} that the "
-            "session has at most",
+        raise bad_request(
+            because("policy_asks_for_more", least=least, most=most),
             scale_policy=least,
         )
     if request.get("device_share") not in (None, 1):
-        raise BadRequest("a session that shares one device has no scale policy: say one of them")
+        raise bad_request(because("share_with_policy"))
     parse_devices(least, largest)
     if devices == 1:
         return devices, None
@@ -84,16 +75,15 @@ def _policy(
     """(least, most or None, counts, interval or None); None: it is not elastic."""
     elastic, value = request.get("elastic"), request.get("scale_policy")
     if elastic is not None and not isinstance(elastic, bool):
-        raise BadRequest(f"elastic must be true or false, not {shown(elastic)}", elastic=elastic)
+        raise bad_request(
+            because("elastic_not_true_or_false", given=shown(elastic)), elastic=elastic
+        )
     if value is None:
         return (1, None, (), None) if elastic else None
     if elastic is False:
-        raise BadRequest("elastic is false and there is a scale_policy: say one of them")
+        raise bad_request(because("inelastic_with_policy"))
     if not isinstance(value, dict):
-        raise BadRequest(
-            f'scale_policy must be an object, for example {{"{SCALE_SET}": [1, 2, 4]}}, not '
-            f"{shown(value)}"
-        )
+        raise bad_request(because("policy_is_no_object", key=SCALE_SET, given=shown(value)))
     refuse_unknown(value, SCALE_KEYS, "scale_policy")
     counts = value.get(SCALE_SET)
     interval_s = parse_number(value, SCALE_INTERVAL)
@@ -101,15 +91,12 @@ def _policy(
         least = _number_of(value, SCALE_LEAST) or 1
         return least, _number_of(value, SCALE_MOST), (), interval_s
     if value.get(SCALE_LEAST) is not None or value.get(SCALE_MOST) is not None:
-        raise BadRequest(
-            f"scale_policy has {SCALE_SET} and {SCALE_LEAST} or {SCALE_MOST}: say one of them"
+        raise bad_request(
+            because("policy_says_both", key=SCALE_SET, least_key=SCALE_LEAST, most_key=SCALE_MOST)
         )
     whole = isinstance(counts, list) and all(_is_number(count) for count in counts)
     if not whole or not counts or counts != sorted(set(counts)):
-        raise BadRequest(
-            f"scale_policy.{SCALE_SET} must be a list of numbers of devices that rise, for example "
-            f"[1, 2, 4], not {shown(counts)}"
-        )
+        raise bad_request(because("counts_are_no_list", key=SCALE_SET, given=shown(counts)))
     return counts[0], counts[-1], tuple(counts), interval_s
 
 
@@ -126,9 +113,7 @@ def policy_document(scale: ScalePolicy) -> dict[str, Any]:
 def _number_of(value: Mapping[str, Any], key: str) -> int | None:
     number = value.get(key)
     if number is not None and not _is_number(number):
-        raise BadRequest(
-            f"scale_policy.{key} must be a number of devices, 1 or more, not {shown(number)}"
-        )
+        raise bad_request(because("not_a_policy_number", key=key, given=shown(number)))
     return number
 
 
@@ -143,15 +128,13 @@ def parse_share(request: Mapping[str, Any]) -> int:
         return 1000
     fits = isinstance(value, int | float) and not isinstance(value, bool) and 0.001 <= value <= 1
     if not fits:
-        raise BadRequest(
-            f"device_share must be a number from 0.001 to 1, the part of one device, not "
-            f"{shown(value)}",
+        raise bad_request(
+            because("not_a_share", given=shown(value)),
             device_share=value,
         )
     if value < 1 and request.get("devices") not in (None, 1):
-        raise BadRequest(
-            f"device_share {value:g} is a part of one device: it does not go with "
-            f"{request['devices']} devices",
+        raise bad_request(
+            because("share_of_several", share=value, given=str(request["devices"])),
             device_share=value,
         )
     return max(1, round(1000 * float(value)))

@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from singularity_proxy.errors import BadRequest
-
 from singularity_scheduler.core.geography import require_name
+from singularity_scheduler.core.reason import because
 from singularity_scheduler.core.requested import MAX_NAME, Kind, Priority, SessionSpec, Tier
-from singularity_scheduler.text.errors import in_words
+from singularity_scheduler.text.errors import bad_request, in_words
 
 from .fields import parse_number, shown
 from .gang_spec import of_one_node, parse_nodes
@@ -28,21 +27,19 @@ def parse_tier(value: object) -> Tier:
     for tier in Tier:
         if value == tier.value:
             return tier
-    raise BadRequest(f"unknown tier {shown(value)}: pick premium, standard or basic", tier=value)
+    raise bad_request(because("unknown_tier", given=shown(value)), tier=value)
 
 
 def parse_kind(value: object) -> Kind:
     for kind in Kind:
         if value == kind.value:
             return kind
-    raise BadRequest(f"unknown kind {shown(value)}: pick interactive or batch", kind=value)
+    raise bad_request(because("unknown_kind", given=shown(value)), kind=value)
 
 
 def parse_name(value: object) -> str:
     if not isinstance(value, str) or len(value) > MAX_NAME or not value.isprintable():
-        raise BadRequest(
-            f"a session's name must be printable text of at most {MAX_NAME} characters"
-        )
+        raise bad_request(because("not_a_session_name", most=MAX_NAME))
     return value.strip()
 
 
@@ -59,7 +56,7 @@ def parse_spec(
     run = None if request.get("run") is None else parse_run(request["run"])
     kind = parse_kind(request.get("kind", (Kind.BATCH if run else Kind.INTERACTIVE).value))
     if run and kind is not Kind.BATCH:
-        raise BadRequest("a run of a notebook is a batch session: kind must be batch", kind=kind)
+        raise bad_request(because("run_not_batch"), kind=kind)
     nodes = parse_nodes(request, run)
     if nodes > 1:
         asked = request.get("devices")
@@ -92,9 +89,8 @@ def parse_virtual_cluster(value: object) -> str:
         return ""
     name = value.rpartition("/")[2] if isinstance(value, str) else ""
     if not _CLUSTER.fullmatch(name):
-        raise BadRequest(
-            "virtual_cluster must be a name of letters, digits, '.', '_' and '-', or an Azure "
-            f"resource id that ends in one, not {shown(value)}",
+        raise bad_request(
+            because("not_a_virtual_cluster", given=shown(value)),
             virtual_cluster=value,
         )
     return name
@@ -106,20 +102,17 @@ def parse_locations(value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise BadRequest(
-            f"locations must be a list of names of clusters or regions, not {shown(value)}",
+        raise bad_request(
+            because("locations_are_no_list", given=shown(value)),
             locations=value,
         )
     if len(value) > MAX_LOCATIONS:
-        raise BadRequest(
-            f"{len(value)} locations are too many: name at most {MAX_LOCATIONS}, or a region "
-            "instead of its clusters"
-        )
+        raise bad_request(because("too_many_locations", number=len(value), most=MAX_LOCATIONS))
     for number, name in enumerate(value):
         with in_words():
             require_name(name)
         if name in value[:number]:
-            raise BadRequest(f"locations names {shown(name)} twice: once is enough", location=name)
+            raise bad_request(because("location_twice", given=shown(name)), location=name)
     return tuple(value)
 
 
@@ -130,14 +123,14 @@ def parse_priority(value: object) -> Priority:
     for priority in Priority:
         if value == priority.value or (isinstance(value, str) and value.lower() == priority.value):
             return priority
-    raise BadRequest(f"unknown priority {shown(value)}: pick low, medium or high", priority=value)
+    raise bad_request(because("unknown_priority", given=shown(value)), priority=value)
 
 
 def _kernel_id(value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not KERNEL.fullmatch(value) or len(value) > 128:
-        raise BadRequest(f"kernel_id must be the id of a kernel, not {shown(value)}")
+        raise bad_request(because("not_a_kernel_id", given=shown(value)))
     return value
 
 
@@ -145,28 +138,28 @@ def parse_launch(value: object) -> dict[str, Any]:
     """The launch description for the node agent, checked for its shape:
     ``{mode, argv, env, cwd, connection, owner_pid}``."""
     if not isinstance(value, dict):
-        raise BadRequest("launch must be an object that says how to start the process")
+        raise bad_request(because("launch_is_no_object"))
     mode = value.get("mode")
     if mode not in ("capsule", "joined"):
-        raise BadRequest(f"unknown launch mode {shown(mode)}: pick capsule or joined")
+        raise bad_request(because("unknown_launch_mode", given=shown(mode)))
     argv, env = value.get("argv") or [], value.get("env") or {}
     if not isinstance(argv, list) or not all(isinstance(a, str) for a in argv):
-        raise BadRequest("launch.argv must be a list of strings")
+        raise bad_request(because("argv_is_no_list"))
     if mode == "capsule" and not argv:
-        raise BadRequest("launch.argv is empty: there is nothing to start")
+        raise bad_request(because("argv_is_empty"))
     if not isinstance(env, dict) or not all(
         isinstance(k, str) and isinstance(v, str) for k, v in env.items()
     ):
-        raise BadRequest("launch.env must map names to strings")
+        raise bad_request(because("env_is_no_texts"))
     cwd, connection, owner = value.get("cwd"), value.get("connection"), value.get("owner_pid")
     if cwd is not None and not isinstance(cwd, str):
-        raise BadRequest("launch.cwd must be a path")
+        raise bad_request(because("cwd_is_no_path"))
     if connection is not None and not isinstance(connection, dict):
-        raise BadRequest("launch.connection must be an object (Jupyter connection information)")
+        raise bad_request(because("connection_is_no_object"))
     if owner is not None and (isinstance(owner, bool) or not isinstance(owner, int) or owner < 1):
-        raise BadRequest("launch.owner_pid must be the process id of the joining process")
+        raise bad_request(because("owner_is_no_process"))
     if mode == "joined" and owner is None:
-        raise BadRequest("launch.owner_pid is missing: a joined session belongs to a process")
+        raise bad_request(because("joined_without_owner"))
     return {
         "mode": mode,
         "argv": argv,
@@ -201,7 +194,7 @@ def _device(item: object, device_type_of: Mapping[str, str]) -> str:
             for device in device_type_of:
                 if device.partition(":")[2] == str(int(item)):
                     return device
-    raise BadRequest(
-        f"there is no device {shown(item)} here: pick from {', '.join(device_type_of) or 'none'}",
+    raise bad_request(
+        because("no_such_device_here", given=shown(item), there=tuple(device_type_of)),
         devices=list(device_type_of),
     )

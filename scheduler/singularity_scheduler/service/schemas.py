@@ -47,6 +47,11 @@ PROBLEM = {
         "status": {"type": "integer", "enum": sorted({e.http_status for e in ERRORS} | {405})},
         "detail": {**TEXT, "description": "One sentence: what happened, what to do."},
         "reason": {"type": "string", "enum": sorted({e.reason for e in ERRORS})},
+        "reason_code": {
+            **TEXT,
+            "description": "What the sentence was made of, as data; see the page of reasons.",
+        },
+        "reason_args": {"type": "object", "description": "The arguments of that code."},
         "error": {"type": "string", "enum": sorted({e.__name__ for e in ERRORS})},
     },
     "required": ["type", "title", "status", "detail", "reason", "error"],

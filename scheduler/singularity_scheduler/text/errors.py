@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from singularity_proxy.errors import SingularityError
+from singularity_proxy.errors import BadRequest, SingularityError
 
-from singularity_scheduler.core.reason import to_json
-from singularity_scheduler.core.refusals import Refused
+from singularity_scheduler.core.reason import Reason, to_json
+from singularity_scheduler.core.refusals import Refused, refuse
 
 from .reasons import render
 
@@ -19,6 +20,11 @@ def to_error(refused: Refused) -> SingularityError:
     told = to_json(refused.why)
     facts = {"reason_code": told["code"], "reason_args": told["args"], **refused.fields}
     return refused.kind(render(refused.why), **facts)
+
+
+def bad_request(why: Reason, /, **fields: Any) -> SingularityError:
+    """Return the error of a request that says what cannot be."""
+    return to_error(refuse(BadRequest, why, **fields))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from singularity_scheduler.core.reason import Reason, Value, Words
 
 from . import (
     administering,
+    asked,
     devices,
     estimates,
     explained,
@@ -37,6 +38,7 @@ def _functions(module: ModuleType) -> Iterator[tuple[str, Callable[..., Clauses]
 
 _MODULES = (
     administering,
+    asked,
     devices,
     estimates,
     explained,

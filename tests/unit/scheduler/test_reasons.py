@@ -21,7 +21,7 @@ from singularity_scheduler.text.reasons import CODES, render, render_briefly, re
 from support.scheduler_core import World, reads, whole
 
 CORE = Path(core.__file__).parent
-MAKERS = (CORE, CORE.parent / "explain")
+MAKERS = (CORE, CORE.parent / "explain", CORE.parent / "requests")
 """Packages that make reasons."""
 EXPANDED = {
     "attempt_of": {"number", "attempts"},
