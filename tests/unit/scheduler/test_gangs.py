@@ -31,7 +31,7 @@ def test_parts_start_together_on_different_nodes() -> None:
         ("b", "ready"),
     ]
     assert world["g1"].part is not None
-    assert world["g1"].part.place == "part 1 of a gang on 2 nodes"
+    assert (world["g1"].part.number, world["g1"].part.parts) == (1, 2)
 
 
 def test_a_gang_starts_only_when_all_its_nodes_have_room() -> None:

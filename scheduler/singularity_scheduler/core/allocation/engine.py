@@ -227,11 +227,8 @@ def _submit(state: Allocation, event: ev.Submit, now: float) -> None:
     if claim.stage is not Stage.AWAY:
         raise refuse(Conflict, because("is_in_another_cluster", session=claim.id), session=claim.id)
     if not 1 <= claim.minimum <= claim.devices:
-        raise refuse(
-            BadRequest,
-            because("least_above_most", session=claim.id, least=claim.minimum, most=claim.devices),
-            session=claim.id,
-        )
+        why = because("least_above_most", session=claim.id, least=claim.minimum, most=claim.devices)
+        raise refuse(BadRequest, why, session=claim.id)
     _check_claim(claim)
     state.claims[claim.id] = claim
     claim.home = ()
@@ -271,23 +268,13 @@ def _check_claim(claim: Claim) -> None:
             session=claim.id,
         )
     if not 1 <= claim.share_milli <= 1000 or (claim.shares and claim.devices > 1):
-        raise refuse(
-            BadRequest,
-            because(
-                "share_out_of_range",
-                session=claim.id,
-                share_milli=claim.share_milli,
-                number=claim.devices,
-            ),
-            session=claim.id,
-        )
+        milli, number = claim.share_milli, claim.devices
+        why = because("share_out_of_range", session=claim.id, share_milli=milli, number=number)
+        raise refuse(BadRequest, why, session=claim.id)
     for seconds in (*claim.costs, claim.interval_s):
         if not 0 <= seconds < NEVER:
-            raise refuse(
-                BadRequest,
-                because("cost_out_of_range", session=claim.id, seconds=seconds),
-                session=claim.id,
-            )
+            why = because("cost_out_of_range", session=claim.id, seconds=seconds)
+            raise refuse(BadRequest, why, session=claim.id)
 
 
 def _try_now(state: Allocation, claim: Claim, now: float) -> None:
@@ -475,11 +462,7 @@ def _depart(state: Allocation, event: ev.Depart, now: float) -> None:
     """What it attained, what it got in this window and how long it has waited go with it."""
     claim = _claim(state, event.id)
     if claim.stage is not Stage.WAITING:
-        raise refuse(
-            Conflict,
-            because("does_not_wait", session=claim.id),
-            session=claim.id,
-        )
+        raise refuse(Conflict, because("does_not_wait", session=claim.id), session=claim.id)
     since = claim.waiting_since
     _gone(state, claim, now)
     del state.claims[claim.id]
