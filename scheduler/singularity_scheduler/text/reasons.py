@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from singularity_scheduler.core.reason import Reason, Value, Words
 
-from . import (
+from .codes import (
     administering,
     asked,
     devices,

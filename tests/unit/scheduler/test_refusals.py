@@ -21,8 +21,8 @@ from singularity_scheduler.core.refusals import Refused, choices, refuse
 from singularity_scheduler.service import rows
 from singularity_scheduler.service.problems import problem
 from singularity_scheduler.text import reasons
+from singularity_scheduler.text.codes.faults import XIDS
 from singularity_scheduler.text.errors import in_words, to_error
-from singularity_scheduler.text.faults import XIDS
 from singularity_scheduler.text.reasons import render_duty, render_words
 
 CORE = Path(core.__file__).parent

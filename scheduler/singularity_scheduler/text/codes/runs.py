@@ -4,10 +4,9 @@ code; its arguments are those of the code."""
 from __future__ import annotations
 
 from singularity_scheduler.client.words import duration
-
-from .phrases import attempt, figure
-from .phrases import part as part_of
-from .said import Clauses, Said
+from singularity_scheduler.text.phrases import attempt, figure
+from singularity_scheduler.text.phrases import part as part_of
+from singularity_scheduler.text.said import Clauses, Said
 
 # -- from elsewhere -------------------------------------------------------------------------
 

@@ -4,9 +4,8 @@ arguments are those of the code, of which `who` is the label of the session."""
 from __future__ import annotations
 
 from singularity_scheduler.client.words import duration
-
-from .phrases import clipped, count, listed, whole
-from .said import Said
+from singularity_scheduler.text.phrases import clipped, count, listed, whole
+from singularity_scheduler.text.said import Said
 
 MOMENT = "try again in a moment"
 

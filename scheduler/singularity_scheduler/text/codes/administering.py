@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .meanings import DUTIES
-from .phrases import clipped, count, inside, instead_of
-from .said import Said
+from singularity_scheduler.text.meanings import DUTIES
+from singularity_scheduler.text.phrases import clipped, count, inside, instead_of
+from singularity_scheduler.text.said import Said
 
 AGAIN = "try again when"
 

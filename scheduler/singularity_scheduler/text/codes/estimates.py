@@ -4,9 +4,8 @@ code; its arguments are those of the code."""
 from __future__ import annotations
 
 from singularity_scheduler.client.words import duration
-
-from .phrases import count, duty, short, span
-from .said import Said
+from singularity_scheduler.text.phrases import count, duty, short, span
+from singularity_scheduler.text.said import Said
 
 # -- when -----------------------------------------------------------------------------------
 

@@ -4,11 +4,11 @@ function for each code; its arguments are those of the code."""
 from __future__ import annotations
 
 from singularity_scheduler.client.words import duration, size
+from singularity_scheduler.text.phrases import attempt, count, duty, needed
+from singularity_scheduler.text.phrases import part as part_of
+from singularity_scheduler.text.said import Clauses, Said
 
 from .devices import JUST_WAITS, NOTHING_LOST
-from .phrases import attempt, count, duty, needed
-from .phrases import part as part_of
-from .said import Clauses, Said
 
 # -- into the store -------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@ the code, of which `given` is what was said, as a literal in few characters."""
 
 from __future__ import annotations
 
-from .phrases import count
+from singularity_scheduler.text.phrases import count
 
 # -- any key --------------------------------------------------------------------------------
 

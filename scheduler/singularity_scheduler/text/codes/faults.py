@@ -4,8 +4,7 @@ function for each code; its arguments are those of the code."""
 from __future__ import annotations
 
 from singularity_scheduler.client.words import duration
-
-from .phrases import count
+from singularity_scheduler.text.phrases import count
 
 XIDS: dict[int, str] = {
     46: "the GPU stopped processing",

@@ -3,9 +3,9 @@ for each code; its arguments are those of the code."""
 
 from __future__ import annotations
 
-from .phrases import count, duty, whole
-from .phrases import part as part_of
-from .said import Clauses, Said
+from singularity_scheduler.text.phrases import count, duty, whole
+from singularity_scheduler.text.phrases import part as part_of
+from singularity_scheduler.text.said import Clauses, Said
 
 
 def no_answer(node: str) -> str:

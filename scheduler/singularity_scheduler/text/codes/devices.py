@@ -4,9 +4,8 @@ its arguments are those of the code."""
 from __future__ import annotations
 
 from singularity_scheduler.client.words import duration
-
-from .phrases import behind, count, goes_on, listed, needed
-from .said import Clauses, Said
+from singularity_scheduler.text.phrases import behind, count, goes_on, listed, needed
+from singularity_scheduler.text.said import Clauses, Said
 
 NOTHING_LOST = "nothing is lost"
 COMES_BACK = "it comes back with the next device call"

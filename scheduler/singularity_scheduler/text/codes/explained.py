@@ -4,11 +4,10 @@ taken from it. One function for each code; its arguments are those of the code."
 from __future__ import annotations
 
 from singularity_scheduler.client.words import duration, size
-
-from .meanings import PRECEDENCE
-from .phrases import count, holder, listed, needed, short
-from .phrases import part as part_of
-from .said import Said
+from singularity_scheduler.text.meanings import PRECEDENCE
+from singularity_scheduler.text.phrases import count, holder, listed, needed, short
+from singularity_scheduler.text.phrases import part as part_of
+from singularity_scheduler.text.said import Said
 
 Named = tuple[tuple[str, str], ...]
 """Sessions by their labels and tiers."""

@@ -1,0 +1,1 @@
+"""The sentence of each code: one function for each, with the arguments of the code. Pure."""
