@@ -242,7 +242,7 @@ def test_a_sentence_that_a_version_without_codes_wrote_counts_and_not_the_code_b
     sentence = "paused for bob/b: premium needs 1 device; nothing is lost"
     by_older = rows.session_from_row({**row, "reason": sentence}, view.devices)
     assert by_older.why == because("said", text=sentence)
-    assert (by_older.reason, by_older.why.by) == (sentence, None)
+    assert (reads(by_older), by_older.why.by) == (sentence, None)
 
 
 def test_what_comes_back_says_why_it_was_away_and_not_more_each_time() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from singularity_scheduler.core.states import DeviceState
 from singularity_scheduler.service.node_reports import NodeReports
-from support.scheduler_core import World
+from support.scheduler_core import World, reads
 
 pytestmark = pytest.mark.asyncio
 
@@ -32,10 +32,10 @@ class Controller:
         assert condition()
 
     def status(self, view: Any) -> Any:
-        return {"device_state": view.device_state.value, "reason": view.reason}
+        return {"device_state": view.device_state.value, "reason": reads(view)}
 
     def why(self, view: Any) -> Any:
-        return {"sentence": view.reason}
+        return {"sentence": reads(view)}
 
 
 @pytest.mark.parametrize("verb", ["status", "why"])

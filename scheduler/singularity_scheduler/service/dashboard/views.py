@@ -13,6 +13,7 @@ from singularity_scheduler.service.administer_nodes import node_document
 from singularity_scheduler.service.archive import ACTIVE_WORDS
 from singularity_scheduler.service.documents import device_document
 from singularity_scheduler.service.log_rows import BEGINNING, Filters, Line
+from singularity_scheduler.text.reasons import render_duty
 
 from . import charts
 from .cluster_map import Only, cluster_map, square
@@ -72,6 +73,7 @@ def node_values(page: Page, name: str) -> dict[str, Any]:
             for device in node.devices
         ],
         "mark": node.duty,
+        "used_for": render_duty(node.duty),
         "images": node.abilities.trouble,
         "labels": {v.id: v.label for v in state.sessions.values() if v.node == name},
     }
