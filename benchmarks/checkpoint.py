@@ -122,18 +122,7 @@ def azurite_ratio(bench: Bench) -> Figure:
     see_support()
     from support.azurite import Azurite
 
-    path = bench.state(bench.size["azurite_mb"])
-    data = path.read_bytes()
-    ratios = []
-    for round_ in range(bench.size["rounds"]):
-        with Azurite() as server:  # a new one, because it keeps in memory what is deleted
-            store = open_store(f"{server.url}/bench/{round_}", **server.options)
-            stream(store, "warm", data[: 4 * STREAM_BLOB])
-            plain = stream(store, "plain", data)
-            seconds, _ = save(Checkpoints(store, "bench"), path)
-            ratios.append(plain / seconds)
-            store.close()
-    return Figure(ratios)
+    return ratio_to_stream(bench, "azurite_mb", Azurite, lambda server, to: f"{server.url}/{to}")
 
 
 def s3_ratio(bench: Bench) -> Figure:
@@ -141,12 +130,20 @@ def s3_ratio(bench: Bench) -> Figure:
     see_support()
     from support.s3_emulator import S3Emulator
 
-    path = bench.state(bench.size["s3_mb"])
+    return ratio_to_stream(bench, "s3_mb", S3Emulator, lambda server, to: str(server.url(to)))
+
+
+def ratio_to_stream(
+    bench: Bench, size: str, emulator: Callable[[], Any], address: Callable[[Any, str], str]
+) -> Figure:
+    """Measure a save of `size` (a key of the bench's sizes, in MB) into an emulator against a plain
+    stream; `address`: the URL of a store in it, of the emulator and a name."""
+    path = bench.state(bench.size[size])
     data = path.read_bytes()
     ratios = []
     for round_ in range(bench.size["rounds"]):
-        with S3Emulator() as server:  # a new one, because it keeps what is stored in memory
-            store = open_store(server.url(f"bench/{round_}"), **server.options)
+        with emulator() as server:  # a new one, because it keeps in memory what is deleted
+            store = open_store(address(server, f"bench/{round_}"), **server.options)
             stream(store, "warm", data[: 4 * STREAM_BLOB])
             plain = stream(store, "plain", data)
             seconds, _ = save(Checkpoints(store, "bench"), path)

@@ -29,21 +29,13 @@ import logging
 import os
 import signal
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import zmq
 from jupyter_client.localinterfaces import localhost
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from singularity_proxy.capsule.process import ProcessIdentity
-from singularity_proxy.errors import (
-    BadRequest,
-    Conflict,
-    NotFound,
-    SingularityError,
-    Unavailable,
-    Unreached,
-)
+from singularity_proxy.errors import BadRequest, Conflict, NotFound, SingularityError
 from tornado.web import HTTPError
 from traitlets import Bool, Enum, Float, Integer, Unicode, default
 
@@ -296,7 +288,6 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         return os.getpid()
 
     async def _create_once(self, cmd: list[str], env: dict[str, str]) -> dict[str, Any]:
-        key, give_up_at = uuid.uuid4().hex, time.monotonic() + self.service_wait_s
         launch = {
             "mode": "capsule",
             "argv": self._portable(cmd),
@@ -306,26 +297,23 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
             "owner_pid": self.owner_pid(),
         }
         client = self._client()
-        lost: Unreached | None = None
-        while True:
-            try:
-                return await client.create_session(
-                    kind=self.kind,
-                    name=self._name(env),
-                    tier=self.tier or None,
-                    devices=self.devices or None,
-                    device_share=self.device_share or None,
-                    elastic=self.elastic or None,
-                    locations=[word for w in self.locations.split(",") if (word := w.strip())],
-                    launch=launch,
-                    kernel_id=self.kernel_id or None,
-                    key=key,  # asking twice gives one session
-                )
-            except Unavailable as error:
-                lost = error if isinstance(error, Unreached) else lost
-                if time.monotonic() >= give_up_at:
-                    raise lost or error from None
-            await asyncio.sleep(0.5)
+        from singularity_scheduler.client.repeat import ask_until_answered
+
+        return await ask_until_answered(
+            lambda key: client.create_session(
+                kind=self.kind,
+                name=self._name(env),
+                tier=self.tier or None,
+                devices=self.devices or None,
+                device_share=self.device_share or None,
+                elastic=self.elastic or None,
+                locations=[word for w in self.locations.split(",") if (word := w.strip())],
+                launch=launch,
+                kernel_id=self.kernel_id or None,
+                key=key,
+            ),
+            self.service_wait_s,
+        )
 
     def _portable(self, cmd: list[str]) -> list[str]:
         """`cmd` with ``{connection_file}`` where the clients' file was: the agent puts the file

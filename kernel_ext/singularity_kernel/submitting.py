@@ -266,16 +266,14 @@ def _written(notebook: Any, near: Path) -> tuple[str, Path]:
 def _send(socket: str, request: Json) -> Json:
     """Return the answer to `request`. Raises `Unreached` when one of the tries may have started the
     run, and a refusal as it is when none has."""
-    key = uuid.uuid4().hex  # asking twice gives one run
-    lost: Unreached | None = None
-    tries = 0
+    from singularity_scheduler.client.repeat import Wish
+
+    wish, tries = Wish(), 0
     while True:
         try:
-            return _ask(socket, request, key)
+            return _ask(socket, request, wish.key)
         except Unavailable as error:
-            lost = error if isinstance(error, Unreached) else lost
-            if (tries := tries + 1) == TRIES:
-                raise lost or error from None
+            wish.note_failure(error, over=(tries := tries + 1) == TRIES)
         time.sleep(RETRY_S)
 
 

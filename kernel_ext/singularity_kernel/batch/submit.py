@@ -21,15 +21,13 @@ XDG_{CONFIG,CACHE,DATA,STATE}_HOME as they are here, and those named with --env.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from singularity_proxy.errors import BadRequest, Unavailable, Unreached
+from singularity_proxy.errors import BadRequest, Unavailable
 from singularity_scheduler.cli import output as printing
 from singularity_scheduler.cli.base import ServiceApp, split_names, wanted_devices, wanted_share
 from singularity_scheduler.cli.exits import FAILED_RUN
@@ -385,22 +383,18 @@ class SubmitApp(ServiceApp):
         if self.sweep:
             group = group_of(self._submission, self.sweep, self.job, self.given)
         make_folders(self._submission.folders)
-        key, loop = uuid.uuid4().hex, asyncio.get_running_loop()
-        give_up_at = loop.time() + RETRY_S
         wanted = {k: v for k, v in self._submission.request.items() if k != "kind"}
-        lost: Unreached | None = None
         self.sent = True
-        while True:
-            try:
-                if group:
-                    session, members, limits = group
-                    return await client.submit_group(session, members, **limits, key=key)
-                return await client.submit(**wanted, key=key)  # asking twice gives one run
-            except Unavailable as error:
-                lost = error if isinstance(error, Unreached) else lost
-                if loop.time() >= give_up_at:
-                    raise lost or error from None
-            await asyncio.sleep(POLL_S)
+
+        def ask(key: str) -> Awaitable[dict[str, Any]]:
+            if group:
+                session, members, limits = group
+                return client.submit_group(session, members, **limits, key=key)
+            return client.submit(**wanted, key=key)
+
+        from singularity_scheduler.client.repeat import ask_until_answered
+
+        return await ask_until_answered(ask, RETRY_S)
 
     async def _end(self, client: ServiceClient) -> int:
         if self.follow:

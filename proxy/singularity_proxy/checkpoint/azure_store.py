@@ -13,8 +13,6 @@ from urllib.parse import quote, unquote, urlsplit
 from singularity_proxy.errors import (
     BadRequest,
     NoSpace,
-    SingularityError,
-    StoreRefused,
     StoreUnavailable,
 )
 
@@ -195,7 +193,7 @@ class AzureStore(ObjectStore):
         try:
             yield
         except errors.ClientAuthenticationError:
-            raise self._refused(verb) from None
+            raise self.refused(verb) from None
         except errors.HttpResponseError as error:
             raise self._answered(error, verb, key) from None
         except (errors.ServiceRequestError, errors.ServiceResponseError) as error:
@@ -222,7 +220,7 @@ class AzureStore(ObjectStore):
         if status in _MOVED and key:
             return Moved(key)
         if status in _REFUSED:
-            return self._refused(verb, code)
+            return self.refused(verb, code)
         if status == 507 or code == "AccountLimitExceeded":
             return NoSpace(f"the checkpoint store {self.url} is full ({code})", store=self.url)
         tried = f", tried {self._tries} times" if status in (408, 429) or status >= 500 else ""
@@ -230,13 +228,6 @@ class AzureStore(ObjectStore):
             f"the checkpoint store {self.url} answered {status} {code}{tried}".replace("  ", " "),
             store=self.url,
             status=status,
-        )
-
-    def _refused(self, verb: str, code: str = "") -> SingularityError:
-        return StoreRefused(
-            f"the checkpoint store {self.url} could not be {verb}: it does not take these "
-            f"credentials{f' ({code})' if code else ''}",
-            store=self.url,
         )
 
 

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -88,15 +89,23 @@ class Credentials(ABC):
         StoreUnavailable."""
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How a store is spoken to: a request is tried `retries` more times when the service is busy or
+    cannot be reached, after `backoff_s`, twice that, ... seconds; `connect_timeout_s` and
+    `read_timeout_s` (for sending a request until the answer begins, and between its pieces) are for
+    one try. `transfers` run at once."""
+
+    transfers: int = 8
+    retries: int = 3
+    backoff_s: float = 0.4
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 30.0
+
+
 class BucketStore(ObjectStore):
     """An object is written by one request; `swap` and conditional deletes are conditional requests,
-    and `prepare` proves that the service carries them out.
-
-    A request is tried `retries` more times when the service is busy or cannot be reached, after
-    `backoff_s`, twice that, ... seconds; `connect_timeout_s` and `read_timeout_s` (for sending a
-    request until the answer begins, and between its pieces) are for one try. `transfers` run at
-    once.
-    """
+    and `prepare` proves that the service carries them out."""
 
     scheme: str
     extra: str
@@ -105,13 +114,9 @@ class BucketStore(ObjectStore):
     def __init__(
         self,
         parts: BucketUrl,
+        pace: Pace,
         *,
         make: bool,
-        transfers: int,
-        retries: int,
-        backoff_s: float,
-        connect_timeout_s: float,
-        read_timeout_s: float,
     ) -> None:
         try:
             import obstore
@@ -119,23 +124,23 @@ class BucketStore(ObjectStore):
             raise missing_library("obstore", self.extra) from None
         self._api = obstore
         self.url = f"{self.scheme}://{parts.bucket}/{parts.prefix}".rstrip("/")
-        self.transfers = transfers
+        self.transfers, self.pace = pace.transfers, pace
         self.stat_is_cheap = False
         self.bucket, self.prefix = parts.bucket, f"{parts.prefix}/" if parts.prefix else ""
-        self._tries, self._backoff_s, self._read_timeout_s = retries + 1, backoff_s, read_timeout_s
+        self._tries = pace.retries + 1
         self._users: list[BucketStore] = []
         self.client: dict[str, Any] = {
-            "connect_timeout": timedelta(seconds=connect_timeout_s),
-            "read_timeout": timedelta(seconds=read_timeout_s),
+            "connect_timeout": timedelta(seconds=pace.connect_timeout_s),
+            "read_timeout": timedelta(seconds=pace.read_timeout_s),
             # Of an answer that goes on, however slowly, nothing is given up.
             "timeout": timedelta(hours=1),
         }
         self.retry: dict[str, Any] = {
-            "max_retries": retries,
+            "max_retries": pace.retries,
             "retry_timeout": timedelta(minutes=3),
             "backoff": {
-                "init_backoff": timedelta(seconds=backoff_s),
-                "max_backoff": timedelta(seconds=max(15.0, backoff_s)),
+                "init_backoff": timedelta(seconds=pace.backoff_s),
+                "max_backoff": timedelta(seconds=max(15.0, pace.backoff_s)),
                 "base": 2,
             },
         }
@@ -277,7 +282,7 @@ class BucketStore(ObjectStore):
                 # same bytes, so whichever arrives is told from what others wrote.
                 if error.fields.get("status") != UNANSWERED or tried == self._tries:
                     raise
-                time.sleep(self._backoff_s * 2 ** (tried - 1))
+                time.sleep(self.pace.backoff_s * 2 ** (tried - 1))
                 continue
             try:
                 now, now_etag = self._read(key)
@@ -324,13 +329,13 @@ class BucketStore(ObjectStore):
         for tried in range(1, self._tries + 1):
             # obstore has no condition for this request, so it only signs it.
             url, headers = self.conditional_delete(key, etag)
-            answer = send_request("DELETE", url, headers, self._read_timeout_s)
+            answer = send_request("DELETE", url, headers, self.pace.read_timeout_s)
             if isinstance(answer, Answer) and answer.status < 300:
                 return
             busy = not isinstance(answer, Answer) or answer.status in (408, 429, 500, 502, 503, 504)
             if not busy or tried == self._tries:
                 raise self._told(answer, "removed", key, tried) from None
-            time.sleep(self._backoff_s * 2 ** (tried - 1))
+            time.sleep(self.pace.backoff_s * 2 ** (tried - 1))
 
     def _entry(self, meta: Mapping[str, Any]) -> Entry:
         return Entry(
@@ -381,7 +386,7 @@ class BucketStore(ObjectStore):
             code = _CODE.search(text)
             return self._told(Answer(int(status[1]), code[1] if code else "", tried), verb, key)
         if isinstance(error, (kinds.UnauthenticatedError, kinds.PermissionDeniedError)):
-            return self._refused(verb)
+            return self.refused(verb)
         if "kind: Timeout" in text or "timed out" in text:
             return self._told("did not answer in time", verb, key, tried)
         if "HTTP error" in text or "HttpError" in text:
@@ -420,7 +425,7 @@ class BucketStore(ObjectStore):
                 status=status,
             )
         if status in (401, 403) or code in _EXPIRED:
-            return self._refused(verb, code)
+            return self.refused(verb, code)
         if status == 507 or code in _FULL:
             return NoSpace(
                 f"the checkpoint store {self.url} is full ({status} {code})", store=self.url
@@ -430,13 +435,6 @@ class BucketStore(ObjectStore):
             f"the checkpoint store {self.url} answered {status} {code}".rstrip() + repeated,
             store=self.url,
             status=status,
-        )
-
-    def _refused(self, verb: str, code: str = "") -> SingularityError:
-        return StoreRefused(
-            f"the checkpoint store {self.url} could not be {verb}: it does not take these "
-            f"credentials{f' ({code})' if code else ''}",
-            store=self.url,
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import timezone
 from typing import Any
 from urllib.parse import quote
 
 from singularity_proxy.errors import BadRequest, StoreRefused, StoreUnavailable
 
-from .bucket_store import BucketStore, Credentials, parse_bucket_url
+from .bucket_store import BucketStore, Credentials, Pace, parse_bucket_url
 from .keys import missing_library
 from .store import Moved, ObjectMissing
 
@@ -36,12 +37,8 @@ class GoogleStore(BucketStore):
         *,
         make: bool = True,
         credentials: Any = None,
-        transfers: int = 8,
-        retries: int = 3,
-        backoff_s: float = 0.4,
-        connect_timeout_s: float = 10.0,
-        read_timeout_s: float = 30.0,
         _user: str = "",
+        **pace: Any,
     ) -> None:
         parts = parse_bucket_url(url, ("per_user", "endpoint"), "gs://BUCKET/PREFIX")
         if parts.options.get("per_user", "no") not in ("yes", "no"):
@@ -49,22 +46,13 @@ class GoogleStore(BucketStore):
         self._url, self._user, self._given = url, _user, credentials
         self._per_user = parts.options.get("per_user") == "yes"
         self._endpoint = parts.options.get("endpoint", ENDPOINT).rstrip("/")
-        self._options = {
-            "transfers": transfers,
-            "retries": retries,
-            "backoff_s": backoff_s,
-            "connect_timeout_s": connect_timeout_s,
-            "read_timeout_s": read_timeout_s,
-        }
-        super().__init__(parts, make=make, **self._options)  # type: ignore[arg-type]
+        super().__init__(parts, Pace(**pace), make=make)
 
     def connect(self) -> Any:
         from obstore.store import GCSStore as Connection
 
         boundary = user_boundary(self.bucket, f"{self.prefix}{self._user}/") if self._user else None
-        self._token = GoogleCredentials(
-            self.url, self._given, boundary, self._options["read_timeout_s"]
-        )
+        self._token = GoogleCredentials(self.url, self._given, boundary, self.pace.read_timeout_s)
         self.credentials = self._token
         if self._endpoint.startswith("http://"):
             self.client["allow_http"] = True
@@ -93,9 +81,12 @@ class GoogleStore(BucketStore):
     def scoped(self, root: str) -> BucketStore:
         if not self._per_user:
             return self
-        options: dict[str, Any] = self._options
         return GoogleStore(
-            self._url, make=False, credentials=self._token.source, _user=root, **options
+            self._url,
+            make=False,
+            credentials=self._token.source,
+            _user=root,
+            **asdict(self.pace),
         )
 
     def _generation(self, key: str, etag: str) -> str:

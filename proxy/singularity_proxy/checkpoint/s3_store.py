@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from datetime import timedelta, timezone
 from typing import Any
 
 from singularity_proxy.errors import BadRequest, StoreRefused, StoreUnavailable
 
-from .bucket_store import BucketStore, Credentials, parse_bucket_url
+from .bucket_store import BucketStore, Credentials, Pace, parse_bucket_url
 from .keys import missing_library
 
 _ROLE = re.compile(r"arn:([a-z0-9-]+):iam::[^:]*:role/.+")
@@ -35,12 +36,8 @@ class S3Store(BucketStore):
         access_key_id: str = "",
         secret_access_key: str = "",
         session_token: str = "",
-        transfers: int = 8,
-        retries: int = 3,
-        backoff_s: float = 0.4,
-        connect_timeout_s: float = 10.0,
-        read_timeout_s: float = 30.0,
         _user: str = "",
+        **pace: Any,
     ) -> None:
         example = "s3://BUCKET/PREFIX"
         known = ("region", "endpoint", "user_role", "sts_endpoint")
@@ -54,15 +51,8 @@ class S3Store(BucketStore):
         names = ("access_key_id", "secret_access_key", "session_token")
         given = zip(names, (access_key_id, secret_access_key, session_token), strict=True)
         self._keys = {name: value for name, value in given if value}
-        self._options = {
-            "transfers": transfers,
-            "retries": retries,
-            "backoff_s": backoff_s,
-            "connect_timeout_s": connect_timeout_s,
-            "read_timeout_s": read_timeout_s,
-        }
         self._url = url
-        super().__init__(parts, make=make, **self._options)  # type: ignore[arg-type]
+        super().__init__(parts, Pace(**pace), make=make)
 
     def connect(self) -> Any:
         from obstore.store import S3Store as Connection
@@ -78,7 +68,7 @@ class S3Store(BucketStore):
                 self._keys,
                 self._user,
                 user_policy(self.bucket, f"{self.prefix}{self._user}/", self._partition(), config),
-                self._options,
+                self.pace,
             )
         else:
             config.update(self._keys)
@@ -98,8 +88,7 @@ class S3Store(BucketStore):
     def scoped(self, root: str) -> BucketStore:
         if not self._where.get("user_role"):
             return self
-        options: dict[str, Any] = {**self._keys, **self._options}
-        return S3Store(self._url, make=False, _user=root, **options)
+        return S3Store(self._url, make=False, _user=root, **self._keys, **asdict(self.pace))
 
     def _partition(self) -> str:
         return self._where["user_role"].split(":")[1]
@@ -115,7 +104,7 @@ class UserCredentials(Credentials):
         keys: dict[str, str],
         user: str,
         policy: str,
-        options: dict[str, Any],
+        pace: Pace,
     ) -> None:
         try:
             import boto3
@@ -134,9 +123,9 @@ class UserCredentials(Credentials):
             endpoint_url=where.get("sts_endpoint"),
             region_name=where.get("region") or "us-east-1",
             config=Config(
-                connect_timeout=options["connect_timeout_s"],
-                read_timeout=options["read_timeout_s"],
-                retries={"total_max_attempts": options["retries"] + 1, "mode": "standard"},
+                connect_timeout=pace.connect_timeout_s,
+                read_timeout=pace.read_timeout_s,
+                retries={"total_max_attempts": pace.retries + 1, "mode": "standard"},
             ),
         )
 

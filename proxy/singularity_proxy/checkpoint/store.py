@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from singularity_proxy.errors import BadRequest, NotFound
+from singularity_proxy.errors import BadRequest, NotFound, StoreRefused
 
 Data = bytes | bytearray | memoryview
 """What an object is written from."""
@@ -77,6 +77,15 @@ class ObjectStore(ABC):
 
     stat_is_cheap: bool
     """Whether `stat` costs nothing beside a `put`."""
+
+    def refused(self, verb: str, code: str = "") -> StoreRefused:
+        """Return the error for credentials that the service does not take; `verb`: what was not
+        done ("read"), `code`: the service's own word."""
+        return StoreRefused(
+            f"the checkpoint store {self.url} could not be {verb}: it does not take these "
+            f"credentials{f' ({code})' if code else ''}",
+            store=self.url,
+        )
 
     @abstractmethod
     def put(self, key: str, data: Sequence[Data], *, durable: bool = True) -> None:

@@ -17,13 +17,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from singularity_proxy.capsule.process import write_exit_code
-from singularity_proxy.errors import BadRequest, Unavailable, Unreached
+from singularity_proxy.errors import BadRequest
 from traitlets import Bool, Float, Integer, Unicode, default
 
 from . import output
@@ -195,6 +193,7 @@ async def _begin(
     from singularity_proxy.capsule.launcher import stripped_environment
 
     from singularity_scheduler.client import ServiceClient
+    from singularity_scheduler.client.repeat import ask_until_answered
 
     client = ServiceClient.from_environment()
     launch: dict[str, Any] = {
@@ -205,27 +204,23 @@ async def _begin(
         "connection": None,
         "owner_pid": os.getpid(),
     }
-    key, give_up_at, lost = uuid.uuid4().hex, time.monotonic() + LOST_ANSWER_S, False
-    while True:
-        try:
-            created = await client.create_session(
-                kind="batch",
-                name=_name(command[0]),
-                tier=tier or None,
-                devices=devices,
-                locations=locations,
-                device_share=share,
-                elastic=elastic or None,
-                launch=launch,
-                key=key,  # asking twice gives one session
-            )
-            return {**stripped_environment(os.environ), **created["launch"]["env"]}
-        except Unavailable as error:
-            # A session may have been started of which nobody but this process would know.
-            lost = lost or isinstance(error, Unreached)
-            if not lost or time.monotonic() >= give_up_at:
-                raise
-        await asyncio.sleep(0.5)
+    # A session may have been started of which nobody but this process would know.
+    created = await ask_until_answered(
+        lambda key: client.create_session(
+            kind="batch",
+            name=_name(command[0]),
+            tier=tier or None,
+            devices=devices,
+            locations=locations,
+            device_share=share,
+            elastic=elastic or None,
+            launch=launch,
+            key=key,
+        ),
+        LOST_ANSWER_S,
+        only_if_lost=True,
+    )
+    return {**stripped_environment(os.environ), **created["launch"]["env"]}
 
 
 def _name(program: str) -> str:
