@@ -10,10 +10,10 @@ import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from singularity_proxy.errors import (
@@ -111,6 +111,9 @@ class BucketStore(ObjectStore):
     extra: str
     """What of the package brings its libraries."""
 
+    never: ClassVar[dict[str, str]]
+    """A condition, as `condition` gives them, that no object fulfils."""
+
     def __init__(
         self,
         parts: BucketUrl,
@@ -167,9 +170,8 @@ class BucketStore(ObjectStore):
         """obstore's mode of writing the object if it still has that etag. Raises Moved."""
 
     @abstractmethod
-    def conditional_delete(self, key: str, etag: str) -> tuple[str, dict[str, str]]:
-        """(URL, headers) of a request that removes the object if it still has that etag. Raises
-        Moved."""
+    def conditional_delete(self, key: str, condition: dict[str, str]) -> tuple[str, dict[str, str]]:
+        """(URL, headers) of a request that removes the object on a `condition`."""
 
     @abstractmethod
     def scoped(self, root: str) -> BucketStore:
@@ -182,20 +184,20 @@ class BucketStore(ObjectStore):
         """Prove that the service keeps the conditions of requests, on an object made for it. Many
         that speak S3 ignore some of them; with such a one a collector would remove what a session
         has just stored."""
-        key, wrong = PROBES + os.urandom(16).hex(), '"00000000000000000000000000000000"'
-        first = self._write(key, self._stamped([b""]), "create")
+        key = PROBES + os.urandom(16).hex()
+        first = self.swap(key, b"", None)
         broken = []
         for name, try_it in (
             ("If-None-Match of PUT", lambda: self._write(key, self._stamped([b""]), "create")),
-            ("If-Match of PUT", lambda: self._write_if(key, self._stamped([b""]), wrong)),
-            ("If-Match of DELETE", lambda: self._delete_if(key, wrong)),
+            ("If-Match of PUT", lambda: self._write(key, self._stamped([b""]), self.never)),
+            ("If-Match of DELETE", lambda: self._delete_on(key, lambda: self.never)),
         ):
             with contextlib.suppress(Moved, ObjectMissing):
                 try_it()
                 broken.append(name)
         made = self.stat(key)
         if made is not None and not broken:
-            self._delete_if(key, first)
+            self.delete(key, first)
             for entry in self.list(PROBES):  # and those of agents that were killed here
                 if made.modified - entry.modified > PROBE_KEPT_S:
                     self.delete(entry.key)
@@ -249,7 +251,7 @@ class BucketStore(ObjectStore):
         while True:
             try:
                 data, etag = self._read(key)
-                self._write_if(key, self._stamped([memoryview(data)[STAMP:]]), etag)
+                self.swap(key, data[STAMP:], etag)  # with another stamp
                 return True
             except ObjectMissing:
                 return False
@@ -259,7 +261,7 @@ class BucketStore(ObjectStore):
     def delete(self, key: str, etag: str | None = None) -> bool:
         try:
             if etag is not None:
-                self._delete_if(key, etag)
+                self._delete_on(key, lambda: self.condition(key, etag))
                 return True
             # The services do not say whether it was there.
             there = self.stat(key) is not None
@@ -324,11 +326,11 @@ class BucketStore(ObjectStore):
             found = self._api.get(self._store, path)
             return bytes(found.bytes()), str(found.meta["e_tag"])
 
-    def _delete_if(self, key: str, etag: str) -> None:
-        """Remove the object if it still has that etag. Raises Moved, ObjectMissing."""
+    def _delete_on(self, key: str, condition: Callable[[], dict[str, str]]) -> None:
+        """Remove the object on a condition. Raises Moved, ObjectMissing."""
         for tried in range(1, self._tries + 1):
             # obstore has no condition for this request, so it only signs it.
-            url, headers = self.conditional_delete(key, etag)
+            url, headers = self.conditional_delete(key, condition())
             answer = send_request("DELETE", url, headers, self.pace.read_timeout_s)
             if isinstance(answer, Answer) and answer.status < 300:
                 return

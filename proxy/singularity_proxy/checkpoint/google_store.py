@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import timezone
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from singularity_proxy.errors import BadRequest, StoreRefused, StoreUnavailable
@@ -30,6 +30,7 @@ class GoogleStore(BucketStore):
     """
 
     scheme, extra = "gs", "gcs"
+    never: ClassVar[dict[str, str]] = {"version": "1"}
 
     def __init__(
         self,
@@ -68,12 +69,11 @@ class GoogleStore(BucketStore):
     def condition(self, key: str, etag: str) -> dict[str, str]:
         return {"version": self._generation(key, etag)}
 
-    def conditional_delete(self, key: str, etag: str) -> tuple[str, dict[str, str]]:
-        generation = self._generation(key, etag)
+    def conditional_delete(self, key: str, condition: dict[str, str]) -> tuple[str, dict[str, str]]:
         return (
             f"{self._endpoint}/{quote(self.bucket)}/{quote(self._path(key), safe='')}",
             {
-                "x-goog-if-generation-match": generation,
+                "x-goog-if-generation-match": condition["version"],
                 "Authorization": f"Bearer {self._token()['token']}",
             },
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict
 from datetime import timedelta, timezone
-from typing import Any
+from typing import Any, ClassVar
 
 from singularity_proxy.errors import BadRequest, StoreRefused, StoreUnavailable
 
@@ -27,6 +28,7 @@ class S3Store(BucketStore):
     """
 
     scheme, extra = "s3", "s3"
+    never: ClassVar[dict[str, str]] = {"e_tag": '"00000000000000000000000000000000"'}
 
     def __init__(
         self,
@@ -37,16 +39,22 @@ class S3Store(BucketStore):
         secret_access_key: str = "",
         session_token: str = "",
         _user: str = "",
+        _sts: Any = None,
         **pace: Any,
     ) -> None:
         example = "s3://BUCKET/PREFIX"
         known = ("region", "endpoint", "user_role", "sts_endpoint")
         parts = parse_bucket_url(url, known, example)
-        self._where, self._user = parts.options, _user
+        self._where, self._user, self._sts = parts.options, _user, _sts
         role = parts.options.get("user_role", "")
         if role and not _ROLE.fullmatch(role):
             raise BadRequest(
                 "user_role is no ARN of a role, such as arn:aws:iam::ACCOUNT:role/NAME"
+            )
+        if role and "endpoint" in parts.options and "sts_endpoint" not in parts.options:
+            raise BadRequest(
+                "a checkpoint store with user_role and an endpoint of its own needs sts_endpoint "
+                "as well: else its keys would be sent to Amazon"
             )
         names = ("access_key_id", "secret_access_key", "session_token")
         given = zip(names, (access_key_id, secret_access_key, session_token), strict=True)
@@ -64,11 +72,10 @@ class S3Store(BucketStore):
         if self._user:
             self.credentials = more["credential_provider"] = UserCredentials(
                 self.url,
-                self._where,
-                self._keys,
+                self._sts,
+                self._where["user_role"],
                 self._user,
                 user_policy(self.bucket, f"{self.prefix}{self._user}/", self._partition(), config),
-                self.pace,
             )
         else:
             config.update(self._keys)
@@ -79,55 +86,31 @@ class S3Store(BucketStore):
     def condition(self, key: str, etag: str) -> dict[str, str]:
         return {"e_tag": etag}
 
-    def conditional_delete(self, key: str, etag: str) -> tuple[str, dict[str, str]]:
+    def conditional_delete(self, key: str, condition: dict[str, str]) -> tuple[str, dict[str, str]]:
         path = self._path(key)
         with self._typed("removed", key):
             url = self._api.sign(self._store, "DELETE", path, _SIGNED_FOR)
-        return url, {"If-Match": etag}
+        return url, {"If-Match": condition["e_tag"]}
 
     def scoped(self, root: str) -> BucketStore:
         if not self._where.get("user_role"):
             return self
-        return S3Store(self._url, make=False, _user=root, **self._keys, **asdict(self.pace))
+        # One for all users: to make one finds credentials, which may take requests of its own.
+        self._sts = self._sts or sts_client(self._where, self._keys, self.pace)
+        return S3Store(
+            self._url, make=False, _user=root, _sts=self._sts, **self._keys, **asdict(self.pace)
+        )
 
     def _partition(self) -> str:
         return self._where["user_role"].split(":")[1]
 
 
 class UserCredentials(Credentials):
-    """Credentials of the role `user_role` for the objects of one user."""
+    """Credentials of a role for the objects of one user, made by the client `sts`."""
 
-    def __init__(
-        self,
-        url: str,
-        where: dict[str, str],
-        keys: dict[str, str],
-        user: str,
-        policy: str,
-        pace: Pace,
-    ) -> None:
-        try:
-            import boto3
-            from botocore.config import Config
-        except ImportError:
-            raise missing_library("boto3", "s3") from None
-        self._url, self._role, self._policy = url, where["user_role"], policy
+    def __init__(self, url: str, sts: Any, role: str, user: str, policy: str) -> None:
+        self._url, self._client, self._role, self._policy = url, sts, role, policy
         self._name = "singularity-" + re.sub(r"[^\w+=,.@-]", "-", user, flags=re.ASCII)[:50]
-        self._client: Any = boto3.Session(
-            aws_access_key_id=keys.get("access_key_id"),
-            aws_secret_access_key=keys.get("secret_access_key"),
-            aws_session_token=keys.get("session_token"),
-            region_name=where.get("region"),
-        ).client(
-            "sts",
-            endpoint_url=where.get("sts_endpoint"),
-            region_name=where.get("region") or "us-east-1",
-            config=Config(
-                connect_timeout=pace.connect_timeout_s,
-                read_timeout=pace.read_timeout_s,
-                retries={"total_max_attempts": pace.retries + 1, "mode": "standard"},
-            ),
-        )
 
     def fetch(self) -> dict[str, Any]:
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
@@ -159,6 +142,33 @@ class UserCredentials(Credentials):
             "token": made["SessionToken"],
             "expires_at": made["Expiration"].astimezone(timezone.utc),
         }
+
+
+def sts_client(where: dict[str, str], keys: dict[str, str], pace: Pace) -> Any:
+    """Make boto3's client of STS with these `keys`, else with the credentials that boto3 finds;
+    `where`: the options of the store's address. The region is that of the address, else that of
+    the environment. Raises Unsupported without boto3."""
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        raise missing_library("boto3", "s3") from None
+    named = (where.get("region"), *map(os.environ.get, ("AWS_REGION", "AWS_DEFAULT_REGION")))
+    session = boto3.Session(
+        aws_access_key_id=keys.get("access_key_id"),
+        aws_secret_access_key=keys.get("secret_access_key"),
+        aws_session_token=keys.get("session_token"),
+    )
+    return session.client(
+        "sts",
+        endpoint_url=where.get("sts_endpoint"),
+        region_name=next(filter(None, named), "us-east-1"),
+        config=Config(
+            connect_timeout=pace.connect_timeout_s,
+            read_timeout=pace.read_timeout_s,
+            retries={"total_max_attempts": pace.retries + 1, "mode": "standard"},
+        ),
+    )
 
 
 def user_policy(bucket: str, prefix: str, partition: str, config: dict[str, str]) -> str:

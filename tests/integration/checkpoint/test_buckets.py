@@ -93,6 +93,7 @@ def through(server: S3Emulator, proxy: FaultProxy, prefix: str, **options: Any) 
         ("s3://bucket/x?secret_access_key=topsecret", "takes no secret_access_key in its address"),
         ("s3://bucket/a/../b", "is not the name of a stored object"),
         ("s3://bucket/x?user_role=topsecret", "user_role is no ARN of a role"),
+        (f"s3://bucket/x?user_role={ROLE}&endpoint=https://e", "needs sts_endpoint as well"),
         ("gs://", "names no bucket"),
         ("gs://bucket/x?token=topsecret", "takes no token in its address"),
         ("gs://bucket/x?per_user=topsecret", "per_user of a checkpoint store gs:// is yes or no"),
@@ -162,7 +163,9 @@ def test_short_failures_are_bridged(server: S3Emulator, proxy: FaultProxy) -> No
     assert box.verify("s") == 1
 
 
-def test_a_lost_answer_is_not_taken_for_a_lost_race(server: S3Emulator, proxy: FaultProxy) -> None:
+def test_a_lost_answer_is_not_taken_for_a_lost_race(
+    server: S3Emulator, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = through(server, proxy, "lost")
     proxy.mode, proxy.left = "lose", 1
     first = store.swap("u/head", b"one", None)
@@ -172,6 +175,18 @@ def test_a_lost_answer_is_not_taken_for_a_lost_race(server: S3Emulator, proxy: F
     assert store.read("u/head") == (b"two", second)
     with pytest.raises(Moved):
         store.swap("u/head", b"three", first)
+    read = store._read
+
+    def lose_the_next(key: str) -> tuple[bytes, str]:
+        found = read(key)
+        monkeypatch.setattr(store, "_read", read)
+        proxy.mode, proxy.left = "lose", 1
+        return found
+
+    monkeypatch.setattr(store, "_read", lose_the_next)
+    assert store.touch("u/head")
+    data, third = store.read("u/head")
+    assert (data, third != second) == (b"two", True)
     proxy.mode, proxy.left = "lose", 1
     store.put("u/a", [b"x"])
     proxy.mode, proxy.left = "lose", 1
@@ -400,30 +415,29 @@ async def test_the_agent_goes_on_while_its_store_hangs(
 # ---- conditions ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "answer", "named"),
-    [
-        ("conditional_delete", None, "If-Match of DELETE"),
-        ("condition", "overwrite", "If-Match of PUT"),
-    ],
-)
+@pytest.mark.parametrize("named", ["If-None-Match of PUT", "If-Match of PUT", "If-Match of DELETE"])
+@pytest.mark.parametrize("kind", ["s3", "google"])
 def test_a_service_that_ignores_conditions_is_refused(
-    server: S3Emulator, monkeypatch: pytest.MonkeyPatch, method: str, answer: Any, named: str
+    emulator: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, kind: str, named: str
 ) -> None:
-    original = S3Store.conditional_delete
+    server, store_class = emulator(kind), {"s3": S3Store, "google": GoogleStore}[kind]
+    write, deleting = BucketStore._write, store_class.conditional_delete
+    ignored = {"If-None-Match of PUT": str, "If-Match of PUT": dict}.get(named, bytes)
 
-    def ignore(self: S3Store, key: str, etag: str) -> Any:
-        return answer or (original(self, key, etag)[0], {})
+    def ignore(self: BucketStore, key: str, body: bytes, mode: Any) -> str:
+        return write(self, key, body, "overwrite" if isinstance(mode, ignored) else mode)
 
-    monkeypatch.setattr(S3Store, method, ignore)
+    def ignore_delete(self: Any, key: str, condition: dict[str, str]) -> Any:
+        url, headers = deleting(self, key, condition)
+        return url, {name: value for name, value in headers.items() if name == "Authorization"}
+
+    monkeypatch.setattr(BucketStore, "_write", ignore)
+    if named == "If-Match of DELETE":
+        monkeypatch.setattr(store_class, "conditional_delete", ignore_delete)
     with pytest.raises(Unsupported) as caught:
-        store_at(server, f"ignores-{method}")
-    assert caught.value.message == (
-        f"the service of the checkpoint store s3://checkpoints/ignores-{method} does not keep the "
-        f"condition {named}, without which checkpoints could be lost; nothing was stored, use a "
-        "service that does"
-    )
-    store = store_at(server, f"ignores-{method}", make=False)
+        open_store(server.url("ignores"), **server.options, **QUICK)
+    assert f"does not keep the condition {named}, without which" in caught.value.message
+    store = store_class(server.url("ignores"), **server.options, **QUICK, make=False)
     assert list(store.list("+probe/")) == []
 
 
