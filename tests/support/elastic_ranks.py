@@ -7,7 +7,9 @@ outside of the device. Everything that a barrier may meet, and nothing of torch.
 from __future__ import annotations
 
 import asyncio
+import random
 import selectors
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -30,22 +32,39 @@ class _NoWaiting(selectors.DefaultSelector):
         return super().select(0)
 
 
-class VirtualTime(asyncio.SelectorEventLoop):
-    """A loop whose seconds pass at once."""
+class _AnyOrder(deque[asyncio.Handle]):
+    """What a loop has to call next: any of it, as `chance` has it."""
 
-    def __init__(self) -> None:
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self._chance = chance
+
+    def popleft(self) -> asyncio.Handle:
+        number = self._chance.randrange(len(self))
+        chosen = self[number]
+        del self[number]
+        return chosen
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    """A loop whose seconds pass at once. `chance`: of what is due at one moment, any comes first;
+    without it, what became due first."""
+
+    def __init__(self, chance: random.Random | None = None) -> None:
         self.now = 0.0
         selector = _NoWaiting()
         selector.loop = self
         super().__init__(selector)
+        if chance is not None:
+            self._ready = _AnyOrder(chance)
 
     def time(self) -> float:
         return self.now
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], chance: random.Random | None = None) -> T:
     """`asyncio.run` in virtual time."""
-    with asyncio.Runner(loop_factory=VirtualTime) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualTime(chance)) as runner:
         return runner.run(work)
 
 
@@ -88,11 +107,19 @@ class Die:
 Step = Compute | Collective | Use | Meet | Die
 
 
+_CALL_S = 0.0002
+
+_DELAYS_S = (0.0, _CALL_S, 0.003, 0.03)
+"""What a message or a thread's next turn takes, when a test asks for chance."""
+
+
 @dataclass
 class World:
-    """What ranks share: who contributed what, and who arrived where."""
+    """What ranks share: who contributed what, and who arrived where. `chance`: messages and threads
+    take their time, as it has it."""
 
     programs: Sequence[Sequence[Step]]
+    chance: random.Random | None = None
     contributed: dict[str, dict[int, int]] = field(default_factory=dict)
     arrived: dict[str, set[int]] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -108,6 +135,17 @@ class World:
     def notify(self) -> None:
         event, self.changed = self.changed, asyncio.Event()
         event.set()
+
+    async def take_time(self, usually_s: float = 0.0) -> None:
+        """Let a message be on its way, or a thread that was woken wait for a processor."""
+        seconds = self.chance.choice(_DELAYS_S) if self.chance else usually_s
+        if seconds:
+            await asyncio.sleep(seconds)
+
+    async def wait_for_change(self) -> None:
+        """Wait until something has changed and the thread that waits runs again."""
+        await self.changed.wait()
+        await self.take_time()
 
     def has(self, key: str, number: int) -> bool:
         return min(self.contributed[key].values()) >= number
@@ -156,7 +194,7 @@ class Rank:
             if not cheap and now < self.reached_at + proxy.grace_s:
                 break
             self.stopped = True
-            await self.world.changed.wait()
+            await self.world.wait_for_change()
         self.stopped = False
 
     async def run(self) -> None:
@@ -181,7 +219,7 @@ class Rank:
                     # An empty queue is a record boundary: it may stop here.
                     await self._may_stop(cheap=True)
                     if not self.world.arrived[step.name] >= set(step.members) - self.world.dead:
-                        await self.world.changed.wait()
+                        await self.world.wait_for_change()
             elif isinstance(step, Die):
                 self.ended = True
                 self.world.notify()
@@ -197,7 +235,7 @@ class Rank:
             return False
         self.waits_for = (key, self.world.contributed[key][self.rank])
         while self.blocked:
-            await self.world.changed.wait()
+            await self.world.wait_for_change()
         self.waits_for = ("", 0)
         if key not in self.world.contributed:
             return False
@@ -248,14 +286,16 @@ class Proxy:
         }
 
     async def barrier_ask(self) -> dict[str, Any]:
-        await asyncio.sleep(0.0002)
+        await self.world.take_time(_CALL_S)
         self._called()
-        return self._answer()
+        answer = self._answer()
+        await self.world.take_time()
+        return answer
 
     async def barrier_hold(
         self, targets: Mapping[str, int], deadline_s: float, grace_s: float
     ) -> dict[str, Any]:
-        await asyncio.sleep(0.0002)
+        await self.world.take_time(_CALL_S)
         self._called()
         self.targets, self.grace_s = dict(targets), grace_s
         self.world.notify()
@@ -263,9 +303,11 @@ class Proxy:
         until = clock() + deadline_s
         while not (answer := self._answer())["held"] and clock() < until:
             await asyncio.sleep(0.0005)
+        await self.world.take_time()
         return answer
 
     async def barrier_release(self) -> dict[str, Any]:
+        await self.world.take_time()
         self.targets = None
         self.world.notify()
         return {}

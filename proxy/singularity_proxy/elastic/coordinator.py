@@ -8,6 +8,10 @@ it uses the last result, where a training step has no activations); one that has
 it has, or until it waits for another rank. What is short then raises a target: the next round. The
 numbers only grow, and a rank that stands does not make them grow, so rounds come to an end.
 
+The end is where all stand behind the targets that are held. A rank that higher targets let go is
+told as standing until its thread has woken up: where somebody is short of the targets, that
+everybody stands and is level says nothing.
+
 In a part of a gang some ranks are on other nodes. Nobody here can stop them, and they may stand for
 a barrier of their own, or be parked: what they owe is waited for only as long as something moves.
 A rank that still waits for it is moved with its journal, which makes its contributions again.
@@ -55,8 +59,9 @@ class Stoppable(Protocol):
         """Stop each rank that has reached `targets` (key of a group -> number) of its groups.
 
         Answers as soon as every rank with a group stands or waits for another one, or after
-        `deadline_s`; ranks stay stopped until higher targets or `barrier_release`. `grace_s`: how
-        long one may go on behind its targets until it is at a cheap place.
+        `deadline_s`; ranks stay stopped until higher targets or `barrier_release`. One that stood
+        and has not reached `targets` may still be told as standing: it goes on in a moment.
+        `grace_s`: how long one may go on behind its targets until it is at a cheap place.
         """
 
     async def barrier_release(self) -> Mapping[str, Any]:
@@ -114,6 +119,14 @@ class View:
     def level(self) -> bool:
         """All ranks of each group contributed to the same collectives, and all have the results."""
         return not self.open and all(len(set(r.values())) < 2 for r in self.contributed.values())
+
+    def has_reached(self, targets: Mapping[str, int]) -> bool:
+        """Whether every rank has come to `targets`, so that none that stands will go on by them."""
+        return all(
+            count >= targets.get(key, 0)
+            for key, at in self.contributed.items()
+            for count in at.values()
+        )
 
     @property
     def waits_elsewhere(self) -> bool:
@@ -204,8 +217,10 @@ class Barrier:
                 before, view = view, View.read(answers, part=self._part)
                 if (view.contributed, view.open) != (before.contributed, before.open):
                     still = clock()
-                alone = view.waits_elsewhere and clock() - still > ELSEWHERE_S
-                if view.stand and (view.level or alone):
+                level = view.level and view.has_reached(self._targets)
+                # One that waits may be short of the targets, so nobody may just have been let go.
+                alone = view.waits_elsewhere and not nudged and clock() - still > ELSEWHERE_S
+                if view.stand and (level or alone):
                     self._targets = view.targets()
                     far = view.advanced_since(asked)
                     return Cut(self._targets, view.groups(), rounds, clock() - began, far)

@@ -37,9 +37,9 @@ def steps(rank: int, count: int, *, buckets: int = 3, seconds: float = 0.01) -> 
 
 
 def make(
-    programs: list[list[Step]], places: list[list[int]]
+    programs: list[list[Step]], places: list[list[int]], chance: random.Random | None = None
 ) -> tuple[World, list[Rank], list[Proxy]]:
-    world = World(programs)
+    world = World(programs, chance)
     ranks = [Rank(world, i) for i in range(len(programs))]
     return world, ranks, [Proxy(world, [ranks[i] for i in place]) for place in places]
 
@@ -125,6 +125,32 @@ def test_ranks_that_wait_for_each_other_outside_of_the_device() -> None:
             cut = await barrier.reach(30)
             check(world, ranks, cut)
             assert cut.seconds > 1.0
+        await finish(ranks, tasks)
+
+    run(go())
+
+
+def test_ranks_that_were_just_let_go_do_not_stand() -> None:
+    """Rank 0 can come to where rank 2 waits only when rank 1 goes on: all are let go on to one more
+    collective. Ranks 1 and 3 are told as standing, level, just before they do."""
+
+    async def go() -> None:
+        one, other = Collective("one", (0, 2)), Collective("other", (1, 3))
+        twice: list[Step] = [one, Use("one"), one, Use("one"), Compute(9)]
+        once: list[Step] = [other, Use("other"), Compute(9)]
+        programs: list[list[Step]] = [
+            [Meet("m", (0, 1)), *twice],
+            [Compute(0.01), Meet("m", (0, 1)), Compute(0.05), *once],
+            twice,
+            [Compute(0.01), *once],
+        ]
+        world, ranks, proxies = make(programs, [[0, 2], [1, 3]])
+        tasks = [asyncio.create_task(rank.run()) for rank in ranks]
+        async with Barrier(proxies, grace_s=0.0) as barrier:
+            cut = await barrier.reach(10)
+            check(world, ranks, cut)
+            await asyncio.sleep(1)
+            check(world, ranks, cut)
         await finish(ranks, tasks)
 
     run(go())
@@ -253,22 +279,27 @@ def test_who_is_where() -> None:
 # ---- any job
 
 
+Job = tuple[list[list[Step]], list[list[int]], list[float], float]
+"""Programs, the ranks of each proxy, the pauses before barriers, and their `grace_s`."""
+
+
 @st.composite
-def jobs(draw: st.DrawFn) -> tuple[list[list[Step]], list[list[int]], list[float], float]:
+def jobs(draw: st.DrawFn) -> Job:
     """Programs that end without a barrier: every rank meets its collectives in one common order."""
     count = draw(st.integers(2, 5))
     everyone = tuple(range(count))
-    subsets = st.lists(st.sampled_from(everyone), min_size=2, unique=True).map(
-        lambda x: tuple(sorted(x))
-    )
-    groups = {"all": everyone} | {
-        f"g{i}": members for i, members in enumerate(draw(st.lists(subsets, max_size=3)))
-    }
+    tangled = draw(st.booleans())  # small groups whose ranks often wait outside of the device
+    subsets = st.lists(
+        st.sampled_from(everyone), min_size=2, max_size=2 if tangled else None, unique=True
+    ).map(lambda x: tuple(sorted(x)))
+    groups = {} if tangled else {"all": everyone}
+    few = draw(st.lists(subsets, min_size=1 if tangled else 0, max_size=4 if tangled else 3))
+    groups |= {f"g{i}": members for i, members in enumerate(few)}
     seconds = st.sampled_from([0.0, 0.001, 0.01, 0.1])
     programs: list[list[Step]] = [[] for _ in everyone]
     for number in range(draw(st.integers(1, 12))):
         key = draw(st.sampled_from(sorted(groups)))
-        outside = draw(st.integers(0, 9)) == 0
+        outside = draw(st.integers(0, 9)) < (5 if tangled else 1)
         for rank in groups[key]:
             programs[rank].append(Compute(draw(seconds)))
             if outside:
@@ -289,14 +320,15 @@ def jobs(draw: st.DrawFn) -> tuple[list[list[Step]], list[list[int]], list[float
 
 
 @settings(deadline=None, max_examples=300 if matrix.is_full() else 100)
-@given(jobs())
-def test_any_job_stands_and_goes_on(
-    job: tuple[list[list[Step]], list[list[int]], list[float], float],
-) -> None:
+@given(jobs(), st.none() | st.integers(0, 1 << 32))
+def test_any_job_stands_and_goes_on(job: Job, seed: int | None) -> None:
+    """In any order of what happens at one moment, and with messages and threads of any speed; or,
+    without a `seed`, in the usual order."""
     programs, places, triggers, grace = job
+    chance = None if seed is None else random.Random(seed)
 
     async def go() -> None:
-        world, ranks, proxies = make(programs, places)
+        world, ranks, proxies = make(programs, places, chance)
         tasks = [asyncio.create_task(rank.run()) for rank in ranks]
         for pause in triggers:
             await asyncio.sleep(pause)
@@ -309,7 +341,7 @@ def test_any_job_stands_and_goes_on(
         for key, contributed in world.contributed.items():
             assert len(set(contributed.values())) == 1, key
 
-    run(go())
+    run(go(), chance)
 
 
 def test_a_thousand_triggers() -> None:
@@ -369,6 +401,33 @@ def test_a_part_does_not_wait_for_ranks_of_other_nodes_that_stand() -> None:
             assert all(rank.stopped or rank.blocked for rank in ranks)
             assert cut.groups == [Group("", (0, 1), elsewhere=2)]
         await elsewhere.barrier_release()
+        await finish(ranks, tasks)
+
+    run(main())
+
+
+@pytest.mark.parametrize("seconds", [1.0, 1.005, 1.01, 1.015, 1.02, 1.025])
+def test_ranks_of_a_part_that_were_just_let_go_do_not_stand(seconds: float) -> None:
+    """Rank 0 comes to wait for rank 3, which stands on another node, just when ranks 1 and 2 were
+    let go on to one more collective."""
+
+    async def main() -> None:
+        cross, pair = Collective("cross", (0, 3)), Collective("pair", (1, 2))
+        here: list[Step] = [Compute(0.01), pair, Use("pair"), Compute(9)]
+        programs: list[list[Step]] = [
+            [cross, Compute(seconds), Use("cross")],
+            here,
+            here,
+            [Compute(9), cross, Use("cross")],
+        ]
+        world, ranks, proxies = make(programs, [[0], [1, 2], [3]])
+        tasks = [asyncio.create_task(rank.run()) for rank in ranks]
+        async with Barrier(proxies[:2], grace_s=0.0, part=True) as barrier:
+            cut = await barrier.reach(5)
+            await asyncio.sleep(1)
+            assert {world.contributed["pair"][rank] for rank in (1, 2)} == {cut.contributed["pair"]}
+            assert ranks[0].stopped or ranks[0].blocked
+            assert all(rank.stopped for rank in ranks[1:3])
         await finish(ranks, tasks)
 
     run(main())
