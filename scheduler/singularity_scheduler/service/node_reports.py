@@ -18,6 +18,7 @@ from singularity_scheduler.core import events as ev
 from singularity_scheduler.core import health, run_reasons
 from singularity_scheduler.core.administration import NoticeGiven
 from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.text.errors import in_words
 
 from . import cell_runs, documents, translate
 
@@ -223,10 +224,11 @@ class NodeReports:
             return documents.checkpoints_document(view)
         if verb in CHANGES or verb == "fork":
             try:
-                if verb == "fork":
-                    view = await self._c.desk.fork(view, args, view.user)
-                else:
-                    await self._c.desk.act(view, verb, args, view.user)
+                with in_words():
+                    if verb == "fork":
+                        view = await self._c.desk.fork(view, args, view.user)
+                    else:
+                        await self._c.desk.act(view, verb, args, view.user)
             except Exception as error:
                 self._c.on_magic(verb, view, error)
                 raise

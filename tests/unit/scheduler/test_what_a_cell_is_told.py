@@ -6,7 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from singularity_proxy.errors import Conflict
+from singularity_scheduler.client.verbs import CHANGES
+from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.service.desk import Desk
+from singularity_scheduler.service.keys import Keys
 from singularity_scheduler.service.node_reports import NodeReports
 from support.scheduler_core import World, reads
 
@@ -18,6 +23,9 @@ class Controller:
 
     def __init__(self, world: World, happens: Callable[[], None]) -> None:
         self.world, self.happens, self.waited = world, happens, 0
+        self.desk = Desk(self)  # type: ignore[arg-type]
+        self.keys = Keys(None, lambda: world.now)  # type: ignore[arg-type]
+        self.refused: list[Exception | None] = []
 
     @property
     def state(self) -> Any:
@@ -30,6 +38,9 @@ class Controller:
         self.waited += 1
         self.happens()
         assert condition()
+
+    def on_magic(self, verb: str, view: Any, error: Exception | None) -> None:
+        self.refused.append(error)
 
     def status(self, view: Any) -> Any:
         return {"device_state": view.device_state.value, "reason": reads(view)}
@@ -60,3 +71,20 @@ async def test_what_its_node_has_done_is_told_as_done(verb: str) -> None:
     assert "holds" in await told(here=held)
     assert "holds" in await told(here=held)
     assert controller.waited == 1
+
+
+async def test_what_a_cell_asks_of_a_session_that_is_being_ended_is_refused_in_words() -> None:
+    world = World(1)
+    world.holding("a")
+    world.do(ev.EndAsked("a", "alice", "", 30.0))
+    view = world["a"]
+    assert view.final and not view.ended, "its process has its grace"
+    controller: Any = Controller(world, lambda: None)
+    reports = NodeReports(controller)
+    for verb in CHANGES:
+        with pytest.raises(Conflict) as raised:
+            await reports.on_command(view.node, "a", verb, {}, "user")
+        assert type(raised.value) is Conflict, "an agent knows no other one"
+        assert raised.value.message == "session alice/a has ended (completed): start it again"
+        assert raised.value.fields["reason_code"] == "has_ended"
+        assert controller.refused[-1] is raised.value, "the event log has what was said"
