@@ -85,16 +85,6 @@ def from_json(code: str, args: dict[str, Any]) -> Reason:
     return because(code, **{name: _from_json(value) for name, value in args.items()})
 
 
-def words_to_json(words: Words) -> Any:
-    """Return what somebody said, or ``{"code", "args"}``, of which `words_from_json` makes it."""
-    return words if isinstance(words, str) else to_json(words)
-
-
-def words_from_json(told: Any) -> Words:
-    """Return what `words_to_json` was made of."""
-    return told if isinstance(told, str) else from_json(told["code"], told["args"])
-
-
 def _to_json(value: Value) -> Any:
     if isinstance(value, Reason):
         return to_json(value)

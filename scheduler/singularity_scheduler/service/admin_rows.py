@@ -19,11 +19,10 @@ from singularity_scheduler.core.administration import (
     VirtualCluster,
 )
 from singularity_scheduler.core.decision import Decision
-from singularity_scheduler.core.reason import words_from_json, words_to_json
 from singularity_scheduler.core.requested import Tier
 from singularity_scheduler.text.reasons import render_words
 
-from .rows import without_code, words_from_row, words_to_row
+from .rows import without_code, words_from_json, words_from_row, words_to_json, words_to_row
 from .tables import admin_log, node_duties, parameters, upgrades, user_tiers, virtual_clusters
 
 UPGRADE = 1

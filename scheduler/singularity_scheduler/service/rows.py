@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 from singularity_scheduler.core.devices import DeviceMark
 from singularity_scheduler.core.model import Change, SessionView, Share
-from singularity_scheduler.core.reason import (
-    Reason,
-    Words,
-    because,
-    from_json,
-    to_json,
-    words_from_json,
-    words_to_json,
-)
+from singularity_scheduler.core.reason import Reason, Words, because, from_json, to_json
 from singularity_scheduler.core.requested import (
     BatchRun,
     Kind,
@@ -111,6 +104,7 @@ def session_to_row(view: SessionView) -> Row:
     return {
         **{name: getattr(view, name) for name in _SAME},
         **_why_to_row(view.why),
+        "reason_sum": _sum_of(_why_to_row(view.why)["reason"]),
         "kind": view.kind.value,
         "tier": view.tier.value,
         "priority": view.priority.value,
@@ -248,6 +242,20 @@ def words_from_row(row: Mapping[str, Any]) -> Words:
     return _why_from_row(row) if row.get("reason_code") else str(row["reason"])
 
 
+def words_to_json(words: Words) -> Any:
+    """Return what somebody said, or ``{"code", "args", "said"}``, of which `words_from_json` makes
+    it; `said`: its sentence, for a version that has not this code."""
+    return words if isinstance(words, str) else {**to_json(words), "said": render(words)}
+
+
+def words_from_json(told: Any) -> Words:
+    """Return what `words_to_json` was made of; its sentence alone of a code that there is not."""
+    if isinstance(told, str):
+        return told
+    why = from_json(told["code"], told["args"])
+    return why if is_known(why) else str(told["said"])
+
+
 def without_code(row: Mapping[str, Any]) -> Row:
     """The columns of a row that are fields of a mark."""
     return {k: v for k, v in row.items() if k not in ("reason_code", "reason_args")}
@@ -272,10 +280,16 @@ def _why_from_row(row: Mapping[str, Any]) -> Reason:
 
 def _why_of_session(row: Mapping[str, Any]) -> Reason:
     """Return the reason of a session's row, which is written again and again: a version from before
-    there were codes writes its sentence and leaves the code of the sentence before. Transitions
-    have no such rows, as each is written once."""
-    why = _why_from_row(row)
-    return why if render(why) == row["reason"] else because("said", text=row["reason"])
+    there were codes writes its sentence and leaves the code of the sentence before, and the sum of
+    that. Transitions have no such rows, as each is written once."""
+    why, sentence = _why_from_row(row), row["reason"]
+    together = row.get("reason_sum") == _sum_of(sentence)
+    # Versions that make no sums yet have codes all the same.
+    return why if together or render(why) == sentence else because("said", text=sentence)
+
+
+def _sum_of(sentence: str) -> str:
+    return f"{zlib.crc32(sentence.encode(errors='surrogatepass')):08x}"
 
 
 def change_to_row(change: Change) -> Row:

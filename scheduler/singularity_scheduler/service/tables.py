@@ -45,6 +45,7 @@ sessions = Table(
     Column("reason", Text, nullable=False),
     Column("reason_code", String(64), nullable=False, server_default=""),
     Column("reason_args", Text, nullable=False, server_default="{}"),
+    Column("reason_sum", String(8), nullable=False, server_default=""),
     Column("epoch", BigInteger, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("busy", Boolean),

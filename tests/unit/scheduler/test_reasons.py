@@ -245,6 +245,21 @@ def test_a_sentence_that_a_version_without_codes_wrote_counts_and_not_the_code_b
     assert (reads(by_older), by_older.why.by) == (sentence, None)
 
 
+def test_a_session_keeps_its_code_where_this_version_words_it_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(1)
+    world.holding("a")
+    world.do(ev.ParkAsked("a", "alice"))
+    view = world["a"]
+    row = rows.session_to_row(view)
+    without_sums = {**row, "reason_sum": ""}
+    assert rows.session_from_row(without_sums, view.devices).why == view.why
+    monkeypatch.setitem(CODES, "parked_by", lambda by: f"put aside by {by}")
+    found = rows.session_from_row(row, view.devices)
+    assert (found.why, reads(found)) == (view.why, "put aside by alice")
+
+
 def test_what_comes_back_says_why_it_was_away_and_not_more_each_time() -> None:
     world = World(1)
     world.holding("a")

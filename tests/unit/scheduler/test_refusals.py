@@ -11,14 +11,15 @@ import pytest
 from singularity_proxy import errors
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, SingularityError
 from singularity_scheduler import core
-from singularity_scheduler.core.administration import NodeDuty, NodeMark
+from singularity_scheduler.core.administration import NodeDuty, NodeMark, Upgrade, UpgradeState
 from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.devices import DeviceMark
 from singularity_scheduler.core.health import FATAL_XIDS
 from singularity_scheduler.core.placement import named
 from singularity_scheduler.core.reason import Words, because
 from singularity_scheduler.core.refusals import Refused, choices, refuse
-from singularity_scheduler.service import rows
+from singularity_scheduler.core.requested import Member
+from singularity_scheduler.service import admin_rows, rows
 from singularity_scheduler.service.problems import problem
 from singularity_scheduler.text import reasons
 from singularity_scheduler.text.codes.faults import XIDS
@@ -100,6 +101,34 @@ def test_why_a_device_is_drained_is_kept_as_data(why: Words) -> None:
     assert rows.mark_from_row(row) == mark
     older = rows.without_code(row)
     assert rows.mark_from_row(older).reason == render_words(why)
+
+
+def test_a_mark_for_an_error_of_another_version_is_read_and_told() -> None:
+    number = max(FATAL_XIDS) + 1
+    mark = DeviceMark("n1", "cuda:0", "GPU-1", True, reason=because("xid", number=79))
+    args = json.dumps({"number": number})
+    found = rows.mark_from_row({**rows.mark_to_row(mark), "reason_args": args})
+    assert render_words(found.reason) == f"Xid {number}"
+
+
+@pytest.mark.parametrize("said", ["", "no room; add a node", because("opened_too_early", node="n1")])
+def test_why_an_upgrade_stopped_and_a_group_is_over_is_kept_as_data(said: Words) -> None:
+    upgrade = Upgrade("root", "", 1.0, 1, (), UpgradeState.STOPPED, said)
+    told = json.loads(json.dumps(admin_rows._upgrade_to_json(upgrade)))
+    assert admin_rows._upgrade_from_json(told) == upgrade
+    member = Member("g", 1, 2, reached="a", reached_why=said)
+    assert rows.member_from_text(rows._member_text(member)) == member
+
+
+def test_of_a_code_that_another_version_had_an_upgrade_and_a_group_keep_the_sentence() -> None:
+    known = because("opened_too_early", node="n1")
+    told = rows.words_to_json(known)
+    for other in ({"code": "no_such_code"}, {"args": {"node": "n1", "since": 1.0}}):
+        text = json.dumps({"group": "g", "number": 1, "members": 2, "reached_why": told | other})
+        assert rows.member_from_text(text).reached_why == render_words(known)
+        upgrade = Upgrade("root", "", 1.0, 1, (), UpgradeState.STOPPED, known)
+        document = admin_rows._upgrade_to_json(upgrade) | {"why": told | other}
+        assert admin_rows._upgrade_from_json(document).why == render_words(known)
 
 
 def test_what_a_node_is_used_for_reads_the_same_in_anybodys_words() -> None:

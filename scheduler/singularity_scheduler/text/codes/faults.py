@@ -35,7 +35,9 @@ def device_lost() -> str:
 
 
 def xid(number: int) -> str:
-    return f"Xid {number}: {XIDS[number]}"
+    """`number`: one of `XIDS`, or another one that drains a device in another version."""
+    what = XIDS.get(number)
+    return f"Xid {number}: {what}" if what is not None else f"Xid {number}"
 
 
 def memory_errors(number: int) -> str:
