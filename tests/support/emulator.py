@@ -15,15 +15,21 @@ TESTS = Path(__file__).resolve().parent.parent
 
 
 class Emulator:
-    """`with Emulator("support.NAME") as server:` runs `main(port)` of that module."""
+    """`with Emulator("support.NAME") as server:` runs `main(port)` of that module, or what a
+    subclass gives as `command`; it ends with the block."""
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, name: str, folder: Path = TESTS) -> None:
+        """`name`: the module, or what is run is called in messages; `folder`: where it is run."""
+        self.name, self.folder = name, folder
         self._process: subprocess.Popen[bytes] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the emulator)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
+
+    def command(self) -> list[str]:
+        """What is run; it listens on `port`."""
+        return [sys.executable, "-m", self.name, str(self.port)]
 
     @property
     def address(self) -> str:
@@ -31,11 +37,11 @@ class Emulator:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", self._module, str(self.port)],
+            self.command(),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            cwd=TESTS,
+            cwd=self.folder,
         )
         end = time.monotonic() + 60
         while True:
@@ -47,7 +53,7 @@ class Emulator:
                     self._log.seek(0)
                     text = self._log.read().decode(errors="replace")
                     self.__exit__()
-                    raise RuntimeError(f"{self._module} did not start: {text}") from None
+                    raise RuntimeError(f"{self.name} did not start: {text}") from None
                 time.sleep(0.05)
 
     def __exit__(
