@@ -195,10 +195,17 @@ class View(ObjectStore):
 
         return bool(self._world.turn(self, f"touch {key}", operation))
 
-    def delete(self, key: str, etag: str | None = None) -> bool:
+    def delete(self, key: str) -> None:
+        def operation() -> None:
+            if key in self._world.objects:
+                self._world.remove(key)
+
+        self._world.turn(self, f"delete {key}", operation)
+
+    def delete_if(self, key: str, etag: str) -> bool:
         def operation() -> bool:
             found = self._world.objects.get(key)
-            if found is None or etag not in (None, found[1]):
+            if found is None or etag != found[1]:
                 return False
             self._world.remove(key)
             return True

@@ -106,14 +106,6 @@ def _allows(policy: dict[str, Any], environ: dict[str, Any]) -> bool:
     method = environ["REQUEST_METHOD"]
     verbs = {"GET": "GetObject", "HEAD": "GetObject", "PUT": "PutObject", "DELETE": "DeleteObject"}
     query = parse_qs(environ.get("QUERY_STRING", ""))
-    if not key and method == "POST" and "delete" in environ.get("QUERY_STRING", ""):
-        length = int(environ.get("CONTENT_LENGTH") or 0)
-        text = environ["wsgi.input"].read(length)
-        import io
-
-        environ["wsgi.input"] = io.BytesIO(text)
-        keys = [each.decode() for each in re.findall(rb"<Key>(.*?)</Key>", text)]
-        return all(_allowed(policy, "DeleteObject", f"{bucket}/{each}", "") for each in keys)
     verb = verbs[method] if key else "ListBucket"
     resource = f"{bucket}/{key}" if key else bucket
     return _allowed(policy, verb, resource, query.get("prefix", [""])[0])

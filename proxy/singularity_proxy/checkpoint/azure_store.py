@@ -142,7 +142,11 @@ class AzureStore(ObjectStore):
         except ObjectMissing:
             return False
 
-    def delete(self, key: str, etag: str | None = None) -> bool:
+    def delete(self, key: str) -> None:
+        with contextlib.suppress(ObjectMissing, Moved), self._typed("removed", key):
+            self._blob(key).delete_blob()
+
+    def delete_if(self, key: str, etag: str) -> bool:
         try:
             with self._typed("removed", key):
                 self._blob(key).delete_blob(**self._if(etag))
@@ -151,7 +155,8 @@ class AzureStore(ObjectStore):
             return False
 
     def swap(self, key: str, data: bytes, etag: str | None) -> str:
-        condition = self._if(etag) if etag else {"match_condition": self._match.IfMissing}
+        missing = {"match_condition": self._match.IfMissing}
+        condition = missing if etag is None else self._if(etag)
         try:
             with self._typed("written", key):
                 answer = self._blob(key).upload_blob(
@@ -182,8 +187,8 @@ class AzureStore(ObjectStore):
         key = blob.name[len(self._prefix) :]
         return Entry(key, int(blob.size), blob.last_modified.timestamp(), etag)
 
-    def _if(self, etag: str | None) -> dict[str, Any]:
-        return {"etag": etag, "match_condition": self._match.IfNotModified} if etag else {}
+    def _if(self, etag: str) -> dict[str, Any]:
+        return {"etag": etag, "match_condition": self._match.IfNotModified}
 
     @contextlib.contextmanager
     def _typed(self, verb: str, key: str = "") -> Iterator[None]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import re
 import time
-import urllib.error
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ from singularity_proxy.errors import (
     Unsupported,
 )
 
+from .connections import CODE, Answer, Connections
 from .keys import missing_library
 from .store import Data, Entry, Moved, ObjectMissing, ObjectStore, check_key
 
@@ -43,21 +41,12 @@ UNANSWERED = 0
 """`status` of a StoreUnavailable whose request may have been carried out."""
 
 _STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w{1,80})</Code>")
 _RETRIES = re.compile(r"\bafter (\d+) retries")
 _EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId")
 _ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "TemporaryRedirect")
 _FULL = ("QuotaExceeded", "XMinioStorageFull")
 _MACHINES_OWN = ("169.254.", "metadata.google.internal")
 """Where a machine of a cloud asks for credentials: what obstore tries last."""
-
-
-class Answer(NamedTuple):
-    """What a service answered to one request."""
-
-    status: int
-    code: str
-    tried: int = 1
 
 
 class BucketUrl(NamedTuple):
@@ -104,8 +93,8 @@ class Pace:
 
 
 class BucketStore(ObjectStore):
-    """An object is written by one request; `swap` and conditional deletes are conditional requests,
-    and `prepare` proves that the service carries them out."""
+    """An object is written by one request; `swap` and `delete_if` are conditional requests, and
+    `prepare` proves that the service carries them out."""
 
     scheme: str
     extra: str
@@ -132,6 +121,7 @@ class BucketStore(ObjectStore):
         self.bucket, self.prefix = parts.bucket, f"{parts.prefix}/" if parts.prefix else ""
         self._tries = pace.retries + 1
         self._users: list[BucketStore] = []
+        self._connections = Connections(pace.connect_timeout_s, pace.read_timeout_s)
         self.client: dict[str, Any] = {
             "connect_timeout": timedelta(seconds=pace.connect_timeout_s),
             "read_timeout": timedelta(seconds=pace.read_timeout_s),
@@ -170,8 +160,8 @@ class BucketStore(ObjectStore):
         """obstore's mode of writing the object if it still has that etag. Raises Moved."""
 
     @abstractmethod
-    def conditional_delete(self, key: str, condition: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """(URL, headers) of a request that removes the object on a `condition`."""
+    def delete_request(self, key: str, condition: dict[str, str]) -> tuple[str, dict[str, str]]:
+        """(URL, headers) of a request that removes the object on a `condition`; {}: on none."""
 
     @abstractmethod
     def scoped(self, root: str) -> BucketStore:
@@ -197,7 +187,7 @@ class BucketStore(ObjectStore):
                 broken.append(name)
         made = self.stat(key)
         if made is not None and not broken:
-            self.delete(key, first)
+            self.delete_if(key, first)
             for entry in self.list(PROBES):  # and those of agents that were killed here
                 if made.modified - entry.modified > PROBE_KEPT_S:
                     self.delete(entry.key)
@@ -212,6 +202,7 @@ class BucketStore(ObjectStore):
     def for_user(self, root: str) -> ObjectStore:
         found = self.scoped(check_key(root))
         if found is not self:
+            found._connections = self._connections  # all go to the same place
             self._users.append(found)
         return found
 
@@ -258,17 +249,15 @@ class BucketStore(ObjectStore):
             except Moved:
                 continue  # written or removed meanwhile: look again
 
-    def delete(self, key: str, etag: str | None = None) -> bool:
+    def delete(self, key: str) -> None:
+        # Not by obstore: it has S3 remove a list of objects, and a refusal in that has no status.
+        with contextlib.suppress(ObjectMissing, Moved):
+            self._delete_on(key, lambda: {})
+
+    def delete_if(self, key: str, etag: str) -> bool:
         try:
-            if etag is not None:
-                self._delete_on(key, lambda: self.condition(key, etag))
-                return True
-            # The services do not say whether it was there.
-            there = self.stat(key) is not None
-            path = self._path(key)
-            with self._typed("removed", key):
-                self._api.delete(self._store, path)
-            return there
+            self._delete_on(key, lambda: self.condition(key, etag))
+            return True
         except (ObjectMissing, Moved):
             return False
 
@@ -299,6 +288,7 @@ class BucketStore(ObjectStore):
         for each in self._users:
             each.close()
         self._users.clear()
+        self._connections.close()
         self._store = None  # its connections end with it
 
     # ---- inside ----------------------------------------------------------------------------------
@@ -330,8 +320,8 @@ class BucketStore(ObjectStore):
         """Remove the object on a condition. Raises Moved, ObjectMissing."""
         for tried in range(1, self._tries + 1):
             # obstore has no condition for this request, so it only signs it.
-            url, headers = self.conditional_delete(key, condition())
-            answer = send_request("DELETE", url, headers, self.pace.read_timeout_s)
+            url, headers = self.delete_request(key, condition())
+            answer = self._connections.send("DELETE", url, headers)
             if isinstance(answer, Answer) and answer.status < 300:
                 return
             busy = not isinstance(answer, Answer) or answer.status in (408, 429, 500, 502, 503, 504)
@@ -385,7 +375,7 @@ class BucketStore(ObjectStore):
                 store=self.url,
             )
         if status := _STATUS.search(text):
-            code = _CODE.search(text)
+            code = CODE.search(text)
             return self._told(Answer(int(status[1]), code[1] if code else "", tried), verb, key)
         if isinstance(error, (kinds.UnauthenticatedError, kinds.PermissionDeniedError)):
             return self.refused(verb)
@@ -438,22 +428,6 @@ class BucketStore(ObjectStore):
             store=self.url,
             status=status,
         )
-
-
-def send_request(method: str, url: str, headers: dict[str, str], timeout_s: float) -> Answer | str:
-    """The answer to one request without a body, or what happened in place of one."""
-    request = urllib.request.Request(url, method=method, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            return Answer(answer.status, "")
-    except urllib.error.HTTPError as error:
-        with error:
-            code = _CODE.search(error.read(4096).decode(errors="replace"))
-        return Answer(error.code, code[1] if code else "")
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        late = isinstance(reason, TimeoutError)
-        return "did not answer in time" if late else "cannot be reached"
 
 
 def parse_bucket_url(url: str, known: Sequence[str], example: str) -> BucketUrl:

@@ -184,7 +184,7 @@ class _Collector:
 
     def _remove(self, entries: list[Entry]) -> None:
         def one(entry: Entry) -> int | None:
-            if not self._store.delete(entry.key, entry.etag):
+            if not self._store.delete_if(entry.key, entry.etag):
                 return None
             self._step("collect.chunk")
             return entry.size
@@ -223,4 +223,4 @@ class _Collector:
             return
         for id in unpack(data):
             self._store.touch(self._keys.chunk(id))
-        self._store.delete(key, etag)
+        self._store.delete_if(key, etag)

@@ -38,9 +38,9 @@ the 64th part of a small file system."""
 class FolderStore(ObjectStore):
     """An object is a file; it is written beside, synchronized and renamed into its place.
 
-    `touch`, `swap` and `delete` with an etag exclude each other by `flock`, which works between the
-    processes of one machine, and between machines on file systems that pass it on (NFS 4, Lustre
-    with -o flock). The folder and everything in it is for its owner alone.
+    `touch`, `swap` and deletes exclude each other by `flock`, which works between the processes of
+    one machine, and between machines on file systems that pass it on (NFS 4, Lustre with -o
+    flock). The folder and everything in it is for its owner alone.
     """
 
     def __init__(self, root: str, *, make: bool = True) -> None:
@@ -129,7 +129,13 @@ class FolderStore(ObjectStore):
                 return False
             return True
 
-    def delete(self, key: str, etag: str | None = None) -> bool:
+    def delete(self, key: str) -> None:
+        self._remove(key, None)
+
+    def delete_if(self, key: str, etag: str) -> bool:
+        return self._remove(key, etag)
+
+    def _remove(self, key: str, etag: str | None) -> bool:
         path = self._path(check_key(key))
         with self._locked(key), self._errors("removed"):
             try:

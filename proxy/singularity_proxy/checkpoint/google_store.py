@@ -69,14 +69,12 @@ class GoogleStore(BucketStore):
     def condition(self, key: str, etag: str) -> dict[str, str]:
         return {"version": self._generation(key, etag)}
 
-    def conditional_delete(self, key: str, condition: dict[str, str]) -> tuple[str, dict[str, str]]:
-        return (
-            f"{self._endpoint}/{quote(self.bucket)}/{quote(self._path(key), safe='')}",
-            {
-                "x-goog-if-generation-match": condition["version"],
-                "Authorization": f"Bearer {self._token()['token']}",
-            },
-        )
+    def delete_request(self, key: str, condition: dict[str, str]) -> tuple[str, dict[str, str]]:
+        url = f"{self._endpoint}/{quote(self.bucket)}/{quote(self._path(key), safe='')}"
+        headers = {"Authorization": f"Bearer {self._token()['token']}"}
+        if condition:
+            headers["x-goog-if-generation-match"] = condition["version"]
+        return url, headers
 
     def scoped(self, root: str) -> BucketStore:
         if not self._per_user:

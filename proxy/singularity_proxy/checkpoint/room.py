@@ -113,8 +113,11 @@ class RoomStore(ObjectStore):
     def touch(self, key: str) -> bool:
         return self._store.touch(key)
 
-    def delete(self, key: str, etag: str | None = None) -> bool:
-        return self._store.delete(key, etag)
+    def delete(self, key: str) -> None:
+        self._store.delete(key)
+
+    def delete_if(self, key: str, etag: str) -> bool:
+        return self._store.delete_if(key, etag)
 
     def space(self) -> Space | None:
         return self._store.space()

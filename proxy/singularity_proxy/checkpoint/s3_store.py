@@ -86,11 +86,11 @@ class S3Store(BucketStore):
     def condition(self, key: str, etag: str) -> dict[str, str]:
         return {"e_tag": etag}
 
-    def conditional_delete(self, key: str, condition: dict[str, str]) -> tuple[str, dict[str, str]]:
+    def delete_request(self, key: str, condition: dict[str, str]) -> tuple[str, dict[str, str]]:
         path = self._path(key)
         with self._typed("removed", key):
             url = self._api.sign(self._store, "DELETE", path, _SIGNED_FOR)
-        return url, {"If-Match": condition["e_tag"]}
+        return url, {"If-Match": condition["e_tag"]} if condition else {}
 
     def scoped(self, root: str) -> BucketStore:
         if not self._where.get("user_role"):

@@ -1,8 +1,8 @@
 """Where checkpoints are kept: named objects in a folder, Azure Blob, S3 or Google Cloud Storage.
 
 `open_store(url)` gives an `ObjectStore`. Only it is known to the rest of the package: an object is
-there whole or not at all, and `swap`, `touch` and `delete` with an etag are atomic, also between
-processes and machines. That is all that writers and collectors build on; no clock is trusted.
+there whole or not at all, and `swap`, `touch` and `delete_if` are atomic, also between processes
+and machines. That is all that writers and collectors build on; no clock is trusted.
 """
 
 from __future__ import annotations
@@ -117,8 +117,12 @@ class ObjectStore(ABC):
         """Give an object a new etag; False when it is not there."""
 
     @abstractmethod
-    def delete(self, key: str, etag: str | None = None) -> bool:
-        """Remove an object, if it still has that etag; whether it was removed."""
+    def delete(self, key: str) -> None:
+        """Remove an object, whatever is in it. One that is not there is none to complain of."""
+
+    @abstractmethod
+    def delete_if(self, key: str, etag: str) -> bool:
+        """Remove an object if it still has that etag; whether it was removed."""
 
     @abstractmethod
     def swap(self, key: str, data: bytes, etag: str | None) -> str:

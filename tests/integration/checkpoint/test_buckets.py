@@ -239,7 +239,7 @@ def test_a_bucket_that_is_not_there(server: S3Emulator) -> None:
         lambda: store.get("u/a"),
         lambda: list(store.list("u/")),
         lambda: list(store.names("")),
-        lambda: store.delete("u/a", '"0"'),
+        lambda: store.delete_if("u/a", '"0"'),
         lambda: store.swap("u/a", b"x", None),
     ):
         with pytest.raises(StoreUnavailable, match=said):
@@ -257,7 +257,7 @@ def test_wrong_keys_are_told_without_naming_them(server: S3Emulator) -> None:
         lambda: store.put("u/a", [b"x"]),
         lambda: store.get("u/a"),
         lambda: list(store.list("u/")),
-        lambda: store.delete("u/a", '"0"'),
+        lambda: store.delete_if("u/a", '"0"'),
     ):
         with pytest.raises(StoreRefused) as caught:
             call()
@@ -290,7 +290,7 @@ def test_a_user_reaches_only_what_is_theirs(server: S3Emulator) -> None:
         lambda: alice.stat("bob/secret"),
         lambda: alice.put("bob/secret", [b"x"]),
         lambda: alice.delete("bob/secret"),
-        lambda: alice.delete("bob/secret", entry.etag),
+        lambda: alice.delete_if("bob/secret", entry.etag),
         lambda: alice.swap("bob/secret", b"x", entry.etag),
         lambda: alice.touch("bob/secret"),
         lambda: list(alice.list("bob/")),
@@ -309,7 +309,8 @@ def test_checkpoints_with_credentials_of_the_user(server: S3Emulator) -> None:
     with pytest.raises(ObjectMissing):
         box.store.get("alice/nothing")
     assert box.store.stat("alice/nothing") is None
-    assert not box.store.delete("alice/nothing", '"0"')
+    assert not box.store.delete_if("alice/nothing", '"0"')
+    box.store.delete("alice/nothing")
     one = box.save(Request("s", 1, "files"), [Part("x", "scratch", data=noise(100_000, 1))])
     two = box.save(Request("s", 1, "files"), [Part("x", "scratch", data=noise(100_000, 2))])
     assert box.list("s") == [one, two]
@@ -421,7 +422,7 @@ def test_a_service_that_ignores_conditions_is_refused(
     emulator: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, kind: str, named: str
 ) -> None:
     server, store_class = emulator(kind), {"s3": S3Store, "google": GoogleStore}[kind]
-    write, deleting = BucketStore._write, store_class.conditional_delete
+    write, deleting = BucketStore._write, store_class.delete_request
     ignored = {"If-None-Match of PUT": str, "If-Match of PUT": dict}.get(named, bytes)
 
     def ignore(self: BucketStore, key: str, body: bytes, mode: Any) -> str:
@@ -433,7 +434,7 @@ def test_a_service_that_ignores_conditions_is_refused(
 
     monkeypatch.setattr(BucketStore, "_write", ignore)
     if named == "If-Match of DELETE":
-        monkeypatch.setattr(store_class, "conditional_delete", ignore_delete)
+        monkeypatch.setattr(store_class, "delete_request", ignore_delete)
     with pytest.raises(Unsupported) as caught:
         open_store(server.url("ignores"), **server.options, **QUICK)
     assert f"does not keep the condition {named}, without which" in caught.value.message
@@ -510,7 +511,7 @@ def test_a_user_of_google_is_given_a_limited_token(google: GoogleStandIn) -> Non
     assert isinstance(user, GoogleStore)
     user._token._request = exchange
     user.put("alice/a", [b"x"])
-    assert user.delete("alice/a", user.read("alice/a")[1])
+    assert user.delete_if("alice/a", user.read("alice/a")[1])
     assert len(exchange.asked) == 1
     asked = json.loads(unquote(exchange.asked[0]["options"][0]))
     asked = asked["accessBoundary"]["accessBoundaryRules"]
