@@ -128,10 +128,11 @@ class Handler(BaseHTTPRequestHandler):
         }
 
     def list(self, query: dict[str, list[str]]) -> None:
-        prefix, delimiter = (query.get(name, [""])[0] for name in ("prefix", "delimiter"))
+        names = ("prefix", "delimiter", "start-after")
+        prefix, delimiter, after = (query.get(name, [""])[0] for name in names)
         lines, folders = [], set()
         for key, found in sorted(self.objects.items()):
-            if not key.startswith(prefix):
+            if not key.startswith(prefix) or key <= after:
                 continue
             rest = key[len(prefix) :]
             if delimiter and delimiter in rest:

@@ -346,10 +346,21 @@ class BucketStore(ObjectStore):
         except StoreRefused:
             if self.credentials is None or self.credentials.failed is not None:
                 raise
-            folder = key.rpartition("/")[0]
-            if not folder or any(entry.key == key for entry in self.list(f"{folder}/")):
+            if "/" not in key or self._is_listed(key):
                 raise
             raise ObjectMissing(f"the checkpoint store {self.url} has no {key}", key=key) from None
+
+    def _is_listed(self, key: str) -> bool:
+        """Whether the object stands in the list of its folder, which is read from just before it
+        on: these services list by name."""
+        path = self._path(key)
+        folder = path.rpartition("/")[0]
+        with self._typed("listed"):
+            for some in self._api.list(self._store, folder, offset=path[:-1], chunk_size=16):
+                for meta in some:
+                    if meta["path"] >= path:
+                        return bool(meta["path"] == path)
+        return False
 
     @contextlib.contextmanager
     def _typed(self, verb: str, key: str = "") -> Iterator[None]:
