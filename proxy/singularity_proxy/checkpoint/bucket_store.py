@@ -38,7 +38,12 @@ PROBE_KEPT_S = 86_400.0
 """Nobody tries for so long."""
 
 UNANSWERED = 0
-"""`status` of a StoreUnavailable whose request may have been carried out."""
+"""`status` of a StoreUnavailable whose request may have been carried out; it has `what` came in
+place of an answer, and how often it was `tried`."""
+
+FAILED_FOR_S = 1.0
+"""Who asks for credentials so soon after there were none is told the same. Requests that need them
+ask one after the other, and each would wait as long for a service that hangs."""
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _RETRIES = re.compile(r"\bafter (\d+) retries")
@@ -62,12 +67,15 @@ class Credentials(ABC):
 
     failed: SingularityError | None = None
     """Why there were none the last time."""
+    _failed_at = 0.0
 
     def __call__(self) -> dict[str, Any]:
+        if self.failed is not None and time.monotonic() - self._failed_at < FAILED_FOR_S:
+            raise self.failed
         try:
             found = self.fetch()
         except SingularityError as error:
-            self.failed = error
+            self._failed_at, self.failed = time.monotonic(), error
             raise
         self.failed = None
         return found
@@ -262,27 +270,28 @@ class BucketStore(ObjectStore):
             return False
 
     def swap(self, key: str, data: bytes, etag: str | None) -> str:
-        body = self._stamped([data])
-        for tried in range(1, self._tries + 1):
+        body, tried = self._stamped([data]), 0
+        while True:
             try:
                 return self._write_if(key, body, etag)
             except (Moved, ObjectMissing):
-                pass
+                break
             except StoreUnavailable as error:
                 # It may have been carried out without an answer, or may yet be. All tries write the
                 # same bytes, so whichever arrives is told from what others wrote.
-                if error.fields.get("status") != UNANSWERED or tried == self._tries:
+                if error.fields.get("status") != UNANSWERED:
                     raise
+                tried += error.fields["tried"]  # obstore repeats what was certainly not sent
+                if tried >= self._tries:
+                    raise self._told(error.fields["what"], "written", key, tried) from None
                 time.sleep(self.pace.backoff_s * 2 ** (tried - 1))
-                continue
-            try:
-                now, now_etag = self._read(key)
-            except ObjectMissing:
-                raise Moved(key) from None
-            if now == body:
-                return now_etag
+        try:
+            now, now_etag = self._read(key)
+        except ObjectMissing:
             raise Moved(key) from None
-        raise AssertionError  # the last try returns or raises
+        if now == body:
+            return now_etag
+        raise Moved(key)
 
     def close(self) -> None:
         for each in self._users:
@@ -406,6 +415,8 @@ class BucketStore(ObjectStore):
                 f"the checkpoint store {self.url} {answer} (tried {tried} times)",
                 store=self.url,
                 status=UNANSWERED,
+                what=answer,
+                tried=tried,
             )
         status, code, times = answer
         times = max(tried, times)

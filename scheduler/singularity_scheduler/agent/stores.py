@@ -84,8 +84,11 @@ class Stores:
         self.turns = asyncio.Semaphore(at_once)
         """Held by who has a session frozen to save it."""
         # Of its own: a save may wait in its thread for what the event loop's threads still make.
-        self._threads = ThreadPoolExecutor(at_once + _TRANSFERS, "store")
+        self._threads = ThreadPoolExecutor(_TRANSFERS, "store")
+        self._for_frozen = ThreadPoolExecutor(at_once, "store-frozen")
         self._opening = threading.Lock()
+        self._failure: tuple[float, SingularityError] | None = None
+        """When (CLOCK_MONOTONIC) and why it could not be opened the last time."""
         self._store: ObjectStore | None = None
         self._keys: KeyProvider | None = None
         self._of: dict[str, Checkpoints] = {}
@@ -94,20 +97,29 @@ class Stores:
 
     def _open(self) -> ObjectStore:
         """The store, which is the one that was used before."""
+        asked = time.monotonic()
         with self._opening:
+            if self._failure is not None and self._failure[0] > asked:
+                # Of a store that hangs each would wait as long as the one before it.
+                error = self._failure[1]
+                raise type(error)(error.message, **error.fields)
             if self._store is None or self._store.stat_is_cheap or self._is_check_due():
                 try:
                     self._store = self._checked_store(self._store)
                     self._checked, self._reason = time.monotonic(), ""
-                except SingularityError as error:
-                    self._reason = error.message
-                    raise
-                except OSError as error:
-                    self._reason = f"the checkpoint store cannot be opened ({error.strerror})"
-                    raise StoreUnavailable(
-                        f"{self._reason}; nothing was changed, try again"
-                    ) from None
+                except (SingularityError, OSError) as error:
+                    raise self._failed(error) from None
             return self._store
+
+    def _failed(self, error: SingularityError | OSError) -> SingularityError:
+        """Note why the store could not be opened, for those who wait for the answer too."""
+        if isinstance(error, OSError):
+            self._reason = f"the checkpoint store cannot be opened ({error.strerror})"
+            error = StoreUnavailable(f"{self._reason}; nothing was changed, try again")
+        else:
+            self._reason = error.message
+        self._failure = time.monotonic(), error
+        return error
 
     def _is_check_due(self) -> bool:
         return bool(self._reason) or time.monotonic() - self._checked > CHECK_EVERY_S
@@ -128,17 +140,21 @@ class Stores:
         """The checkpoints of one user; blocks, and raises `StoreUnavailable`, `KeyUnavailable` or
         `BadRequest` while the store cannot be opened, `StoreChanged` while it is another one."""
         store = self._open()
+        if found := self._of.get(user):
+            return found
         with self._opening:
             if user not in self._of:
                 own = store.for_user(component(user))
                 self._of[user] = Checkpoints(own, user, self._keys)
             return self._of[user]
 
-    async def call(self, user: str, work: Callable[[Checkpoints], T]) -> T:
-        """`work(checkpoints of the user)` in a thread."""
+    async def call(self, user: str, work: Callable[[Checkpoints], T], *, frozen: bool = False) -> T:
+        """`work(checkpoints of the user)` in a thread. `frozen`: the caller holds one of `turns`,
+        and a session stands still until this has ended: it waits for no calls of others."""
         loop = asyncio.get_running_loop()
+        threads = self._for_frozen if frozen else self._threads
         try:
-            return await loop.run_in_executor(self._threads, lambda: work(self.of(user)))
+            return await loop.run_in_executor(threads, lambda: work(self.of(user)))
         finally:
             self._note_identity()
 
@@ -285,7 +301,8 @@ class Stores:
 
     def close(self) -> None:
         """Called when the agent ends."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._for_frozen):
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._store is not None:
             self._store.close()
 

@@ -234,7 +234,7 @@ class Suspender:
 
     async def _save_while_taken(self, live: LiveSession, work: Work) -> Summary:
         feed = Feed(self._taker.expected_bytes(live))
-        saving = asyncio.ensure_future(self._save(live, work, feed))
+        saving = asyncio.ensure_future(self._save(live, work, feed, frozen=True))
         try:
             await self._taker.in_place(live, work, feed.add)
         except BaseException as error:
@@ -356,8 +356,11 @@ class Suspender:
                 if not leaves:
                     await asyncio.shield(self._go_on(live, work))
 
-    async def _save(self, live: LiveSession, work: Work, parts: Iterable[Part]) -> Summary:
-        """Upload and publish. A session that was fenced meanwhile may not."""
+    async def _save(
+        self, live: LiveSession, work: Work, parts: Iterable[Part], *, frozen: bool = False
+    ) -> Summary:
+        """Upload and publish. A session that was fenced meanwhile may not. `frozen`: it stands
+        still until this has ended."""
         record, node = live.record, self._node
         if work.level == "process":
             node.lease.arm(live)
@@ -390,6 +393,7 @@ class Suspender:
                 keep_free=work.room.keep_free,
                 make_room=node.stores.make_room,
             ),
+            frozen=frozen,
         )
         work.took("store", began)
         self._step("published")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import obstore
 import pytest
-from obstore.exceptions import PermissionDeniedError
+from obstore.exceptions import GenericError, PermissionDeniedError
+from singularity_proxy.checkpoint import bucket_store
 from singularity_proxy.checkpoint.bucket_store import (
     BucketStore,
     BucketUrl,
@@ -16,7 +18,7 @@ from singularity_proxy.checkpoint.bucket_store import (
     Pace,
 )
 from singularity_proxy.checkpoint.store import ObjectMissing
-from singularity_proxy.errors import StoreRefused
+from singularity_proxy.errors import StoreRefused, StoreUnavailable
 
 
 class Given(Credentials):
@@ -98,3 +100,54 @@ def test_what_is_refused_is_looked_for_in_the_list_where_it_would_stand(
     with pytest.raises(StoreRefused):
         bucket.stat("alice/clock")
     assert seen[0] == "team/alice/clock"
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "tried"),
+    [
+        ("HTTP error: operation timed out", 4, 4),
+        ("HTTP error: connection refused, after 3 retries, max_retries: 3", 1, 4),
+        ("HTTP error: connection refused, after 1 retries, max_retries: 3", 2, 4),
+    ],
+)
+def test_a_swap_is_tried_as_often_as_any_other_request(
+    bucket: MemoryBucket, text: str, asked: int, tried: int
+) -> None:
+    """Some failures obstore repeats itself."""
+    calls: list[str] = []
+
+    def fail(_: Any, path: str, *__: Any, **___: Any) -> Any:
+        calls.append(path)
+        raise GenericError(text)
+
+    replace(bucket, put=fail)
+    with pytest.raises(StoreUnavailable, match=rf"\(tried {tried} times\)"):
+        bucket.swap("alice/head", b"x", None)
+    assert calls == ["team/alice/head"] * asked
+
+
+def test_who_waits_for_credentials_does_not_wait_for_each_other_s_failure() -> None:
+    """Requests that need new ones ask one after the other. Of a service that hangs, the first one's
+    failure is that of all; later it is asked again."""
+
+    class Away(Credentials):
+        asked, away = 0, True
+
+        def fetch(self) -> dict[str, Any]:
+            self.asked += 1
+            if self.away:
+                raise StoreUnavailable("STS cannot be reached")
+            return {"token": "t"}
+
+    credentials = Away()
+    for _ in range(8):
+        with pytest.raises(StoreUnavailable, match="STS cannot be reached"):
+            credentials()
+        credentials._failed_at = time.monotonic()  # however slow this machine is
+    assert credentials.asked == 1
+    credentials._failed_at -= bucket_store.FAILED_FOR_S
+    credentials.away = False
+    assert credentials() == {"token": "t"}
+    assert credentials.failed is None
+    assert credentials() == {"token": "t"}
+    assert credentials.asked == 3
