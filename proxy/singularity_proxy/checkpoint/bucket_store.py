@@ -155,7 +155,11 @@ class BucketStore(ObjectStore):
                 f"{self.url} cannot be used with the options that were given"
             ) from None
         if make:
-            self.prepare()
+            try:
+                self.prepare()
+            except BaseException:
+                self.close()  # nobody else gets to know of its connections
+                raise
 
     # ---- what the kinds of services differ in ----------------------------------------------------
 
