@@ -111,7 +111,9 @@ def test_a_mark_for_an_error_of_another_version_is_read_and_told() -> None:
     assert render_words(found.reason) == f"Xid {number}"
 
 
-@pytest.mark.parametrize("said", ["", "no room; add a node", because("opened_too_early", node="n1")])
+@pytest.mark.parametrize(
+    "said", ["", "no room; add a node", because("opened_too_early", node="n1")]
+)
 def test_why_an_upgrade_stopped_and_a_group_is_over_is_kept_as_data(said: Words) -> None:
     upgrade = Upgrade("root", "", 1.0, 1, (), UpgradeState.STOPPED, said)
     told = json.loads(json.dumps(admin_rows._upgrade_to_json(upgrade)))

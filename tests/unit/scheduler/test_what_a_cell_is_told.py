@@ -78,7 +78,8 @@ async def test_what_a_cell_asks_of_a_session_that_is_being_ended_is_refused_in_w
     world.holding("a")
     world.do(ev.EndAsked("a", "alice", "", 30.0))
     view = world["a"]
-    assert view.final and not view.ended, "its process has its grace"
+    assert view.final
+    assert not view.ended, "its process has its grace"
     controller: Any = Controller(world, lambda: None)
     reports = NodeReports(controller)
     for verb in CHANGES:
