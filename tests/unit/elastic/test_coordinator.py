@@ -61,6 +61,13 @@ def check(world: World, ranks: list[Rank], cut: Cut) -> None:
         assert rank.stopped or rank.ended or not rank.groups()
 
 
+async def check_for_a_second(world: World, ranks: list[Rank], cut: Cut) -> None:
+    """It is a consistent cut, and nobody goes on behind it."""
+    check(world, ranks, cut)
+    await asyncio.sleep(1)
+    check(world, ranks, cut)
+
+
 @pytest.mark.parametrize("places", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]]])
 def test_a_step_or_two_until_all_stand(places: list[list[int]]) -> None:
     async def go() -> None:
@@ -148,9 +155,7 @@ def test_ranks_that_were_just_let_go_do_not_stand() -> None:
         tasks = [asyncio.create_task(rank.run()) for rank in ranks]
         async with Barrier(proxies, grace_s=0.0) as barrier:
             cut = await barrier.reach(10)
-            check(world, ranks, cut)
-            await asyncio.sleep(1)
-            check(world, ranks, cut)
+            await check_for_a_second(world, ranks, cut)
         await finish(ranks, tasks)
 
     run(go())
@@ -256,8 +261,7 @@ def test_ranks_that_were_moved_are_held_by_their_new_proxy() -> None:
         for rank in new.ranks:
             rank.proxy = new
         world.notify()
-        await asyncio.sleep(1)
-        check(world, ranks, cut)
+        await check_for_a_second(world, ranks, cut)
         await barrier.release()
         await finish(ranks, tasks)
 
@@ -334,9 +338,7 @@ def test_any_job_stands_and_goes_on(job: Job, seed: int | None) -> None:
             await asyncio.sleep(pause)
             async with Barrier(proxies, grace_s=grace) as barrier:
                 cut = await barrier.reach(60)
-                check(world, ranks, cut)
-                await asyncio.sleep(1)
-                check(world, ranks, cut)
+                await check_for_a_second(world, ranks, cut)
         await finish(ranks, tasks)
         for key, contributed in world.contributed.items():
             assert len(set(contributed.values())) == 1, key
@@ -424,7 +426,7 @@ def test_ranks_of_a_part_that_were_just_let_go_do_not_stand(seconds: float) -> N
         tasks = [asyncio.create_task(rank.run()) for rank in ranks]
         async with Barrier(proxies[:2], grace_s=0.0, part=True) as barrier:
             cut = await barrier.reach(5)
-            await asyncio.sleep(1)
+            await asyncio.sleep(seconds)
             assert {world.contributed["pair"][rank] for rank in (1, 2)} == {cut.contributed["pair"]}
             assert ranks[0].stopped or ranks[0].blocked
             assert all(rank.stopped for rank in ranks[1:3])

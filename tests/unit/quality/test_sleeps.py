@@ -50,7 +50,6 @@ PART_OF_THE_TEST: Mapping[str, int] = {
     "tests/integration/scheduler/test_service.py": 1,
     "tests/integration/scheduler/test_trust.py": 1,
     "tests/support/agent_proxy_double.py": 1,
-    "tests/support/elastic_ranks.py": 2,
     "tests/support/kernel_relay.py": 1,
     "tests/support/proxy_fuzz.py": 1,
     "tests/unit/agent/test_rounds.py": 1,
