@@ -141,7 +141,7 @@ def _worth_another_try(answer: dict[str, Any] | BaseException) -> bool:
 
 async def _sessions(platform: Platform, seconds: float) -> list[dict[str, Any]]:
     """The sessions that have not ended, once the service answers. Raises `Unavailable` when it has
-    not within that time; asks at least once."""
+    not within that time, or cannot be brought back; asks at least once."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while True:

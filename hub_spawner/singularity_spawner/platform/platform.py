@@ -96,6 +96,8 @@ class Platform:
         self._keepers: dict[ProcessPart, asyncio.Future[NoReturn]] = {}
         self.taken_over = False
         """Whether the run of an ``up`` that was killed goes on."""
+        self._revived = False
+        """Whether the scheduler service was given up and is kept running all the same."""
         self._lock_fd: int | None = None
 
     # -- facts ------------------------------------------------------------------------------
@@ -304,12 +306,18 @@ class Platform:
         return ""
 
     async def revive_service(self) -> None:
-        """Keep the scheduler service running again, should it have been given up."""
+        """Keep the scheduler service running again, should it have been given up. Raises
+        `Unavailable`, why, when it was given up once more after that."""
         service = self._service_part
-        if self._keepers[service].done():
-            with contextlib.suppress(Unavailable):
-                await service.start()
-            self._keep(service)
+        keeper = self._keepers[service]
+        if not keeper.done():
+            return
+        if self._revived:
+            keeper.result()
+        self._revived = True
+        with contextlib.suppress(Unavailable):
+            await service.start()
+        self._keep(service)
 
     # -- what callers do with it ------------------------------------------------------------
 

@@ -101,10 +101,11 @@ def mark_from_row(row: Row) -> DeviceMark:
 def session_to_row(view: SessionView) -> Row:
     """`view` without its devices and checkpoints, which are rows of their own (`lease_rows`,
     `checkpoint_to_row`)."""
+    why = _why_to_row(view.why)
     return {
         **{name: getattr(view, name) for name in _SAME},
-        **_why_to_row(view.why),
-        "reason_sum": _sum_of(_why_to_row(view.why)["reason"]),
+        **why,
+        "reason_sum": _sum_of(why["reason"]),
         "kind": view.kind.value,
         "tier": view.tier.value,
         "priority": view.priority.value,

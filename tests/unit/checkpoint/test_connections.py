@@ -15,8 +15,8 @@ from singularity_proxy.checkpoint.connections import Answer, Connections
 
 URL = "http://bucket.example/a/b?signed=%2Fx"
 GONE = b"HTTP/1.1 204 No Content\r\n\r\n"
-MOVED = b"<Error><Code>PreconditionFailed</Code></Error>"
-MOVED = b"HTTP/1.1 412 No\r\nContent-Length: %d\r\n\r\n%b" % (len(MOVED), MOVED)
+REFUSAL = b"<Error><Code>PreconditionFailed</Code></Error>"
+MOVED = b"HTTP/1.1 412 No\r\nContent-Length: %d\r\n\r\n%b" % (len(REFUSAL), REFUSAL)
 LAST = b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n"
 CUT, SILENT = b"cut", b"silent"
 

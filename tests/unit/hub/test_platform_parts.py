@@ -11,9 +11,10 @@ import subprocess
 import sys
 
 import pytest
-from singularity_proxy.errors import Conflict, Unsupported
+from singularity_proxy.capsule.supervisor import RestartPolicy
+from singularity_proxy.errors import Conflict, Unavailable, Unsupported
 from singularity_spawner.homes import blocked_folder, folder_name, make_home
-from singularity_spawner.platform import ports, processes, tools
+from singularity_spawner.platform import Platform, ports, processes, tools
 from singularity_spawner.platform.platform import refuse_unreachable, take_lock
 from singularity_spawner.platform.run import is_awaited
 from singularity_spawner.platform.settings import MARK, Settings, StateFolder, write_private
@@ -32,6 +33,43 @@ async def test_a_failure_of_a_request_that_was_given_up_is_no_line_of_up(caplog,
     future_set_exception_unless_cancelled(given_up, ConnectionRefusedError("nobody is there"))
     logger.error("Uncaught exception GET /")
     assert [record.message for record in caplog.records] == ["Uncaught exception GET /"]
+
+
+class FailingPart:
+    """Ends as soon as it is started."""
+
+    name, goes_on, answered = "the scheduler service", "sessions go on", False
+
+    def __init__(self):
+        self.starts = 0
+
+    async def start(self):
+        self.starts += 1
+
+    async def ended(self):
+        return "ended by itself with exit code 1"
+
+
+@pytest.mark.asyncio
+async def test_a_service_that_ends_at_each_start_is_brought_back_once(tmp_path):
+    """When `up` stops for it, nobody waits for as long as notebooks may take to be stored."""
+    policy = RestartPolicy(limit=3, first_pause_s=0.0)
+    platform = Platform(tmp_path / "state", restarts=policy, tell=lambda line: None)
+    part = platform._service_part = FailingPart()
+    platform._keep(part)
+    async with asyncio.timeout(10):
+        why = await platform.failed()
+        given_up_at = part.starts
+        await platform.revive_service()
+        await platform.revive_service()  # it is kept running: nothing to do
+        assert part.starts == given_up_at + 1
+        await platform.failed()
+        starts = part.starts
+        with pytest.raises(Unavailable) as caught:
+            await platform.revive_service()
+    assert caught.value.message == why
+    assert "ended by itself with exit code 1, after it was started again 3 times" in why
+    assert part.starts == starts
 
 
 def mode(path):
