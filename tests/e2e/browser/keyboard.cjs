@@ -5,14 +5,14 @@ const LIMIT = { timeout: 60000 };
 const CONTROLS = 'button, input, select, textarea, summary, a[href], [tabindex="0"]';
 const MOST = 400;
 
-// Presses `key` until the focus leaves `root`, comes to where it was before, or does not move; marks
-// all that had it.
+// Presses `key` until the focus leaves `root`, comes to where it was before, or does not move; notes
+// all that had it. Not in the page: the dashboard would draw a part anew that is not as the server's.
 async function walk(page, root, key) {
   for (let pressed = 0; pressed < MOST; pressed += 1) {
     const over = await page.evaluate((selector) => {
       const now = document.activeElement;
       if (!now.closest(selector) || now === window.walkedTo) return true;
-      now.dataset.keyed = '';
+      (window.focused ??= new WeakSet()).add(now);
       window.walkedTo = now;
       return false;
     }, root);
@@ -27,7 +27,7 @@ const missed = (page, root) =>
   page.evaluate(
     ([selector, controls]) =>
       [...document.querySelectorAll(`:is(${selector}) :is(${controls})`)]
-        .filter((each) => each.checkVisibility() && !each.disabled && !('keyed' in each.dataset))
+        .filter((each) => each.checkVisibility() && !each.disabled && !window.focused?.has(each))
         .map((each) => each.outerHTML.slice(0, 200)),
     [root, CONTROLS]);
 
@@ -69,7 +69,7 @@ module.exports = {
       if (await page.locator('.jp-Singularity-details').count()) {
         await page.locator('.jp-Singularity-details [role=tab][aria-selected=true]').focus();
         for (const _ of await page.locator('.jp-Singularity-details [role=tab]').all()) {
-          await page.evaluate(() => { document.activeElement.dataset.keyed = ''; });
+          await page.evaluate(() => { window.focused.add(document.activeElement); });
           await page.keyboard.press('ArrowRight');
         }
         // They have led round, and what belongs to the tab is drawn anew: walk through that too.
@@ -78,7 +78,8 @@ module.exports = {
         await walk(page, panel, 'Tab');
       }
       return { missed: await missed(page, panel), rows,
-               reached: await page.locator(`${panel} [data-keyed]`).count() };
+               reached: await page.locator(`${panel} *`).evaluateAll(
+                 (all) => all.filter((each) => window.focused.has(each)).length) };
     },
     // The button in the notebook's toolbar, from the first one there, then what comes after it, to
     // the buttons of the banner.
