@@ -65,7 +65,8 @@ def test_one_process_with_four_devices_on_four_to_one(session: Standalone) -> No
         assert answer["moved"] == changed
         assert set(changed) <= set(moved)
         lines += [worker.stdout.readline() for _ in range(5)]
-    rest = worker.stdout.read()  # not by `communicate`, which loses what `readline` read ahead
+    with worker.stdout:  # not by `communicate`, which loses what `readline` read ahead
+        rest = worker.stdout.read()
     assert worker.wait(200) == 0
     assert "".join(lines) + rest == undisturbed
 
@@ -87,7 +88,8 @@ def test_a_killed_proxy_is_replaced_at_once(session: Standalone) -> None:
     for pid in session.proxy_pids():
         os.kill(pid, signal.SIGKILL)
         lines += [worker.stdout.readline() for _ in range(3)]
-    rest = worker.stdout.read()  # not by `communicate`, which loses what `readline` read ahead
+    with worker.stdout:  # not by `communicate`, which loses what `readline` read ahead
+        rest = worker.stdout.read()
     assert worker.wait(200) == 0
     assert "".join(lines) + rest == undisturbed
 
