@@ -118,11 +118,13 @@ class Jobs:
             await asyncio.sleep(0.2)
 
     def look(self) -> None:
-        """Count the runners of each job that there are now; one that is just being reaped has no
-        command line any more."""
+        """Count the runners of each job that there are now. One that is just being reaped has no
+        command line any more; a child of a runner has the runner's until it executes its own
+        program, and is none."""
         for name, session in self.ids.items():
-            lines = processes_of(session).values()
-            self.most[name] = max(self.most[name], sum(MODULES["papermill"] in x for x in lines))
+            found = {p for p, line in processes_of(session).items() if MODULES["papermill"] in line}
+            runners = [pid for pid in found if parent_of(pid) not in found]
+            self.most[name] = max(self.most[name], len(runners))
 
     def victims(self, kind: str) -> list[int]:
         """Processes of this kind that belong to the jobs, or to their platform."""
@@ -176,6 +178,14 @@ class Jobs:
         assert [t for _, t in lines] == [t for t in tokens for _, u in lines if u == t], about
         # It began anew, or went back to before its token was made (a lost agent is no attempt).
         assert len(tokens) < session["attempt"] + session["incarnation"], about
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of process `pid`; None when the process has ended (proc(5), stat)."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):
+        return None
 
 
 def same(notebook: Json) -> Json:

@@ -98,6 +98,8 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
         self.live = live
         self.session: str | None = None
         """The session that the kernel is, once it has started; None when it is this one's."""
+        self._exit_code: int | None = None
+        """How the kernel had ended when it was last cleaned up after; None: it lived."""
         self._numbers = {
             index: number
             for number, index in enumerate(
@@ -118,8 +120,9 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
         return f"cell {self._numbers.get(index, index + 1)} of {len(self._numbers)}"
 
     def execute(self, **kwargs: Any) -> Any:
-        """Run all cells. Raises `NoKernel`; `CellFailed` when the kernel died; `Cancelled`. A cell
-        that raised is in the notebook, as with papermill's own client."""
+        """Run all cells. Raises `NoKernel`; `KernelDied`, also when the kernel was killed while it
+        started; `CellFailed`; `Cancelled`. A cell that raised is in the notebook, as with
+        papermill's own client."""
         self.reset_execution_trackers()
         on_own_loop(lambda: self._execute(kwargs))
         return self.nb
@@ -184,10 +187,22 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
                 "nothing was run"
             ) from None
         except (RuntimeError, OSError, ModuleNotFoundError) as error:
+            if signum := signal_of(self._exit_code):
+                raise KernelDied(
+                    f"the kernel '{self.kernel_name}' was ended by signal {signum} while it "
+                    "started; nothing was run"
+                ) from None
             said = str(error).strip().splitlines() or [type(error).__name__]
             raise NoKernel(
                 f"the kernel '{self.kernel_name}' could not start ({said[-1]}); nothing was run"
             ) from None
+
+    async def _async_cleanup_kernel(self) -> None:
+        """Remove what is left of the kernel. How it ended is noted before: nbclient cleans up after
+        a kernel that died before it raises, and so ends what could tell."""
+        if self.km is not None and self.km.provisioner is not None:
+            self._exit_code = await self.km.provisioner.poll()
+        await super()._async_cleanup_kernel()
 
     async def _cells(self, ending: asyncio.Future[Any]) -> None:
         for index, cell in enumerate(self.nb.cells):
@@ -271,10 +286,18 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
         return made
 
 
+def signal_of(exit_code: int | None) -> int:
+    """Return the signal that ended a process with `exit_code`, as Popen (-N) or sh (128 + N) tell
+    it; 0 for a process that ended by itself, or lives."""
+    if exit_code is None or 0 <= exit_code <= 128:
+        return 0
+    return -exit_code if exit_code < 0 else exit_code - 128
+
+
 def _forget(task: asyncio.Task[Any]) -> None:
     """Whatever `task` raised: the run is ending anyway."""
     if not task.cancelled():
         task.exception()
 
 
-__all__ = ["Live", "RunClient", "SessionKernelManager"]
+__all__ = ["Live", "RunClient", "SessionKernelManager", "signal_of"]

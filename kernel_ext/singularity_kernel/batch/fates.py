@@ -32,7 +32,7 @@ class CellFailed(Fate):
 
 
 class KernelDied(CellFailed):
-    """The kernel died under a cell."""
+    """The kernel died under a cell, or was killed while it started."""
 
     reason = "kernel_died"
     exit_code = 70

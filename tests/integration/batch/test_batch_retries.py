@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,44 @@ def test_after_the_last_attempt_it_fails_with_the_reason(runs: Runs, short_dir: 
     assert ended["reason"].startswith("the last of its 3 attempts was ended as well: ")
     assert "signal 9" in ended["reason"]
     assert (short_dir / "ran").read_text() == "x\nx\nx\n"
+
+
+def write_kernel(folder: Path, ending: str) -> None:
+    """A kernel of its own kind, "frail", whose first start ends with the statement `ending`."""
+    code = f"""
+import os, sys
+if not os.path.exists("started"):
+    open("started", "w").close()
+    {ending}
+from ipykernel import kernelapp
+kernelapp.launch_new_instance()
+"""
+    (folder / "kernels" / "frail").mkdir(parents=True)
+    argv = [sys.executable, "-c", code, "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": "Frail", "language": "python"}
+    (folder / "kernels" / "frail" / "kernel.json").write_text(json.dumps(spec))
+
+
+@pytest.mark.timeout(200)
+def test_a_run_whose_kernel_is_killed_while_it_starts_is_tried_again(
+    runs: Runs, short_dir: Path
+) -> None:
+    write_kernel(short_dir, "os.kill(os.getpid(), 9)")
+    notebook = write_notebook(short_dir / "n.ipynb", "print('ran')")
+    output = str(short_dir / "out.ipynb")
+    sid = runs.submit(notebook, output=output, kernel="frail", max_retries=1)
+    ended = runs.end(sid)
+    assert (ended["state"], attempts(ended)) == ("completed", 2), runs.log(sid)
+    assert "the kernel 'frail' was ended by signal 9 while it started" in runs.log(sid)
+    assert text_of(read(output)) == "ran\n"
+
+
+@pytest.mark.timeout(200)
+def test_a_run_whose_kernel_cannot_start_is_not_tried_again(runs: Runs, short_dir: Path) -> None:
+    write_kernel(short_dir, "sys.exit(3)")
+    notebook = write_notebook(short_dir / "n.ipynb", "print('ran')")
+    output = str(short_dir / "out.ipynb")
+    sid = runs.submit(notebook, output=output, kernel="frail", max_retries=1)
+    ended = runs.end(sid)
+    assert (ended["state"], attempts(ended)) == ("failed", 1), runs.log(sid)
+    assert "the kernel 'frail' could not start" in ended["reason"]
