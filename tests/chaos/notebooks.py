@@ -282,10 +282,17 @@ class CsvWriter(Notebook):
     pause_s: ClassVar[float] = 0.2
     void = False
     """Its file was exchanged in this round, so that it says nothing."""
+    rows_file = ""
+    """The file of this round, in home. No round before had it: the rows of one that was closed
+    would count as rows of this one, whose cell may not have begun."""
+    begun = 0
+    """Rounds that were begun."""
 
     async def round(self) -> None:
         await self.opened()
-        self.counted, self.void, path = 0, False, f"rows-{self.rounds}.csv"
+        self.begun += 1
+        self.counted, self.void = 0, False
+        self.rows_file = path = f"rows-{self.begun}.csv"
         code = programs.CSV.format(path=path, rows=self.rows, pause=self.pause_s)
         try:
             cell = await self.run(code)
@@ -325,14 +332,14 @@ class CsvWriter(Notebook):
 
     def look_at_file(self) -> None:
         """Called by the watch: the rows so far are there once and in order."""
-        found = self.file(f"rows-{self.rounds}.csv")
+        found = self.file(self.rows_file) if self.rows_file else []
         if len(found) > self.counted:
             self.advance(len(found))
         whole = found[:-1]
         if self.void:
             return
         if whole != programs.csv_rows(self.rows)[: len(whole)]:
-            text = f"rows-{self.rounds}.csv is wrong before row {len(whole)}"
+            text = f"{self.rows_file} is wrong before row {len(whole)}"
             self.world.timeline.violate("rows", self.name, text)
 
 

@@ -153,7 +153,7 @@ async def _swap_file(world: World, subject: CsvWriter) -> str:
     if not before < subject.counted < subject.rows / 2:  # its file is not open, or soon closed
         return ""
     await service.suspend(subject.session)
-    rows = world.home(subject.user) / f"rows-{subject.rounds}.csv"
+    rows = world.home(subject.user) / subject.rows_file
     stored = await subject.reach("suspended")
     if not stored or len(subject.file(rows.name)) >= subject.rows:
         await comes_back(world, subject, service)
