@@ -17,7 +17,7 @@ from support.batch_runs import read
 from support.service_process import ServiceProcess
 
 JOBS = 6 if matrix.is_full() else 3
-KILLING_S = 300.0 if matrix.is_full() else 20.0
+KILLING_S = 100.0 if matrix.is_full() else 20.0
 SEEDS = range(matrix.seed(), matrix.seed() + (3 if matrix.is_full() else 1))
 FEW = ["--NodeAgent.warm_proxies=1", "--NodeAgent.proxy_threads=1"]
 
@@ -32,7 +32,7 @@ def environment(short_dir: Path) -> dict[str, str]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(900 if matrix.is_full() else 300)
+@pytest.mark.timeout(600 if matrix.is_full() else 300)
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_runs_end_by_themselves_whatever_is_killed(
     short_dir: Path, environment: dict[str, str], seed: int

@@ -12,7 +12,7 @@ from support import matrix, proxy_fuzz, sanitizer
 from support.proxy_device import Proxies, Proxy
 from support.proxy_fuzz import Fuzz, Program, Record
 
-SECONDS = 120.0 if matrix.is_full() else 5.0
+SECONDS = 45.0 if matrix.is_full() else 5.0
 SEEDS = [matrix.seed() + i for i in range(4 if matrix.is_full() else 1)]
 
 
