@@ -258,6 +258,8 @@ def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None
     unborn = event.checkpoint is None and newest is None and is_unborn_fork(view)
     reference = None if unborn else checkpoints.usable(view, event.checkpoint, draft.now)
     back = newest is not None and reference is not None and reference.id != newest.id
+    if view.part is not None:  # it comes back to where the others are, whatever else it has stored
+        back = False
     if event.node is not None:
         require_node(draft, view, event.node)
     elif event.cluster is not None:

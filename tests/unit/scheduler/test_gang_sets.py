@@ -45,6 +45,15 @@ def resumes(world: World) -> dict[str, str]:
     return {a.session: a.checkpoint for a in world.pending if isinstance(a, ev.Resume)}
 
 
+def fail_to_return(world: World, failing: tuple[str, ...], damaged: bool = False) -> None:
+    """All who are coming back do so, but these."""
+    for action in [a for a in world.pending if isinstance(a, ev.Resume)]:
+        world.pending.remove(action)
+        head = (action.session, action.epoch, action.seq)
+        failed = ev.ResumeFailed(*head, "a hash differs" if damaged else "no such port", damaged)
+        world.do(failed if action.session in failing else outcome(action))
+
+
 # -- stored ---------------------------------------------------------------------------------
 
 
@@ -284,6 +293,32 @@ def test_resume_takes_an_older_set_where_one_cannot_come_back() -> None:
     world.do(ev.ResumeAsked("g0", "ada"))
     world.answer(ev.Fence)
     assert resumes(world) == older
+
+
+@pytest.mark.parametrize("failing", [("g1",), BOTH])
+def test_a_part_with_a_newer_checkpoint_of_its_own_comes_back_to_where_the_others_are(
+    failing: tuple[str, ...],
+) -> None:
+    world = two_nodes()
+    older, newer = store(world), store(world)
+    world.join("b", 1)
+    world.answer(ev.Fence)
+    assert resumes(world) == newer
+    fail_to_return(world, ("g0",), damaged=True)
+    world.do(ev.ResumeAsked("g0", "ada"))
+    world.answer(ev.Fence)
+    assert resumes(world) == older
+    fail_to_return(world, failing)
+    newest = world["g1"].newest_whole
+    assert newest is not None
+    assert newest.id == newer["g1"]
+    world.do(ev.ResumeAsked("g0", "ada"))
+    assert resumes(world) == {sid: older[sid] for sid in failing}
+    world.answer()
+    world.need("g0")
+    world.answer()
+    assert words(world, *BOTH) == ["running", "running"]
+    assert [world[sid].incarnation for sid in BOTH] == [3, 3]
 
 
 def test_a_part_comes_back_from_no_place_where_the_others_were_not() -> None:
