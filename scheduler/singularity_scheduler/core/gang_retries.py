@@ -39,10 +39,16 @@ def newest(draft: Draft, view: SessionView) -> CheckpointSet | None:
     from their beginning."""
     if view.part is None:
         return None
-    for one in gangs.parts(draft, view.part):
-        if one.pending or (one.retrying and goes_back(one) and not one.restore_from):
-            return None
+    if _begins_anew(gangs.parts(draft, view.part)):
+        return None
     return next(reversed(gang_sets.whole(draft, view.part)), None)
+
+
+def _begins_anew(views: list[SessionView]) -> bool:
+    """Whether these parts are just beginning from their beginning."""
+    return any(
+        one.pending or (one.retrying and goes_back(one) and not one.restore_from) for one in views
+    )
 
 
 # -- why they go back -----------------------------------------------------------------------
@@ -180,32 +186,49 @@ def back(draft: Draft, view: SessionView, reason: Reason, retrying: bool) -> Non
 def not_back(draft: Draft, view: SessionView, sentence: str, free: bool) -> bool:
     """A part did not come back, and nothing of it is left; `free` as of `retries.not_resumed`.
     False: it stays in the store, and the others wait for it."""
+    how = run_reasons.no_return(sentence)
     if view.leaving is not None:  # the others have gone somewhere else meanwhile
         chosen, reason = _where_others_go(draft, view), view.why
-        retrying = view.retrying
-        view = draft.quiet_step(view, ProcessEvent.RESUME_FAILED, exit=None, leaving=None)
-        if chosen is None:
+        failed = draft.quiet_step(view, ProcessEvent.RESUME_FAILED, exit=None, leaving=None)
+        view = draft.put(failed)
+        if chosen is not None:
+            _send(draft, view, chosen, reason, "retry", view.retrying)
+        elif _begins_anew(gangs.others(draft, view)):
             retries.begin_again(draft, view, reason, "retry")
-        else:
-            _send(draft, view, chosen, reason, "retry", retrying)
+        else:  # it was to be the set that has just been found damaged
+            _on_without(draft, view, view.attempt, how)
         return True
     if not view.retrying:
         return False
-    how = run_reasons.no_return(sentence)
     if not free and not retries.may(draft, view):
         endings.finish(draft, view, ProcessEvent.FAIL, retries.over(view, how), "retry")
         return True
     view = draft.put(draft.quiet_step(view, ProcessEvent.RESUME_FAILED, exit=None))
-    attempt = view.attempt + (not free)
-    chosen = newest(draft, view)
-    if chosen is not None:
-        _again(draft, view, chosen, attempt, how)
-        return True
-    assert view.part is not None
-    others = run_reasons.part_begins_again(view.part)
-    for one in gangs.parts(draft, view.part):
-        retries.along(draft, one, attempt, how if one.id == view.id else others)
+    _on_without(draft, view, view.attempt + (not free), how)
     return True
+
+
+def _on_without(draft: Draft, view: SessionView, attempt: int, how: Reason) -> None:
+    """All go on as this attempt from the newest set that is left; without one from their beginning,
+    if they may be tried again."""
+    assert view.part is not None
+    chosen = newest(draft, view)
+    if chosen is not None and view.retrying:
+        _again(draft, view, chosen, attempt, how)
+    elif chosen is not None:
+        for one in gangs.parts(draft, view.part):
+            reference = chosen.of[one.id]
+            reason = run_reasons.lost_part(view.part, how, reference, draft.now)
+            if one.id == view.id:
+                reason = run_reasons.lost_self(how, reference, draft.now)
+            _send(draft, one, chosen, reason, "retry", False)
+    elif view.retrying:
+        others = run_reasons.part_begins_again(view.part)
+        for one in gangs.parts(draft, view.part):
+            # Whose first attempt came into the store makes its second one.
+            retries.along(draft, one, max(attempt, 2), how if one.id == view.id else others)
+    else:
+        endings.finish(draft, view, ProcessEvent.FAIL, retries.over(view, how), "retry")
 
 
 def _where_others_go(draft: Draft, view: SessionView) -> CheckpointSet | None:

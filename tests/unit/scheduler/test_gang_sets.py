@@ -54,6 +54,14 @@ def fail_to_return(world: World, failing: tuple[str, ...], damaged: bool = False
         world.do(failed if action.session in failing else outcome(action))
 
 
+def back_alone(world: World, session: str) -> None:
+    """Of all who are coming back this one is there, and goes on for a while."""
+    action = next(a for a in world.pending if isinstance(a, ev.Resume) and a.session == session)
+    world.pending.remove(action)
+    world.do(outcome(action))
+    later(world)
+
+
 # -- stored ---------------------------------------------------------------------------------
 
 
@@ -319,6 +327,63 @@ def test_a_part_with_a_newer_checkpoint_of_its_own_comes_back_to_where_the_other
     world.answer()
     assert words(world, *BOTH) == ["running", "running"]
     assert [world[sid].incarnation for sid in BOTH] == [3, 3]
+
+
+@pytest.mark.parametrize("retried", [True, False])
+def test_a_part_that_finds_the_set_damaged_that_the_others_go_back_to_takes_all_to_an_older_one(
+    retried: bool,
+) -> None:
+    world = two_nodes(max_retries=2 if retried else 0)
+    world.join("c", 1)
+    older, newer = store(world), store(world)
+    world.join("b", 1)
+    world.answer(ev.Fence)
+    assert resumes(world) == newer
+    back_alone(world, "g0")
+    if retried:
+        world.do(ev.ProcessExited("g0", -9))
+    else:
+        world.do(ev.NodeLost("a", 1e6))
+    fail_to_return(world, ("g1",), damaged=True)
+    world.answer(ev.Fence)
+    assert resumes(world) == older
+    assert "it could not come back from its checkpoint (a hash differs)" in reads(world["g1"])
+    world.answer()
+    world.need("g0")
+    world.answer()
+    assert words(world, *BOTH) == ["running", "running"]
+    attempt = 2 if retried else 1
+    assert [(world[sid].attempt, world[sid].incarnation) for sid in BOTH] == [(attempt, 3)] * 2
+
+
+def on_its_way_back_alone(max_retries: int) -> World:
+    """A gang that was stored once: part 0 is back, its node is lost, and part 1 is on its way."""
+    world = two_nodes(max_retries=max_retries)
+    world.do(ev.SuspendAsked("g1", "ada"))
+    world.answer(ev.Suspend)
+    world.do(ev.ResumeAsked("g0", "ada"))
+    back_alone(world, "g0")
+    world.join("c", 1)
+    world.do(ev.NodeLost("a", 1e6))
+    return world
+
+
+def test_a_part_that_finds_the_only_set_damaged_has_all_begin_again() -> None:
+    world = on_its_way_back_alone(max_retries=1)
+    fail_to_return(world, ("g1",), damaged=True)
+    assert "starts from its beginning" in reads(world["g0"])
+    world.do(ev.NodeLost("a", 1e6))  # it is still gone, and a queued run waits elsewhere
+    world.answer()
+    assert words(world, *BOTH) == ["ready", "ready"]
+    assert [(world[sid].attempt, world[sid].incarnation) for sid in BOTH] == [(2, 1)] * 2
+
+
+def test_a_part_that_finds_the_only_set_damaged_ends_all_that_may_not_be_tried_again() -> None:
+    world = on_its_way_back_alone(max_retries=0)
+    fail_to_return(world, ("g1",), damaged=True)
+    assert words(world, *BOTH) == ["failed", "failed"]
+    why = "it could not come back from its checkpoint (a hash differs)"
+    assert [why in reads(world.known[sid]) for sid in BOTH] == [True, True]
 
 
 def test_a_part_comes_back_from_no_place_where_the_others_were_not() -> None:
