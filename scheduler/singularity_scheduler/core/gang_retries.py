@@ -236,6 +236,8 @@ def _where_others_go(draft: Draft, view: SessionView) -> CheckpointSet | None:
     assert view.part is not None
     sets = {one.id: one for one in gang_sets.whole(draft, view.part)}
     for other in gangs.others(draft, view):
+        if other.process_state is ProcessState.RESUMING:
+            continue  # it says where it comes from, and not where it goes then
         reference = next((c for c in other.checkpoints if c.id == other.restore_from), None)
         if goes_back(other) and reference is not None and reference.set_id in sets:
             return sets[reference.set_id]

@@ -167,10 +167,11 @@ def settle(draft: Draft) -> None:
             leave(draft, view, view.why, rule, view.leaving or "")
 
 
-def suspended(draft: Draft, event: ev.Suspended) -> None:
+def suspended(draft: Draft, event: ev.Suspended) -> bool:
+    """It is in the store. False: that is no answer to what it waits for, an old one perhaps."""
     view = draft.get(event.session)
     if view is None:
-        return
+        return False
     if view.process_state is not ProcessState.SUSPENDING or not _answers(view, event):
         if view.final:  # it was ended meanwhile: nobody wants this checkpoint
             draft.put(
@@ -178,10 +179,11 @@ def suspended(draft: Draft, event: ev.Suspended) -> None:
                     draft, checkpoints.add(draft, view, event.checkpoint), {event.checkpoint.id}
                 )
             )
-        return
+        return False
     view = replace(view, suspend_s=event.ms / 1000)
     view = checkpoints.add(draft, view, event.checkpoint)
     _gone_from_node(draft, view, move_reasons.suspended(view, event.checkpoint, event.ms))
+    return True
 
 
 def fenced(draft: Draft, event: ev.Fenced) -> None:
@@ -212,16 +214,17 @@ def _gone_from_node(draft: Draft, view: SessionView, reason: Reason) -> None:
     )
 
 
-def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
+def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> bool:
+    """It goes on where it is. False: as of `suspended`."""
     view = draft.get(event.session)
     if view is None or view.process_state is not ProcessState.SUSPENDING:
-        return
+        return False
     if not _answers(view, event):
-        return
+        return False
     if view.retrying or gang_retries.goes_back(view):  # nobody wants what is there
         reason = run_reasons.not_removed(event.sentence)
         endings.finish(draft, view, ProcessEvent.FAIL, reason, "retry")
-        return
+        return True
     wants, ended = view.wants, view.exit
     view = draft.step(
         endings.stay(view),
@@ -238,6 +241,7 @@ def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
         queue.park(draft, view, reasons.held_back(view), "user.preempt")
     elif wants and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
         queue.enqueue(draft, view, view.why, "device.lazy")
+    return True
 
 
 def _answers(view: SessionView, event: object) -> bool:

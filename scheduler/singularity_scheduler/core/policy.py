@@ -495,13 +495,13 @@ def _joined(draft: Draft, event: ev.NodeJoined) -> None:
 
 
 def _suspended(draft: Draft, event: ev.Suspended) -> None:
-    moves.suspended(draft, event)
-    gang_store.answered(draft, event.session, event.checkpoint.id)
+    if moves.suspended(draft, event):
+        gang_store.answered(draft, event.session, event.checkpoint.id)
 
 
 def _suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
-    moves.suspend_failed(draft, event)
-    gang_store.answered(draft, event.session)
+    if moves.suspend_failed(draft, event):
+        gang_store.answered(draft, event.session)
 
 
 def _current(view: SessionView | None, epoch: int, state: DeviceState) -> TypeGuard[SessionView]:

@@ -356,6 +356,27 @@ def test_a_part_that_finds_the_set_damaged_that_the_others_go_back_to_takes_all_
     assert [(world[sid].attempt, world[sid].incarnation) for sid in BOTH] == [(attempt, 3)] * 2
 
 
+def test_parts_on_their_way_back_follow_who_goes_back_further_and_not_one_another() -> None:
+    world = World(1, "a")
+    for node in ("b", "c"):
+        world.join(node, 1)
+    computing_gang(world, "g", 3, max_retries=2)
+    older, newer = store(world), store(world)
+    world.do(ev.ProcessExited("g1", -9))
+    world.answer(ev.Fence)
+    assert resumes(world) == newer
+    back = {a.session: a for a in world.pending if isinstance(a, ev.Resume)}
+    for sid in ("g1", "g2", "g0"):
+        world.pending.remove(back[sid])
+        world.do(outcome(back[sid]))
+        if sid == "g1":  # so soon that all take the next older set
+            world.do(ev.ProcessExited("g1", -9))
+    world.answer(ev.Fence)
+    assert resumes(world) == older
+    world.answer()
+    assert [(world[sid].attempt, world[sid].incarnation) for sid in older] == [(3, 3)] * 3
+
+
 def on_its_way_back_alone(max_retries: int) -> World:
     """A gang that was stored once: part 0 is back, its node is lost, and part 1 is on its way."""
     world = two_nodes(max_retries=max_retries)

@@ -123,6 +123,37 @@ def test_commands_that_are_repeated_stop_nobody_again() -> None:
     assert (again.session, again.cut) == ("g0", ())
 
 
+def test_an_answer_that_is_repeated_changes_nothing_for_parts_in_the_store() -> None:
+    world = two_nodes()
+    computing_gang(world, "g")
+    world.do(ev.CheckpointAsked("g0", "ada"))
+    world.answer()
+    kept = {sid: visible(world[sid])[-1].id for sid in BOTH}
+    world.do(ev.SuspendAsked("g0", "ada"))
+    [stored] = [a for a in world.pending if a.session == "g0"]
+    answer(world, "g0")
+    world.join("b", 1)
+    world.do(ev.NodeLost("b", 1e6))  # before g1 was stored: all go back to their set
+    world.do(outcome(stored))
+    assert {sid: world[sid].restore_from for sid in BOTH} == kept
+
+
+def test_an_old_answer_calls_no_part_back_that_could_not_come_back() -> None:
+    world = two_nodes()
+    computing_gang(world, "g")
+    world.do(ev.SuspendAsked("g0", "ada"))
+    stored = [a for a in world.pending if isinstance(a, ev.Suspend)]
+    world.answer(ev.Suspend)
+    world.do(ev.ResumeAsked("g0", "ada"))
+    answer(world, "g0", "no such port")
+    answer(world, "g1")
+    for action in stored:
+        head = (action.session, action.epoch, action.seq)
+        for event in (outcome(action), ev.SuspendFailed(*head, "disk full")):
+            world.do(event)
+            assert words(world, *BOTH) == ["suspended", "waiting"]
+
+
 # -- to another node ------------------------------------------------------------------------
 
 
