@@ -18,7 +18,7 @@ from support.batch_sameness import (
     write_cells,
 )
 
-SEEDS = range(20 if matrix.is_full() else 2)
+SEEDS = range(10 if matrix.is_full() else 2)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from support.checkpoint_world import Broken, World
 from support.matrix import is_full
 
 FILES = 6
-SEEDS = range(600) if is_full() else range(40)
+SEEDS = range(200) if is_full() else range(40)
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ def test_the_bits_do_not_depend_on_the_number_of_proxies(
 def test_proxies_that_are_killed_change_no_bit(
     places: str, journal: int, shm: Path, proxies: Proxies, expected: dict[int, Any]
 ) -> None:
-    steps = 1000 if matrix.is_full() else 300
+    steps = 400 if matrix.is_full() else 300
     same = undisturbed(expected, steps, shm, proxies)
     session = Session(shm, proxies.bound, PLACES[places], journal)
     rng = random.Random(f"{places} {journal}")
@@ -183,7 +183,7 @@ def test_fast_sums_are_the_same_after_a_kill(
     places: list[int], journal: int, shm: Path, proxies: Proxies
 ) -> None:
     """They depend on what shares a device, and on nothing else."""
-    steps = 1000 if matrix.is_full() else 200
+    steps = 400 if matrix.is_full() else 200
     folder = shm / "undisturbed"
     folder.mkdir()
     same = Session(folder, proxies.bound, places, 0, fast=True).run(steps)
@@ -220,7 +220,7 @@ def test_ranks_that_come_back_elsewhere_agree_about_fast_sums(
     shm: Path, proxies: Proxies, expected: dict[int, Any]
 ) -> None:
     """Some have a result already and others compute it again, from sums of other devices."""
-    steps = 600 if matrix.is_full() else 150
+    steps = 300 if matrix.is_full() else 150
     layouts = [[0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 2, 3], [0, 1, 1, 1]]
     session = Session(shm, proxies.bound, layouts[0], 8 << 20, fast=True)
     rng = random.Random(4)
