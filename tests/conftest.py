@@ -242,7 +242,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_sessionstart() -> None:
-    _baseline.fds = leaks.fd_targets()  # now that pytest's own capturing is set up
+    _baseline.look_at_fds()  # now that pytest's own capturing is set up
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,8 +18,10 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -43,18 +45,43 @@ _OUR_MODULES = re.compile(
 _SHARED = (Path("/dev/shm"), Path("/tmp"))
 
 
-def fd_targets() -> Counter[str]:
-    """What this process has open, sockets and pipes counted by kind."""
-    found: Counter[str] = Counter()
+def open_fds() -> dict[int, str]:
+    """What each descriptor of this process leads to, as /proc says it."""
+    found = {}
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except FileNotFoundError:
             continue  # the descriptor of the listing itself
-        if "/site-packages/" in target:
-            continue  # a library keeps a file of its own, such as a font, for the next time
-        found[re.sub(r"^(socket|pipe):.*", r"\1", target)] += 1
+        if "/site-packages/" not in target:  # a library keeps a file, such as a font, for later
+            found[int(fd)] = target
     return found
+
+
+def fd_targets() -> Counter[str]:
+    """What this process has open, sockets and pipes counted by kind."""
+    return Counter(re.sub(r"^(socket|pipe):.*", r"\1", target) for target in open_fds().values())
+
+
+def name_fds(before: Collection[str] = ()) -> list[str]:
+    """What each descriptor leads to that is none of `before`; a socket by both its ends. The pair
+    of an event loop, beside its eventpoll, has no names."""
+    sockets = {c.fd: c for c in psutil.Process().net_connections("all")}
+    named = []
+    for fd, target in sorted(open_fds().items()):
+        if target in before:
+            continue
+        if (found := sockets.get(fd)) is not None:
+            ends = " > ".join(_name_end(end) for end in (found.laddr, found.raddr) if end)
+            state = "" if found.status == psutil.CONN_NONE else f" {found.status}"
+            named.append(f"{fd} {found.family.name} {ends or 'without a name'}{state}")
+        else:
+            named.append(f"{fd} {target}")
+    return named
+
+
+def _name_end(end: Any) -> str:
+    return end if isinstance(end, str) else f"{end.ip}:{end.port}"
 
 
 def fd_count() -> int:
@@ -73,9 +100,14 @@ class Baseline:
     run: str
     started: float = field(default_factory=lambda: psutil.Process().create_time())
     fds: Counter[str] = field(default_factory=fd_targets)
+    targets: frozenset[str] = field(default_factory=lambda: frozenset(open_fds().values()))
     folders: set[Path] = field(default_factory=_shared_folders)
     fd_growth: Counter[str] = field(default_factory=Counter)
     """Descriptors gained per test id, so that a leak can be traced to the tests it grew in."""
+
+    def look_at_fds(self) -> None:
+        """What is open by now is nobody's leak."""
+        self.fds, self.targets = fd_targets(), frozenset(open_fds().values())
 
 
 def _mark_of(process: psutil.Process) -> str | None:
@@ -231,5 +263,6 @@ def leaks(baseline: Baseline, wait_s: float = 5.0) -> list[str]:
         )
         sentences.append(
             f"{grown.total()} file descriptors stayed open: {kinds}; grown most in: {tests or '?'}"
+            f"; new are: {', '.join(name_fds(baseline.targets)[:40])}"
         )
     return sentences

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -143,6 +145,28 @@ def test_finds_descriptors_that_stay_open(tmp_path: Path) -> None:
     for file in files:
         file.close()
     assert not leaks.leaked_fds(baseline)
+
+
+def test_says_what_descriptors_that_stay_open_lead_to(tmp_path: Path) -> None:
+    baseline = leaks.Baseline(run="none")
+    with contextlib.ExitStack() as open_now:
+        listener = open_now.enter_context(socket.create_server(("127.0.0.1", 0)))
+        client = open_now.enter_context(socket.create_connection(listener.getsockname()))
+        open_now.enter_context(listener.accept()[0])
+        for end in socket.socketpair():
+            open_now.enter_context(end)
+        named = open_now.enter_context(socket.socket(socket.AF_UNIX))
+        named.bind("\0leaks-of-a-test")
+        for number in range(leaks.FD_SLACK):
+            open_now.enter_context((tmp_path / str(number)).open("w"))
+        (told,) = [s for s in leaks.leaks(baseline, wait_s=0.0) if "file descriptors" in s]
+        here, there = (f"127.0.0.1:{s.getsockname()[1]}" for s in (client, listener))
+        assert f"{client.fileno()} AF_INET {here} > {there} ESTABLISHED" in told
+        assert f"{listener.fileno()} AF_INET {there} LISTEN" in told
+        assert told.count("AF_UNIX without a name") == 2
+        assert f"{named.fileno()} AF_UNIX @leaks-of-a-test" in told
+        assert str(tmp_path / "0") in told
+    assert leaks.name_fds(baseline.targets) == []
 
 
 def test_slices_are_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
