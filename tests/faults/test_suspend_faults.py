@@ -23,7 +23,7 @@ from singularity_proxy.errors import (
 from support.agent import AgentBox, until
 from support.agent_faults import criu_of
 from support.agent_moves import after, checkpoint, gone, listed, resume, suspend
-from support.agent_trains import STEPS, losses, native_losses, start_training
+from support.agent_trains import STEPS, hurry, losses, native_losses, start_training
 from support.capsules import needs_criu
 from support.disks import needs_root, small_disk
 
@@ -81,6 +81,7 @@ async def test_a_store_that_is_gone_costs_nothing_but_the_checkpoint(
         store.unlink()
         (box.root / "elsewhere").rename(store)
         assert await listed(box, session) == []
+        hurry(box)
         await box.logged(session, "done")
         assert losses(box.log(session)) == reference
 
@@ -107,6 +108,7 @@ async def test_a_full_disk_costs_nothing_but_the_checkpoint(
                 report = await box.session(session)
                 assert (report["alive"], report["devices"]) == (True, ["cpu:0"])
             assert await listed(box, session) == []
+            hurry(box)
             await box.logged(session, "done")
             assert losses(box.log(session)) == reference
             await box.end(session)
@@ -136,6 +138,7 @@ async def test_a_flipped_bit_is_found_and_the_older_checkpoint_is_offered(
         await gone(box, session)
         await resume(box, session, 3, older["id"], incarnation=2, seq=4)
         await box.attach(session, 3)
+        hurry(box)
         await box.logged(session, "done")
         assert losses(box.log(session)) == reference
 
@@ -155,6 +158,7 @@ async def test_an_agent_killed_while_criu_works(reference: dict[int, str]) -> No
         # CRIU works on; when it has let go, the session does.
         assert (await box.session(session))["alive"]
         await box.attach(session, 2)
+        hurry(box)
         await box.logged(session, "done")
         assert losses(box.log(session)) == reference
 
@@ -177,5 +181,6 @@ async def test_everything_of_a_node_killed_at_once(reference: dict[int, str]) ->
         assert [c["id"] for c in await listed(box, session)] == [made["id"]]
         await resume(box, session, 2, made["id"], incarnation=2)
         await box.attach(session, 2)
+        hurry(box)
         await box.logged(session, "done")
         assert losses(box.log(session)) == reference

@@ -18,7 +18,7 @@ from singularity_proxy.errors import SingularityError
 from support.agent import AgentBox, alive, until
 from support.agent_held import Held
 from support.agent_moves import after, checkpoint, gone, listed, resume, suspend
-from support.agent_trains import STEPS, losses, start_training
+from support.agent_trains import STEPS, hurry, losses, start_training
 from support.store_faults import FaultProxy
 
 WHAT_NOW = re.compile(r"kept|goes on|as it was|try again|nothing was|were not")
@@ -79,6 +79,7 @@ class Trial:
             self.base_steps = seen, self.seen() + 1
             await self._strike(fault)
             await self._settle()
+            hurry(box)
             await self._check_store(fault)
             await self._check_session(fault)
             await self._check_base()

@@ -3,7 +3,8 @@
     agent_training.py DEVICE STEPS [PAUSE_FOLDER [PAUSE_S]]
 
 Prints the loss of every step as hexadecimal and, with a folder, waits before step N for the file
-`go-N` when a file `stop-N` is there. Sleeps PAUSE_S seconds between steps.
+`go-N` when a file `stop-N` is there. Sleeps PAUSE_S seconds between steps while that folder has no
+file `hurry`.
 """
 
 import os
@@ -29,7 +30,8 @@ for step in range(steps):
         print("waiting", step, flush=True)
         while not os.path.exists(os.path.join(folder, f"go-{step}")):
             time.sleep(0.01)
-    time.sleep(pause)
+    if not (folder and os.path.exists(os.path.join(folder, "hurry"))):
+        time.sleep(pause)
     optimizer.zero_grad(set_to_none=True)
     loss = torch.nn.functional.cross_entropy(model(data), label)
     loss.backward()

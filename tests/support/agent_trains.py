@@ -47,7 +47,9 @@ def _run_natively(steps: int) -> dict[int, str]:
 
 
 async def start_training(box: AgentBox, *stops: int, pause_s: float = 0.0) -> str:
-    """A session that trains and waits before each of the steps `stops`."""
+    """A session that trains and waits before each of the steps `stops`; between steps it pauses for
+    `pause_s`, until `hurry`."""
+    (box.work / "hurry").unlink(missing_ok=True)
     for step in stops:
         (box.work / f"stop-{step}").touch()
     argv = [sys.executable, TRAINING, "cuda", str(STEPS), str(box.work), str(pause_s)]
@@ -64,6 +66,11 @@ async def reach(box: AgentBox, session: str, step: int) -> None:
 def go(box: AgentBox, step: int) -> None:
     """Let it go on with `step`."""
     (box.work / f"go-{step}").touch()
+
+
+def hurry(box: AgentBox) -> None:
+    """Let the sessions of `box` train without pauses: what they had to be in time for is over."""
+    (box.work / "hurry").touch()
 
 
 async def logged(client: Any, session: str, text: str) -> str:

@@ -19,7 +19,7 @@ from singularity_proxy.errors import (
 from support.agent import AgentBox, sleeper, stop, until
 from support.agent_kernels import NO_HISTORY, client_of, run, start_kernel
 from support.agent_moves import after, checkpoint, gone, listed, resume, suspend
-from support.agent_trains import STEPS, losses, native_losses, start_training
+from support.agent_trains import STEPS, hurry, losses, native_losses, start_training
 from support.capsules import needs_criu
 from support.matrix import some_of
 
@@ -58,6 +58,7 @@ async def test_a_training_is_suspended_and_goes_on_here(reference: dict[int, str
         assert not back["loss"]["rolled_back"]
         await box.event("device.need", session, count=2)
         await box.attach(session, 2, "cpu:1")
+        hurry(box)
         await box.logged(session, "done")
         assert losses(box.log(session)) == reference
 
@@ -83,6 +84,7 @@ async def test_a_training_moves_to_another_node_and_back(
         await resume(one, session, 3, done["checkpoint"]["id"], seq=3)
         await one.event("device.need", session, count=2)
         await one.attach(session, 3)
+        hurry(one)
         await one.logged(session, "done")
         assert losses(one.log(session)) == reference
         assert len(await listed(two, session)) == 2
@@ -104,6 +106,7 @@ async def test_a_checkpoint_is_taken_while_it_goes_on(reference: dict[int, str])
         assert not told["loss"]["rolled_back"]
         await box.event("device.need", fork)
         await box.attach(fork, 1, "cpu:1")
+        hurry(box)
         for one in (session, fork):
             await box.logged(one, "done")
             assert losses(box.log(one)) == reference
@@ -144,6 +147,7 @@ async def test_a_suspend_comes_in_the_middle_of_a_checkpoint(reference: dict[int
         )
         assert [type(x) for x in (first, second) if not isinstance(x, dict)] == [Conflict]
         await box.attach(session, 2)
+        hurry(box)
         await box.logged(session, "done")
         assert losses(box.log(session)) == reference
 

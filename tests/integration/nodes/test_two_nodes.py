@@ -120,6 +120,7 @@ async def test_a_node_that_dies_costs_what_came_after_the_last_checkpoint(
         reasons = [c["reason"] for c in await nodes.client.history(session)]
         gone = next(r for r in reasons if r.startswith(f"node {SECOND} has been gone for"))
         assert re.search(r"it goes on from checkpoint .* old, and what it did since is lost", gone)
+        (nodes.home / "hurry").touch()
         said = await nodes.until_printed(session, "done")
         # Its log came back with it, as it was then: every step is there once, none is another.
         assert [int(n) for n in re.findall(r"^step (\d+) ", said, re.M)] == list(range(STEPS))
