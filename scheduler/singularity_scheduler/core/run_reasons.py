@@ -204,8 +204,9 @@ def part_ended(view: SessionView) -> Reason:
     number, code = _number(view), view.exit_code
     if view.process_state is ProcessState.FAILED and code is not None and code > 0:
         return because("part_exited", part=number, exit_code=code)
+    of = view.why.find("after") if view.why.code == "ended_part" else view.why
     cancelled = view.why.root.code in ("cancelled", "cancelled_with_group")
-    return because("part_cancelled" if cancelled else "part_ended", part=number, of=view.why)
+    return because("part_cancelled" if cancelled else "part_ended", part=number, of=of)
 
 
 def part_goes_back(part: Part) -> Reason:

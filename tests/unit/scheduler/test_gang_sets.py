@@ -91,6 +91,18 @@ def test_the_end_of_a_gang_says_that_nothing_is_kept_of_it() -> None:
         assert not visible(world[sid])
 
 
+def test_a_part_that_ends_with_another_one_says_once_that_nothing_is_kept() -> None:
+    world = two_nodes()
+    store(world)
+    world.do(ev.ProcessExited("g0", -9))
+    gone = "; its checkpoints go with it: the end of a run on several nodes is for good"
+    killed = "its process was ended by signal 9"
+    assert [reads(world.known[sid]) for sid in BOTH] == [
+        f"{killed}{gone}",
+        f"part 0 of its gang ended: {killed}{gone}",
+    ]
+
+
 def test_a_set_of_which_a_part_is_missing_is_dropped() -> None:
     world = two_nodes(max_retries=1)
     assert list(store(world, failed="g0")) == ["g1"]
