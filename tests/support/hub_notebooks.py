@@ -15,6 +15,21 @@ from tornado.websocket import websocket_connect
 OPEN = set()
 """Pages with a connection."""
 
+LEAVING = set()
+"""What reads the connections of pages until their servers have let them go."""
+
+
+async def leave_all():
+    """Close what tests have left open and wait until servers have let all connections go: a loop
+    that ends before would keep the sockets."""
+    for page in list(OPEN):
+        page.close()
+    late = {reader for reader in LEAVING if not reader.done()}
+    LEAVING.clear()
+    if late:
+        _, late = await asyncio.wait(late, timeout=20)
+    assert not late, "a server keeps the connection of a page that has left"
+
 
 class Page:
     """One page of a browser; `open` it again after its server was started anew."""
@@ -42,6 +57,7 @@ class Page:
         self._socket = await websocket_connect(request)
         OPEN.add(self)
         self._reader = asyncio.create_task(self._read(self._socket))
+        LEAVING.add(self._reader)
         return self
 
     def mine(self, session):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 from singularity_spawner.platform import Platform
-from singularity_spawner.platform.processes import arguments, of_run
+from singularity_spawner.platform.processes import arguments, end_run, of_run
 from singularity_spawner.platform.settings import Settings, StateFolder
 
 
@@ -41,7 +42,8 @@ class Up:
 
 @contextlib.asynccontextmanager
 async def up(folder, *options, prefix=sys.prefix, **variables):
-    """`up` of the environment at `prefix`, with `variables` beside this process's own."""
+    """`up` of the environment at `prefix`, with `variables` beside this process's own. What it has
+    started goes on after it where a test wants that, and not after a test that fails."""
     process = await asyncio.create_subprocess_exec(
         str(Path(prefix) / "bin/jupyter-singularity"),
         "up",
@@ -54,10 +56,27 @@ async def up(folder, *options, prefix=sys.prefix, **variables):
     )
     try:
         yield Up(process)
+    except BaseException:
+        await _kill(process)
+        await end_all(folder)
+        raise
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
+        await _kill(process)
+
+
+async def _kill(process):
+    if process.returncode is None:
+        process.kill()
+        await process.communicate()
+
+
+async def end_all(folder):
+    """End what the last platform in `folder` has left, if there was one, and remove what it had in
+    memory."""
+    if (settings := settings_of(folder)) is not None:
+        await end_run(settings.instance, 1.0)
+        for path in settings.memory:
+            shutil.rmtree(path, ignore_errors=True)  # most have removed theirs
 
 
 def settings_of(folder):

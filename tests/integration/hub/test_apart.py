@@ -11,7 +11,7 @@ from singularity_spawner.platform import Platform
 from singularity_spawner.platform.ports import free_ports
 from singularity_spawner.platform.run import put_notebooks_away
 from support.capsules import needs_criu
-from support.hub_notebooks import Page, session_of
+from support.hub_notebooks import Page, leave_all, session_of
 from support.hub_platform import state_folder
 
 pytestmark = [pytest.mark.asyncio, needs_criu, pytest.mark.timeout(300)]
@@ -64,6 +64,5 @@ async def test_a_suspended_notebook_outlives_the_platform(end, capsys):
             assert kept.kernel == kernels[0]
             assert await asyncio.wait_for(kept.run("print(x)"), 60) == "kept.ipynb"
     finally:
-        kept.close()
-        other.close()
+        await leave_all()
         shutil.rmtree(folder)

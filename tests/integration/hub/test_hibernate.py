@@ -14,7 +14,7 @@ import pytest_asyncio
 from singularity_spawner.platform import config
 from singularity_spawner.platform.hubapi import HubError
 from support.capsules import needs_criu
-from support.hub_notebooks import OPEN, Page, session_of
+from support.hub_notebooks import Page, leave_all, session_of
 from support.hub_platform import running_platform
 from tornado.websocket import WebSocketClosedError
 
@@ -52,8 +52,7 @@ async def hub():
 async def platform(hub):
     """The platform; what a test leaves of alice is removed."""
     yield hub
-    for page in list(OPEN):
-        page.close()
+    await leave_all()
     for session in await hub.service().sessions("active"):
         await hub.service().end_session(session["id"], grace_s=0.0)
     if await hub.hub.server("alice") is not None:

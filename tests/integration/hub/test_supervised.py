@@ -18,9 +18,9 @@ from singularity_spawner.platform import parts, run
 from singularity_spawner.platform.ports import free_ports
 from singularity_spawner.platform.processes import end_run, of_run
 from support.capsules import needs_criu
-from support.hub_notebooks import OPEN, Page, session_of
+from support.hub_notebooks import Page, leave_all, session_of
 from support.hub_platform import left_of, running_platform, state_folder
-from support.hub_up import PARTS, kill, pid_of, platform_of, settings_of, up
+from support.hub_up import PARTS, end_all, kill, pid_of, platform_of, settings_of, up
 from support.matrix import some_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_criu, pytest.mark.timeout(300)]
@@ -45,12 +45,12 @@ for number in range({n}):
 PAIRS = list(itertools.combinations(PARTS, 2))
 
 
-@pytest.fixture
-def folder():
+@pytest_asyncio.fixture(loop_scope="module")
+async def folder():
     made = state_folder()
     yield made
-    for page in list(OPEN):
-        page.close()
+    await leave_all()
+    await end_all(made)
     shutil.rmtree(made)
 
 
@@ -90,6 +90,7 @@ async def hub():
     often = RestartPolicy(limit=1000)
     async with running_platform(devices=1, tell=told.append, restarts=often) as running:
         yield running, told
+    await leave_all()
 
 
 @pytest.mark.parametrize("victims", [*((part,) for part in PARTS), *some_of(PAIRS, 3)])

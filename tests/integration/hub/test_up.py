@@ -9,19 +9,21 @@ import socket
 import stat
 
 import pytest
+import pytest_asyncio
 from singularity_scheduler.fleet import namespaces
 from singularity_spawner.platform.ports import free_ports
 from singularity_spawner.platform.processes import end_run, of_run
 from support.hub_platform import left_of, state_folder
-from support.hub_up import settings_of, up
+from support.hub_up import end_all, settings_of, up
 
 WHY_NOT = namespaces.why_not()
 
 
-@pytest.fixture
-def folder():
+@pytest_asyncio.fixture
+async def folder():
     made = state_folder()
     yield made
+    await end_all(made)
     shutil.rmtree(made)
 
 
@@ -56,6 +58,19 @@ async def test_it_says_how_to_log_in_and_stops_everything(folder):
         assert (code, err) == (0, "")
         assert "Everything is stopped" in out
     assert left_of(settings) == []
+
+
+@pytest.mark.asyncio
+async def test_a_test_that_fails_leaves_nothing_running(folder):
+    async def fails():
+        async with up(folder, "--port", str(free_ports(1)[0])) as running:
+            await running.until("ready in")
+            assert of_run(settings_of(folder).instance)
+            raise AssertionError("what a test found")
+
+    with pytest.raises(AssertionError, match="what a test found"):
+        await fails()
+    assert left_of(settings_of(folder)) == []
 
 
 @pytest.mark.asyncio
