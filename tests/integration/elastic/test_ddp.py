@@ -14,7 +14,7 @@ from support.matrix import is_full, seed
 
 from benchmarks.jobs import Job, numbers
 
-STEPS = 40 if is_full() else 8
+STEPS = 20 if is_full() else 8
 MODEL = "gpt" if is_full() else "gpt_small"
 GPT = (MODEL, "--steps", str(STEPS), "--dropout", "0.1", "--batch", "2")
 
