@@ -223,6 +223,18 @@ class Notebook(Subject):
         if not await self.reach("live"):
             raise Unavailable("it is not back within a minute")
 
+    async def judge_count(self, was: int, now: int, what: str, sent_at: float) -> str:
+        """Say what is wrong with a count that was `was` and is `now`, one cell later; "": nothing.
+        A session that went to a checkpoint may be ahead of where it was, when it had gone back to
+        an older one since that was stored."""
+        assert self.tab is not None
+        if now <= was or (now > was + 1 and await self.has_gone_back()):
+            await self.check_went_back(was, now, what)
+        elif now > was + 1 and not self._may_have_lost(self.tab, sent_at):
+            return f"{what} {now} instead of {was + 1}"
+        self.advance(now)
+        return ""
+
     def compare(self, stored: Stored) -> str:
         """What is wrong with the count of a session that was visited after it went back; a visit
         may have been under way when it was stored."""
@@ -384,12 +396,7 @@ class Idle(Notebook):
         visits, digest = int(words[0]), words[1]
         if self.digest and digest != self.digest:
             return f"fingerprint {digest} instead of {self.digest}"
-        if visits <= was:
-            await self.check_went_back(was, visits, "visit")
-        elif visits > was + 1 and not self._may_have_lost(self.tab, cell.sent_at):
-            return f"visit {visits} instead of {was + 1}"
-        self.advance(visits)
-        return ""
+        return await self.judge_count(was, visits, "visit", cell.sent_at)
 
 
 class Notes(Notebook):
@@ -420,9 +427,4 @@ class Notes(Notebook):
         count = int(words[0])
         if int(words[1]) != count:
             return f"{count} notes with the sum {words[1]}"
-        if count <= was:
-            await self.check_went_back(was, count, "note")
-        elif count > was + 1 and not self._may_have_lost(self.tab, cell.sent_at):
-            return f"note {count} instead of {was + 1}"
-        self.advance(count)
-        return ""
+        return await self.judge_count(was, count, "note", cell.sent_at)

@@ -236,6 +236,11 @@ class Subject(abc.ABC):
         self._killed_at = None
         self.kept_back = ""
 
+    async def has_gone_back(self) -> bool:
+        """Whether the session went to a checkpoint since its count was looked at last."""
+        found = await self.world.session(self.session)
+        return int(found.get("incarnation", 1)) > self.incarnation
+
     async def check_went_back(self, was: int, now: int, what: str, of: Lines | None = None) -> None:
         """Its count, or that of one of its cells, went from `was` back to `now`: right only when
         the session went back to a checkpoint, and to none that is older than the newest one that

@@ -7,11 +7,20 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from singularity_scheduler.service.openapi import document
 from singularity_scheduler.service.operations import TABLE
 from support import matrix
 from support.scheduler_service import Platform, platform
+
+FREE = [
+    *("create_session", "create_group", "migrate_session", "list_sessions", "list_groups"),
+    *("list_history", "change_parameters", "list_admin_log", "begin_upgrade", "notice_node"),
+    *("get_usage", "keep_session", "resize_session"),
+]
+"""Operations that may refuse what fits the schema."""
 
 HOOKS = "support.openapi_formats"
 TESTS = Path(__file__).resolve().parents[2]
@@ -33,16 +42,12 @@ not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "501", "503"]
 # How many devices are too many and which there are depends on session and cluster, not on the
 # description, a cursor must be one that the list gave, times have an order, and administrators set
 # how long sessions may be kept: what fits the schema may be refused with 400 here.
-include-operation-id = [
-  "create_session", "create_group", "migrate_session", "list_sessions", "list_groups",
-  "list_history", "change_parameters", "list_admin_log", "begin_upgrade", "notice_node",
-  "get_usage", "keep_session", "resize_session",
-]
+include-operation-id = {free}
 checks.positive_data_acceptance.expected-statuses = {statuses}
 
 [[operations]]
 # It takes texts that are printable for ones that violate the format of that name.
-include-operation-id = ["checkpoint_session", "suspend_session", "cancel_group"]
+include-operation-id = {printable}
 checks.negative_data_rejection.expected-statuses = ["2xx", "4xx", "5xx"]
 
 [[operations]]
@@ -59,6 +64,25 @@ phases.stateful.enabled = false
 """
 
 
+def operations_with_format(name: str) -> list[str]:
+    """Return the operations whose bodies have texts of this format, as the description says."""
+    description = document()
+
+    def has_it(part: Any, above: tuple[str, ...] = ()) -> bool:
+        if isinstance(part, list):
+            return any(has_it(item, above) for item in part)
+        if not isinstance(part, dict):
+            return False
+        if "$ref" in part:
+            named = part["$ref"].rpartition("/")[2]
+            schema = description["components"]["schemas"][named]
+            return named not in above and has_it(schema, (*above, named))
+        return part.get("format") == name or any(has_it(item, above) for item in part.values())
+
+    found = [o for path in description["paths"].values() for o in path.values()]
+    return [o["operationId"] for o in found if has_it(o.get("requestBody"))]
+
+
 async def ask(
     p: Platform, tmp_path: Path, who: str, examples: int, more: str = "", only: Iterable[str] = ()
 ) -> str:
@@ -66,7 +90,13 @@ async def ask(
     something did not hold, else ""."""
     config = tmp_path / "schemathesis.toml"
     statuses = ["2xx", "400", "401", "403", "404", "409", "501", "503"]
-    config.write_text(CONFIG.format(url=p.url, who=who, statuses=statuses, more=more))
+    printable = [name for name in operations_with_format("printable") if name not in FREE]
+    assert "drain_node" in printable
+    config.write_text(
+        CONFIG.format(
+            url=p.url, who=who, statuses=statuses, more=more, free=FREE, printable=printable
+        )
+    )
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
     command += [f"{p.url}api/v1/openapi.json", "--checks", "all", "--no-color"]
     # DELETE ends a session; it stays readable with its history, as the operation's summary says.
