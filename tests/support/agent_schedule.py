@@ -318,14 +318,13 @@ class Walk:
         assert self.seen() == STEPS - 1 or self._stood[2] == STEPS - 1
 
     def has_ended(self) -> bool:
-        """Whether the training has come to its end, since it came back if that was to an older
-        state: the log still tells of an end before. Nothing more is printed by one that came back
-        to a checkpoint which may be of the end itself."""
+        """Whether the training has come to its end in this life: the log may tell of the end of an
+        earlier one, of which the session came back to an older state. One that came back to a
+        checkpoint which may be of the end itself prints nothing more."""
+        said = re.findall(r"^(step|done)\b", self.log(), re.M)
         printed, _, last = self._stood
-        if printed < 0 or last == STEPS - 1:
-            return "done" in self.log()
-        since = re.split(r"^step ", self.log(), flags=re.M)[printed:]
-        return len(since) > 1 and "done" in since[-1]
+        again = said.count("step") > printed or last == STEPS - 1
+        return again and said[-1] == "done"
 
 
 def _all_of(box: AgentBox, session: str) -> list[int]:
