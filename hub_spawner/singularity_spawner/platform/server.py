@@ -77,6 +77,7 @@ class Server:
         name = (await self.rest("POST", "api/terminals", {}))["name"]
         url = f"{self.url.replace('http', 'ws', 1)}terminals/websocket/{name}"
         shown = ""
+        message: str | bytes | None = ""
         try:
             socket = await websocket_connect(HTTPRequest(url, headers=self.headers))
             try:
@@ -94,6 +95,8 @@ class Server:
                 raise Unavailable(f"'{line}' did not end within {timeout:g} s: {shown}") from None
             finally:
                 socket.close()
+                while message is not None:  # unread ones would keep its answer, and so the socket
+                    message = await socket.read_message()
         finally:
             await self.rest("DELETE", f"api/terminals/{name}", None)
         return int(end[1]), shown[: end.start()]

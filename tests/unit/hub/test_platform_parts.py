@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import socket
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import sys
 
+import psutil
 import pytest
 from singularity_proxy.capsule.supervisor import RestartPolicy
 from singularity_proxy.errors import Conflict, Unavailable, Unsupported
@@ -17,10 +19,15 @@ from singularity_spawner.homes import blocked_folder, folder_name, make_home
 from singularity_spawner.platform import Platform, ports, processes, tools
 from singularity_spawner.platform.platform import refuse_unreachable, take_lock
 from singularity_spawner.platform.run import is_awaited
+from singularity_spawner.platform.server import Server
 from singularity_spawner.platform.settings import MARK, Settings, StateFolder, write_private
 from singularity_spawner.proc import read_process
 from support.uids import needs_own_uids
 from tornado.concurrent import future_set_exception_unless_cancelled
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler
+from tornado.websocket import WebSocketHandler
 
 
 @pytest.mark.asyncio
@@ -327,3 +334,39 @@ def test_node_comes_before_everything_else(monkeypatch):
     assert len(path) == len(set(path))
     if tools.node_folder():
         assert path[0] == tools.node_folder()
+
+
+# -- a user's server ------------------------------------------------------------------------------
+
+
+class Terminals(RequestHandler):
+    def post(self):
+        self.write({"name": "1"})
+
+    def delete(self, name):
+        self.set_status(204)
+
+
+class Terminal(WebSocketHandler):
+    """Shows more than is asked for, as a shell does that prompts again."""
+
+    async def on_message(self, message):
+        for text in ("ended with 3.", "$ ", "$ ", "$ "):
+            await self.write_message(json.dumps(["stdout", text]))
+
+
+@pytest.mark.asyncio
+async def test_a_command_in_a_terminal_lets_its_connection_go():
+    """A loop that ends soon after would keep the socket."""
+    handlers = [(r"/api/terminals", Terminals), (r"/api/terminals/(.*)", Terminals)]
+    here = HTTPServer(Application([*handlers, (r"/terminals/websocket/1", Terminal)]))
+    sockets = bind_sockets(0, "127.0.0.1")
+    here.add_sockets(sockets)
+    port = sockets[0].getsockname()[1]
+    try:
+        assert await Server(f"http://127.0.0.1:{port}/", "token").command("x") == (3, "")
+        found = psutil.Process().net_connections("tcp")
+        assert [c for c in found if c.raddr and c.raddr.port == port] == []
+    finally:
+        here.stop()
+        await here.close_all_connections()
