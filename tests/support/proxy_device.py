@@ -24,7 +24,7 @@ from singularity_proxy.wire.rpc import SyncPeer
 from support.proxy_zygote import Forked, Zygote, state_of_task
 
 OP, DEFINE, FREE, ALLOCATE, RESIZE, WRITE, READ, SEED, GET_RNG, SET_RNG, SYNC = range(1, 12)
-EVENT_RECORD, EVENT_TIME, SETTINGS = 12, 13, 14
+EVENT_RECORD, EVENT_TIME, SETTINGS, COMPILE = 12, 13, 14, 15
 REPLY, ALL_NEW, NO_OUTPUTS = 1, 2, 4
 OK, RUNTIME, INDEX, VALUE, TYPE, NOT_IMPLEMENTED, OUT_OF_MEMORY, LINALG = range(8)
 FLOAT, DOUBLE, LONG = 6, 7, 4

@@ -126,6 +126,7 @@ class DeviceProxy:
         else:
             _limit_cuda(binding)
             self._facts = _facts_of_cuda(binding)
+        native.check_arguments_of_kernels()
         native.check_squashing_every(check_squashing_every)
         # Ranks of another session meet these when both are parts of a gang: cpu:0 of its node is
         # another device.

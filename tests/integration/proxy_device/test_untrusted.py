@@ -5,6 +5,7 @@ Every test ends with `other`, a second ring of the same device proxy, still comp
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import ProxyFailed, SingularityError
+from singularity_proxy.wire import graphs
 from support import proxy_device as w
 from support.attacks import attack
 from support.proxy_device import Device, Proxies, Proxy, RingClient, T, Value, make_ring
@@ -122,6 +124,57 @@ def test_tensors_that_cannot_be_are_refused(victim: RingClient, tensor: T) -> No
     )
     check(victim.call("neg", tensor, base=10))
     check(victim.call("zero_", tensor, flags=w.NO_OUTPUTS))
+
+
+COMPLEX = 9
+TRANSFORMS = {
+    "repeated": ("_fft_c2c", [0] * 70, 0, True),
+    "behind": ("_fft_c2c", [0, 5], 0, True),
+    "far away": ("_fft_c2c", [2**40], 0, True),
+    "negative": ("_fft_c2c", [-(2**40)], 0, True),
+    "of real numbers": ("_fft_r2c", [5], 0, True),
+    "to real numbers": ("_fft_c2r", [5], 0, 8),
+    "to less than half": ("_fft_c2r", [1], 0, 3),
+}
+
+
+@pytest.mark.parametrize("arguments", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_write_into_their_results_alone(
+    victim: RingClient, arguments: tuple[Any, ...]
+) -> None:
+    """PyTorch's own kernels do not look at these arguments: they write behind their tables."""
+    name, *more = arguments
+    victim.allocate(1, 160)
+    victim.call("zero_", T(1, (40,)), flags=w.NO_OUTPUTS)
+    numbers = T(1, (4, 5), dtype=w.FLOAT if name == "_fft_r2c" else COMPLEX)
+    check = refused(victim, "Dimension out of range", "appears multiple times", "does not make 3")
+    check(victim.call(name, numbers, *more, base=10))
+    right = victim.call("_fft_c2r", T(1, (4, 5), dtype=COMPLEX), [1], 0, 8, base=20)
+    assert right.status == w.OK
+    assert victim.read(20, 4 * 8 * 4) == bytes(4 * 8 * 4)
+
+
+def test_transforms_in_a_captured_graph_write_into_their_results_alone(victim: RingClient) -> None:
+    packed = graphs.pack(
+        {
+            "symbols": [],
+            "inputs": [["t", "complex64", [4, 5], [5, 1], 0, 0]],
+            "nodes": [["op.aten._fft_c2r.default", [{"n": 0}, [1], 0, 3], {}]],
+            "outputs": [1],
+            "static": [],
+            "visible": [0],
+            "backward": False,
+            "inference": True,
+            "options": {},
+        }
+    )
+    body = struct.pack("<IIQ", len(graphs.NAME), len(packed), 0) + graphs.NAME.encode() + packed
+    victim.record(w.DEFINE, body)
+    victim.defined["graph"] = 0
+    form = graphs.form_of(json.loads(victim.ask(w.COMPILE).payload))
+    victim.allocate(1, 160)
+    check = refused(victim, "a transform of 5 complex numbers does not make 3 real ones")
+    check(victim.call("graph", T(1, (4, 5), dtype=COMPLEX), form, base=10))
 
 
 def host_tensor(dtype: int, sizes: list[int], size: int, data: bytes) -> tuple[bytes, bytes]:

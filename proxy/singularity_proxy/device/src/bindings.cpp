@@ -3,6 +3,7 @@
 
 #include "crew.h"
 #include "graphs.h"
+#include "kernels.h"
 #include "memory.h"
 #include "mirror.h"
 #include "native/bindings.h"
@@ -84,6 +85,7 @@ void bind_device(py::module_& m) {
   });
 
   m.def("install_capacity", &install_capacity, py::arg("bytes"));
+  m.def("check_arguments_of_kernels", &check_arguments_of_kernels, "Once, before a ring is served.");
   m.def("set_graph_maker", [](py::object make) { set_graph_maker(make.ptr()); }, py::arg("make"));
   m.def("name_device", &name_device, py::arg("device"), "Which physical device this process serves; once, before a ring is.");
   m.def("published_bytes", &published_bytes, "Of what ranks brought to collectives and other proxies read.");

@@ -5,6 +5,7 @@
 #include "device/src/errors.cpp"
 #include "device/src/executor.cpp"
 #include "device/src/fold.cpp"
+#include "device/src/kernels.cpp"
 #include "device/src/lineage.cpp"
 #include "device/src/lineage_cost.cpp"
 #include "device/src/memory.cpp"
