@@ -28,7 +28,7 @@ from .figures import Figure
 
 NAMES = (
     *("proxy", "elastic", "api", "checkpoint", "admissions", "batch", "scheduler", "million", "ui"),
-    *("service", "setup"),
+    *("service", "setup", "house"),
 )
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from singularity_proxy.capsule import criu
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
-from singularity_proxy.checkpoint.store import ObjectStore, open_store
+from singularity_proxy.checkpoint.store import ObjectStore
+from singularity_proxy.checkpoint.store_urls import open_store
 from singularity_proxy.checkpoint.writer import Request
 
 from . import connection, moves, sameness

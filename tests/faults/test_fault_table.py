@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from singularity_proxy.checkpoint import steps
-from singularity_proxy.checkpoint.store import open_store
+from singularity_proxy.checkpoint.store_urls import open_store
 from singularity_scheduler.agent import resumes, suspends
 from support.agent import AgentBox
 from support.agent_faults import Fault, Trial

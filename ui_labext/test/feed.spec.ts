@@ -2,6 +2,7 @@ import {
   Feed,
   FIRST_PAUSE_MS,
   ISource,
+  linkText,
   LONGEST_PAUSE_MS,
   pause,
   POLL_MS,
@@ -9,7 +10,6 @@ import {
 } from '../src/model/feed';
 import { Sessions } from '../src/model/sessions';
 import { EventParser } from '../src/model/sse';
-import { linkText } from '../src/model/words';
 import { DOCUMENT, TEXTS } from './samples';
 
 const SNAPSHOT = `event: snapshot\ndata: ${JSON.stringify({ sessions: [DOCUMENT] })}\n\n`;

@@ -3,7 +3,7 @@ import * as React from 'react';
 import { Announcer } from '../src/model/announce';
 import { Behind } from '../src/model/behind';
 import { PARTS } from '../src/model/details';
-import { Feed } from '../src/model/feed';
+import { Feed, linkText } from '../src/model/feed';
 
 import { Followed } from '../src/model/followed';
 
@@ -17,7 +17,7 @@ import { commandLabel, verbCaption, verbLabel, VERBS } from '../src/model/verbs'
 import { cellsWait } from '../src/model/waits';
 import { cancelText, restoreText } from '../src/model/warnings';
 import { Whys } from '../src/model/whys';
-import { ITexts, linkText, stateWord } from '../src/model/words';
+import { ITexts, stateWord } from '../src/model/words';
 import { Banner } from '../src/view/banner';
 import { SessionButton } from '../src/view/button';
 import { Panel } from '../src/view/panel';

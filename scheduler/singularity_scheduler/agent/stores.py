@@ -23,7 +23,8 @@ from singularity_proxy.checkpoint.layout import component
 from singularity_proxy.checkpoint.manifest import Summary
 from singularity_proxy.checkpoint.progress import OnProgress, Progress
 from singularity_proxy.checkpoint.retention import Policy
-from singularity_proxy.checkpoint.store import ObjectStore, Reservation, decimal_size, open_store
+from singularity_proxy.checkpoint.store import ObjectStore, Reservation, decimal_size
+from singularity_proxy.checkpoint.store_urls import open_store
 from singularity_proxy.errors import NoSpace, SingularityError, StoreUnavailable
 
 if TYPE_CHECKING:

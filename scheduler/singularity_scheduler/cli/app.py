@@ -7,8 +7,8 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
-from . import COMMANDS
 from .base import CommandApp
+from .commands import COMMANDS
 
 
 class SingularityApp(CommandApp):

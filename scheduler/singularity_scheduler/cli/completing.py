@@ -27,9 +27,9 @@ def _complete() -> None:
         increment_argcomplete_index,
     )
 
-    from . import COMMANDS
     from .app import SingularityApp
     from .base import CommandApp
+    from .commands import COMMANDS
 
     words = (get_argcomplete_cwords() or [""])[1:]
     if not words:

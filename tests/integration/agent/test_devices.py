@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
-from singularity_proxy.checkpoint.store import open_store
+from singularity_proxy.checkpoint.store_urls import open_store
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, ProxyNotReady, StaleEpoch
 from support.agent import AgentBox, until
 from support.agent_moves import listed

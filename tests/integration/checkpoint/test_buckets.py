@@ -20,7 +20,8 @@ from singularity_proxy.checkpoint.files import Part
 from singularity_proxy.checkpoint.google_store import GoogleStore, user_boundary
 from singularity_proxy.checkpoint.retention import Policy
 from singularity_proxy.checkpoint.s3_store import S3Store, user_policy
-from singularity_proxy.checkpoint.store import Moved, ObjectMissing, open_store
+from singularity_proxy.checkpoint.store import Moved, ObjectMissing
+from singularity_proxy.checkpoint.store_urls import open_store
 from singularity_proxy.checkpoint.writer import Request
 from singularity_proxy.errors import (
     BadRequest,

@@ -305,7 +305,7 @@ for info in pkgutil.iter_modules(package.__path__):
     if info.name != "__main__":
         importlib.import_module(f"{package.__name__}.{info.name}")
 from singularity_proxy.checkpoint.chunks import Codec
-from singularity_proxy.checkpoint.store import open_store
+from singularity_proxy.checkpoint.store_urls import open_store
 from singularity_proxy.errors import Unsupported
 urls = ("abs://a.blob.core.windows.net/c", "s3://bucket/prefix", "gs://bucket/prefix")
 for call in (lambda: Codec("u", None), *(lambda url=url: open_store(url) for url in urls)):

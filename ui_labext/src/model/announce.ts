@@ -1,5 +1,5 @@
-import { ISession } from './session';
-import { Listener, Sessions } from './sessions';
+import { ISession, Listener } from './session';
+import { Sessions } from './sessions';
 import { ITexts, stateWord } from './words';
 
 /** What is worth interrupting a person who listens. */

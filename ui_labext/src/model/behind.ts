@@ -1,5 +1,5 @@
-import { hasEnded, ISession } from './session';
-import { Listener, Sessions } from './sessions';
+import { hasEnded, ISession, Listener } from './session';
+import { Sessions } from './sessions';
 
 /** Two questions to the server are at least this far apart. */
 export const ASK_MS = 2_000;

@@ -1,8 +1,8 @@
 import { changeKey, IChange } from './history';
 import { IPage, Load, Paged } from './load';
 import { ILogSource, Log } from './log';
-import { ISession } from './session';
-import { Listener, Sessions } from './sessions';
+import { ISession, Listener } from './session';
+import { Sessions } from './sessions';
 import { IStored } from './stored';
 
 /** What is asked about an opened session. */

@@ -1,6 +1,7 @@
-import { Own, sentence } from './refused';
-import { Listener } from './sessions';
+import { inWords, Own, sentence } from './refused';
+import { Listener } from './session';
 import { EventParser } from './sse';
+import { clock, ITexts } from './words';
 
 /** First pause before the stream is opened again; doubled with each failure in a row. */
 export const FIRST_PAUSE_MS = 1_000;
@@ -173,4 +174,26 @@ export class Feed {
   private _wake: () => void = () => undefined;
   private readonly _stop = new AbortController();
   private readonly _listeners = new Set<Listener>();
+}
+
+/** The one line about how current the list is and what is wrong with it; "": all is well. */
+export function linkText(link: ILink, unreadable: number, texts: ITexts): string {
+  if (link.state === 'connecting') {
+    return texts.__('connecting to the scheduler');
+  }
+  if (link.state === 'lost') {
+    const lost =
+      link.known === null
+        ? texts.__('no connection to the scheduler')
+        : texts.__('connection lost, last known state of %1', clock(link.known));
+    return link.why ? `${lost} (${inWords(link.why, texts)})` : lost;
+  }
+  if (unreadable) {
+    return texts._n(
+      'the scheduler is of another version: %1 session cannot be shown',
+      'the scheduler is of another version: %1 sessions cannot be shown',
+      unreadable
+    );
+  }
+  return '';
 }

@@ -1,5 +1,5 @@
 import { sentence } from './refused';
-import { Listener } from './sessions';
+import { Listener } from './session';
 
 /** Something that is asked of the server: what it answered last, and whether it could not. */
 abstract class Asked<T> {

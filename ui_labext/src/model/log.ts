@@ -1,7 +1,7 @@
 import { pause, wait } from './feed';
 import { isObject, text } from './json';
 import { Refused, sentence } from './refused';
-import { Listener } from './sessions';
+import { Listener } from './session';
 import { EventParser } from './sse';
 
 /** So much of the end of a log is asked for, in bytes. */

@@ -7,6 +7,9 @@
 
 import { count, countOrNull, counts, isObject, text, texts, time } from './json';
 
+/** Told after each change of what it listens to. */
+export type Listener = () => void;
+
 /** How far a transfer to or from the store is. */
 export interface IProgress {
   bytesDone: number;

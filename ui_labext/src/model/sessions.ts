@@ -1,8 +1,5 @@
-import { hasEnded, ISession, readPlace, readProgress, readSession } from './session';
+import { hasEnded, ISession, Listener, readPlace, readProgress, readSession } from './session';
 import { Usage } from './usage';
-
-/** Told after each change. */
-export type Listener = () => void;
 
 /** What a session was before a change (null: it was not known) and what it is now. */
 export type ChangeListener = (before: ISession | null, now: ISession) => void;

@@ -1,8 +1,8 @@
 import { Details, IDetailsSource, Part } from './details';
 import { EVERYTHING, IFilter } from './filter';
 import { IPage, Paged } from './load';
-import { ISession } from './session';
-import { Listener, Sessions } from './sessions';
+import { ISession, Listener } from './session';
+import { Sessions } from './sessions';
 
 /** What the sidebar asks the server. */
 export interface ISidebarSource extends IDetailsSource {

@@ -1,6 +1,5 @@
 import { countOrNull, isObject, text } from './json';
-import { ISession, readPlace } from './session';
-import { Listener } from './sessions';
+import { ISession, Listener, readPlace } from './session';
 
 /** Nothing is asked about the same state of a session again before this long has gone by. */
 export const STANDING_MS = 30_000;

@@ -1,6 +1,5 @@
 import { countOrNull, isObject, list, text } from './json';
-import { ISession } from './session';
-import { Listener } from './sessions';
+import { ISession, Listener } from './session';
 
 /** So long is the past that is kept and drawn. */
 export const PAST_MS = 5 * 60_000;

@@ -1,5 +1,4 @@
-import { ISession } from './session';
-import { Listener } from './sessions';
+import { ISession, Listener } from './session';
 
 /** The sentence of one session is asked for again after this long at the earliest. */
 export const AGAIN_MS = 30_000;

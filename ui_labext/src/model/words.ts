@@ -1,5 +1,3 @@
-import { ILink } from './feed';
-import { inWords } from './refused';
 import { IProgress, ISession, physicalDevices } from './session';
 
 /** The part of JupyterLab's `TranslationBundle` that is used here. */
@@ -208,26 +206,4 @@ export function progressText(progress: IProgress, texts: ITexts): string {
     parts.push(`${bytes(progress.rate)}/s`);
   }
   return parts.join(', ');
-}
-
-/** The one line about how current the list is and what is wrong with it; "": all is well. */
-export function linkText(link: ILink, unreadable: number, texts: ITexts): string {
-  if (link.state === 'connecting') {
-    return texts.__('connecting to the scheduler');
-  }
-  if (link.state === 'lost') {
-    const lost =
-      link.known === null
-        ? texts.__('no connection to the scheduler')
-        : texts.__('connection lost, last known state of %1', clock(link.known));
-    return link.why ? `${lost} (${inWords(link.why, texts)})` : lost;
-  }
-  if (unreadable) {
-    return texts._n(
-      'the scheduler is of another version: %1 session cannot be shown',
-      'the scheduler is of another version: %1 sessions cannot be shown',
-      unreadable
-    );
-  }
-  return '';
 }

@@ -1,9 +1,9 @@
 import * as React from 'react';
 import { useRef } from 'react';
 
-import { Feed } from '../model/feed';
+import { Feed, linkText } from '../model/feed';
 import { Followed } from '../model/followed';
-import { deviceText, ITexts, linkText, look, stateWord } from '../model/words';
+import { deviceText, ITexts, look, stateWord } from '../model/words';
 import { useChanges } from './changes';
 import { StateIcon } from './icons';
 

@@ -2,13 +2,12 @@ import * as React from 'react';
 
 import { Details, Part, PARTS } from '../model/details';
 import { ISession } from '../model/session';
-import { IStored } from '../model/stored';
 import { Usage } from '../model/usage';
 import { ITexts } from '../model/words';
 import { useChanges } from './changes';
 import { Devices } from './devices';
 import { LogView } from './log';
-import { Checkpoints } from './stored';
+import { Checkpoints, IStoredActions } from './stored';
 import { Timeline } from './timeline';
 
 /** Height of what an open card has below it, in px at the usual font size. */
@@ -28,9 +27,7 @@ function partWord(part: Part, texts: ITexts): string {
 }
 
 /** What one can do in an open card. */
-export interface IDetailsActions {
-  restore: (session: ISession, stored: IStored) => void;
-  fork: (session: ISession, stored: IStored) => void;
+export interface IDetailsActions extends IStoredActions {
   /** Open the notebook that a run writes. */
   output: (session: ISession) => void;
 }

@@ -2,7 +2,7 @@ import * as React from 'react';
 import { useEffect } from 'react';
 
 import { Announcer } from '../model/announce';
-import { Feed } from '../model/feed';
+import { Feed, linkText } from '../model/feed';
 import { chosen } from '../model/filter';
 import { hasEnded, ISession } from '../model/session';
 import { Sessions } from '../model/sessions';
@@ -10,7 +10,7 @@ import { Sidebar } from '../model/sidebar';
 import { FirstReports } from '../model/usage';
 import { Verb } from '../model/verbs';
 import { Whys } from '../model/whys';
-import { ITexts, linkText } from '../model/words';
+import { ITexts } from '../model/words';
 import { Card, CARD_HEIGHT, titleOf } from './card';
 import { useChanges, useNow } from './changes';
 import { DETAILS_HEIGHT, DetailsView, IDetailsActions } from './details';

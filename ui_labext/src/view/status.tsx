@@ -1,8 +1,8 @@
 import * as React from 'react';
 
-import { Feed } from '../model/feed';
+import { Feed, linkText } from '../model/feed';
 import { ISession } from '../model/session';
-import { checkpointAge, deviceText, ITexts, linkText, look, stateWord } from '../model/words';
+import { checkpointAge, deviceText, ITexts, look, stateWord } from '../model/words';
 import { useChanges, useNow } from './changes';
 import { StateIcon } from './icons';
 

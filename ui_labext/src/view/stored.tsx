@@ -4,15 +4,20 @@ import { Load } from '../model/load';
 import { ISession } from '../model/session';
 import { canFork, canRestore, IStored, levelText, storedName } from '../model/stored';
 import { ageText, bytes, ITexts, moment } from '../model/words';
-import { IDetailsActions } from './details';
 import { Trouble } from './trouble';
+
+/** What one can do with a checkpoint. */
+export interface IStoredActions {
+  restore: (session: ISession, stored: IStored) => void;
+  fork: (session: ISession, stored: IStored) => void;
+}
 
 function Checkpoint(props: {
   stored: IStored;
   session: ISession;
   now: number;
   texts: ITexts;
-  actions: IDetailsActions;
+  actions: IStoredActions;
 }): JSX.Element {
   const { stored, session, now, texts, actions } = props;
   const name = storedName(stored);
@@ -59,7 +64,7 @@ export function Checkpoints(props: {
   session: ISession;
   now: number;
   texts: ITexts;
-  actions: IDetailsActions;
+  actions: IStoredActions;
 }): JSX.Element {
   const { load, session, now, texts, actions } = props;
   return (
