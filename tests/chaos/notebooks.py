@@ -104,7 +104,7 @@ class Notebook(Subject):
 
     async def _finish(self, tab: Tab, cell: Cell) -> None:
         """Wait for a cell's reply; what was lost on its way is sent again, if it may be lost."""
-        quiet_since, again, forgotten = None, 0, self.world.calm_s
+        quiet_since, forgotten = None, self.world.calm_s
         deadline = self.world.timeline.now + CELL_S
         while not cell.done:
             with contextlib.suppress(Unavailable):
@@ -116,33 +116,46 @@ class Notebook(Subject):
                 raise Lost("its session has ended")
             if not self._is_forgotten():
                 forgotten = self.world.calm_s
-            elif self.world.calm_s - forgotten > PATIENCE_S:
-                text = f"{self.session} stays in the store, and its open page waits for a reply"
-                self.world.timeline.violate("stuck", self.name, f"{text}: {self.doc['reason']}")
-                await self.bring_back()
-            # Its relay may be on a node without power: what is sent waits until that is back.
-            idle = self.is_idle() and not self.world.off
-            if not idle or cell.done or now - max(cell.sent_at, self.progress_at) < QUIET_S:
-                quiet_since = None
-                continue
-            quiet_since = quiet_since or now
-            if now - quiet_since < QUIET_S:
-                continue
             excused = self.world.hit_since(cell.sent_at - ON_ITS_WAY_S, self.user, self.session)
-            what = "a request" if not (cell.text or cell.status or cell.idle) else "a reply"
-            if not excused:
-                text = f"{what} was lost: the kernel is idle and its cell has no reply"
-                self.world.timeline.violate("messages", self.name, text)
-            self.world.timeline.add("tab", f"{self.name}: {what} was lost on its way")
-            self.world.timeline.count(f"{what} lost on its way")
-            if what == "a reply":
+            if self.world.calm_s - forgotten > PATIENCE_S and not cell.done:
+                # Of a cell that is over and whose reply was lost nothing is left to call it back:
+                # its page asks again, and that must.
+                if self.doc["busy"] or not excused or cell.sent > SENT_AGAIN:
+                    text = f"{self.session} stays in the store, and its open page waits for a reply"
+                    self.world.timeline.violate("stuck", self.name, f"{text}: {self.doc['reason']}")
+                    await self.bring_back()
+                    continue
+            else:
+                # Its relay may be on a node without power: what is sent waits until that is back.
+                idle = self.is_idle() and not self.world.off
+                if not idle or cell.done or now - max(cell.sent_at, self.progress_at) < QUIET_S:
+                    quiet_since = None
+                    continue
+                quiet_since = quiet_since or now
+                if now - quiet_since < QUIET_S:
+                    continue
+            if not await self._send_again(tab, cell, excused):
                 return
-            cell.sent_at, quiet_since, again = now, None, again + 1
-            if again > SENT_AGAIN:
-                text = f"a cell was sent {again} times, and the kernel has never seen it"
-                self.world.timeline.violate("messages", self.name, f"{text}: {self.session}")
-                raise Lost(text)
-            await tab.send(cell)
+            quiet_since, forgotten = None, self.world.calm_s
+
+    async def _send_again(self, tab: Tab, cell: Cell, excused: bool) -> bool:
+        """Note that a cell's request or reply was lost; send it again if nothing came of it, else
+        return False. `excused`: something was hit that may have had it."""
+        what = "a request" if not (cell.text or cell.status or cell.idle) else "a reply"
+        if not excused:
+            text = f"{what} was lost: the kernel is idle and its cell has no reply"
+            self.world.timeline.violate("messages", self.name, text)
+        self.world.timeline.add("tab", f"{self.name}: {what} was lost on its way")
+        self.world.timeline.count(f"{what} lost on its way")
+        if what == "a reply":
+            return False
+        if cell.sent > SENT_AGAIN:
+            text = f"a cell was sent {cell.sent} times, and nothing of it ever came back"
+            self.world.timeline.violate("messages", self.name, f"{text}: {self.session}")
+            raise Lost(text)
+        cell.sent_at = self.world.timeline.now
+        await tab.send(cell)
+        return True
 
     def _is_forgotten(self) -> bool:
         """Whether it is in the store by nobody's wish, and nobody has called it back."""
@@ -223,14 +236,15 @@ class Notebook(Subject):
         if not await self.reach("live"):
             raise Unavailable("it is not back within a minute")
 
-    async def judge_count(self, was: int, now: int, what: str, sent_at: float) -> str:
-        """Say what is wrong with a count that was `was` and is `now`, one cell later; "": nothing.
-        A session that went to a checkpoint may be ahead of where it was, when it had gone back to
-        an older one since that was stored."""
+    async def judge_count(self, was: int, now: int, what: str, cell: Cell) -> str:
+        """Say what is wrong with a count that was `was` and is `now`, after `cell`; "": nothing.
+        One that was sent again may have been run each time. A session that went to a checkpoint
+        may be ahead of where it was, when it had gone back to an older one since that was
+        stored."""
         assert self.tab is not None
-        if now <= was or (now > was + 1 and await self.has_gone_back()):
+        if now <= was or (now > was + cell.sent and await self.has_gone_back()):
             await self.check_went_back(was, now, what)
-        elif now > was + 1 and not self._may_have_lost(self.tab, sent_at):
+        elif now > was + cell.sent and not self._may_have_lost(self.tab, cell.sent_at):
             return f"{what} {now} instead of {was + 1}"
         self.advance(now)
         return ""
@@ -396,7 +410,7 @@ class Idle(Notebook):
         visits, digest = int(words[0]), words[1]
         if self.digest and digest != self.digest:
             return f"fingerprint {digest} instead of {self.digest}"
-        return await self.judge_count(was, visits, "visit", cell.sent_at)
+        return await self.judge_count(was, visits, "visit", cell)
 
 
 class Notes(Notebook):
@@ -427,4 +441,4 @@ class Notes(Notebook):
         count = int(words[0])
         if int(words[1]) != count:
             return f"{count} notes with the sum {words[1]}"
-        return await self.judge_count(was, count, "note", cell.sent_at)
+        return await self.judge_count(was, count, "note", cell)

@@ -9,6 +9,7 @@ import json
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from singularity_proxy.errors import SingularityError, Unavailable
@@ -37,6 +38,8 @@ class Cell:
     id: str
     code: str
     sent_at: float
+    sent: int = 0
+    """How often: each time the kernel may have run it, unless all of that was lost."""
     text: str = ""
     status: str = ""
     error: str = ""
@@ -206,6 +209,9 @@ class Tab:
     async def send(self, cell: Cell) -> None:
         """Send a cell, again when the request was lost with the process that it was in."""
         header = {"msg_id": cell.id, "msg_type": "execute_request", "username": ""}
+        # As JupyterLab does. Without it two sendings have one signature, and a kernel that has run
+        # the first one refuses the second one unanswered, as a message that somebody plays back.
+        header["date"] = datetime.now(UTC).isoformat()
         content = {"code": cell.code, "silent": False, "store_history": True, "allow_stdin": False}
         message = {
             "header": {**header, "session": self.id, "version": "5.3"},
@@ -221,6 +227,7 @@ class Tab:
             assert socket is not None
             with contextlib.suppress(WebSocketClosedError):
                 await socket.write_message(json.dumps(message))
+                cell.sent += 1
                 return
             await asyncio.sleep(RETRY_S)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -15,8 +17,12 @@ import pytest
 from chaos import faults, growth, processes, programs, report, schedule, settle, verbs
 from chaos.campaign import Result, sum_up
 from chaos.clock import Clock
-from chaos.subjects import Lines, Subject
+from chaos.notebooks import Idle
+from chaos.subjects import Lines, Lost, Subject
+from chaos.tab import Cell, Tab
 from chaos.timeline import Timeline, Violation
+from jupyter_client.session import Session
+from singularity_proxy.errors import Unavailable
 from singularity_spawner.proc import Process
 
 HOUR = 3600.0
@@ -225,3 +231,99 @@ def test_a_mistake_of_the_campaign_is_told_and_its_report_stays() -> None:
     asyncio.run(go())
     [told] = world.timeline.violations
     assert "nobody thought of this" in told.text
+
+
+class FakeTab:
+    """A page whose messages are kept, in a world where each look for news takes 2 s."""
+
+    def __init__(self, world: Any) -> None:
+        self.world, self.sockets, self.comes = world, [], 0
+        """`comes`: with which sending the reply does; 0: never."""
+
+    async def until(self, done: Callable[[], bool], seconds: float, what: str) -> None:
+        self.world.calm_s += 2.0
+        self.world.timeline.began -= 2.0
+        self.world.see()
+        raise Unavailable(what)
+
+    async def send(self, cell: Cell) -> None:
+        cell.sent += 1
+        if cell.sent == self.comes:
+            cell.status, cell.idle = "ok", True
+
+
+def lost_in_store(*, hit: bool, busy: bool = False, comes: int = 2) -> tuple[list[str], Cell]:
+    """The rules that were broken, and the cell, of a notebook that was suspended when its cell was
+    sent, with nothing on its way to the kernel that would call it back."""
+    world: Any = FakeWorld(1)
+    world.calm_s, world.off, world.draining = 0.0, set(), False
+    world.hit_since = lambda at, user, session: hit and at <= 5.0
+    tab: Any = FakeTab(world)
+    tab.comes = comes
+    notebook = Idle(world, "ada", 1)
+    cell = Cell("id", "print(1)", 0.0, sent=1)
+
+    def see() -> None:
+        notebook.see({"process_state": state, "busy": busy, "called_back": False, "reason": "-"})
+        notebook.seen_at = world.timeline.now
+
+    async def bring_back() -> dict[str, Any]:
+        nonlocal state
+        state = "live"
+        if busy:
+            cell.status, cell.idle = "ok", True
+        return {}
+
+    state, world.see, notebook.bring_back = "suspended", see, bring_back  # type: ignore[method-assign]
+    with contextlib.suppress(Lost):
+        asyncio.run(notebook._finish(tab, cell))
+    return [v.rule for v in world.timeline.violations], cell
+
+
+def test_a_cell_that_was_lost_in_the_store_is_sent_again_where_something_was_hit() -> None:
+    assert lost_in_store(hit=True)[0] == []
+    assert lost_in_store(hit=True)[1].sent == 2
+
+
+def test_a_notebook_that_is_forgotten_in_the_store_is_seen() -> None:
+    rules, cell = lost_in_store(hit=False)
+    assert (rules, cell.sent) == (["stuck", "messages"], 2)
+    assert lost_in_store(hit=True, busy=True)[0] == ["stuck"]
+
+
+def test_a_cell_of_which_nothing_ever_comes_back_is_seen() -> None:
+    rules, cell = lost_in_store(hit=True, comes=0)
+    assert rules == ["stuck", "messages", "messages"]
+    assert cell.sent == 3
+
+
+def test_a_kernel_that_has_run_a_cell_takes_it_when_it_is_sent_again() -> None:
+    sent: list[str] = []
+
+    class Socket:
+        async def write_message(self, message: str) -> None:
+            sent.append(message)
+
+    async def twice() -> Cell:
+        tab = Tab(FakeWorld(1), "ada", "idle.ipynb")  # type: ignore[arg-type]
+        tab._socket = Socket()  # type: ignore[assignment]
+        cell = await tab.execute("visits += 1")
+        await tab.send(cell)
+        return cell
+
+    assert asyncio.run(twice()).sent == 2
+    server, kernel = Session(key=b"k"), Session(key=b"k")
+    for message in sent:  # as a Jupyter server passes it on
+        parts = server.serialize(json.loads(message))
+        _, parts = kernel.feed_identities(parts)
+        assert kernel.deserialize(parts)["content"]["code"] == "visits += 1"
+
+
+@pytest.mark.parametrize(("sent", "wrong"), [(1, "visit 6 instead of 5"), (2, "")])
+def test_a_cell_that_was_sent_twice_may_have_been_run_twice(sent: int, wrong: str) -> None:
+    world: Any = FakeWorld(1)
+    world.hit_since = lambda at, user, session: False
+    notebook = Idle(world, "ada", 1)
+    notebook.tab = Tab(world, "ada", "idle.ipynb")
+    cell = Cell("id", "print(1)", 0.0, sent=sent)
+    assert asyncio.run(notebook.judge_count(4, 6, "visit", cell)) == wrong
