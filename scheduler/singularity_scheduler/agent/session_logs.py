@@ -108,12 +108,9 @@ class SessionLogs:
         attempt of its run begins here, or when it went back to a checkpoint, before it goes on.
         Positions stay right for who follows the log. Without space the log begins anew."""
         record = live.record
-        for path in (self._folder / str(record.uid)).glob(f"{record.session}-*.log"):
-            match = _KEPT.fullmatch(path.name)
-            if match is None:
-                continue
+        for path, cut in _kept_of(record.session, self._folder / str(record.uid)):
             try:
-                self._put_before(live, path, int(match["cut"]))
+                self._put_before(live, path, cut)
             except (OSError, Conflict) as error:
                 log.warning("session %s: its log begins anew: %s", record.session, error)
             path.unlink(missing_ok=True)
@@ -156,11 +153,11 @@ class SessionLogs:
 
     @contextlib.contextmanager
     def _opened_kept(self, session: str) -> Iterator[tuple[int, int]]:
-        for path in self._folder.glob(f"*/{session}-*.log"):
-            if match := _KEPT.fullmatch(path.name):
-                with open(path, "rb") as file:
-                    yield file.fileno(), int(match["cut"])
-                return
+        folders = self._folder.iterdir() if self._folder.is_dir() else ()
+        for path, cut in (found for folder in folders for found in _kept_of(session, folder)):
+            with open(path, "rb") as file:
+                yield file.fileno(), cut
+            return
         raise NotFound(f"the log of session {session} is not kept any more", session=session)
 
     @contextlib.contextmanager
@@ -179,6 +176,15 @@ class SessionLogs:
             yield fd
         finally:
             os.close(fd)
+
+
+def _kept_of(session: str, folder: Path) -> list[tuple[Path, int]]:
+    """List the logs of `session` that are kept in `folder`, and how much was cut off each. Names
+    are compared one by one: `Path.glob` keeps the pattern of each session as long as the process
+    lives."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    matches = [match for name in names if (match := _KEPT.fullmatch(name))]
+    return [(folder / m.string, int(m["cut"])) for m in matches if m["session"] == session]
 
 
 def _private(path: str, flags: int) -> int:

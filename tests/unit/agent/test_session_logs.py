@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,6 +100,20 @@ def test_only_the_newest_logs_are_kept(box: Box) -> None:
     assert box.logs.read(f"{3:012x}", 0, 100)["text"] == f"{3:012x}"
     with pytest.raises(NotFound, match="not kept any more"):
         box.logs.read(f"{0:012x}", 0, 100)
+
+
+def test_nothing_stays_of_sessions_whose_logs_were_looked_for(box: Box) -> None:
+    def patterns() -> int:
+        return sum(isinstance(one, re.Pattern) for one in gc.get_objects())
+
+    box.logs.keep(box.session("0" * 12))
+    before = patterns()
+    for number in range(300):
+        name = f"{number:012x}"
+        box.logs.go_on(box.session(name))
+        with pytest.raises(NotFound, match="not kept any more"):
+            box.logs.read(name, 0, 100)
+    assert patterns() - before < 10
 
 
 def test_of_a_huge_log_only_the_end_is_kept(box: Box) -> None:
