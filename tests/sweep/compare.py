@@ -63,7 +63,8 @@ def value_of(thing: Any, arguments: list[torch.Tensor]) -> Value:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    """A copy, because the values of a sparse tensor cannot be viewed as real numbers."""
+    tensor = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
@@ -77,9 +78,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return torch.equal(a, b)
     if a.is_nested:
         return all(same_bits(x, y) for x, y in zip(a.unbind(), b.unbind(), strict=True))
-    left, right = (
-        _real(t).reshape(-1).clone(memory_format=torch.contiguous_format) for t in (a, b)
-    )
+    left, right = (_real(t).reshape(-1) for t in (a, b))
     if torch.equal(left.view(torch.uint8), right.view(torch.uint8)):
         return True
     if not left.is_floating_point():

@@ -42,7 +42,7 @@ def unexpected(known: dict[str, Any], results: dict[Task, dict[str, Any]]) -> li
         name = "/".join(task)
         lines += [f"{name}[{i}] differs: {found[i]}" for i in sorted(found.keys() - listed)]
         if "broken" in answer:
-            lines.append(f"{name}: its samples cannot be made: {answer['broken']}")
+            lines.append(f"{name}: its samples cannot be made or compared: {answer['broken']}")
         if not may_vary(known, task):
             gone = {i for i in listed - found.keys() if i < answer["samples"]}
             lines += [f"{name}[{i}] is equal now: take it out of the table" for i in sorted(gone)]

@@ -181,7 +181,7 @@ def main() -> None:
             out.write(json.dumps({"begin": [name, dtype]}) + "\n")
             try:
                 answer = run(table[name], dtype, limit or None)
-            except Exception as error:  # its samples cannot be made
+            except Exception as error:  # its samples cannot be made or compared
                 answer = {"samples": 0, "failures": [], "broken": repr(error)[:300]}
             torch.ones(1, device="cuda").cpu()  # a session that lost its device must not go on
             out.write(json.dumps({"task": [name, dtype], **answer}) + "\n")

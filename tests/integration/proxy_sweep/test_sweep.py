@@ -13,8 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support import matrix
 from sweep import known
+from sweep.compare import same_bits
 from sweep.run import Task, figures, list_tasks, sweep
 
 ERROR_OPERATORS = 40
@@ -68,6 +70,16 @@ def test_a_difference_outside_of_the_table_is_reported() -> None:
     assert "is equal now" in known.unexpected(table, {("add", "int64"): equal})[0]
     assert "differs" in known.unexpected(table, {("mul", "int64"): differs})[0]
     assert known.unexpected(table, {("add", "int64"): {"samples": 1, "failures": []}}) == []
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc, torch.sparse_coo])
+def test_sparse_complex_values_are_compared(layout: torch.layout) -> None:
+    def sparse(last: complex) -> torch.Tensor:
+        return torch.tensor([[1 + 2j, 0], [0, last]]).to_sparse(layout=layout)
+
+    assert same_bits(sparse(3 - 1j), sparse(3 - 1j))
+    assert not same_bits(sparse(3 - 1j), sparse(3 + 1j))
 
 
 def test_a_crash_costs_one_task_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
