@@ -145,6 +145,7 @@ def test_a_proxy_that_cannot_compile_what_ran_compiled_does_not_take_the_session
     undisturbed: dict[str, object], tmp_path: Path
 ) -> None:
     with Standalone() as session, paused(session, "interrupted") as worker:
+        session.automatic = False  # it would tell the worker of the first refusal
         session.wait_warm()
         session.proxy_env |= {"PATH": "", "CXX": "", "TMPDIR": str(tmp_path)}  # for later ones
         kill_proxy(session)
