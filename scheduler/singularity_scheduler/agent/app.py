@@ -41,7 +41,7 @@ from .identity import Identities, parse_uid_range
 from .leases import LeaseTable
 from .ledger import Ledger
 from .lifecycle import Lifecycle
-from .memory import map_large_buffers
+from .memory import set_up_allocator
 from .move_settings import MoveSettings, open_stores
 from .node import Node, Settings
 from .place import take_place
@@ -276,7 +276,7 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
         handler = logging.StreamHandler()
         handler.setFormatter(logs.formatter(self.log_style))
         logging.basicConfig(level=self.log_level, handlers=[handler], force=True)
-        map_large_buffers()
+        set_up_allocator()
         try:
             with in_words():
                 asyncio.run(AgentProcess(self).run())

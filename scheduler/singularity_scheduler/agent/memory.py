@@ -5,25 +5,35 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import os
 
 _LIBC = ctypes.CDLL(None)
 _TRIM = getattr(_LIBC, "malloc_trim", None)
 _OPTION = getattr(_LIBC, "mallopt", None)
 """Of glibc; other C libraries give memory back by themselves."""
 
-_MMAP_THRESHOLD = -3
-"""`M_MMAP_THRESHOLD` of mallopt(3)."""
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8
+"""`M_MMAP_THRESHOLD` and `M_ARENA_MAX` of mallopt(3)."""
 
 LARGE_BYTES = 256 << 10
 
+ARENAS = 2
+"""Heaps of the allocator. By default each of the many threads that save a checkpoint has its own,
+and each keeps what lies between the objects that stay."""
 
-def map_large_buffers() -> None:
+
+def set_up_allocator() -> None:
     """Let the allocator map each buffer of `LARGE_BYTES` or more by itself, as long as the process
-    lives. By default glibc stops doing so once the first large buffer was freed (mallopt(3)): the
-    buffers of checkpoints then come from heaps of threads, which they leave in pieces. Called at
-    the start of the agent."""
+    lives, and take everything else from `ARENAS` heaps. By default glibc maps no large buffers once
+    the first of them was freed (mallopt(3)): the buffers of checkpoints then come from heaps of
+    threads, which they leave in pieces. Called at the start of the agent, before it has threads.
+
+    What starts the agent sets `PYTHONMALLOC` (`fleet.local_agent.ALLOCATOR`), which is not meant
+    for what the agent starts in turn."""
     if _OPTION is not None:
         _OPTION(_MMAP_THRESHOLD, LARGE_BYTES)
+        _OPTION(_ARENA_MAX, ARENAS)
+    os.environ.pop("PYTHONMALLOC", None)
 
 
 def return_memory() -> None:

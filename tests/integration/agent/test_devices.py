@@ -10,12 +10,14 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.store_urls import open_store
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, ProxyNotReady, StaleEpoch
+from singularity_scheduler.fleet.local_agent import ALLOCATOR
 from support.agent import AgentBox, until
 from support.agent_moves import listed
 
@@ -33,6 +35,22 @@ async def box(agent: AgentBox) -> AsyncIterator[AgentBox]:
     """One agent for the tests of this file that neither end it nor want settings of their own."""
     yield agent
     await agent.clear()
+
+
+async def test_the_allocator_of_the_agent_is_not_that_of_what_it_starts(box: AgentBox) -> None:
+    session = await box.worker("open", "need", "sleep")
+    await box.event("device.need", session)
+    await box.attach(session, 1, "cpu:0")
+    chosen = [f"{name}={value}".encode() for name, value in ALLOCATOR.items()]
+    proxies = box.proxies_of(session)
+    assert proxies
+    for pid, own in {box.agent_pid: True, **dict.fromkeys(proxies, False)}.items():
+        environment = _environment(pid)
+        assert [one in environment for one in chosen] == [own] * len(chosen), pid
+
+
+def _environment(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 async def test_a_need_is_told_served_parked_and_served_again_elsewhere(box: AgentBox) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import os
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
 
 import pytest
-from singularity_scheduler.agent.memory import return_memory, return_memory_soon
+from singularity_scheduler.agent.memory import ARENAS, return_memory, return_memory_soon
+from singularity_scheduler.fleet.local_agent import ALLOCATOR
 
 
 def held() -> int:
@@ -64,10 +66,10 @@ def test_memory_goes_back_while_the_agent_answers(circle: weakref.ref[Circle]) -
 
 KEEP_AND_FREE = """
 import sys
-from singularity_scheduler.agent.memory import map_large_buffers
+from singularity_scheduler.agent.memory import set_up_allocator
 
 if sys.argv[1] == "mapped":
-    map_large_buffers()
+    set_up_allocator()
 del (first := [bytearray(8 << 20)])[0]  # the default allocator maps no such buffer any more
 kept, large = [], []
 for _ in range(40):
@@ -86,3 +88,68 @@ def test_large_buffers_leave_nothing_between_what_stays() -> None:
         return int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
     assert held_by("default") - held_by("mapped") > 20_000, "kB"
+
+
+SMALL_OBJECTS = """
+from singularity_scheduler.agent.memory import return_memory, set_up_allocator
+
+def held():
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon"))
+
+set_up_allocator()
+before = held()
+pages = [b"%048d" % number for number in range(400_000)]
+most = held()
+kept = pages[::5000]  # what stays lies between what goes
+pages.clear()
+return_memory()
+print(most - before, held() - before)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc"
+)
+def test_small_objects_leave_nothing_between_what_stays() -> None:
+    command = [sys.executable, "-c", SMALL_OBJECTS]
+    env = {**ALLOCATOR, **os.environ}
+    said = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=env).stdout
+    most, left = map(int, said.split())
+    assert most > 30_000, "kB"
+    assert left < most / 10, f"of {most} kB, {left} kB stayed"
+
+
+THREADS = """
+import ctypes, sys, threading
+from singularity_scheduler.agent.memory import set_up_allocator
+
+if sys.argv[1] == "set up":
+    set_up_allocator()
+together = threading.Barrier(8)
+
+def work():
+    together.wait()
+    blocks = [bytearray(5000) for _ in range(200)]
+    together.wait()
+
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc = ctypes.CDLL(None)
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="another C library")
+def test_threads_share_the_heaps() -> None:
+    def heaps(how: str) -> int:
+        command = [sys.executable, "-c", THREADS, how]
+        said = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        return said.count(b"<heap nr=")
+
+    assert heaps("default") > ARENAS
+    assert heaps("set up") <= ARENAS
