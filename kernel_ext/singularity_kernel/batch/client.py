@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Coroutine
 from typing import Any
 
@@ -288,10 +289,11 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
 
 def signal_of(exit_code: int | None) -> int:
     """Return the signal that ended a process with `exit_code`, as Popen (-N) or sh (128 + N) tell
-    it; 0 for a process that ended by itself, or lives."""
-    if exit_code is None or 0 <= exit_code <= 128:
+    it; 0 for a process that ended by itself, or lives. Codes above those of all signals are a
+    process's own: 255 is what `exit(-1)` makes."""
+    if exit_code is None or exit_code >= 128 + signal.NSIG:
         return 0
-    return -exit_code if exit_code < 0 else exit_code - 128
+    return -exit_code if exit_code < 0 else max(0, exit_code - 128)
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

@@ -25,7 +25,7 @@ class Fate(SingularityError, ClickException):  # type: ignore[misc]  # click's i
 
 
 class CellFailed(Fate):
-    """A cell raised, or its kernel died under it."""
+    """A cell raised, or the kernel died."""
 
     reason = "cell_failed"
     http_status = 422

@@ -24,7 +24,10 @@ KERNEL_DIED = 70
 """The exit code of a run whose kernel died under it; see `singularity_kernel.batch`."""
 
 KILLED = 128
-"""An exit code above says that a signal ended a process."""
+"""An exit code above says that a signal ended a process: its number is what the code is more."""
+
+LAST_SIGNAL = 64
+"""No signal has a higher number: a process that ends with 255, as of `exit(-1)`, ends by itself."""
 
 SICK_S = 60.0
 """A run that ends so few seconds after it came back is not brought back from there again."""
@@ -45,7 +48,7 @@ def was_killed(view: SessionView, code: int | None) -> bool:
     if code == KERNEL_DIED:  # a command may end with any code
         return not (view.run and view.run.command)
     signum = -code if code < 0 else code - KILLED
-    return signum > 0 and signum not in ASKED
+    return 0 < signum <= LAST_SIGNAL and signum not in ASKED
 
 
 def may(draft: Draft, view: SessionView) -> bool:

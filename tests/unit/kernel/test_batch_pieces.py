@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from singularity_kernel.batch.__main__ import take_description
+from singularity_kernel.batch.client import signal_of
 from singularity_kernel.batch.engine import name_cells
 from singularity_kernel.batch.facts import Facts, of_cell, preemptions, session_facts
 from singularity_kernel.batch.fates import BadRun, Cancelled, Interrupted, NoNotebook, NotWritten
@@ -271,3 +272,11 @@ async def test_hours_in_the_store_are_not_counted(monkeypatch: pytest.MonkeyPatc
     await asyncio.gather(back(), waiting)
     with pytest.raises(TimeoutError):
         await within_awake(0.05, asyncio.Event().wait())
+
+
+@pytest.mark.parametrize(
+    ("code", "signum"),
+    [(None, 0), (0, 0), (1, 0), (128, 0), (137, 9), (-9, 9), (192, 64), (193, 0), (255, 0)],
+)
+def test_an_exit_code_says_which_signal_ended_a_process(code: int | None, signum: int) -> None:
+    assert signal_of(code) == signum

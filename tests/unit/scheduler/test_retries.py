@@ -85,7 +85,7 @@ def test_after_the_last_attempt_it_fails_with_the_reason() -> None:
     )
 
 
-@pytest.mark.parametrize("code", [0, 1, 3, 64, 124, 130, 143, -15])
+@pytest.mark.parametrize("code", [0, 1, 3, 64, 124, 128, 130, 143, 193, 255, -15])
 def test_what_ended_by_itself_or_was_asked_to_is_not_tried_again(code: int) -> None:
     world = World()
     running(world, 3)
