@@ -14,8 +14,6 @@ import sys
 
 from .commands import COMMANDS
 
-"""Command -> its module and what it does in one line."""
-
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the console script ``jupyter-singularity``; returns the exit code."""
