@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,33 @@ async def test_a_session_is_ended_while_it_is_suspended(wait_s: float) -> None:
         stored = [done["checkpoint"]["id"]] if isinstance(done, dict) else []
         await until_listed(box, session, stored)
         await gone(box, session)
+
+
+WRITES = """
+import time
+file = open("log", "a")
+print("ready", flush=True)
+time.sleep(3600)
+"""
+
+
+def held_for(box: AgentBox, session: str) -> tuple[int, int]:
+    """What the agent keeps of a session: answers in its ledger; files of all that it watches."""
+    with contextlib.closing(sqlite3.connect(box.root / "state/agent.sqlite")) as ledger:
+        [answers] = ledger.execute("SELECT count(*) FROM answer WHERE session = ?", (session,))
+    opened = Path(f"/proc/{box.agent_pid}/fdinfo").iterdir()
+    return answers[0], sum(one.read_text().count("fanotify ino:") for one in opened)
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_kept_of_a_session_that_ends_in_the_store() -> None:
+    async with AgentBox() as box:
+        session = await box.python(WRITES)
+        await box.logged(session, "ready")
+        await suspend(box, session, 1)
+        assert held_for(box, session) == (2, int(os.geteuid() == 0))
+        await box.end(session)
+        assert held_for(box, session) == (0, 0)
 
 
 TICKS = """
