@@ -242,9 +242,8 @@ class Subject(abc.ABC):
         return int(found.get("incarnation", 1)) > self.incarnation
 
     async def check_went_back(self, was: int, now: int, what: str, of: Lines | None = None) -> None:
-        """Its count, or that of one of its cells, went from `was` back to `now`: right only when
-        the session went back to a checkpoint, and to none that is older than the newest one that
-        was called stored. Several cells go back at once."""
+        """Its count, or that of one of its cells, was `was` and is `now`, which only a checkpoint
+        that the session went to explains. Several cells go back at once."""
         found = await self.world.session(self.session)
         counter, incarnation = of or self, found.get("incarnation", 1)
         if incarnation <= counter.incarnation:
@@ -252,7 +251,7 @@ class Subject(abc.ABC):
             return
         counter.incarnation = incarnation
         self.incarnation = max(self.incarnation, incarnation)
-        self.world.timeline.add("told", f"{self.name}: went back from {what} {was} to {now}")
+        self.world.timeline.add("told", f"{self.name}: a checkpoint took {what} {was} to {now}")
 
     async def stored_now(self, checkpoint: Json | None, low: int) -> None:
         """A verb said that this checkpoint is stored; the count was `low` before."""

@@ -327,3 +327,18 @@ def test_a_cell_that_was_sent_twice_may_have_been_run_twice(sent: int, wrong: st
     notebook.tab = Tab(world, "ada", "idle.ipynb")
     cell = Cell("id", "print(1)", 0.0, sent=sent)
     assert asyncio.run(notebook.judge_count(4, 6, "visit", cell)) == wrong
+
+
+@pytest.mark.parametrize("now", [2, 4, 9])
+def test_a_count_may_jump_to_that_of_a_checkpoint_once(now: int) -> None:
+    world: Any = FakeWorld(2)
+    world.hit_since = lambda at, user, session: False
+    notebook = Idle(world, "ada", 1)
+    notebook.tab = Tab(world, "ada", "idle.ipynb")
+    cell = Cell("id", "print(1)", 0.0, sent=1)
+    assert asyncio.run(notebook.judge_count(4, now, "visit", cell)) == ""
+    assert not world.timeline.violations
+    assert notebook.counted == now
+    again = asyncio.run(notebook.judge_count(4, now, "visit", cell))
+    told = [v.rule for v in world.timeline.violations]
+    assert (again, told) == (("visit 9 instead of 5", []) if now == 9 else ("", ["once"]))
