@@ -28,7 +28,7 @@ from singularity_proxy.errors import (
 )
 from singularity_proxy.wire import rpc
 from singularity_proxy.wire.limits import SESSION
-from singularity_proxy.wire.ring import RingFile
+from singularity_proxy.wire.ring import RingFile, RingState
 
 from .proxies import START_SECONDS, Parks, Proxy, Spares
 from .workers import Ring, ended
@@ -289,7 +289,8 @@ class Standalone:
             await self._attach(None)
         except SingularityError as error:  # the worker that waits is told
             for ring in self._rings.values():
-                ring.file.fail(error.message)
+                if ring.file.state is not RingState.FAILED:
+                    ring.file.fail(error.message)
 
     # ---- devices
 
@@ -390,7 +391,8 @@ class Standalone:
                 await self._barrier.join(proxy)
         for ring in list(self._rings.values()):
             mine = wanted[ring.virtual] == device and ring.id not in proxy.attached
-            if mine and not ring.ended:
+            # One that has failed has told its worker; it must not keep those of others waiting.
+            if mine and not ring.ended and ring.file.state is not RingState.FAILED:
                 await proxy.peer.call(
                     "attach",
                     ring_id=ring.id,

@@ -555,3 +555,33 @@ def test_one_element_of_any_shape_is_a_number(session: Standalone) -> None:
         """,
     )
     assert out.splitlines() == ["1.0 2.0 3.0 False", str([1.0] * 8)]
+
+
+def test_a_ring_that_has_failed_takes_no_other_process_along(session: Standalone) -> None:
+    code = """
+    import sys, torch
+    print(torch.ones(2, device="cuda").tolist(), flush=True)
+    sys.stdin.readline()
+    print((torch.ones(2, device="cuda") + 1).tolist(), flush=True)
+    """
+    workers = []
+    try:
+        for _ in range(2):
+            worker = subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(code)], env=session.env(), text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            workers.append(worker)
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "[1.0, 1.0]\n"
+        session.rings()[0].fail("it has come to its end")
+        (pid,) = session.proxy_pids()
+        os.kill(pid, signal.SIGKILL)
+        _, why = workers[0].communicate("go on\n", timeout=60)
+        assert why.rstrip().endswith("RuntimeError: it has come to its end")
+        out, errors = workers[1].communicate("go on\n", timeout=60)
+        assert out == "[2.0, 2.0]\n", errors
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
