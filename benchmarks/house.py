@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import posixpath
 import re
 import subprocess
 import sys
@@ -100,19 +101,9 @@ def graph_typescript_imports(sources: Iterable[PurePosixPath]) -> dict[str, set[
     for name, path in modules.items():
         text = (ROOT / path).read_text()
         named = re.findall(r"""(?:from|import)\s+['"](\.[^'"]*)['"]""", text)
-        reached = {_resolve(path.parent, one) for one in named}
+        reached = {posixpath.normpath(path.parent / one) for one in named}
         found[name] = {one for one in reached if one in modules} - {name}
     return found
-
-
-def _resolve(folder: PurePosixPath, named: str) -> str:
-    parts = list(folder.parts)
-    for part in PurePosixPath(named).parts:
-        if part == "..":
-            parts.pop()
-        elif part != ".":
-            parts.append(part)
-    return "/".join(parts)
 
 
 def list_functions(text: str) -> Iterator[str]:

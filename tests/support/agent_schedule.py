@@ -23,7 +23,7 @@ from typing import Any, TextIO
 from singularity_proxy.errors import SingularityError, Unavailable
 from support.agent import AgentBox, until
 from support.agent_moves import checkpoint, gone, listed, resume, suspend
-from support.agent_trains import TRAINING, losses
+from support.agent_trains import ENDED, TRAINING, losses
 
 STEPS = 60
 PAUSE_S = 0.03
@@ -318,13 +318,16 @@ class Walk:
         assert self.seen() == STEPS - 1 or self._stood[2] == STEPS - 1
 
     def has_ended(self) -> bool:
-        """Whether the training has come to its end in this life: the log may tell of the end of an
-        earlier one, of which the session came back to an older state. One that came back to a
-        checkpoint which may be of the end itself prints nothing more."""
-        said = re.findall(r"^(step|done)\b", self.log(), re.M)
-        printed, _, last = self._stood
-        again = said.count("step") > printed or last == STEPS - 1
-        return again and said[-1] == "done"
+        """Whether the training, as it is now, has come to its end: the log may tell of the end of
+        an earlier life, of which the session came back to an older state."""
+        return ENDED in {_name_of(p.pid) for p in self.place.everything_of(self.session)}
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _all_of(box: AgentBox, session: str) -> list[int]:

@@ -4,7 +4,7 @@
 
 Prints the loss of every step as hexadecimal and, with a folder, waits before step N for the file
 `go-N` when a file `stop-N` is there. Sleeps PAUSE_S seconds between steps while that folder has no
-file `hurry`.
+file `hurry`. At its end it prints "done" and is called `ENDED` (proc(5), comm).
 """
 
 import os
@@ -12,6 +12,8 @@ import sys
 import time
 
 import torch
+
+ENDED = "trained"
 
 device, steps = sys.argv[1], int(sys.argv[2])
 folder = sys.argv[3] if len(sys.argv) > 3 else None
@@ -38,4 +40,6 @@ for step in range(steps):
     optimizer.step()
     print("step", step, float(loss.detach()).hex(), flush=True)
 print("done", flush=True)
+with open("/proc/self/comm", "w") as name:
+    name.write(ENDED)
 time.sleep(14400)

@@ -15,6 +15,8 @@ from singularity_proxy.errors import SingularityError
 from support.agent import SUPPORT, AgentBox
 
 TRAINING = str(SUPPORT / "agent_training.py")
+ENDED = "trained"
+"""What a training that has come to its end is called."""
 STEPS = 24
 LONGEST = 120
 """Steps of the runs that last longest."""

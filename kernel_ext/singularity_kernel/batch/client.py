@@ -201,9 +201,11 @@ class RunClient(PapermillNotebookClient):  # type: ignore[misc]
     async def _async_cleanup_kernel(self) -> None:
         """Remove what is left of the kernel. How it ended is noted before: nbclient cleans up after
         a kernel that died before it raises, and so ends what could tell."""
-        if self.km is not None and self.km.provisioner is not None:
-            self._exit_code = await self.km.provisioner.poll()
-        await super()._async_cleanup_kernel()
+        try:
+            if self.km is not None and self.km.provisioner is not None:
+                self._exit_code = await self.km.provisioner.poll()
+        finally:
+            await super()._async_cleanup_kernel()
 
     async def _cells(self, ending: asyncio.Future[Any]) -> None:
         for index, cell in enumerate(self.nb.cells):

@@ -465,12 +465,6 @@ class Lifecycle:
             self._node.sessions.pop(live.record.session, None)
             self._node.ledger.forget_session(live.record.session)
 
-    def forget_absent(self, session: str) -> None:
-        """A session that has left this node is over: keep nothing that waited for its return."""
-        self._node.writers.forget(session)
-        with contextlib.suppress(SingularityError):
-            self._node.ledger.forget_session(session)
-
     def _bury(self, keep: int) -> None:
         ended = [x for x in self._node.sessions.values() if x.record.life is Life.ENDED]
         for live in ended[: max(0, len(ended) - keep)]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -175,6 +176,12 @@ class Node:
     def held_by(self, uid: int) -> Held:
         """What all sessions of this uid together hold by their sockets."""
         return self._held.setdefault(uid, Held(USER))
+
+    def forget_absent(self, session: str) -> None:
+        """A session that has left this node is over: keep nothing that waited for its return."""
+        self.writers.forget(session)
+        with contextlib.suppress(SingularityError):
+            self.ledger.forget_session(session)
 
     def emit(self, session: str, type: str, **data: Any) -> None:
         """Tell the service; dropped while it is away, it then reads the truth from `hello`."""

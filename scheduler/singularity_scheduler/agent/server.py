@@ -217,7 +217,7 @@ class CommandServer:
             if params.get("keep") is not True or params.get("keep_relay") is False:
                 await self._lifecycle.relays.end(text(params, "session"))
             if params.get("keep") is not True:
-                self._lifecycle.forget_absent(text(params, "session"))
+                self._node.forget_absent(text(params, "session"))
             return {"exit_code": None}
         grace_s = params.get("grace_s")
         if not isinstance(grace_s, int | float) or grace_s < 0:
@@ -234,7 +234,7 @@ class CommandServer:
                 await self._lifecycle.relays.end(live.record.session)
         elif published:
             await self._lifecycle.relays.end(live.record.session)
-            self._lifecycle.forget_absent(live.record.session)
+            self._node.forget_absent(live.record.session)
         # Its checkpoints stay: which of them go, and when, is the scheduler's to say.
         return {"exit_code": code}
 

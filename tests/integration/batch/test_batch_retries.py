@@ -118,26 +118,27 @@ kernelapp.launch_new_instance()
     (folder / "kernels" / "frail" / "kernel.json").write_text(json.dumps(spec))
 
 
+def run_frail(runs: Runs, folder: Path, ending: str) -> Json:
+    """The session of a run on a frail kernel, once it has ended; it may be tried again once."""
+    write_kernel(folder, ending)
+    notebook = write_notebook(folder / "n.ipynb", "print('ran')")
+    output = str(folder / "out.ipynb")
+    return runs.end(runs.submit(notebook, output=output, kernel="frail", max_retries=1))
+
+
 @pytest.mark.timeout(200)
 def test_a_run_whose_kernel_is_killed_while_it_starts_is_tried_again(
     runs: Runs, short_dir: Path
 ) -> None:
-    write_kernel(short_dir, "os.kill(os.getpid(), 9)")
-    notebook = write_notebook(short_dir / "n.ipynb", "print('ran')")
-    output = str(short_dir / "out.ipynb")
-    sid = runs.submit(notebook, output=output, kernel="frail", max_retries=1)
-    ended = runs.end(sid)
-    assert (ended["state"], attempts(ended)) == ("completed", 2), runs.log(sid)
-    assert "the kernel 'frail' was ended by signal 9 while it started" in runs.log(sid)
-    assert text_of(read(output)) == "ran\n"
+    ended = run_frail(runs, short_dir, "os.kill(os.getpid(), 9)")
+    said = runs.log(ended["id"])
+    assert (ended["state"], attempts(ended)) == ("completed", 2), said
+    assert "the kernel 'frail' was ended by signal 9 while it started" in said
+    assert text_of(read(short_dir / "out.ipynb")) == "ran\n"
 
 
 @pytest.mark.timeout(200)
 def test_a_run_whose_kernel_cannot_start_is_not_tried_again(runs: Runs, short_dir: Path) -> None:
-    write_kernel(short_dir, "sys.exit(3)")
-    notebook = write_notebook(short_dir / "n.ipynb", "print('ran')")
-    output = str(short_dir / "out.ipynb")
-    sid = runs.submit(notebook, output=output, kernel="frail", max_retries=1)
-    ended = runs.end(sid)
-    assert (ended["state"], attempts(ended)) == ("failed", 1), runs.log(sid)
+    ended = run_frail(runs, short_dir, "sys.exit(3)")
+    assert (ended["state"], attempts(ended)) == ("failed", 1), runs.log(ended["id"])
     assert "the kernel 'frail' could not start" in ended["reason"]
