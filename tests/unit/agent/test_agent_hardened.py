@@ -138,6 +138,7 @@ async def test_an_end_removes_nothing_from_the_store(published: Any, life: Life)
     one.life = life
     live = SimpleNamespace(record=SimpleNamespace(session="s", life=life, published=published))
     ended: list[str] = []
+    forgotten: list[str] = []
 
     async def end(*_: object, **__: object) -> int:
         ended.append("session")
@@ -147,13 +148,16 @@ async def test_an_end_removes_nothing_from_the_store(published: Any, life: Life)
         ended.append("relay")
 
     handler: Any = object.__new__(CommandServer)
-    handler._node = SimpleNamespace(sessions={"s": live})  # there is no store at hand
+    handler._node = SimpleNamespace(  # there is no store at hand
+        sessions={"s": live}, forget_absent=forgotten.append
+    )
     handler._lifecycle = SimpleNamespace(
         end=end, forget=lambda _: None, relays=SimpleNamespace(end=end_relay)
     )
     assert await handler.end(None, {"session": "s", "grace_s": 0.0}) == {"exit_code": 0}
     assert ended == ["session"] + ["relay"] * bool(published)
     assert await handler.end(None, {"session": "gone", "user": "alice"}) == {"exit_code": None}
+    assert forgotten == ["s"] * bool(published) + ["gone"]
 
 
 @pytest.mark.parametrize(
