@@ -63,7 +63,9 @@ def create(tag: str, nodes: Sequence[str]) -> dict[str, str]:
     try:
         hosts = _free_network().hosts()
         prefix = 24
-        _ip("link", "add", bridge, "type", "bridge")
+        # Without an address of its own a bridge takes the lowest of its ports' and changes it when
+        # that port goes: what the other nodes then send the machine is lost for a minute or more.
+        _ip("link", "add", bridge, "address", _random_mac_address(), "type", "bridge")
         _ip("address", "add", f"{next(hosts)}/{prefix}", "dev", bridge)
         _ip("link", "set", bridge, "up")
         for number, node in enumerate(nodes, 1):
@@ -147,6 +149,11 @@ def _free_network() -> ipaddress.IPv4Network:
         if not any(network.overlaps(other) for other in taken):
             return network
     raise Unavailable(f"the machine has routes to all of {NETWORKS} already")
+
+
+def _random_mac_address() -> str:
+    """Make a locally administered unicast address (IEEE 802, second lowest bit of octet one)."""
+    return bytes([0x02, *os.urandom(5)]).hex(":")
 
 
 def _ip(*words: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import NotFound, Unavailable
-from singularity_scheduler.fleet import LocalFleet
+from singularity_scheduler.fleet import LocalFleet, namespaces
 from support.agent import ScriptFleet, alive, until
 from support.netns import two_namespaces
 from traitlets import TraitError
@@ -140,3 +140,23 @@ async def test_agents_with_addresses_of_their_own() -> None:
             assert await here.wait() == 0
             assert (await there.stdout.readline()).decode().strip() == addresses[first]
             await there.wait()
+
+
+def mac_address_of(link: str) -> str:
+    """The MAC address of one of the machine's network links; "" when there is none, or it is going away."""
+    with contextlib.suppress(OSError):
+        return Path(f"/sys/class/net/{link}/address").read_text()
+    return ""
+
+
+@pytest.mark.asyncio
+async def test_the_machine_keeps_its_address_for_others_when_a_node_dies() -> None:
+    with two_namespaces() as addresses:
+        tag = next(iter(addresses)).rpartition("-")[0]
+        before = mac_address_of(f"{tag}br")
+        for number in (2, 1):
+            cable = f"{tag}v{number}"
+            assert mac_address_of(cable)
+            namespaces.destroy(f"{tag}-{number}")
+            await until(lambda cable=cable: not mac_address_of(cable))
+            assert mac_address_of(f"{tag}br") == before

@@ -34,16 +34,22 @@ class Cell:
 
     async def until(self, true: Any, seconds: float = 60.0) -> str:
         """Read on until `true` of what was printed, or the cell is over."""
-        async with asyncio.timeout(seconds):
-            while not true(self.text):
-                message = await self._client.get_iopub_msg(timeout=None)
-                if message["parent_header"].get("msg_id") != self.id:
-                    continue
-                content = message["content"]
-                self.text += content.get("text") or "\n".join(content.get("traceback", []))
-                if content.get("execution_state") == "idle":
-                    break
+        try:
+            async with asyncio.timeout(seconds):
+                await self._read_until(true)
+        except TimeoutError:
+            raise AssertionError(f"the last it said was {self.text[-300:]!r}") from None
         return self.text
+
+    async def _read_until(self, true: Any) -> None:
+        while not true(self.text):
+            message = await self._client.get_iopub_msg(timeout=None)
+            if message["parent_header"].get("msg_id") != self.id:
+                continue
+            content = message["content"]
+            self.text += content.get("text") or "\n".join(content.get("traceback", []))
+            if content.get("execution_state") == "idle":
+                break
 
     async def step(self, number: int) -> str:
         return await self.until(lambda text: f"step {number} " in text)
