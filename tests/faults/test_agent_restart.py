@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.agent import AgentBox, alive, sleeper, stop, until
-from support.agent_moves import checkpoint
+from support.agent_moves import checkpoint, resume
 from support.capsules import needs_criu
 
 
@@ -91,6 +93,30 @@ async def test_what_ended_meanwhile_is_noticed() -> None:
         assert report[stays]["devices"] == ["cpu:1"]
         assert [p.name for p in box.shm.iterdir()] == [stays]
         assert [p.name for p in (box.runtime / "l").iterdir()] == [f"{stays}.lease"]
+
+
+@needs_criu
+@pytest.mark.asyncio
+async def test_a_node_that_comes_back_spares_what_went_on_at_another_node_of_the_machine(
+    tmp_path: Path,
+) -> None:
+    store = f"--NodeAgent.checkpoint_store={tmp_path}/store"
+    code = "import time\nfor n in range(10000): print('line', n, flush=True); time.sleep(0.02)"
+    async with AgentBox(store) as first, AgentBox(store) as second:
+        session = await first.python(code)
+        await first.logged(session, "line 3")
+        kept = await checkpoint(first, session, 0)
+        await first.end_agent()
+        for process in first.everything_of(session):  # the node has lost its power
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        await resume(second, session, 1, kept["id"], incarnation=2)
+        await first.fleet.start()
+        await until(lambda: not first.folder(session).exists())
+        said = second.log(session)
+        await until(lambda: len(second.log(session)) > len(said) + 50)
+        assert (await second.session(session))["alive"] is True
+        await second.end(session)
 
 
 ENDS_WELL = """

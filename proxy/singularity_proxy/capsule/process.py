@@ -264,11 +264,15 @@ class ProcessWatch:
         self._release()
 
 
-def processes_with(marker: bytes, *, in_environment: bool) -> Iterator[ProcessIdentity]:
-    """Processes whose initial environment holds the entry `marker`, or (in_environment=False)
-    whose command line holds it as one argument. Looks at all of /proc once; used at the end of a
-    session and at the start of an agent, for what escaped its process group or its ledger."""
+def processes_with(
+    marker: bytes, *, in_environment: bool, beside_us: bool = False
+) -> Iterator[ProcessIdentity]:
+    """Find the processes whose initial environment holds the entry `marker`, or
+    (in_environment=False) whose command line holds it as one argument; `beside_us`: only those in
+    this process's own pid namespace. Looks at all of /proc once; used at the end of a session and
+    at the start of an agent, for what escaped its process group or its ledger."""
     name = "environ" if in_environment else "cmdline"
+    own = os.stat("/proc/self/ns/pid").st_ino if beside_us else None
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -276,6 +280,8 @@ def processes_with(marker: bytes, *, in_environment: bool) -> Iterator[ProcessId
             identity = ProcessIdentity.of(int(entry))
             with open(f"/proc/{entry}/{name}", "rb") as file:
                 found = marker in file.read().split(b"\0")
+            if found and own is not None:
+                found = os.stat(f"/proc/{entry}/ns/pid").st_ino == own
         except OSError:
             continue  # it ended, or is not ours to look at
         if found:

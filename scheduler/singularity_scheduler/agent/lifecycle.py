@@ -413,7 +413,10 @@ class Lifecycle:
         await self.histories.merge(live)
         await live.socket.close()
         if not isinstance(live.capsule, NamespaceCapsule):  # from which nothing escapes
-            await end_marked(f"SINGULARITY_SOCKET={live.socket.path}".encode())
+            # A session that goes on at another node of this machine still has the environment that
+            # it was started with here; it is in a namespace, and what escapes a capsule is in none.
+            marker = f"SINGULARITY_SOCKET={live.socket.path}".encode()
+            await end_marked(marker, beside_us=record.mode != "joined")
         await self.bridges.end(live)
         if record.elsewhere:
             await self.relays.wait_for(live)

@@ -71,14 +71,16 @@ async def end_process(watch: ProcessWatch, grace_s: float, signum: int = signal.
     await watch.wait(10)
 
 
-async def end_marked(marker: bytes, *, in_environment: bool = True) -> int:
+async def end_marked(marker: bytes, *, in_environment: bool = True, beside_us: bool = False) -> int:
     """Kill every process that carries `marker` (see `processes_with`) until none is left; returns
     how many there were. Looks again, because a process may fork while we look."""
     ended = 0
     for _ in range(20):
         watches = [
             ProcessWatch(identity)
-            for identity in processes_with(marker, in_environment=in_environment)
+            for identity in processes_with(
+                marker, in_environment=in_environment, beside_us=beside_us
+            )
             if identity.pid != os.getpid()
         ]
         watches = [watch for watch in watches if watch.alive]
