@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from singularity_proxy import HIDDEN_DEVICES
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import Conflict, Forbidden, NotFound, SingularityError, to_wire
 from singularity_proxy.wire.rpc import SyncPeer
@@ -118,7 +119,7 @@ class Session:
         return {
             "SINGULARITY_SOCKET": str(self.folder / "agent.sock"),
             "SINGULARITY_SESSION": self.json["id"],
-            "CUDA_VISIBLE_DEVICES": "",
+            "CUDA_VISIBLE_DEVICES": HIDDEN_DEVICES,
         }
 
     def look(self) -> dict[str, Any]:

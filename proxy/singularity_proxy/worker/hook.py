@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+from singularity_proxy import HIDDEN_DEVICES
+
 _unavailable: str | None = None
 """Why this process cannot have the device proxy behind "cuda"."""
 
@@ -119,9 +121,9 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Called once at interpreter start. The empty CUDA_VISIBLE_DEVICES that hides real accelerators
-    from processes outside of the proxy would only confuse the ones inside."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    """Called once at interpreter start. What hides real accelerators from processes outside of the
+    proxy would only confuse the ones inside; what a program has chosen itself counts."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == HIDDEN_DEVICES:
         del os.environ["CUDA_VISIBLE_DEVICES"]
     if "torch" not in sys.modules and not any(isinstance(f, AfterImport) for f in sys.meta_path):
         sys.meta_path.insert(0, AfterImport())

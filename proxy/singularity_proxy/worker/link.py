@@ -12,6 +12,7 @@ from singularity_proxy.errors import Unavailable
 from singularity_proxy.wire.rpc import SyncPeer
 
 from . import steps
+from .native import native
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ AGENT_WAIT_S = 60.0
 """The agent may be restarting just now; so long a device call waits for it to come back."""
 
 
-def open_ring(virtual_device: int) -> tuple[str, str]:
-    """(ring id, path) of this process's ring to `virtual_device`.
+def open_ring(index: int) -> tuple[str, str]:
+    """Obtain this process's ring to cuda:`index`: (ring id, path).
 
     Called by the native worker at the first device call. No device is taken by it: that happens
     when the worker rings the doorbell. Raises `Unavailable` outside of a session, and when the
@@ -42,7 +43,7 @@ def open_ring(virtual_device: int) -> tuple[str, str]:
     if not socket:
         raise Unavailable("this process is not in a session: SINGULARITY_SOCKET is not set")
     asked: dict[str, Any] = {
-        "virtual_device": virtual_device,
+        "virtual_device": native.virtual_device(index),
         "torch_version": str(torch.__version__),
         "git_version": str(torch.version.git_version),
         "python": sys.executable,
@@ -59,13 +60,13 @@ def open_ring(virtual_device: int) -> tuple[str, str]:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
-    _opened[virtual_device] = RingInfo(
+    _opened[index] = RingInfo(
         answer["ring_id"], answer["path"], int(answer.get("memory_capacity") or 0)
     )
     steps.show_in(answer["path"])
     return answer["ring_id"], answer["path"]
 
 
-def info(virtual_device: int) -> RingInfo | None:
-    """What `open_ring` was told, or None before the first device call."""
-    return _opened.get(virtual_device)
+def info(index: int) -> RingInfo | None:
+    """What `open_ring` was told of cuda:`index`, or None before the first device call."""
+    return _opened.get(index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 
 from . import link
 from .native import native
@@ -38,8 +39,14 @@ class DeviceProperties:
         self.clock_rate = self.memory_clock_rate = 0
         self.memory_bus_width = 0
         self.gcnArchName = ""
-        self.uuid = f"SINGULARITY-{os.environ.get('SINGULARITY_SESSION', '')}-{index}"
+        self.uuid = uuid.UUID(native.device_uuid(native.virtual_device(index)))
         self.pci_bus_id = self.pci_device_id = self.pci_domain_id = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceProperties) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(self.uuid)
 
     def __repr__(self) -> str:
         return (

@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from . import collectives, link, memory, refused, settings, streams
 from .native import native
@@ -63,6 +63,55 @@ class _SyncDebug:
         cls.mode = mode
 
 
+class CudaErrorCode(int):
+    """A `cudaError_t`; any number is one."""
+
+    success: ClassVar[CudaErrorCode]
+
+
+CudaErrorCode.success = CudaErrorCode(0)
+
+INVALID_VALUE = CudaErrorCode(1)
+ALREADY_REGISTERED = CudaErrorCode(712)
+NOT_REGISTERED = CudaErrorCode(713)
+
+ERROR_TEXTS = {
+    0: "no error",
+    1: "invalid argument",
+    2: "out of memory",
+    3: "initialization error",
+    4: "driver shutting down",
+    46: "CUDA-capable device(s) is/are busy or unavailable",
+    98: "invalid device function",
+    100: "no CUDA-capable device is detected",
+    101: "invalid device ordinal",
+    209: "no kernel image is available for execution on the device",
+    400: "invalid resource handle",
+    600: "device not ready",
+    700: "an illegal memory access was encountered",
+    701: "too many resources requested for launch",
+    710: "device-side assert triggered",
+    712: "part or all of the requested memory range is already mapped",
+    713: "pointer does not correspond to a registered memory region",
+    719: "unspecified launch failure",
+    801: "operation not supported",
+    999: "unknown error",
+}
+"""What `cudaGetErrorString` says (CUDA Runtime API, "Data types used by CUDA Runtime")."""
+
+
+def _register_host_memory(address: int, size: int, _flags: int = 0) -> CudaErrorCode:
+    """Make `size` bytes of the program's own memory count as pinned (`cudaHostRegister`)."""
+    if not address or size <= 0:
+        return INVALID_VALUE
+    return CudaErrorCode.success if native.pin_memory(address, size) else ALREADY_REGISTERED
+
+
+def _unregister_host_memory(address: int) -> CudaErrorCode:
+    """Take back what `cudaHostRegister` said of the memory at `address`."""
+    return CudaErrorCode.success if native.unpin_memory(address) else NOT_REGISTERED
+
+
 def _nvtx() -> SimpleNamespace:
     """NVTX ranges have nobody to read them here; depths are kept as NVTX returns them."""
     local = threading.local()
@@ -88,6 +137,8 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
     def init() -> None:
         import torch
 
+        if native.device_count() == 0:  # as CUDA_VISIBLE_DEVICES says
+            raise RuntimeError("No CUDA GPUs are available")
         torch.cuda.default_generators = tuple(
             native.default_generator(i) for i in range(native.device_count())
         )
@@ -118,7 +169,7 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
         "_broadcast_coalesced": _broadcast_coalesced,
         "_cuda_init": init,
         "_cuda_isInBadFork": native.in_bad_fork,
-        "_cuda_getDeviceCount": native.device_count,
+        "_cuda_getDeviceCount": native.expected_device_count,
         "_cuda_getDevice": native.current_device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": native.exchange_device,
@@ -144,12 +195,12 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
         "_cuda_record_untuned_is_enabled": lambda: False,
         "_cudart": SimpleNamespace(
             cudaMemGetInfo=memory.info,
-            cudaGetErrorString=lambda code: f"error {code}",
-            cudaError=SimpleNamespace(success=0),
-            cudaHostRegister=lambda *_: 0,
-            cudaHostUnregister=lambda *_: 0,
-            cudaProfilerStart=lambda: 0,
-            cudaProfilerStop=lambda: 0,
+            cudaGetErrorString=lambda code: ERROR_TEXTS.get(code, "unrecognized error code"),
+            cudaError=CudaErrorCode,
+            cudaHostRegister=_register_host_memory,
+            cudaHostUnregister=_unregister_host_memory,
+            cudaProfilerStart=lambda: CudaErrorCode.success,
+            cudaProfilerStop=lambda: CudaErrorCode.success,
         ),
         "_nvtx": _nvtx(),
     }

@@ -14,6 +14,7 @@ import os
 import shutil
 from typing import Any
 
+from singularity_proxy import HIDDEN_DEVICES
 from singularity_proxy.capsule.image import LIMIT_S
 from singularity_proxy.capsule.launcher import (
     CapsuleSpec,
@@ -287,7 +288,7 @@ class Lifecycle:
             "SINGULARITY_DOORBELL": live.socket.doorbell_path,
             "SINGULARITY_DEVICES": str(live.record.virtual_devices),
             "SINGULARITY_DEVICE_TYPE": self._node.device_type,
-            "CUDA_VISIBLE_DEVICES": "",
+            "CUDA_VISIBLE_DEVICES": HIDDEN_DEVICES,
             **_log_variable(live.record, self._node.settings),
             **variables(live.record),
         }

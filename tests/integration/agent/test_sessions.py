@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from singularity_proxy import HIDDEN_DEVICES
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden, NotFound
 from singularity_scheduler.agent.client_places import CURVE
 from support.agent import AgentBox, alive, sleeper, stop, until
@@ -41,7 +42,7 @@ async def test_a_session_runs_as_its_user_without_secrets_and_ends_with_its_code
         "print(os.getuid(), os.getpgid(0) == os.getpid(), os.read(0, 1))\n"
         "print(sorted(k for k in e if k.startswith(('JUPYTERHUB_', 'JPY_', 'SINGULARITY_'))))\n"
         "print(*(e[k] for k in ('SINGULARITY_DEVICES', 'SINGULARITY_DEVICE_TYPE')))\n"
-        "print('CUDA_VISIBLE_DEVICES=' in open('/proc/self/environ').read().split('\\0'))\n"
+        "print('CUDA_VISIBLE_DEVICES=hidden' in open('/proc/self/environ').read().split('\\0'))\n"
         "print(sorted(os.listdir('/proc/self/fd')))\n"
         "sys.exit('a last word')"
     )
@@ -165,7 +166,7 @@ async def test_a_terminal_run_joins_with_its_own_process(box: AgentBox) -> None:
     session = await box.start([], mode="joined", owner_pid=own.pid)
     env = box.started["env"]
     assert env["SINGULARITY_SESSION"] == session
-    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert env["CUDA_VISIBLE_DEVICES"] == HIDDEN_DEVICES
     assert box.started["pid"] == own.pid
     child = sleeper(env={**os.environ, **env}, **options)
     stop(own)

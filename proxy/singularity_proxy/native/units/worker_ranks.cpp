@@ -7,4 +7,5 @@
 #include "worker/src/membership.cpp"
 #include "worker/src/store_guard.cpp"
 #include "worker/src/timing.cpp"
+#include "worker/src/visible.cpp"
 #include "worker/src/work.cpp"

@@ -117,6 +117,10 @@ void bind_worker(py::module_& m) {
   m.def("set_launch_blocking", &set_launch_blocking);
   m.def("install", &install);
   m.def("device_count", &device_count);
+  m.def("expected_device_count", &expected_device_count);
+  m.def("virtual_device", &virtual_device);
+  m.def("device_uuid", &device_uuid);
+  m.def("choose_visible", [](const std::string& chosen, int count) { return choose_visible(chosen.c_str(), count); });
   m.def("current_device", &current_device);
   m.def("exchange_device", &exchange_device);
   m.def("in_bad_fork", &in_bad_fork);
@@ -167,6 +171,8 @@ void bind_worker(py::module_& m) {
     return elapsed_ms(at(first), at(second));
   });
   m.def("proxy_is_cpu", &proxy_is_cpu);
+  m.def("pin_memory", &pin_memory);
+  m.def("unpin_memory", &unpin_memory);
   m.def("bind_process_group", &bind_process_group);
 }
 

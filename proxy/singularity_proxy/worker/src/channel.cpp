@@ -30,11 +30,6 @@ std::atomic<bool> any_open{false};
 std::atomic<bool> forked{false};
 thread_local int this_device = 0;
 
-int env_int(const char* name, int otherwise) {
-  const char* text = std::getenv(name);
-  return text && *text ? std::atoi(text) : otherwise;
-}
-
 bool is_graph(const Freed& freed) { return freed.id >> 62 == kGraphId >> 62; }
 bool is_group(const Freed& freed) { return freed.id >> 62 == kGroupNumber >> 62; }
 bool has_own_record(const Freed& freed) { return is_graph(freed) || is_group(freed); }
@@ -60,11 +55,6 @@ bool has_own_record(const Freed& freed) { return is_graph(freed) || is_group(fre
 }
 
 }  // namespace
-
-int device_count() {
-  static const int count = std::min(std::max(env_int("SINGULARITY_DEVICES", 1), 1), kMaxDevices);
-  return count;
-}
 
 bool proxy_is_cpu() {
   static const bool cpu = [] {

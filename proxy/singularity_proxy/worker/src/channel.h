@@ -22,6 +22,7 @@
 #include "memory.h"
 #include "mutex.h"
 #include "native/settings.h"
+#include "visible.h"
 
 namespace singularity {
 
@@ -169,7 +170,6 @@ inline Channel& channel(int index) {
     if (Channel* known = known_channels[i].load(std::memory_order_acquire); __builtin_expect(known != nullptr, 1)) return *known;
   return checked_channel(index);
 }
-int device_count();               // V, from SINGULARITY_DEVICES
 int current_device();             // of this thread
 int exchange_device(int index);   // sets it, returns the old one; a negative index changes nothing
 bool proxy_is_cpu();              // what the session's physical devices are (SINGULARITY_DEVICE_TYPE)

@@ -113,7 +113,8 @@ GroupId ProxiedGroup::read_id() {
 // Two ranks on one virtual device would wait for each other in one queue. On another node the session is another.
 void ProxiedGroup::refuse_shared_device(int device, size_t communicator) {
   const char* session = std::getenv("SINGULARITY_SESSION");
-  const std::string key = c10::str(kPrefix, incarnation_, "/", communicator, "/", session ? session : "", "/cuda:", device);
+  const std::string key = c10::str(kPrefix, incarnation_, "/", communicator, "/", session ? session : "", "/cuda:",
+                               virtual_device(device));
   const int64_t other = store_->add(key, rank_ + 1) - (rank_ + 1);
   TORCH_CHECK_WITH(DistBackendError, other == 0, "Duplicate GPU detected: rank ", rank_, " and ",
                    other <= size_ ? "rank " + std::to_string(other - 1) : "other ranks", " both use cuda:", device,
@@ -398,7 +399,7 @@ int ProxiedGroup::device_for_barrier(const c10d::BarrierOptions& options) {
   if (current_device()) return current_device();
   const auto& ranks = options_->global_ranks_in_group;
   const uint64_t rank = ranks.empty() ? static_cast<uint64_t>(rank_) : ranks[static_cast<size_t>(rank_)];
-  return static_cast<int>(rank % static_cast<uint64_t>(device_count()));
+  return static_cast<int>(rank % static_cast<uint64_t>(std::max(device_count(), 1)));
 }
 
 ProxiedGroup::WorkPtr ProxiedGroup::barrier(const c10d::BarrierOptions& options) {

@@ -168,7 +168,7 @@ struct Hooks final : at::CUDAHooksInterface {
   at::Device getDeviceFromPtr(void*) const override { return cuda(singularity::current_device()); }
   bool isPinnedPtr(const void* p) const override { return is_pinned(p); }
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
+  bool isAvailable() const override { return expected_device_count() > 0; }
   bool hasPrimaryContext(at::DeviceIndex) const override { return true; }
   at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
   at::DeviceIndex deviceCount() const override { return static_cast<at::DeviceIndex>(singularity::device_count()); }
@@ -176,7 +176,7 @@ struct Hooks final : at::CUDAHooksInterface {
   at::DeviceIndex getCurrentDevice() const override { return static_cast<at::DeviceIndex>(singularity::current_device()); }
   at::DeviceIndex exchangeDevice(at::DeviceIndex i) const override { return static_cast<at::DeviceIndex>(exchange_device(i)); }
   at::DeviceIndex maybeExchangeDevice(at::DeviceIndex i) const override { return static_cast<at::DeviceIndex>(exchange_device(i)); }
-  bool hasCUDA() const override { return true; }
+  bool hasCUDA() const override { return expected_device_count() > 0; }
   at::DeviceIndex current_device() const override { return getCurrentDevice(); }
   at::Allocator* getCUDADeviceAllocator() const override { return device_allocator(); }
   int getNumGPUs() const override { return singularity::device_count(); }

@@ -3,7 +3,9 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <torch/version.h>
 
+#include <iterator>
 #include <map>
+#include <set>
 
 #include "device.h"
 #include "settings.h"
@@ -121,11 +123,28 @@ class PinnedAllocator final : public c10::Allocator {
     --it;
     return static_cast<const char*>(address) < it->first + it->second;
   }
+  // Memory of somebody else that counts as pinned from now on; false: a part of it does already.
+  bool add(char* start, size_t bytes) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    const auto after = ranges_.lower_bound(start + bytes);
+    if (after != ranges_.begin()) {
+      const auto before = std::prev(after);
+      if (before->first + before->second > start) return false;
+    }
+    registered_.insert(start);
+    ranges_[start] = bytes;
+    return true;
+  }
+  bool remove(char* start) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return registered_.erase(start) && ranges_.erase(start);
+  }
 
  private:
   static void free_pinned(void* p);
   std::mutex mutex_;
   std::map<char*, size_t> ranges_;
+  std::set<char*> registered_;
 };
 PinnedAllocator& pinned() {
   static PinnedAllocator& one = *new PinnedAllocator();
@@ -147,6 +166,8 @@ c10::Allocator* device_allocator() {
 }
 c10::Allocator* pinned_allocator() { return &pinned(); }
 bool is_pinned(const void* address) { return pinned().has(address); }
+bool pin_memory(uintptr_t address, size_t bytes) { return pinned().add(reinterpret_cast<char*>(address), bytes); }
+bool unpin_memory(uintptr_t address) { return pinned().remove(reinterpret_cast<char*>(address)); }
 
 void delete_record(void* context) {
   auto* record = static_cast<StorageRecord*>(context);

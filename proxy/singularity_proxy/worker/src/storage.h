@@ -11,6 +11,8 @@ namespace singularity {
 c10::Allocator* device_allocator();
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* address);
+bool pin_memory(uintptr_t address, size_t bytes);  // memory of somebody else; false: a part of it is pinned
+bool unpin_memory(uintptr_t address);              // false: nothing was pinned there by `pin_memory`
 
 void delete_record(void* context);  // of a DataPtr
 [[noreturn]] void refuse_storage(const c10::StorageImpl* storage);
