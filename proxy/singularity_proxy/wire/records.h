@@ -125,7 +125,9 @@ enum class Status : uint32_t {
 // A reply = ReplyHeader, then the payload: of an error its text; of Kind::op
 //   u32 new storages, u32 results, then per result one char and its value:
 //   't' TensorMeta | 'l' u32 n, n x TensorMeta | 'i' i64 | 'd' f64 | 'b' i64 | 'c' f64 f64 | 'n'
-// (new storages comes first so that a worker can give back those of a reply nobody waits for).
+// (new storages comes first so that a worker can give back those of a reply nobody waits for), and then
+// what the call warned of, up to the payload's end: u8 whether it is a deprecation, u32 bytes, text.
+constexpr size_t kNoResultsBytes = 8;  // of a reply that describes no results: two zeros
 struct ReplyHeader {
   uint32_t length;  // header and payload, multiple of 8
   uint32_t payload_bytes;

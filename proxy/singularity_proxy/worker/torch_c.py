@@ -139,6 +139,7 @@ def names(torch_c: ModuleType) -> dict[str, Any]:
 
         if native.device_count() == 0:  # as CUDA_VISIBLE_DEVICES says
             raise RuntimeError("No CUDA GPUs are available")
+        native.initialize()  # only then does torch ask which host memory is pinned
         torch.cuda.default_generators = tuple(
             native.default_generator(i) for i in range(native.device_count())
         )

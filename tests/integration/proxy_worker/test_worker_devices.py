@@ -15,10 +15,11 @@ def session() -> Iterator[Standalone]:
         yield one
 
 
-def run(session: Standalone, code: str) -> list[str]:
+def run(session: Standalone, code: str, more: dict[str, str] | None = None) -> list[str]:
+    """The lines that `code` prints in a process of the session, with `more` in its environment."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env=session.env(), capture_output=True, text=True, timeout=120, check=False,
+        env={**session.env(), **(more or {})}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -173,3 +174,110 @@ def test_saved_tensors_go_back_to_their_device(session: Standalone) -> None:
         """,
     )
     assert out == ["cuda:1 cuda:0 cuda:0 cpu cuda:0", "cuda:1 cuda:1"]
+
+
+CHOICES = {
+    None: [0, 1],
+    "1": [1],
+    "0": [0],
+    "1,0": [1, 0],
+    " 0 , 1 ": [0, 1],
+    "1x": [1],
+    "0,5,1": [0],
+    "-1": [],
+    "": [],
+    "none": [],
+    "1,1": [],
+}
+"""CUDA_VISIBLE_DEVICES -> the session's devices that a program sees as cuda:0, cuda:1, ..."""
+
+
+@pytest.mark.parametrize("chosen", CHOICES)
+def test_a_program_sees_the_devices_that_it_has_chosen(
+    session: Standalone, chosen: str | None
+) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        everyones = {UUIDS!r}
+        found = [
+            everyones.index(str(torch.cuda.get_device_properties(i).uuid))
+            for i in range(torch.cuda.device_count())
+        ]
+        print(found, torch.cuda.is_available() == bool(found))
+        try:
+            print(torch.ones(1, device=f"cuda:{max(len(found) - 1, 0)}").sum().item())
+        except RuntimeError as error:
+            print(error)
+        """.replace("{UUIDS!r}", repr(uuids(session))),
+        {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen},
+    )
+    wanted = CHOICES[chosen]
+    assert out[0] == f"{wanted} True"
+    assert out[1] == ("1.0" if wanted else "No CUDA GPUs are available")
+
+
+def uuids(session: Standalone) -> list[str]:
+    """The UUIDs of all devices of the session, as its programs are told them."""
+    code = "import torch; print(*(torch.cuda.get_device_properties(i).uuid for i in range(2)))"
+    return run(session, code)[0].split()
+
+
+def test_a_device_is_chosen_by_its_uuid_too(session: Standalone) -> None:
+    second = uuids(session)[1]
+    code = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
+    for name in (f"GPU-{second}", f"GPU-{second[:-8]}"):
+        assert run(session, code, {"CUDA_VISIBLE_DEVICES": name}) == [f"1 {second}"]
+    both = {"CUDA_VISIBLE_DEVICES": "GPU-" + uuids(session)[0][:8]}
+    assert run(session, "import torch; print(torch.cuda.device_count())", both) == ["0"]
+
+
+def test_a_choice_counts_until_a_device_is_used(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import os, torch
+        print(torch.cuda.device_count())
+        os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+        print(torch.cuda.device_count())
+        x = torch.ones(2, device="cuda")
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+        print(torch.cuda.device_count(), x.device)
+        """,
+    )
+    assert out == ["2", "1", "1 cuda:0"]
+
+
+def test_two_programs_with_a_device_each_use_different_ones(session: Standalone) -> None:
+    code = """
+        import torch
+        x = torch.ones(1 << 20, device="cuda")
+        print(torch.cuda.memory_allocated() >= 4 << 20, torch.cuda.get_device_properties(0).uuid)
+        """
+    found = [run(session, code, {"CUDA_VISIBLE_DEVICES": one})[0].split() for one in "01"]
+    assert [there for there, _ in found] == ["True", "True"]
+    assert [uuid for _, uuid in found] == uuids(session)
+
+
+def test_error_codes_properties_and_registered_memory_are_as_in_cuda(session: Standalone) -> None:
+    out = run(
+        session,
+        """
+        import torch
+        torch.cuda.check_error(torch.cuda.cudart().cudaError.success)
+        try:
+            torch.cuda.check_error(2)
+        except torch.cuda.CudaError as error:
+            print(error)
+        first, again = (torch.cuda.get_device_properties(0) for _ in range(2))
+        print(first == again, first == torch.cuda.get_device_properties(1), len({first, again}))
+        x, runtime = torch.zeros(1000), torch.cuda.cudart()
+        torch.cuda.check_error(runtime.cudaHostRegister(x.data_ptr(), x.nbytes, 0))
+        print(x.is_pinned(), x[500:].is_pinned(), torch.zeros(1000).is_pinned())
+        print(int(runtime.cudaHostRegister(x.data_ptr() + 8, 8, 0)))
+        torch.cuda.check_error(runtime.cudaHostUnregister(x.data_ptr()))
+        print(x.is_pinned(), int(runtime.cudaHostUnregister(x.data_ptr())))
+        """,
+    )
+    assert out == ["out of memory (2)", "True False 1", "True True False", "712", "False 713"]

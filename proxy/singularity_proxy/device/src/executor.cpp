@@ -4,9 +4,15 @@
 #include <ATen/core/List.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "memory.h"
 #include "swap.h"
@@ -158,6 +164,31 @@ void Executor::resize(uint64_t id, uint64_t bytes) {
   if (kept_lineage_) lineage_.resized(state_.entry(id), before);
 }
 
+// Keeps what torch warns of while a call runs: its caller's process is told, at the caller's line.
+class Executor::Warnings final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    if (kept_.size() == kMost) return;
+    std::string text = warning.msg();
+    const c10::SourceLocation& place = warning.source_location();
+    if (!warning.verbatim() && place.file)  // as PyWarningHandler says it
+      text = c10::str(text, " (Triggered internally at ", place.file, ":", place.line, ".)");
+    text.resize(std::min(text.size(), kLongest));
+    kept_.emplace_back(std::holds_alternative<c10::DeprecationWarning>(warning.type()), std::move(text));
+  }
+  void put(Buffer& reply) const {
+    for (const auto& [deprecation, text] : kept_) {
+      reply.put<uint8_t>(deprecation);
+      reply.put<uint32_t>(static_cast<uint32_t>(text.size()));
+      reply.put_bytes(text.data(), text.size());
+    }
+  }
+
+ private:
+  static constexpr size_t kMost = 16, kLongest = 2000;
+  std::vector<std::pair<bool, std::string>> kept_;
+};
+
 void Executor::run(const RecordHeader& record, const char* body, Buffer& reply) {
   const size_t body_bytes = record.length - sizeof(record);
   TORCH_CHECK(padded(record.key_bytes) <= body_bytes, "the key of a record is longer than the record");
@@ -182,6 +213,10 @@ void Executor::run(const RecordHeader& record, const char* body, Buffer& reply) 
   }
   const size_t count = key.get<uint16_t>();
   for (size_t i = 0; i < count; i++) stack_.push_back(argument(key, values));
+  const bool answers = record.flags & kReply;
+  Warnings warnings;
+  std::optional<c10::WarningUtils::WarningHandlerGuard> heard;
+  if (answers) heard.emplace(&warnings);
   if (kept_lineage_) {
     try {
       call(op, count, body, record.key_bytes);
@@ -195,6 +230,7 @@ void Executor::run(const RecordHeader& record, const char* body, Buffer& reply) 
   }
   operations_++;
   results(record, op, reply);
+  if (answers) warnings.put(reply);
 }
 
 void Executor::look(const RecordHeader& record, const char* body) {

@@ -68,6 +68,7 @@ class Executor {
   std::string name_of(const RecordHeader& record) const;
 
  private:
+  class Warnings;
   void run(const RecordHeader& record, const char* body, Buffer& reply);
   void resize(uint64_t id, uint64_t bytes);
   void call(OperatorEntry& op, size_t count, const char* key, size_t key_bytes);

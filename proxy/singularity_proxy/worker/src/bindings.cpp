@@ -117,6 +117,7 @@ void bind_worker(py::module_& m) {
   m.def("set_launch_blocking", &set_launch_blocking);
   m.def("install", &install);
   m.def("device_count", &device_count);
+  m.def("initialize", [] { at::globalContext().lazyInitDevice(c10::kCUDA); });
   m.def("expected_device_count", &expected_device_count);
   m.def("virtual_device", &virtual_device);
   m.def("device_uuid", &device_uuid);

@@ -2,6 +2,10 @@
 
 #include <ATen/core/op_registration/adaption.h>
 
+#include <cmath>
+#include <limits>
+#include <utility>
+
 #include "devices_of_calls.h"
 #include "ship.h"
 #include "sparse.h"
@@ -26,6 +30,38 @@ void each_tensor(const Operator& op, c10::ArrayRef<IValue> arguments, bool out, 
       for (const IValue& item : v.toListRef())
         if (item.isTensor()) look(item.toTensor(), argument.name());
   }
+}
+
+// The numbers that a tensor of this type can hold.
+std::pair<double, double> range_of(c10::ScalarType type) {
+  constexpr double kAny = std::numeric_limits<double>::infinity(), kFloat = std::numeric_limits<float>::max();
+  switch (type) {
+    case at::kByte: return {0, 255};
+    case at::kChar: return {-128, 127};
+    case at::kShort: return {-32768, 32767};
+    case at::kInt: return {-2147483648.0, 2147483647.0};
+    case at::kLong: return {-9223372036854775808.0, 9223372036854774784.0};  // the largest double below 2^63
+    case at::kHalf: return {-65504, 65504};
+    case at::kFloat:
+    case at::kBFloat16: return {-kFloat, kFloat};
+    default: return {-kAny, kAny};
+  }
+}
+
+// Torch refuses numbers that do not, where it makes one of a tensor's values of them.
+bool is_in_range(const IValue& v, c10::ScalarType type) {
+  const double number = v.isDouble() ? v.toDouble() : v.isInt() ? static_cast<double>(v.toInt()) : 0;
+  if (!std::isfinite(number)) return !c10::isIntegralType(type, true);
+  const auto [low, high] = range_of(type);
+  return low <= number && number <= high;
+}
+
+// The bytes of its storage that a tensor lies in.
+std::pair<int64_t, int64_t> extent_of(const c10::TensorImpl& t) {
+  int64_t last = 0;
+  for (int64_t d = 0; d < t.dim(); d++) last += (t.size(d) - 1) * t.stride(d);
+  const auto width = static_cast<int64_t>(t.itemsize());
+  return {t.storage_offset() * width, (t.storage_offset() + last + 1) * width};
 }
 
 }  // namespace
@@ -168,6 +204,7 @@ void Encoder::list(c10::ArrayRef<IValue> items) {
 
 void Encoder::number(const IValue& v, bool in_key) {
   Buffer& out = in_key ? key_ : values_;
+  if (!in_key && !inputs_.empty() && !is_in_range(v, c10::typeMetaToScalarType(inputs_[0]->dtype()))) may_fail_ = true;
   if (v.isDouble()) {
     tag(in_key ? Tag::real : Tag::value_real);
     out.put<double>(v.toDouble());
@@ -184,6 +221,21 @@ void Encoder::number(const IValue& v, bool in_key) {
     out.put<double>(v.toComplexDouble().imag());
   } else {
     TORCH_CHECK(false, op_.name, ": the device proxy cannot send a number of kind ", v.tagKind());
+  }
+}
+
+void Encoder::look_for_overlap(const Tensor& written) {
+  const c10::TensorImpl* const to = written.unsafeGetTensorImpl();
+  if (!written.defined() || !to->has_storage()) return;
+  const auto* const storage = to->unsafe_storage().unsafeGetStorageImpl();
+  for (const c10::TensorImpl* from : inputs_) {
+    if (from == to || from->unsafe_storage().unsafeGetStorageImpl() != storage) continue;
+    const bool same = from->storage_offset() == to->storage_offset() && from->sizes() == to->sizes() &&
+                      from->strides() == to->strides() && from->itemsize() == to->itemsize();
+    if (same || !from->numel() || !to->numel()) continue;
+    const auto [from_begin, from_end] = extent_of(*from);
+    const auto [to_begin, to_end] = extent_of(*to);
+    if (from_begin < to_end && to_begin < from_end) may_fail_ = true;
   }
 }
 

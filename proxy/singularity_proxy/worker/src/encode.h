@@ -76,6 +76,15 @@ class Encoder {
   }
   Inputs& inputs() { return inputs_; }
   bool saw_sparse() const { return saw_sparse_; }
+  // Whether this call may be refused though others of its key were not: CUDA raises that at once, before
+  // anything is sent to the GPU.
+  bool may_fail() const { return may_fail_; }
+  // Of a tensor that is written and another one that shares a part of its memory. After all arguments.
+  void look_for_overlaps() {
+    if (inputs_.size() < 2) return;
+    for (const uint16_t i : op_.written)
+      if (arguments_[i].isTensor()) look_for_overlap(arguments_[i].toTensor());
+  }
 
   void argument(size_t index) {
     const c10::IValue& v = arguments_[index];
@@ -108,6 +117,7 @@ class Encoder {
   void list(c10::ArrayRef<c10::IValue> items);
   void optional_tensors(c10::ArrayRef<c10::IValue> items);
   void number(const c10::IValue& v, bool in_key);
+  void look_for_overlap(const at::Tensor& written);
 
   Channel& c_;
   Buffer& key_;
@@ -115,6 +125,7 @@ class Encoder {
   const Operator& op_;
   c10::ArrayRef<c10::IValue> arguments_;
   bool saw_sparse_ = false;
+  bool may_fail_ = false;
   bool host_allowed_ = false;  // of the argument that is being encoded
   Inputs inputs_;
 };

@@ -33,9 +33,27 @@ Operator* add_graph(std::string packed, uint16_t arguments, int device) {
 
 void free_graph(Operator& op) { channel(op.graph_device).free_storage({kGraphId | op.index, nullptr, 0}); }
 
+namespace {
+
+// "normal" of "aten::normal_".
+std::string plain_name(const std::string& name) {
+  const size_t start = name.rfind(':') + 1;
+  return name.substr(start, name.size() - start - (name.back() == '_'));
+}
+
+}  // namespace
+
 Operator* add_operator(const c10::OperatorHandle& handle) {
   static const std::set<std::string> kValuesDecideShape = {"aten::arange", "aten::range", "aten::linspace",
                                                            "aten::logspace"};
+  // CUDA looks at their numbers before it begins: in the key a number that was not there before is waited
+  // for, and a wrong one raised at its own line.
+  static const std::set<std::string> kChecksNumbers = {
+      "bernoulli",  "cauchy",      "celu",           "_cdist_forward", "elu_backward", "exponential",
+      "geometric",  "hardtanh",    "histc",          "huber_loss",     "huber_loss_backward", "leaky_relu_backward",
+      "log_normal", "multi_margin_loss", "native_dropout", "normal",   "norm",         "pow",
+      "renorm",     "rrelu_with_noise", "smooth_l1_loss", "smooth_l1_loss_backward", "softshrink", "std",
+      "std_mean",   "uniform",     "var",            "var_mean"};
   // Their failure must be raised at their own line: nothing later would notice it.
   static const std::set<std::string> kMustNotFailLate = {
       "aten::_linalg_check_errors", "aten::_assert_async", "aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig"};
@@ -49,7 +67,7 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
   op->overload = schema.overload_name();
   op->schema = &schema;
   op->arguments = static_cast<uint16_t>(schema.arguments().size());
-  const bool in_key = kValuesDecideShape.count(op->name);
+  const bool in_key = kValuesDecideShape.count(op->name) || kChecksNumbers.count(plain_name(op->name));
   for (const auto& a : schema.arguments()) {
     auto type = a.type();
     if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
@@ -57,7 +75,7 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
     if (a.alias_info() && a.alias_info()->isWrite()) op->written.push_back(static_cast<uint16_t>(op->is_value.size() - 1));
     op->is_host.push_back(may_stay_on_host(op->name, a.name()));
     if (a.is_out()) op->has_out = true;
-    op->takes_guests |= op->is_host.back() || (device_count() > 1 && type->kind() == c10::TypeKind::GeneratorType);
+    op->takes_guests |= op->is_host.back() || (session_device_count() > 1 && type->kind() == c10::TypeKind::GeneratorType);
   }
   bool all_aliases = true;
   for (const auto& r : schema.returns()) {

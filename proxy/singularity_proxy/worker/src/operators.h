@@ -46,6 +46,7 @@ struct CacheEntry {
   bool all_new = true;
   bool async = true;       // later calls need no reply
   bool constant = false;   // a number that depends on the key alone
+  bool warned = false;     // the last call that was waited for: the next one may warn as well
   c10::intrusive_ptr<ShapedTensor> only;  // the whole result is one new plain tensor; else null
   c10::SmallVector<char, 96> key;         // here, so that a look-up touches few cache lines
   std::vector<ResultMeta> results;
@@ -68,7 +69,7 @@ struct Operator {
   bool is_composed = false;    // on CUDA it is made of other operators, which look at the devices themselves
   bool no_results = false;     // returns nothing, but its out= arguments may get another shape
   int graph_device = -1;       // of a captured graph: the virtual device it runs on
-  const CacheEntry* last = nullptr;  // of `cache`, that was used last: often it is the next one too
+  CacheEntry* last = nullptr;  // of `cache`, that was used last: often it is the next one too
   c10::SmallVector<uint8_t, 16> is_value;   // per argument: the number goes outside of the key
   c10::SmallVector<uint8_t, 16> is_host;    // per argument: small host tensors (index lists, lengths) go by value
   c10::SmallVector<uint16_t, 4> written;    // arguments: tensors (or lists of them) that the operator changes

@@ -42,7 +42,7 @@ void adopt_shape(const Tensor& out, const TensorMeta& m) {
 
 }  // namespace
 
-CacheEntry read_results(Cursor in, const Operator& op) {
+CacheEntry read_results(Cursor& in, const Operator& op) {
   CacheEntry e;
   e.new_storages = in.get<uint32_t>();
   const uint32_t results = in.get<uint32_t>();
@@ -92,6 +92,19 @@ CacheEntry read_results(Cursor in, const Operator& op) {
       !(e.tensors[0].flags & (kConjugate | kNegative)))
     e.only = e.tensors[0].shape;
   return e;
+}
+
+std::vector<c10::Warning> read_warnings(Cursor& in, const char* end) {
+  std::vector<c10::Warning> warnings;
+  while (in.at() < end) {
+    const bool deprecation = in.get<uint8_t>();
+    const auto bytes = in.get<uint32_t>();
+    c10::Warning::warning_variant_t type = c10::UserWarning();
+    if (deprecation) type = c10::DeprecationWarning();
+    const c10::SourceLocation unknown{nullptr, nullptr, 0};  // the text says it
+    warnings.emplace_back(type, unknown, std::string(in.bytes(bytes), bytes), false);
+  }
+  return warnings;
 }
 
 bool sources_are_certain(const CacheEntry& e, const Inputs& inputs) {

@@ -13,7 +13,9 @@ namespace singularity {
 using Results = c10::SmallVector<c10::IValue, 2>;
 
 // Reads the description of the results of a call of `op`. Throws for results that cannot be had here.
-CacheEntry read_results(Cursor in, const Operator& op);
+CacheEntry read_results(Cursor& in, const Operator& op);
+// Reads what the call warned of, from behind its results to the payload's end.
+std::vector<c10::Warning> read_warnings(Cursor& in, const char* end);
 // Whether each result that shares storage with an input shares it with that input in every call of
 // the same key: not when another input of this call lies in the same storage.
 bool sources_are_certain(const CacheEntry& e, const Inputs& inputs);

@@ -61,7 +61,7 @@ void define(Channel& c, Operator& op) {
   c.defined[op.index] = true;
 }
 
-const CacheEntry* find(Operator& op, Buffer& key, uint32_t settings) {
+CacheEntry* find(Operator& op, Buffer& key, uint32_t settings) {
   if (op.last && op.last->is_of(key, settings)) return op.last;
   const auto found = op.cache.find(hash_of(key, settings));
   if (found == op.cache.end()) return nullptr;
@@ -71,7 +71,10 @@ const CacheEntry* find(Operator& op, Buffer& key, uint32_t settings) {
 }
 
 void remember(Operator& op, Channel& c, std::unique_ptr<CacheEntry> fresh) {
-  if (find(op, c.key, c.settings_id)) return;
+  if (CacheEntry* known = find(op, c.key, c.settings_id)) {
+    known->warned = fresh->warned;
+    return;
+  }
   if (++cache_entries > kMaxCacheEntries) {
     for (Operator* o : operators())
       if (o) o->forget();
@@ -97,6 +100,7 @@ Channel& channel_of(c10::ArrayRef<IValue> arguments) {
 void ship(Operator& op, Stack* stack) {
   Results results;
   std::vector<Late> late;
+  std::vector<c10::Warning> warnings;
   const auto arguments = torch::jit::last(*stack, op.arguments);
   for (const uint16_t i : op.written) check_written(op, arguments, i);
   const bool several = device_count() > 1;
@@ -107,6 +111,7 @@ void ship(Operator& op, Stack* stack) {
     follow_settings(c);
     Encoder encoder(c, op, arguments);
     for (int i = 0; i < op.arguments; i++) encoder.argument(i);
+    encoder.look_for_overlaps();
     const bool in_place = op.in_place && !encoder.saw_sparse();  // sparse ones may have new indices
     if (several) c.flush_frees();
     else c.flush_many_frees();
@@ -120,7 +125,8 @@ void ship(Operator& op, Stack* stack) {
     if (known && known->constant) {
       results.push_back(known->results[0].value);
     } else {
-      const bool wait = !known || !known->async || launch_blocking() || c.near_capacity(known->new_bytes);
+      const bool wait = !known || !known->async || known->warned || encoder.may_fail() || launch_blocking() ||
+                        c.near_capacity(known->new_bytes);
       if (wait && !several) c.flush_frees();
       const size_t key_bytes = padded(c.key.size());
       const uint16_t flags = (wait ? kReply : 0) | (in_place ? kNoOutputs : 0) | (known && known->all_new ? kAllNew : 0);
@@ -137,7 +143,12 @@ void ship(Operator& op, Stack* stack) {
       if (wait) {
         if (cache_lock.owns_lock()) cache_lock.unlock();
         const Reply reply = c.receive(base);
-        fresh = std::make_unique<CacheEntry>(in_place ? CacheEntry() : read_results(reply.body, op));
+        Cursor in = reply.body;
+        const char* const end = in.at() + reply.bytes;
+        if (in_place) in.bytes(kNoResultsBytes);
+        fresh = std::make_unique<CacheEntry>(in_place ? CacheEntry() : read_results(in, op));
+        warnings = read_warnings(in, end);
+        fresh->warned = !warnings.empty();
         if (op.graph_device >= 0 && !sources_are_certain(*fresh, encoder.inputs())) fresh->async = false;
         c.finish(reply);
         known = &*fresh;
@@ -167,6 +178,7 @@ void ship(Operator& op, Stack* stack) {
   // Outside of the lock: dropping arguments can run Python.
   torch::jit::drop(*stack, op.arguments);
   for (IValue& r : results) stack->push_back(std::move(r));
+  for (const c10::Warning& warning : warnings) c10::warn(warning);  // raised by the caller's binding
 }
 
 void forget_graph(Channel& c, uint32_t index) {

@@ -23,11 +23,6 @@ uint64_t hash_of(const std::string& text) {
   return hash;
 }
 
-int session_device_count() {
-  const char* text = std::getenv("SINGULARITY_DEVICES");
-  return std::min(std::max(text ? std::atoi(text) : 1, 1), kMaxDevices);
-}
-
 // The device whose UUID begins so; -1 where there is none, or more than one.
 int device_named(const std::string& beginning, int count) {
   int found = -1;
@@ -77,6 +72,11 @@ std::vector<int> choose_visible(const char* chosen, int count) {
     found.push_back(device);
   }
   return found;
+}
+
+int session_device_count() {
+  const char* text = std::getenv("SINGULARITY_DEVICES");
+  return std::min(std::max(text ? std::atoi(text) : 1, 1), kMaxDevices);
 }
 
 int device_count() { return static_cast<int>(visible().size()); }

@@ -10,6 +10,7 @@ namespace singularity {
 // none ends the list, one that stands in it twice empties it; none (nullptr) chooses all.
 std::vector<int> choose_visible(const char* chosen, int count);
 
+int session_device_count();     // that the session has
 int device_count();             // that this process sees; the first use of a device fixes it
 int expected_device_count();    // the same by the environment as it is now, as long as nothing has fixed it
 int virtual_device(int index);  // the session's own number of cuda:INDEX, which has to be there
