@@ -143,7 +143,7 @@ async def test_agents_with_addresses_of_their_own() -> None:
 
 
 def mac_address_of(link: str) -> str:
-    """The MAC address of one of the machine's network links; "" when there is none, or it is going away."""
+    """The MAC address of one of the machine's network links; "" when it has gone, or is going."""
     with contextlib.suppress(OSError):
         return Path(f"/sys/class/net/{link}/address").read_text()
     return ""

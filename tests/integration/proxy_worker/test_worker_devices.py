@@ -18,8 +18,8 @@ def session() -> Iterator[Standalone]:
 def run(session: Standalone, code: str, more: dict[str, str] | None = None) -> list[str]:
     """The lines that `code` prints in a process of the session, with `more` in its environment."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**session.env(), **(more or {})}, capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, "-c", textwrap.dedent(code)], env={**session.env(), **(more or {})},
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -226,7 +226,7 @@ def uuids(session: Standalone) -> list[str]:
 
 def test_a_device_is_chosen_by_its_uuid_too(session: Standalone) -> None:
     second = uuids(session)[1]
-    code = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
+    code = "from torch import cuda; print(cuda.device_count(), cuda.get_device_properties(0).uuid)"
     for name in (f"GPU-{second}", f"GPU-{second[:-8]}"):
         assert run(session, code, {"CUDA_VISIBLE_DEVICES": name}) == [f"1 {second}"]
     both = {"CUDA_VISIBLE_DEVICES": "GPU-" + uuids(session)[0][:8]}
