@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from singularity_proxy.capsule import criu
+from singularity_proxy.capsule.images import criu
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
-from singularity_proxy.checkpoint.store import ObjectStore
-from singularity_proxy.checkpoint.store_urls import open_store
-from singularity_proxy.checkpoint.writer import Request
+from singularity_proxy.checkpoint.saving.writer import Request
+from singularity_proxy.checkpoint.stores.base import ObjectStore
+from singularity_proxy.checkpoint.stores.urls import open_store
 
 from . import connection, moves, sameness
 from .cores import cores

@@ -9,7 +9,7 @@ import tempfile
 import time
 from typing import Any
 
-from singularity_proxy.capsule import criu
+from singularity_proxy.capsule.images import criu
 
 from .figures import Figure
 from .tools import see_support

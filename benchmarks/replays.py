@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from singularity_scheduler.core.allocation.state import NEVER
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.values.parameters import Parameters
 from singularity_scheduler.sim import compare, packing
 from singularity_scheduler.sim.fleet import Fleet, Shape
 from singularity_scheduler.sim.record import Record
 from singularity_scheduler.sim.replay import Costs, Replay
 from singularity_scheduler.sim.summary import percentile, summarise
+from singularity_scheduler.sim.traces.logs.philly import read_philly
 from singularity_scheduler.sim.traces.notebooks import notebooks
-from singularity_scheduler.sim.traces.philly import read_philly
 from singularity_scheduler.sim.traces.records import Job
 from singularity_scheduler.sim.traces.synthetic import Workload, generate, synthetic
 from singularity_scheduler.sim.traces.tiers import assign_tiers

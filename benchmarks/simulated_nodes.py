@@ -20,8 +20,8 @@ from typing import Any
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import NotFound, StaleEpoch
 from singularity_proxy.wire import rpc
-from singularity_scheduler.agent.leaders import KEY, Leaders
-from singularity_scheduler.agent.leases import LeaseTable, boot_clock
+from singularity_scheduler.agent.rights.leaders import KEY, Leaders
+from singularity_scheduler.agent.rights.leases import LeaseTable, boot_clock
 
 Json = dict[str, Any]
 

@@ -126,7 +126,7 @@ class Axe:
 async def fill(platform: Any, url: str, count: int) -> None:
     """So many more sessions of alice: a run that works on the only device, and those that wait for
     it to end."""
-    from singularity_spawner.platform.demo_runs import submit
+    from singularity_spawner.platform.demo.runs import submit
     from singularity_spawner.platform.server import Server
 
     token = await platform.user_token("alice")

@@ -115,7 +115,7 @@ def configuration_page() -> str:
 
 
 def states_page() -> str:
-    from singularity_scheduler.core import states
+    from singularity_scheduler.core.values import states
 
     def transitions(steps: dict[Any, Any]) -> str:
         def order(step: Any) -> tuple[int, int]:
@@ -155,7 +155,7 @@ def states_page() -> str:
 
 
 def magics_page() -> str:
-    from singularity_kernel.magics import SingularityMagics
+    from singularity_kernel.kernel.magics import SingularityMagics
 
     text = inspect.cleandoc(SingularityMagics.singularity.__doc__ or "").removeprefix("::")
     return (
@@ -166,7 +166,7 @@ def magics_page() -> str:
 
 def help_of(module: str, word: str) -> str:
     """The section of a command: a table of its own options, or what its `--help` prints."""
-    from singularity_scheduler.cli.base import CommandApp
+    from singularity_scheduler.cli.framework.base import CommandApp
 
     loaded = importlib.import_module(module)
     own = (v for v in vars(loaded).values() if inspect.isclass(v) and issubclass(v, CommandApp))
@@ -210,8 +210,8 @@ def options_of(app: Any, base: Any = None) -> list[tuple[object, ...]]:
 
 def command_line_page() -> str:
     from singularity_scheduler.cli import COMMANDS
-    from singularity_scheduler.cli.base import CommandApp, ReportApp, ServiceApp
-    from singularity_scheduler.cli.exits import MEANINGS
+    from singularity_scheduler.cli.framework.base import CommandApp, ReportApp, ServiceApp
+    from singularity_scheduler.cli.framework.exits import MEANINGS
 
     rows: list[tuple[object, ...]] = [
         (f"[`{word}`](#{word})", text) for word, (_, text) in COMMANDS.items()
@@ -240,7 +240,7 @@ def command_line_page() -> str:
 
 def errors_page() -> str:
     from singularity_proxy import errors
-    from singularity_scheduler.service.problems import NotAllowed, Unauthenticated
+    from singularity_scheduler.service.api.problems import NotAllowed, Unauthenticated
 
     def walk(cls: type[errors.SingularityError]) -> Iterator[type[errors.SingularityError]]:
         if cls.__module__ == errors.__name__:

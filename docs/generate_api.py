@@ -13,12 +13,12 @@ from generate_text import first_paragraph, table
 def example_session() -> str:
     from dataclasses import replace
 
-    from singularity_scheduler.core.cluster import ClusterState
-    from singularity_scheduler.core.model import SessionView
-    from singularity_scheduler.core.reason import because
-    from singularity_scheduler.core.requested import Kind, Tier
-    from singularity_scheduler.core.states import DeviceState, ProcessState
-    from singularity_scheduler.service.documents import session_document
+    from singularity_scheduler.core.reasons.reason import because
+    from singularity_scheduler.core.state.cluster import ClusterState
+    from singularity_scheduler.core.values.model import SessionView
+    from singularity_scheduler.core.values.requested import Kind, Tier
+    from singularity_scheduler.core.values.states import DeviceState, ProcessState
+    from singularity_scheduler.service.schemas.documents import session_document
 
     view = SessionView(
         id="3f9c2a7b10de",
@@ -45,8 +45,8 @@ def example_session() -> str:
 
 
 def rest_page() -> str:
-    from singularity_scheduler.service import schemas
-    from singularity_scheduler.service.handlers import TABLE
+    from singularity_scheduler.service.operations.handlers import TABLE
+    from singularity_scheduler.service.schemas import common as schemas
 
     order = {"GET": 0, "POST": 1, "PUT": 2, "PATCH": 3, "DELETE": 4}
     operations = sorted(TABLE, key=lambda o: (o.below_api, o.path, order[o.method]))
@@ -124,7 +124,7 @@ def shown_default(parameter: Any) -> str:
 
 
 def openapi_document() -> str:
-    from singularity_scheduler.service.handlers import openapi_text
+    from singularity_scheduler.service.operations.handlers import openapi_text
 
     return openapi_text().decode()
 
@@ -134,9 +134,9 @@ def openapi_document() -> str:
 
 def metrics_page() -> str:
     from prometheus_client import Counter, Gauge, Histogram
-    from singularity_scheduler.core.cluster import ClusterState
-    from singularity_scheduler.service import handlers
-    from singularity_scheduler.service.metrics import Metrics
+    from singularity_scheduler.core.state.cluster import ClusterState
+    from singularity_scheduler.service.api.metrics import Metrics
+    from singularity_scheduler.service.operations import handlers
 
     assert handlers.TABLE
     kinds = {Counter: "counter", Gauge: "gauge", Histogram: "histogram"}

@@ -329,7 +329,7 @@ SAMPLES_OF: dict[str, dict[str, Any]] = {
 
 def sample_reason(code: str) -> Any:
     """Return an example of the reason `code`."""
-    from singularity_scheduler.core.reason import because
+    from singularity_scheduler.core.reasons.reason import because
     from singularity_scheduler.text.reasons import CODES
 
     args = {}

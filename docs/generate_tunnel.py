@@ -31,7 +31,11 @@ def _size(count: int) -> str:
 
 
 def tunnel_page() -> str:
-    from singularity_kernel import relay_core, relay_store, relay_tunnel, shim, tunnel
+    from singularity_kernel.kernel import shim
+    from singularity_kernel.relay import core as relay_core
+    from singularity_kernel.relay import port as relay_tunnel
+    from singularity_kernel.relay import store as relay_store
+    from singularity_kernel.relay import tunnel
 
     kinds = attribute_docs(tunnel.Kind)
     limits: list[tuple[object, ...]] = [
@@ -156,6 +160,6 @@ def tunnel_page() -> str:
 
 
 def _waking() -> str:
-    from singularity_kernel.relay import WAKING
+    from singularity_kernel.relay.app import WAKING
 
     return ", ".join(f"`{kind}`" for kind in sorted(WAKING))

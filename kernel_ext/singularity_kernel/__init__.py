@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .activity import Activity
-    from .recording import record
+    from .kernel.activity import Activity
+    from .kernel.recording import record
 
 __all__ = ["load_ipython_extension", "record", "unload_ipython_extension"]
 
@@ -19,7 +19,7 @@ _loaded: dict[int, Activity] = {}
 
 def __getattr__(name: str) -> Any:
     if name == "record":
-        from .recording import record
+        from .kernel.recording import record
 
         return record
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -29,11 +29,11 @@ def load_ipython_extension(ip: Any) -> None:
     """Add `%singularity`, keep the history apart, and report busy and idle times to the node agent.
     Called by IPython for ``--ext singularity_kernel`` (our kernels) and
     ``%load_ext singularity_kernel``."""
-    from .activity import Activity
-    from .backpressure import wait_for_subscribers
-    from .forked_output import listen_in_the_folder
-    from .history import keep_own_history
-    from .magics import SingularityMagics
+    from .kernel.activity import Activity
+    from .kernel.backpressure import wait_for_subscribers
+    from .kernel.forked_output import listen_in_the_folder
+    from .kernel.history import keep_own_history
+    from .kernel.magics import SingularityMagics
 
     unload_ipython_extension(ip)
     keep_own_history(ip)

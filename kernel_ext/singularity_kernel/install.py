@@ -15,8 +15,8 @@ from pathlib import Path
 
 from jupyter_core.paths import jupyter_config_dir, jupyter_data_dir
 from singularity_proxy.errors import BadRequest, Unsupported
-from singularity_scheduler.cli.base import ReportApp
-from singularity_scheduler.cli.exits import CannotWrite
+from singularity_scheduler.cli.framework.base import ReportApp
+from singularity_scheduler.cli.framework.exits import CannotWrite
 from traitlets import Bool, Unicode
 
 KERNELSPEC = Path("share/jupyter/kernels/singularity")

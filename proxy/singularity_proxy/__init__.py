@@ -7,5 +7,5 @@ library, so that it can be installed next to a user's own PyTorch.
 __version__ = "0.1.0"
 
 HIDDEN_DEVICES = "hidden"
-"""CUDA_VISIBLE_DEVICES of a session: what does not go through the device proxy sees no device, as the
-word is no device's. It differs from "", which a program may choose for its own processes."""
+"""CUDA_VISIBLE_DEVICES of a session: what does not go through the device proxy sees no device, as
+the word is no device's. It differs from "", which a program may choose for its own processes."""

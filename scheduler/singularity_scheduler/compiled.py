@@ -49,17 +49,17 @@ _SIM = ("fleet", "record", "replay", "schedulers")
 
 MODULES = (
     *(f"{NAME}.core.allocation.{name}" for name in _ENGINE),
-    f"{NAME}.core.routing",
+    f"{NAME}.core.placement.routing",
     *(f"{NAME}.sim.{name}" for name in _SIM),
 )
 """What is compiled, all of it together: their objects are no use to interpreted ones."""
 
 SEEN = (
     errors.__name__,
-    f"{NAME}.core.parameters",
-    f"{NAME}.core.reason",
-    f"{NAME}.core.refusals",
-    f"{NAME}.core.states",
+    f"{NAME}.core.values.parameters",
+    f"{NAME}.core.reasons.reason",
+    f"{NAME}.core.reasons.refusals",
+    f"{NAME}.core.values.states",
     f"{NAME}.sim.traces.records",
 )
 """What `MODULES` import besides each other: it stays interpreted, and the compiler goes by its

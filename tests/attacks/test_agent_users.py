@@ -165,7 +165,7 @@ def environment_of(pid: int, uid: int) -> bytes | None:
 def _is_helper(pid: int) -> bool:
     """Whether it is a relay or a device proxy: those have the agent's environment, not a user's."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b"singularity_kernel.relay" in words or b"singularity_proxy.device" in words
+    return b"singularity_kernel.relay.app" in words or b"singularity_proxy.device" in words
 
 
 USERS_OWN = (b"AZURE_STORAGE_CONNECTION_STRING", b"SINGULARITY_CHECKPOINT_KEYS", b"STORE_SAS_TOKEN")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import zmq
-from singularity_kernel.batch.submission import passed_on
+from singularity_kernel.batch.submitting.submission import passed_on
 from singularity_spawner.platform.processes import of_run
 from support import stranger_at_sockets
 from support.attacks import attack

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import image, reconcile, scratch
-from singularity_proxy.capsule.file_rules import Way
+from singularity_proxy.capsule.files import reconcile, scratch
+from singularity_proxy.capsule.files.rules import Way
+from singularity_proxy.capsule.images import image
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.errors import ImageFailed
 from support.attacks import attack

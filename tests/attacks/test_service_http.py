@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.service.operations import TABLE, Who
+from singularity_scheduler.service.operations.table import TABLE, Who
 from support.attacks import Peak, attack
 from support.cli_commands import Commands
 from support.dashboard_pages import visitor

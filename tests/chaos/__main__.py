@@ -95,7 +95,7 @@ def cannot_run() -> str:
         return (
             "it needs root: its users have uids of their own, and its store has a disk of its own."
         )
-    from singularity_proxy.capsule import criu
+    from singularity_proxy.capsule.images import criu
 
     found = criu.probe()
     return "" if found.ok else f"it needs process images, and {found.reason}."

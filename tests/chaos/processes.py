@@ -21,7 +21,7 @@ ROLES = {
     "service": "singularity_scheduler.service",
     "agent": "singularity_scheduler.agent",
     "proxy": "singularity_proxy.device",
-    "relay": "singularity_kernel.relay",
+    "relay": "singularity_kernel.relay.app",
     "server": "jupyterhub.singleuser",
     "batch": "singularity_kernel.batch",
 }

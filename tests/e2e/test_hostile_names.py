@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from singularity_kernel.batch.submission import passed_on
+from singularity_kernel.batch.submitting.submission import passed_on
 from singularity_scheduler.client import ServiceClient
 from singularity_spawner.platform.server import Server
 from support.attacks import attack

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_spawner.platform.demo_runs import submit
+from singularity_spawner.platform.demo.runs import submit
 from singularity_spawner.platform.server import Server
 from support import pictures
 from support.browser_page import Page, lab_page

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_spawner.platform.demo_runs import submit
+from singularity_spawner.platform.demo.runs import submit
 from singularity_spawner.platform.processes import of_run
 from singularity_spawner.platform.server import Server
 from support import pictures

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from singularity_kernel.batch.submission import passed_on
+from singularity_kernel.batch.submitting.submission import passed_on
 from singularity_proxy import build
 from support import matrix
 from support.batch_kills import VICTIMS, Jobs

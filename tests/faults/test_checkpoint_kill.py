@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from singularity_proxy.checkpoint import steps
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
-from singularity_proxy.checkpoint.folder_store import FolderStore
+from singularity_proxy.checkpoint.stores.folder import FolderStore
 from singularity_proxy.errors import StaleEpoch, Superseded
 from support.checkpoint_data import change_pages, contents, noise
 from support.matrix import some_of

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from singularity_proxy.checkpoint import steps
-from singularity_proxy.checkpoint.store_urls import open_store
-from singularity_scheduler.agent import resumes, suspends
+from singularity_proxy.checkpoint.stores.urls import open_store
+from singularity_scheduler.agent.store import resumes, suspends
 from support.agent import AgentBox
 from support.agent_faults import Fault, Trial
 from support.agent_trains import STEPS, native_losses

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import SingularityError, Unavailable
 from singularity_scheduler.client import ServiceClient
-from singularity_scheduler.service.database import Database, parse
-from singularity_scheduler.service.tables import decisions
+from singularity_scheduler.service.ledger.database import Database, parse
+from singularity_scheduler.service.ledger.tables import decisions
 from sqlalchemy import select
 from support.postgres import PostgresServer, needs_postgres
 

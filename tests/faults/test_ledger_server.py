@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest, SingularityError, Unavailable
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
-from singularity_scheduler.service.database import InDoubt
-from singularity_scheduler.service.ledger import Ledger, Write
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.requested import Kind, SessionSpec, Tier
+from singularity_scheduler.service.ledger.database import InDoubt
+from singularity_scheduler.service.ledger.ledger import Ledger, Write
 from support.postgres import PASSWORD, PostgresServer, needs_postgres
 from support.scheduler_core import World
 from support.scheduler_service import platform, until

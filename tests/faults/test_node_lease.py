@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import pytest
 from singularity_proxy.errors import SingularityError, Unavailable
-from singularity_scheduler.agent.leases import boot_clock
+from singularity_scheduler.agent.rights.leases import boot_clock
 from singularity_scheduler.fleet import LocalFleet
 from singularity_scheduler.fleet.local_agent import LocalAgent
 from support.agent import SUPPORT, AgentBox, until

@@ -8,7 +8,7 @@ import os
 import signal
 
 import pytest
-from singularity_scheduler.agent.binding import STEPS as REPLACE
+from singularity_scheduler.agent.devices.binding import STEPS as REPLACE
 from support.agent import AgentBox, alive, until
 from support.agent_held import Held
 from support.agent_refusing import REFUSE

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from singularity_proxy.checkpoint.folder_store import FolderStore
-from singularity_proxy.checkpoint.identity import give_identity, read_identity
+from singularity_proxy.checkpoint.stores.folder import FolderStore
+from singularity_proxy.checkpoint.stores.identity import give_identity, read_identity
 from singularity_proxy.errors import StoreChanged
 from singularity_scheduler.agent import abilities
 from support.agent import AgentBox, until

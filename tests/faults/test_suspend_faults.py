@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
-from singularity_proxy.checkpoint.folder_store import FolderStore
 from singularity_proxy.checkpoint.manifest import ZERO
+from singularity_proxy.checkpoint.stores.folder import FolderStore
 from singularity_proxy.errors import (
     DamagedCheckpoint,
     NoSpace,

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from singularity_scheduler.agent.nvml import NvmlReader
-from singularity_scheduler.agent.probe import probe_devices
-from singularity_scheduler.core.health import faults
-from singularity_scheduler.service.translate import device_health
+from singularity_scheduler.agent.devices.nvml import NvmlReader
+from singularity_scheduler.agent.devices.probe import probe_devices
+from singularity_scheduler.core.operations.health import faults
+from singularity_scheduler.service.api.translate import device_health
 
 pytestmark = pytest.mark.skipif(not Path("/dev/nvidia0").exists(), reason="needs an NVIDIA GPU")
 

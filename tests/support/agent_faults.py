@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
-from singularity_proxy.checkpoint.store_urls import open_store
+from singularity_proxy.checkpoint.stores.urls import open_store
 from singularity_proxy.errors import SingularityError
 from support.agent import AgentBox, alive, until
 from support.agent_held import Held

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from singularity_proxy.elastic.coordinator import Cut
-from singularity_scheduler.service.gang_barrier import PartAt, standing
+from singularity_scheduler.service.nodes.gang_barrier import PartAt, standing
 from support.agent import AgentBox, alive, until
 from support.agent_moves import resume
 

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from singularity_proxy.capsule import machine
-from singularity_scheduler.agent import app, capsules
+from singularity_proxy.capsule.images import machine
+from singularity_scheduler.agent import app
+from singularity_scheduler.agent.sessions import capsules
 
 
 def lesser(criu: str | None) -> machine.Machine:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from singularity_scheduler.agent import proxies
 from singularity_scheduler.agent.app import main
+from singularity_scheduler.agent.devices import proxies
 from support.agent_refusing import refusing
 
 

@@ -3,8 +3,8 @@ DRIVER_LIBRARY."""
 
 import os
 
-from singularity_scheduler.agent import driver_parks
 from singularity_scheduler.agent.app import main
+from singularity_scheduler.agent.devices import driver_parks
 
 
 def library(device_type: str) -> str:

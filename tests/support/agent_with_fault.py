@@ -10,7 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from singularity_scheduler.agent import app, proxies
+from singularity_scheduler.agent import app
+from singularity_scheduler.agent.devices import proxies
 from singularity_scheduler.agent.node import Node
 from support.agent_refusing import refusing
 

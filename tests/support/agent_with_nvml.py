@@ -8,8 +8,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from singularity_scheduler.agent import probe, proxies
 from singularity_scheduler.agent.app import main
+from singularity_scheduler.agent.devices import probe, proxies
 from support import nvml_replies
 
 GPUS = [("NVIDIA H200", 150_754_820_096, f"0000000{i}-1111-2222-3333-444444444444") for i in (0, 1)]

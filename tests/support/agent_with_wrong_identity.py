@@ -24,8 +24,8 @@ def command(socket: str, python: str = sys.executable) -> list[str]:
 if __name__ == "__main__":
     if "--socket" in sys.argv:
         sys.exit(proxy())
-    from singularity_scheduler.agent import proxies
     from singularity_scheduler.agent.app import main
+    from singularity_scheduler.agent.devices import proxies
 
     proxies.proxy_command = command
     main()

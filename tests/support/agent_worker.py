@@ -21,7 +21,7 @@ import time
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire.ring import RingFile, RingState
 from singularity_proxy.wire.rpc import SyncPeer
-from singularity_scheduler.agent.probe import torch_version
+from singularity_scheduler.agent.devices.probe import torch_version
 
 rings: dict[int, tuple[str, RingFile]] = {}
 

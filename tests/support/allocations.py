@@ -9,7 +9,7 @@ from singularity_scheduler.core.allocation import engine, invariants
 from singularity_scheduler.core.allocation import events as ev
 from singularity_scheduler.core.allocation.claims import BASIC, PREMIUM, STANDARD, Claim, Stage
 from singularity_scheduler.core.allocation.state import Allocation
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.values.parameters import Parameters
 from singularity_scheduler.text.errors import in_words
 
 __all__ = ["BASIC", "PREMIUM", "STANDARD", "Claim", "Stage", "World", "quiet"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from singularity_kernel.batch.submission import passed_on
+from singularity_kernel.batch.submitting.submission import passed_on
 from singularity_scheduler.client import ServiceClient
 from support.kernel_platform import Platform
 

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from singularity_proxy.capsule import files, image, scratch
-from singularity_proxy.capsule.file_rules import Way
-from singularity_proxy.capsule.files import Record
+from singularity_proxy.capsule.files import record as files
+from singularity_proxy.capsule.files import scratch
+from singularity_proxy.capsule.files.reconcile import Plan
+from singularity_proxy.capsule.files.record import Record
+from singularity_proxy.capsule.files.rules import Way
+from singularity_proxy.capsule.images import image
 from singularity_proxy.capsule.namespace import NamespaceCapsule
-from singularity_proxy.capsule.reconcile import Plan
 from support.capsules import Place
 
 

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from singularity_proxy.capsule import criu, image, namespace
+from singularity_proxy.capsule import namespace
+from singularity_proxy.capsule.images import criu, image
 from singularity_proxy.capsule.launcher import CapsuleSpec
 
 CODE = """

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy.capsule import criu, namespace
+from singularity_proxy.capsule import namespace
+from singularity_proxy.capsule.images import criu
 from singularity_proxy.capsule.launcher import CapsuleSpec
 from singularity_proxy.capsule.lease_word import LeaseWord
 from singularity_proxy.capsule.namespace import NamespaceCapsule, NamespaceLauncher

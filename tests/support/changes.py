@@ -34,7 +34,7 @@ PACKAGES = {
 
 WORDS = {
     "jupyter-singularity": "singularity_scheduler.cli",
-    "singularity": "singularity_kernel.provisioner",
+    "singularity": "singularity_kernel.provision.provisioner",
     "singularity-remote": "singularity_kernel.batch.engine",
     "chaos": "chaos.__main__",
 }
@@ -46,8 +46,8 @@ LOADED = {
         "singularity_proxy.standalone",
         "singularity_scheduler.agent",
     ),
-    "singularity_kernel": ("singularity_kernel.shim",),
-    "singularity_kernel.shim": ("singularity_kernel.provisioner",),
+    "singularity_kernel": ("singularity_kernel.kernel.shim",),
+    "singularity_kernel.kernel.shim": ("singularity_kernel.provision.provisioner",),
 }
 """Module that a session's Python loads by itself -> packages that begin such sessions."""
 

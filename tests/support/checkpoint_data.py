@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 from singularity_proxy.checkpoint.files import Part
-from singularity_proxy.checkpoint.writer import Request
+from singularity_proxy.checkpoint.saving.writer import Request
 
 PAGE = 4096
 MB = 1 << 20

@@ -16,8 +16,8 @@ from typing import Any
 
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
-from singularity_proxy.checkpoint.folder_store import FolderStore
-from singularity_proxy.checkpoint.writer import Request
+from singularity_proxy.checkpoint.saving.writer import Request
+from singularity_proxy.checkpoint.stores.folder import FolderStore
 
 _lock = threading.Lock()
 

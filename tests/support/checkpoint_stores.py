@@ -16,8 +16,8 @@ from typing import Any
 
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.keys import KeyProvider, ListedKeys, new_key
-from singularity_proxy.checkpoint.store import ObjectStore
-from singularity_proxy.checkpoint.store_urls import open_store
+from singularity_proxy.checkpoint.stores.base import ObjectStore
+from singularity_proxy.checkpoint.stores.urls import open_store
 
 REAL = "CHECKPOINT_STORE_TEST_URL"
 KINDS = ["folder", "folder-encrypted", "azurite", "azurite-encrypted"]

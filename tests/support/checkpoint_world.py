@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from singularity_proxy.checkpoint.chunks import Codec
 from singularity_proxy.checkpoint.loading import manifest_name
 from singularity_proxy.checkpoint.manifest import Head, Manifest
-from singularity_proxy.checkpoint.store import Data, Entry, Moved, ObjectMissing, ObjectStore
+from singularity_proxy.checkpoint.stores.base import Data, Entry, Moved, ObjectMissing, ObjectStore
 
 
 class Killed(BaseException):

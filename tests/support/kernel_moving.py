@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_client.blocking import BlockingKernelClient
-from singularity_proxy.capsule import image
+from singularity_proxy.capsule.images import image
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.wire.rpc import SyncPeer
 from support.capsules import Place

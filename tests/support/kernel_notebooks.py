@@ -8,7 +8,7 @@ from typing import Any
 
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
-from singularity_kernel.provisioner import SingularityProvisioner
+from singularity_kernel.provision.provisioner import SingularityProvisioner
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from singularity_kernel.provisioner import SingularityProvisioner
+from singularity_kernel.provision.provisioner import SingularityProvisioner
 from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.service.app import SchedulerApp
 from support.agent import SUPPORT, ScriptFleet, sleeper, stop

@@ -98,7 +98,7 @@ class Channels:
 
 
 class RelayProcess:
-    """`python -m singularity_kernel.relay`, ready (its ready descriptor has spoken)."""
+    """`python -m singularity_kernel.relay.app`, ready (its ready descriptor has spoken)."""
 
     def __init__(self, channels: Channels, *options: str) -> None:
         self.channels = channels
@@ -151,7 +151,7 @@ def relay_command(channels: Channels, *options: str) -> list[str]:
     state.mkdir(mode=0o700, exist_ok=True)
     files = ["--connection", str(channels.client), "--state", str(state)]
     files += ["--session", channels.session]
-    return [sys.executable, "-m", "singularity_kernel.relay", *files, *options]
+    return [sys.executable, "-m", "singularity_kernel.relay.app", *files, *options]
 
 
 def cpu_ticks(pid: int) -> int:
@@ -204,7 +204,7 @@ def relay(channels: Channels, *options: str) -> Iterator[RelayProcess]:
 
 def shim_command(channels: Channels, *command: str) -> list[str]:
     files = ["--kernel", str(channels.kernel), "--tunnel", str(channels.tunnel)]
-    return [sys.executable, "-m", "singularity_kernel.shim", *files, "--", *command]
+    return [sys.executable, "-m", "singularity_kernel.kernel.shim", *files, "--", *command]
 
 
 @contextlib.contextmanager

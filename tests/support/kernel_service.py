@@ -23,8 +23,8 @@ from singularity_proxy import HIDDEN_DEVICES
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import Conflict, Forbidden, NotFound, SingularityError, to_wire
 from singularity_proxy.wire.rpc import SyncPeer
-from singularity_scheduler.agent.client_places import CURVE, place_clients
-from singularity_scheduler.agent.relays import kernel_connection
+from singularity_scheduler.agent.relays.client_places import CURVE, place_clients
+from singularity_scheduler.agent.relays.relay import kernel_connection
 from support.kernel_relay import free_ports
 from tornado import web
 from tornado.iostream import StreamClosedError
@@ -54,7 +54,7 @@ class Session:
         kernel = self.folder / "kernel.json"
         kernel.write_text(json.dumps(kernel_connection(connection, str(self.folder))))
         tunnel = self._start_relay(self.folder)
-        shim = [sys.executable, "-m", "singularity_kernel.shim"]
+        shim = [sys.executable, "-m", "singularity_kernel.kernel.shim"]
         shim += ["--kernel", str(kernel), "--tunnel", str(tunnel), "--"]
         argv = [word.replace("{connection_file}", str(kernel)) for word in self.launch["argv"]]
         self.kernel = subprocess.Popen(
@@ -80,7 +80,7 @@ class Session:
         client = state / "client.json"
         client.write_text(json.dumps(self.launch["connection"]))
         read, write = os.pipe()
-        command = [sys.executable, "-m", "singularity_kernel.relay", "--ready-fd", str(write)]
+        command = [sys.executable, "-m", "singularity_kernel.relay.app", "--ready-fd", str(write)]
         command += ["--connection", str(client), "--state", str(state), "--bind-s", "0.2"]
         command += ["--session", self.json["id"], *options]
         self.relay = subprocess.Popen(command, pass_fds=[write], stderr=subprocess.PIPE)

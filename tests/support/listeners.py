@@ -97,11 +97,11 @@ TABLE = (
         *(r".*/p/[^/]+", "the agent", "folder"),
     ),
     Row(
-        *("relay's control", r"singularity_kernel\.relay", "unix"),
+        *("relay's control", r"singularity_kernel\.relay\.app", "unix"),
         *(r".*/r/[0-9a-f]{12}/control\.sock", "its user and the agent", "folder"),
     ),
     Row(
-        *("kernel for Jupyter", r"singularity_kernel\.relay", "unix"),
+        *("kernel for Jupyter", r"singularity_kernel\.relay\.app", "unix"),
         *(r".*/c/{user}/[0-9a-f]{8}/k-\d+", "its user", "folder"),
     ),
     Row(
@@ -109,7 +109,7 @@ TABLE = (
         *(r".*/s/[0-9a-f]{12}/k\w*-(\d+|forked)", "its user", "folder"),
     ),
     Row(
-        *("tunnel", r"singularity_kernel\.relay", "tcp", HTTP),
+        *("tunnel", r"singularity_kernel\.relay\.app", "tcp", HTTP),
         *("the session's shim, the agent of its node", "keys"),
     ),
     Row(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from singularity_proxy.checkpoint.device_state import JOURNAL_MAGIC
+from singularity_proxy.checkpoint.device.state import JOURNAL_MAGIC
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.standalone import Standalone
 from support import proxy_device as w

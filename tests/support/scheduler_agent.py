@@ -20,7 +20,7 @@ from singularity_proxy.errors import (
     Unavailable,
 )
 from singularity_proxy.wire import rpc
-from singularity_scheduler.agent.leaders import Leaders
+from singularity_scheduler.agent.rights.leaders import Leaders
 from singularity_scheduler.fleet.base import AgentLink, Callbacks
 
 WHOLE = (

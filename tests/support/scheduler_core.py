@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.administration import Administration
-from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.devices import DeviceHealth, DeviceView
-from singularity_scheduler.core.health import observed
-from singularity_scheduler.core.invariants import check, check_succession
-from singularity_scheduler.core.model import Abilities, AgentFacts, SessionView
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.operations.health import observed
 from singularity_scheduler.core.policy import decide
-from singularity_scheduler.core.reason import Reason, from_json, to_json
-from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
-from singularity_scheduler.core.rules import RULES
-from singularity_scheduler.core.stored import CheckpointRef, LossReport
-from singularity_scheduler.core.usage import Meter, Usage
+from singularity_scheduler.core.reasons.reason import Reason, from_json, to_json
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.state.devices import DeviceHealth, DeviceView
+from singularity_scheduler.core.state.invariants import check, check_succession
+from singularity_scheduler.core.state.stored import CheckpointRef, LossReport
+from singularity_scheduler.core.state.usage import Meter, Usage
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import Administration
+from singularity_scheduler.core.values.model import Abilities, AgentFacts, SessionView
+from singularity_scheduler.core.values.parameters import Parameters
+from singularity_scheduler.core.values.requested import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.values.rules import RULES
 from singularity_scheduler.explain.why import explain
 from singularity_scheduler.text.errors import in_words
 from singularity_scheduler.text.reasons import render
@@ -265,7 +265,7 @@ def facts(view: SessionView, **changes: Any) -> AgentFacts:
     """What an agent that agrees with the ledger says about `view`."""
     from dataclasses import replace
 
-    from singularity_scheduler.core.states import DeviceState
+    from singularity_scheduler.core.values.states import DeviceState
 
     return replace(
         AgentFacts(

@@ -16,13 +16,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable, Unsupported
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import placement, run_reasons
-from singularity_scheduler.core.administration import DutyAsked, DutyEvent
-from singularity_scheduler.core.draft import Draft
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
-from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.core.placement import choice as placement
+from singularity_scheduler.core.reasons import of_runs as run_reasons
+from singularity_scheduler.core.state.draft import Draft
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import DutyAsked, DutyEvent
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.requested import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from support.scheduler_core import World, devices_of, reads
 from support.scheduler_truth import NODES, Agent, Broken, Truth
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.gangs import HAS
-from singularity_scheduler.core.requested import BatchRun, Kind, Part, SessionSpec, Tier
+from singularity_scheduler.core.gangs.members import HAS
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.requested import BatchRun, Kind, Part, SessionSpec, Tier
 from support.scheduler_core import World
 
 

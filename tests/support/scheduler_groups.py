@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.requested import BatchRun, Kind, Member, SessionSpec, Tier
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.requested import BatchRun, Kind, Member, SessionSpec, Tier
 from support.scheduler_core import World
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from jupyterhub.services.auth import HubOAuth
 from singularity_scheduler.client import ServiceClient
+from singularity_scheduler.service.api.services import Services
 from singularity_scheduler.service.app import SchedulerApp
 from singularity_scheduler.service.controller import Controller
-from singularity_scheduler.service.database import Database, parse
-from singularity_scheduler.service.services import Services
+from singularity_scheduler.service.ledger.database import Database, parse
 from support.scheduler_agent import PaperAgent, PaperFleet, PaperStore
 from tornado.httpserver import HTTPServer
 from tornado.testing import bind_unused_port

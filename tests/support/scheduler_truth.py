@@ -11,9 +11,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import AgentFacts, SessionView
-from singularity_scheduler.core.stored import CheckpointRef, LossReport
+from singularity_scheduler.core.state.stored import CheckpointRef, LossReport
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import AgentFacts, SessionView
 from support.scheduler_core import World
 
 NODES = {"n1": 2, "n2": 3}

@@ -32,9 +32,6 @@ from typing import Any
 from singularity_proxy.capsule.process import write_exit_code
 from singularity_proxy.elastic.bridge import rendezvous
 
-from .collecting import Collector
-from .commands import run_command
-from .fates import BadRun, CellFailed, CommandFailed, Fate, NotWritten
 from .files import (
     WholeFiles,
     check_writable,
@@ -44,8 +41,11 @@ from .files import (
     why_not,
 )
 from .kernels import kernel_of
-from .parameters import check
-from .stop import Stop
+from .running.collecting import Collector
+from .running.commands import run_command
+from .running.fates import BadRun, CellFailed, CommandFailed, Fate, NotWritten
+from .running.stop import Stop
+from .submitting.parameters import check
 
 DESCRIPTION = "RUN_DESCRIPTION"
 

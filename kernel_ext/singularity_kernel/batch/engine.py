@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from singularity_proxy.errors import SingularityError
 
 from .addresses import without_secret
-from .fates import BadRun, Fate, NoKernel, NotRun
+from .running.fates import BadRun, Fate, NoKernel, NotRun
 
 if TYPE_CHECKING:
-    from .client import Live
-    from .facts import Facts
-    from .stop import Stop
+    from .running.client import Live
+    from .running.facts import Facts
+    from .running.stop import Stop
 
 REMOTE = "SINGULARITY_REMOTE"
 """The variable that makes the engine `singularity` a remote one: anything but "" and "0"."""
@@ -76,9 +76,9 @@ class SingularityEngine:
             return SingularityRemoteEngine.execute_notebook(
                 nb, kernel_name, output_path, progress_bar, log_output, **kwargs
             )
-        from .client import Live
-        from .record import AUTOSAVE_S, RunRecord
-        from .stop import Stop
+        from .running.client import Live
+        from .running.record import AUTOSAVE_S, RunRecord
+        from .running.stop import Stop
 
         hide_secrets(nb)
         kernel = _Kernel(kernel_name, _named(kwargs.get("input_path") or output_path))
@@ -118,10 +118,10 @@ class SingularityRemoteEngine(SingularityEngine):
         """Run `nb` as a batch session and return it with its outputs; raises a `Fate` or the
         service's own error, both shown as one sentence. SIGTERM and Ctrl-C end the session. The
         output is saved whenever the run has saved its own, whatever `autosave_cell_every` says."""
-        from singularity_kernel.provisioner import Mode, mode
+        from singularity_kernel.provision.provisioner import Mode, mode
 
         from .remote import RemoteRun
-        from .stop import Stop
+        from .running.stop import Stop
 
         if mode() is Mode.LOCAL:
             raise NoKernel(NO_PLATFORM)
@@ -173,7 +173,7 @@ class _Kernel:
     """The kernel of one run: which situation it is in, and what is known of its session."""
 
     def __init__(self, name: str, notebook: str) -> None:
-        from singularity_kernel.provisioner import Mode, mode
+        from singularity_kernel.provision.provisioner import Mode, mode
 
         self._name = name
         self._notebook = notebook
@@ -187,7 +187,7 @@ class _Kernel:
     def _refuse_other_provisioner(self) -> None:
         from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 
-        from .client import PROVISIONER
+        from .running.client import PROVISIONER
 
         try:
             spec = KernelSpecManager().get_kernel_spec(self._name)
@@ -218,7 +218,7 @@ class _Kernel:
         traits of nbclient, as with papermill's own engine."""
         from papermill.log import logger  # type: ignore[import-untyped]
 
-        from .client import RunClient, SessionKernelManager
+        from .running.client import RunClient, SessionKernelManager
 
         client = RunClient(
             record,
@@ -243,7 +243,7 @@ class _Kernel:
 
     def facts(self) -> Facts:
         """Of the kernel's session, as far as it is known now."""
-        from .facts import asked_facts, session_facts
+        from .running.facts import asked_facts, session_facts
 
         if not self._own:
             return session_facts()

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from .fates import BadRun, NoNotebook, NotWritten
+from .running.fates import BadRun, NoNotebook, NotWritten
 
 
 def read_notebook(path: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .fates import NoKernel
+from .running.fates import NoKernel
 
 
 def kernel_of(notebook: Any, named: str | None) -> tuple[str, str]:

@@ -19,7 +19,8 @@ from typing import Any
 from singularity_proxy.errors import Conflict, SingularityError, Unavailable, Unreached
 
 from .addresses import is_address, why, without_secret, write_errors
-from .fates import (
+from .loop import on_own_loop
+from .running.fates import (
     BadRun,
     Cancelled,
     Fate,
@@ -29,8 +30,7 @@ from .fates import (
     NotWritten,
     TimedOut,
 )
-from .loop import on_own_loop
-from .stop import Stop
+from .running.stop import Stop
 
 LOOK_S = 1.0
 """How often is looked whether the run has written its output."""
@@ -143,8 +143,8 @@ class RemoteRun:
     def _request(self) -> dict[str, Any]:
         from singularity_scheduler.jobs.wishes import merged
 
-        from .submission import Asked, described
-        from .submit import surroundings
+        from .submitting.submission import Asked, described
+        from .submitting.submit import surroundings
 
         asked = Asked(self._source, self._result, self._kernel, os.getcwd())
         run, _, wishes = described(asked, os.environ)

@@ -10,11 +10,11 @@ from singularity_scheduler.client import ServiceClient
 from singularity_scheduler.jobs.wishes import merged
 from singularity_scheduler.requests.spec import parse_spec
 
-from singularity_kernel.batch.fates import BadRun
 from singularity_kernel.batch.files import read_notebook
-from singularity_kernel.batch.submission import Asked, of_words
-from singularity_kernel.batch.submit import surroundings
-from singularity_kernel.batch.values import value_of
+from singularity_kernel.batch.running.fates import BadRun
+from singularity_kernel.batch.submitting.submission import Asked, of_words
+from singularity_kernel.batch.submitting.submit import surroundings
+from singularity_kernel.batch.submitting.values import value_of
 
 
 def request_of(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from singularity_proxy.errors import SingularityError, Unavailable
 from singularity_scheduler.client import ServiceClient
 
-from singularity_kernel.pauses import pauses
+from singularity_kernel.provision.pauses import pauses
 
 
 async def call_back(session: str, waits: Callable[[], bool], log: logging.Logger) -> bool:

@@ -30,8 +30,8 @@ from singularity_scheduler.client import ServiceClient
 from tornado.ioloop import IOLoop
 from traitlets import Float, Integer
 
-from singularity_kernel.pauses import pauses
-from singularity_kernel.provisioner import Mode, SingularityProvisioner
+from singularity_kernel.provision.pauses import pauses
+from singularity_kernel.provision.provisioner import Mode, SingularityProvisioner
 
 from .apart import Apart
 from .calling import call_back

@@ -13,8 +13,8 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from singularity_kernel.reconnect import close_websockets, websockets
-from singularity_kernel.relay_clients import LEAVE
+from singularity_kernel.provision.reconnect import close_websockets, websockets
+from singularity_kernel.relay.clients import LEAVE
 
 from .outputs import Kept, bare
 

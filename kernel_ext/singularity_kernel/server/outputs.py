@@ -19,7 +19,7 @@ from typing import Any
 
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 
-from singularity_kernel import jupyter_wire
+from singularity_kernel.relay import jupyter_wire
 
 log = logging.getLogger("singularity.server")
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 
 from singularity_proxy.errors import ImageFailed
 
-from .image_format import BYTES, VARINT, change_messages, encode_message, encode_number, fields
+from .images.format import BYTES, VARINT, change_messages, encode_message, encode_number, fields
 from .namespace import NamespaceCapsule
 from .sockets import SETTLE_S, inner_connections
 

@@ -20,7 +20,7 @@
 // a process's limits (prlimit) takes the same uid or CAP_SYS_RESOURCE, which containers lack. With
 // `--own-files` those rights do not reach files: a restore opens, makes and removes files by path, and
 // what the user puts in such a place meanwhile must lead no further than the user may go. `--handles`
-// leaves the right to read, which takes a file by its handle (capsule/reach.py says who looks then).
+// leaves the right to read, which takes a file by its handle (capsule/files/reach.py says who looks then).
 //
 // Built by capsule/holder.py. Exit status 125: the holder itself failed.
 #include <errno.h>

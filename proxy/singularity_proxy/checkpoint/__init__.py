@@ -1,1 +1,1 @@
-"""What a session is saved as; so far the device state of each ring (`device_state`)."""
+"""What a session is saved as; so far the device state of each ring (`state`)."""

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from datetime import date
 
-from singularity_proxy.checkpoint.device_state import JOURNAL_MAGIC, Journal, Snapshot
+from singularity_proxy.checkpoint.device.state import JOURNAL_MAGIC, Journal, Snapshot
 from singularity_proxy.checkpoint.keys import new_key
 from singularity_proxy.errors import SingularityError
 

@@ -27,7 +27,7 @@ from singularity_proxy.errors import (
 )
 
 from .chunks import Codec
-from .collect import (
+from .cleaning.collect import (
     DEAD_AFTER_S,
     FULL_DEAD_AFTER_S,
     FULL_SPARE_S,
@@ -35,21 +35,21 @@ from .collect import (
     Collected,
     collect,
 )
+from .cleaning.retention import Policy, keep
+from .cleaning.usage import Freeable, freeable, said
 from .files import Part
 from .heads import Heads, checkpoint_of
 from .keys import KeyProvider
 from .layout import UserKeys
 from .loading import MissingManifest, read_damaged, read_manifest
 from .manifest import Head, Manifest, Summary
-from .measure import share_of_pages, share_of_pieces
 from .progress import OnProgress
 from .reader import Place, Reader, Restored, damaged, empty_folder
-from .retention import Policy, keep
-from .room import MakeRoom, RoomStore
+from .saving.measure import share_of_pages, share_of_pieces
+from .saving.room import MakeRoom, RoomStore
+from .saving.writer import Request, save
 from .steps import OnStep, nothing
-from .store import ObjectStore
-from .usage import Freeable, freeable, said
-from .writer import Request, save
+from .stores.base import ObjectStore
 
 log = logging.getLogger("singularity.checkpoint")
 

@@ -16,7 +16,7 @@ from typing import Any
 from singularity_proxy.errors import KeyUnavailable
 
 from .keys import MasterKey, missing_library
-from .store import Data
+from .stores.base import Data
 
 ID_BYTES = 32
 PAGE = 4096

@@ -20,7 +20,7 @@ from singularity_proxy.errors import (
 
 from .layout import SessionKeys, UserKeys
 from .manifest import Head, Intent, Summary, Unreadable
-from .store import Moved, ObjectMissing, ObjectStore
+from .stores.base import Moved, ObjectMissing, ObjectStore
 
 _TRIES = 40
 

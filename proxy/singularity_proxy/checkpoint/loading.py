@@ -7,7 +7,7 @@ from singularity_proxy.errors import DamagedCheckpoint
 from .chunks import Codec, Damaged
 from .layout import SessionKeys, UserKeys
 from .manifest import Manifest, Summary, Unreadable
-from .store import Data, ObjectMissing, ObjectStore
+from .stores.base import Data, ObjectMissing, ObjectStore
 
 
 class MissingManifest(Exception):

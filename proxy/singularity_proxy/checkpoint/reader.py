@@ -29,7 +29,7 @@ from .loading import mark_damaged, read_chunk
 from .manifest import ZERO, Manifest, StoredPart, Summary
 from .progress import Meter, OnProgress
 from .steps import OnStep, nothing
-from .store import Data, ObjectStore
+from .stores.base import Data, ObjectStore
 
 _AHEAD = 4
 _FULL = (errno.ENOSPC, errno.EDQUOT)

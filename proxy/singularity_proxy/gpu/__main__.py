@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from singularity_proxy.checkpoint import driver
+from singularity_proxy.checkpoint.device import driver
 
 from .checks import CHECKS, Run, Wrong, answer_of, attempt, native_env, program
 from .figures import FIGURES

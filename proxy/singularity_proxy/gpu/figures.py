@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from singularity_proxy.checkpoint import driver
+from singularity_proxy.checkpoint.device import driver
 from singularity_proxy.standalone import Standalone
 
 from .checks import Run, Skip, Wrong, answer_of, native_env, need_checkout, program, train

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from singularity_proxy.checkpoint import driver, park_policy
+from singularity_proxy.checkpoint.device import driver, park_policy
 from singularity_proxy.errors import SingularityError, Unavailable
 from singularity_proxy.wire import rpc
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from singularity_proxy.checkpoint import driver, park_policy
+from singularity_proxy.checkpoint.device import driver, park_policy
 from singularity_proxy.elastic.coordinator import Barrier, Cut, View, look
 from singularity_proxy.elastic.placement import moved, place, replicas
 from singularity_proxy.errors import (

@@ -28,7 +28,7 @@ def _after_torch_c(module: ModuleType) -> None:
     from singularity_proxy.errors import SingularityError
 
     try:
-        from . import torch_c  # builds and loads the native module
+        from .cuda_api import torch_c  # builds and loads the native module
 
         torch_c.take_over(module)
     except SingularityError as error:
@@ -37,11 +37,11 @@ def _after_torch_c(module: ModuleType) -> None:
 
 def _after_torch(module: ModuleType) -> None:
     if _unavailable is None:
-        from . import patches
+        from .cuda_api import patches
 
         patches.apply(module)
     else:
-        from . import unavailable
+        from .cuda_api import unavailable
 
         unavailable.apply(module, _unavailable)
 
@@ -61,7 +61,7 @@ def _count_steps(module: ModuleType) -> None:
 
 def _collectives(module: ModuleType) -> None:
     if _unavailable is None:
-        from . import collectives
+        from .distributed import collectives
 
         collectives.apply(module)
 

@@ -20,7 +20,7 @@ import uuid
 from typing import Any
 
 from singularity_proxy.capsule.process import ProcessIdentity
-from singularity_proxy.checkpoint import park_policy
+from singularity_proxy.checkpoint.device import park_policy
 from singularity_proxy.errors import SingularityError
 from singularity_proxy.wire import rpc
 from singularity_proxy.wire.systemd import Systemd
@@ -28,31 +28,31 @@ from traitlets import Bool, Enum, Float, Integer, Unicode, default
 from traitlets.config import Application
 
 from singularity_scheduler import logs
-from singularity_scheduler.core.geography import require_name
+from singularity_scheduler.core.placement.geography import require_name
 from singularity_scheduler.text.errors import in_words
 
 from .abilities import AbilityWatch
-from .capsules import choose_launcher
-from .device_restores import undo_unfinished
-from .devices import DeviceKeeper
+from .devices.control import DeviceKeeper
+from .devices.device_restores import undo_unfinished
+from .devices.health import DeviceHealth
+from .devices.probe import CPU_DEVICES, probe_devices, torch_version
+from .devices.proxies import ProxyPool
+from .devices.pulse import Pulse
 from .folders import end_strays, lock
-from .health import DeviceHealth
-from .identity import Identities, parse_uid_range
-from .leases import LeaseTable
 from .ledger import Ledger
-from .lifecycle import Lifecycle
 from .memory import set_up_allocator
 from .move_settings import MoveSettings, open_stores
 from .node import Node, Settings
 from .place import take_place
-from .probe import CPU_DEVICES, probe_devices, torch_version
 from .processes import adopt_orphans
-from .proxies import ProxyPool
-from .pulse import Pulse
+from .rights.identity import Identities, parse_uid_range
+from .rights.leases import LeaseTable
 from .rounds import Rounds
 from .server import CommandServer
-from .sessions import Life, SessionRecord
-from .suspends import clear_stages
+from .sessions.capsules import choose_launcher
+from .sessions.lifecycle import Lifecycle
+from .sessions.record import Life, SessionRecord
+from .store.suspends import clear_stages
 
 log = logging.getLogger("singularity.agent")
 

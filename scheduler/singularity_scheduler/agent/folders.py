@@ -14,7 +14,7 @@ from .processes import end_marked
 
 if TYPE_CHECKING:
     from .node import Settings
-    from .sessions import SessionRecord
+    from .sessions.record import SessionRecord
 
 
 def lock(folder: str) -> tuple[str, int]:

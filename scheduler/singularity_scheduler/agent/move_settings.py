@@ -8,14 +8,14 @@ import os
 from urllib.parse import urlsplit
 
 from singularity_proxy.capsule.launcher import looks_secret
-from singularity_proxy.checkpoint.retention import Policy
+from singularity_proxy.checkpoint.cleaning.retention import Policy
 from singularity_proxy.errors import SingularityError
 from traitlets import Bool, Enum, Float, HasTraits, Integer, List, Unicode
 
-from .capsules import WAYS
 from .ledger import Ledger
-from .stores import Stores
-from .uids import FileUids, LedgerUids, Uids
+from .rights.uids import FileUids, LedgerUids, Uids
+from .sessions.capsules import WAYS
+from .store.stores import Stores
 
 log = logging.getLogger("singularity.agent")
 

@@ -12,25 +12,25 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from singularity_proxy.capsule.files.writers import WriterWatch
 from singularity_proxy.capsule.launcher import CapsuleLauncher
-from singularity_proxy.capsule.writers import WriterWatch
-from singularity_proxy.checkpoint import park_policy
+from singularity_proxy.checkpoint.device import park_policy
 from singularity_proxy.checkpoint.steps import OnStep, nothing
 from singularity_proxy.errors import NotFound, SingularityError
 from singularity_proxy.wire.limits import USER, Held
 from singularity_proxy.wire.rpc import Peer
 
-from .capsules import ProcessImages
-from .identity import Identities
-from .leases import LeaseTable
+from .devices.probe import TorchVersion
+from .devices.proxies import ProxyPool
 from .ledger import Ledger
-from .node_lease import LeaseKeeper
-from .probe import TorchVersion
-from .proxies import ProxyPool
-from .stores import Stores
+from .rights.identity import Identities
+from .rights.leases import LeaseTable
+from .rights.node_lease import LeaseKeeper
+from .sessions.capsules import ProcessImages
+from .store.stores import Stores
 
 if TYPE_CHECKING:
-    from .live import LiveSession
+    from .sessions.live import LiveSession
 
 log = logging.getLogger("singularity.agent")
 

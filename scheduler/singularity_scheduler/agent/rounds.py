@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 
 from singularity_proxy.capsule.launcher import trim_log
 
-from .devices import DeviceKeeper
-from .leases import boot_clock
-from .lifecycle import Lifecycle
-from .live import LiveSession
+from .devices.control import DeviceKeeper
 from .node import Node
-from .steps import tell_steps
+from .rights.leases import boot_clock
+from .sessions.lifecycle import Lifecycle
+from .sessions.live import LiveSession
+from .sessions.steps import tell_steps
 
 log = logging.getLogger("singularity.agent")
 

@@ -17,21 +17,21 @@ from singularity_proxy.wire.rpc import Handler, Peer
 
 from singularity_scheduler import logs
 
-from . import gang_barrier
-from .device_restores import DeviceRestorer
-from .devices import DeviceKeeper
-from .launch import LaunchRequest, number, text
-from .leaders import Leaders
-from .leases import LeaseGrant, boot_clock
-from .lifecycle import Lifecycle
-from .live import LiveSession
+from .devices.control import DeviceKeeper
+from .devices.device_restores import DeviceRestorer
 from .node import Node
-from .node_lease import Renewal
-from .relays import read_client_file
-from .resumes import ResumeRequest
-from .return_checks import check_return
-from .stores import reference
-from .suspends import Suspender
+from .ranks import gang_barrier
+from .relays.relay import read_client_file
+from .rights.leaders import Leaders
+from .rights.leases import LeaseGrant, boot_clock
+from .rights.node_lease import Renewal
+from .sessions.launch import LaunchRequest, number, text
+from .sessions.lifecycle import Lifecycle
+from .sessions.live import LiveSession
+from .store.resumes import ResumeRequest
+from .store.return_checks import check_return
+from .store.stores import reference
+from .store.suspends import Suspender
 
 log = logging.getLogger("singularity.agent")
 

@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 
-from .commands import COMMANDS
+from .framework.commands import COMMANDS
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,12 +22,12 @@ def main(argv: list[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
     try:
         if "_ARGCOMPLETE" in os.environ:
-            from .completing import complete
+            from .framework.completing import complete
 
             return complete()
         return _run(sys.argv[1:] if argv is None else list(argv))
     except KeyboardInterrupt:  # while something was being loaded
-        from .exits import INTERRUPTED
+        from .framework.exits import INTERRUPTED
 
         return INTERRUPTED
 
@@ -38,13 +38,13 @@ def _run(words: list[str]) -> int:
     if words and words[0] in COMMANDS:
         code = start(words[0], words[1:])
     else:
-        from .app import SingularityApp
+        from .framework.app import SingularityApp
 
         code = SingularityApp.launch(words)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        from .output import drop
+        from .framework.output import drop
 
         drop(sys.stdout)
     return code
@@ -72,8 +72,8 @@ def start(name: str, words: list[str]) -> int:
         if not isinstance(error, SingularityError):
             raise
         failure = error  # type: ignore[assignment]
-    from .exits import code_of
-    from .output import say
+    from .framework.exits import code_of
+    from .framework.output import say
 
     say(f"jupyter singularity {name}", failure, "--json" in words)
     return code_of(failure)

@@ -174,7 +174,7 @@ class Reading(Calls):
 def _wanted(until: Until) -> Callable[[Json], bool]:
     if callable(until):
         return until
-    from singularity_scheduler.core.states import WORDS  # not before somebody waits
+    from singularity_scheduler.core.values.states import WORDS  # not before somebody waits
 
     words = {until} if isinstance(until, str) else set(until)
     if unknown := sorted(words - {*WORDS, "ended"}):

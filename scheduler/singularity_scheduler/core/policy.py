@@ -13,52 +13,43 @@ from typing import Any, TypeGuard
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
-from . import administration as adm
-from . import (
+from .gangs import members as gangs
+from .gangs import sets as gang_sets
+from .gangs import steps as gang_steps
+from .gangs import store as gang_store
+from .gangs import turns as gang_turns
+from .moves import device_restores, relocation, returns, scaling
+from .moves import whole as moves
+from .operations import defragmentation, drains, health, quotas, upgrades
+from .placement import choice as placement
+from .reasons import of_devices as reasons
+from .reasons import of_moves as move_reasons
+from .reasons import of_runs as run_reasons
+from .reasons.reason import Reason, because
+from .reasons.refusals import Refused, refuse
+from .state import checkpoints, queue, shares
+from .state.cluster import ClusterState
+from .state.draft import Draft
+from .steps import (
     balance,
-    checkpoints,
     creating,
-    defragmentation,
-    device_restores,
-    drains,
     endings,
-    gang_sets,
-    gang_steps,
-    gang_store,
-    gang_turns,
-    gangs,
     groups,
-    health,
     keeping,
     losses,
-    move_reasons,
-    moves,
     nodes,
-    placement,
     proxies,
-    queue,
-    quotas,
-    reasons,
-    recorded,
-    relocation,
     reopening,
-    returns,
-    run_reasons,
-    scaling,
     settings,
-    shares,
     tiers,
     turns,
-    upgrades,
 )
-from . import events as ev
-from .cluster import ClusterState
-from .draft import Draft
-from .layout import told
-from .model import SessionView
-from .reason import Reason, because
-from .refusals import Refused, refuse
-from .states import CHANGING, DeviceEvent, DeviceState, ProcessState
+from .values import administration as adm
+from .values import events as ev
+from .values import recorded
+from .values.layout import told
+from .values.model import SessionView
+from .values.states import CHANGING, DeviceEvent, DeviceState, ProcessState
 
 Handler = Callable[[Draft, Any], None]
 

@@ -14,14 +14,18 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from singularity_scheduler.core import keeping, obstacles, placement, queue, quotas, turns
-from singularity_scheduler.core.administration import NodeDuty, NodeMark
-from singularity_scheduler.core.cluster import ClusterState, Node
-from singularity_scheduler.core.draft import Draft
-from singularity_scheduler.core.experience import Step, Wait
-from singularity_scheduler.core.model import PARK_RETRY_S, SessionView
-from singularity_scheduler.core.reason import Reason, Words, because
-from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.core.operations import quotas
+from singularity_scheduler.core.placement import choice as placement
+from singularity_scheduler.core.reasons import obstacles
+from singularity_scheduler.core.reasons.reason import Reason, Words, because
+from singularity_scheduler.core.state import queue
+from singularity_scheduler.core.state.cluster import ClusterState, Node
+from singularity_scheduler.core.state.draft import Draft
+from singularity_scheduler.core.state.experience import Step, Wait
+from singularity_scheduler.core.steps import keeping, turns
+from singularity_scheduler.core.values.administration import NodeDuty, NodeMark
+from singularity_scheduler.core.values.model import PARK_RETRY_S, SessionView
+from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from singularity_scheduler.text.reasons import render
 
 from .facts import reason_facts

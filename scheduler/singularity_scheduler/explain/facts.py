@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from singularity_scheduler.core.reason import Reason, to_json
+from singularity_scheduler.core.reasons.reason import Reason, to_json
 
 
 def reason_facts(why: Reason) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from singularity_scheduler.core import gangs, obstacles, turns
-from singularity_scheduler.core.administration import NodeMark
-from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.reason import Reason, Words, because
-from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.core.gangs import members as gangs
+from singularity_scheduler.core.reasons import obstacles
+from singularity_scheduler.core.reasons.reason import Reason, Words, because
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.steps import turns
+from singularity_scheduler.core.values.administration import NodeMark
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.states import DeviceState, ProcessState
 
 from .estimate import parked_at
 

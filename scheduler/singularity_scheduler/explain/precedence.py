@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from singularity_scheduler.core import turns
-from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import SessionView
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.steps import turns
+from singularity_scheduler.core.values.model import SessionView
 
 OF_QUEUE = ("held", "tier", "priority", "first")
 """What the parts of a queue key stand for; its last part only tells sessions apart."""

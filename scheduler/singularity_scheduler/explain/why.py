@@ -10,16 +10,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from singularity_scheduler.core import gangs, groups, keeping, placement, quotas, reasons, turns
-from singularity_scheduler.core.administration import NodeDuty
-from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.decision import Decision
-from singularity_scheduler.core.draft import Draft
-from singularity_scheduler.core.experience import Taken
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.reason import Reason, because
-from singularity_scheduler.core.rules import RULES
-from singularity_scheduler.core.states import WORDS, DeviceState, ProcessState
+from singularity_scheduler.core.gangs import members as gangs
+from singularity_scheduler.core.operations import quotas
+from singularity_scheduler.core.placement import choice as placement
+from singularity_scheduler.core.reasons import of_devices as reasons
+from singularity_scheduler.core.reasons.reason import Reason, because
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.state.decision import Decision
+from singularity_scheduler.core.state.draft import Draft
+from singularity_scheduler.core.state.experience import Taken
+from singularity_scheduler.core.steps import groups, keeping, turns
+from singularity_scheduler.core.values.administration import NodeDuty
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.rules import RULES
+from singularity_scheduler.core.values.states import WORDS, DeviceState, ProcessState
 from singularity_scheduler.text.phrases import holder as name_holder
 from singularity_scheduler.text.phrases import told_of
 from singularity_scheduler.text.reasons import render, render_change, render_first

@@ -7,7 +7,7 @@ from typing import Any
 
 from singularity_proxy.errors import Conflict
 
-from singularity_scheduler.core.requested import BatchRun
+from singularity_scheduler.core.values.requested import BatchRun
 from singularity_scheduler.requests.run_spec import run_of
 
 from .writing import written

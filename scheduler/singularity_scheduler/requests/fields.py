@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from singularity_scheduler.core.reason import because
+from singularity_scheduler.core.reasons.reason import because
 from singularity_scheduler.text.errors import bad_request
 
 

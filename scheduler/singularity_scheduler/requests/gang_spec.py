@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from singularity_scheduler.core.reason import because
-from singularity_scheduler.core.requested import BatchRun, Part, SessionSpec
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.values.requested import BatchRun, Part, SessionSpec
 from singularity_scheduler.text.errors import bad_request
 
 from .fields import shown

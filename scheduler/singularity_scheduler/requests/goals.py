@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from singularity_scheduler.core.goals import GOALS, Condition, Objective, condition_of
-from singularity_scheduler.core.reason import because
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.steps.goals import GOALS, Condition, Objective, condition_of
 from singularity_scheduler.text.errors import bad_request
 
 

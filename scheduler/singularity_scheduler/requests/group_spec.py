@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from singularity_scheduler.core.reason import because
-from singularity_scheduler.core.requested import MAX_NAME, BatchRun, Member, SessionSpec
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.values.requested import MAX_NAME, BatchRun, Member, SessionSpec
 from singularity_scheduler.text.errors import bad_request
 
 from .fields import refuse_unknown

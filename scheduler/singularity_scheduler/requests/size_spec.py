@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from singularity_scheduler.core.reason import because
-from singularity_scheduler.core.requested import ScalePolicy
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.values.requested import ScalePolicy
 from singularity_scheduler.text.errors import bad_request
 
 from .fields import parse_number, refuse_unknown, shown

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from singularity_scheduler.core.geography import require_name
-from singularity_scheduler.core.reason import because
-from singularity_scheduler.core.requested import MAX_NAME, Kind, Priority, SessionSpec, Tier
+from singularity_scheduler.core.placement.geography import require_name
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.values.requested import MAX_NAME, Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.text.errors import bad_request, in_words
 
 from .fields import parse_number, shown

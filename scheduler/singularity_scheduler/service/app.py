@@ -35,16 +35,16 @@ from traitlets.config import Application
 from singularity_scheduler import logs
 from singularity_scheduler.fleet.local import LocalFleet
 
-from .audit import Audit, event_logger
-from .auth import Gate, make_hub_auth, read_operator_token
-from .callers import BoundedServer, Bounds, Callers
+from .api.auth import Gate, make_hub_auth, read_operator_token
+from .api.callers import BoundedServer, Bounds, Callers
+from .api.endpoint import MAX_DISCARD_BYTES
+from .api.services import Services
+from .api.standby import Door, later_pages, standby_application
 from .controller import Controller
-from .endpoint import MAX_DISCARD_BYTES
-from .handlers import make_application
-from .leader import Leader, identity
-from .ledger import Ledger
-from .services import Services
-from .standby import Door, later_pages, standby_application
+from .events.audit import Audit, event_logger
+from .leadership.leader import Leader, identity
+from .ledger.ledger import Ledger
+from .operations.handlers import make_application
 
 SERVICE_NAME = "singularity"
 """Name of the service in the Hub's configuration, unless it says another one."""

@@ -15,12 +15,12 @@ from typing import Any
 
 from singularity_proxy.errors import SingularityError, Unavailable
 
-from singularity_scheduler.core.actions import Action
-from singularity_scheduler.core.decision import Decision
+from singularity_scheduler.core.state.decision import Decision
+from singularity_scheduler.core.values.actions import Action
 
-from .database import InDoubt, Refused
-from .leadership import Deposed
-from .ledger import Ledger, Write
+from .leadership.election import Deposed
+from .ledger.database import InDoubt, Refused
+from .ledger.ledger import Ledger, Write
 
 log = logging.getLogger("singularity.service")
 

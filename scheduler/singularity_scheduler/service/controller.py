@@ -22,37 +22,37 @@ from traitlets.config import LoggingConfigurable
 
 from singularity_scheduler import logs
 from singularity_scheduler.client import words
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.administration import Administration
-from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.geography import HOME, Geography
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.parameters import Parameters
-from singularity_scheduler.core.placement import choose_node
+from singularity_scheduler.core.placement.choice import choose_node
+from singularity_scheduler.core.placement.geography import HOME, Geography
 from singularity_scheduler.core.policy import decide
-from singularity_scheduler.core.stored import Retention
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.state.stored import Retention
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import Administration
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.parameters import Parameters
 from singularity_scheduler.explain.why import explain, told
 from singularity_scheduler.text.errors import in_words
 from singularity_scheduler.text.reasons import render, render_words
 
-from . import documents
-from .archive import Archive
-from .commander import Commander
 from .committer import Committer, DecideAgain, Waiting
-from .database import Refused
-from .desk import Desk
-from .device_board import DeviceBoard
-from .group_desk import GroupDesk
-from .group_limits import GroupLimits
-from .keys import Keys
-from .leader import GuardedFleet, Leader
-from .leases import LeaseKeeper
-from .ledger import Command, Ledger, Write
-from .node_reports import NodeReports
-from .peers import Peers
+from .desk.group_limits import GroupLimits
+from .desk.groups import GroupDesk
+from .desk.keys import Keys
+from .desk.sessions import Desk
+from .leadership.leader import GuardedFleet, Leader
+from .leadership.leases import LeaseKeeper
+from .ledger.database import Refused
+from .ledger.ledger import Command, Ledger, Write
+from .nodes.commander import Commander
+from .nodes.device_board import DeviceBoard
+from .nodes.peers import Peers
+from .nodes.progress import ProgressBoard
+from .nodes.reports import NodeReports
+from .nodes.store import StoreKeeper
+from .operations.archive import Archive
 from .ports import Fleet
-from .progress import ProgressBoard
-from .store import StoreKeeper
+from .schemas import documents
 
 Json = dict[str, Any]
 

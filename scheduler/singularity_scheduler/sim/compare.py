@@ -11,7 +11,7 @@ from itertools import islice
 from singularity_proxy.errors import BadRequest
 
 from singularity_scheduler.core.allocation import events as ev
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.values.parameters import Parameters
 from singularity_scheduler.text.phrases import nearest
 
 from .baselines import BASELINES

@@ -9,11 +9,11 @@ from itertools import islice
 
 from singularity_proxy.errors import BadRequest, Conflict
 
-from singularity_scheduler.core import routing
 from singularity_scheduler.core.allocation.claims import TIERS, Claim, Stage
 from singularity_scheduler.core.allocation.events import Id, NodeUp
 from singularity_scheduler.core.allocation.pool import ANY
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.placement import routing
+from singularity_scheduler.core.values.parameters import Parameters
 
 from .record import Record
 from .replay import Costs, Replay

@@ -18,11 +18,11 @@ from statistics import fmean, quantiles
 
 from singularity_proxy.errors import BadRequest
 
-from singularity_scheduler.core.fragmentation import WHOLE, Demand, Fragmentation, Shape
-from singularity_scheduler.core.outlook import Learner, Outlook
-from singularity_scheduler.core.packing import Judge, Packer, Place, Score
+from singularity_scheduler.core.placement.fragmentation import WHOLE, Demand, Fragmentation, Shape
+from singularity_scheduler.core.placement.outlook import Learner, Outlook
+from singularity_scheduler.core.placement.packing import Judge, Packer, Place, Score
 
-from .traces.openb import OpenbNode, OpenbPod, read_openb_nodes, read_openb_pods
+from .traces.logs.openb import OpenbNode, OpenbPod, read_openb_nodes, read_openb_pods
 
 Say = Callable[[str], None]
 

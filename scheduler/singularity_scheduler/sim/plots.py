@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from singularity_scheduler.core.allocation.claims import TIERS
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.values.parameters import Parameters
 
 from .compare import Result
 from .extras import need

@@ -13,7 +13,7 @@ from singularity_scheduler.core.allocation.actions import Action
 from singularity_scheduler.core.allocation.claims import Claim
 from singularity_scheduler.core.allocation.events import Event
 from singularity_scheduler.core.allocation.state import Allocation
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.values.parameters import Parameters
 
 
 class Scheduler(Protocol):

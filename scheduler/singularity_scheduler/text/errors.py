@@ -8,8 +8,8 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest, SingularityError
 
-from singularity_scheduler.core.reason import Reason, to_json
-from singularity_scheduler.core.refusals import Refused, refuse
+from singularity_scheduler.core.reasons.reason import Reason, to_json
+from singularity_scheduler.core.reasons.refusals import Refused, refuse
 
 from .reasons import render
 

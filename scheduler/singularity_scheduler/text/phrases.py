@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from singularity_scheduler.client.words import duration
-from singularity_scheduler.core.refusals import choices
+from singularity_scheduler.core.reasons.refusals import choices
 
 from .said import Said
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from singularity_scheduler.core.reason import Reason, Value, Words
+from singularity_scheduler.core.reasons.reason import Reason, Value, Words
 
 from .codes import (
     administering,
@@ -26,8 +26,8 @@ from .phrases import duty
 from .said import Clauses, Said
 
 if TYPE_CHECKING:
-    from singularity_scheduler.core.administration import NodeMark
-    from singularity_scheduler.core.model import Change
+    from singularity_scheduler.core.values.administration import NodeMark
+    from singularity_scheduler.core.values.model import Change
 
 
 def _functions(module: ModuleType) -> Iterator[tuple[str, Callable[..., Clauses]]]:

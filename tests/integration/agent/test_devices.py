@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
-from singularity_proxy.checkpoint.store_urls import open_store
+from singularity_proxy.checkpoint.stores.urls import open_store
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, ProxyNotReady, StaleEpoch
 from singularity_scheduler.fleet.local_agent import ALLOCATOR
 from support.agent import AgentBox, until

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule.machine import here
+from singularity_proxy.capsule.images.machine import here
 from singularity_proxy.errors import Unsupported
 from support.agent import AgentBox
 from support.agent_moves import gone, resume, suspend

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from singularity_proxy.wire.limits import USER, Held
-from singularity_scheduler.agent.session_socket import MAX_GUARDS, SessionSocket
+from singularity_scheduler.agent.sessions.socket import MAX_GUARDS, SessionSocket
 from support.agent import until
 
 pytestmark = [pytest.mark.root, pytest.mark.asyncio]

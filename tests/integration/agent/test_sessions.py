@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from singularity_proxy import HIDDEN_DEVICES
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden, NotFound
-from singularity_scheduler.agent.client_places import CURVE
+from singularity_scheduler.agent.relays.client_places import CURVE
 from support.agent import AgentBox, alive, sleeper, stop, until
 from support.uids import needs_own_uids
 

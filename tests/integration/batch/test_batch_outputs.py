@@ -9,7 +9,7 @@ from typing import Any
 
 import papermill  # type: ignore[import-untyped]
 import pytest
-from singularity_kernel.batch.client import Live
+from singularity_kernel.batch.running.client import Live
 from support.batch_runs import Runs, read, text_of, write_notebook
 from support.kernel_homes import home_of
 from support.kernel_relay import wait_until

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from singularity_kernel.batch.submission import passed_on
+from singularity_kernel.batch.submitting.submission import passed_on
 from singularity_proxy import build
 from support.agent import until
 from support.batch_kills import Jobs

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import reconcile
-from singularity_proxy.capsule.file_rules import Action, Way
+from singularity_proxy.capsule.files import reconcile
+from singularity_proxy.capsule.files.rules import Action, Way
 from singularity_proxy.errors import OpenFilesChanged
 from support.capsule_returns import back, bring_back, saved
 from support.capsules import Place, Places, needs_criu

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import criu, image
+from singularity_proxy.capsule.images import criu, image
 from support.capsules import Places, needs_namespaces
 
 pytestmark = [pytest.mark.full, pytest.mark.asyncio, needs_namespaces, pytest.mark.timeout(600)]

@@ -9,7 +9,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import image, reconcile, scratch
+from singularity_proxy.capsule.files import reconcile, scratch
+from singularity_proxy.capsule.images import image
 from singularity_proxy.errors import ImageFailed, OpenFilesChanged, Unsupported
 from support.capsule_returns import back, bring_back, saved
 from support.capsules import LAUNCHER, Places, needs_criu

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy.capsule import connections, criu, files, image
+from singularity_proxy.capsule import connections
+from singularity_proxy.capsule.files import record as files
+from singularity_proxy.capsule.images import criu, image
 from singularity_proxy.capsule.namespace import MAIN_PID, NamespaceCapsule
 from singularity_proxy.capsule.tree import state_of
 from singularity_proxy.errors import ImageFailed, Unavailable

@@ -20,8 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import files, image, reconcile
-from singularity_proxy.capsule.file_rules import Way
+from singularity_proxy.capsule.files import reconcile
+from singularity_proxy.capsule.files import record as files
+from singularity_proxy.capsule.files.rules import Way
+from singularity_proxy.capsule.images import image
 from singularity_proxy.capsule.launcher import CapsuleSpec
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.standalone import Standalone

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import reconcile
+from singularity_proxy.capsule.files import reconcile
 from singularity_proxy.capsule.sockets import end_without_trace
 from singularity_proxy.errors import ImageFailed, Unavailable
 from support import kernel_objects

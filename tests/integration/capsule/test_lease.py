@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy.capsule import image
+from singularity_proxy.capsule.images import image
 from singularity_proxy.capsule.lease_word import LeaseWord
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.capsule.tree import state_of
-from singularity_scheduler.agent.leases import boot_clock
+from singularity_scheduler.agent.rights.leases import boot_clock
 from support.capsules import Place, Places, needs_criu, needs_namespaces
 
 pytestmark = needs_namespaces

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import criu, namespace
+from singularity_proxy.capsule import namespace
+from singularity_proxy.capsule.images import criu
 from singularity_proxy.capsule.launcher import Capsule, CapsuleSpec, spawn
 from singularity_proxy.capsule.namespace import MAIN_PID, NamespaceCapsule, adopt
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch

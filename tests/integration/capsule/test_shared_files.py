@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import files, reconcile
-from singularity_proxy.capsule.file_rules import Action, Way
-from singularity_proxy.capsule.writers import WriterWatch
+from singularity_proxy.capsule.files import reconcile
+from singularity_proxy.capsule.files import record as files
+from singularity_proxy.capsule.files.rules import Action, Way
+from singularity_proxy.capsule.files.writers import WriterWatch
 from singularity_proxy.errors import OpenFilesChanged
 from support.capsule_returns import back, bring_back, saved
 from support.capsules import Place, Places, needs_criu

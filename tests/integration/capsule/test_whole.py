@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import image, reconcile
+from singularity_proxy.capsule.files import reconcile
+from singularity_proxy.capsule.images import image
 from singularity_proxy.capsule.namespace import MAIN_PID
 from singularity_proxy.errors import ImageFailed
 from support.capsule_returns import back, bring_back, saved

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy.checkpoint.azure_store import AzureStore, parse_url
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
-from singularity_proxy.checkpoint.store import Moved
-from singularity_proxy.checkpoint.store_urls import open_store
-from singularity_proxy.checkpoint.writer import Request
+from singularity_proxy.checkpoint.saving.writer import Request
+from singularity_proxy.checkpoint.stores.azure import AzureStore, parse_url
+from singularity_proxy.checkpoint.stores.base import Moved
+from singularity_proxy.checkpoint.stores.urls import open_store
 from singularity_proxy.errors import BadRequest, StoreRefused, StoreUnavailable
 from support.azurite import ACCOUNT, KEY, Azurite
 from support.checkpoint_data import noise

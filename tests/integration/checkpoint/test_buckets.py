@@ -13,16 +13,16 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import pytest
-from singularity_proxy.checkpoint import bucket_store
-from singularity_proxy.checkpoint.bucket_store import BucketStore
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
+from singularity_proxy.checkpoint.cleaning.retention import Policy
 from singularity_proxy.checkpoint.files import Part
-from singularity_proxy.checkpoint.google_store import GoogleStore, user_boundary
-from singularity_proxy.checkpoint.retention import Policy
-from singularity_proxy.checkpoint.s3_store import S3Store, user_policy
-from singularity_proxy.checkpoint.store import Moved, ObjectMissing
-from singularity_proxy.checkpoint.store_urls import open_store
-from singularity_proxy.checkpoint.writer import Request
+from singularity_proxy.checkpoint.saving.writer import Request
+from singularity_proxy.checkpoint.stores import bucket as bucket_store
+from singularity_proxy.checkpoint.stores.base import Moved, ObjectMissing
+from singularity_proxy.checkpoint.stores.bucket import BucketStore
+from singularity_proxy.checkpoint.stores.google import GoogleStore, user_boundary
+from singularity_proxy.checkpoint.stores.s3 import S3Store, user_policy
+from singularity_proxy.checkpoint.stores.urls import open_store
 from singularity_proxy.errors import (
     BadRequest,
     StoreChanged,
@@ -30,7 +30,7 @@ from singularity_proxy.errors import (
     StoreUnavailable,
     Unsupported,
 )
-from singularity_scheduler.agent.stores import Stores
+from singularity_scheduler.agent.store.stores import Stores
 from support.checkpoint_data import noise
 from support.google_stand_in import TOKEN, GoogleStandIn, fixed_token
 from support.s3_emulator import ROLE, S3Emulator

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from singularity_proxy.checkpoint import pins
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
+from singularity_proxy.checkpoint.cleaning import pins
+from singularity_proxy.checkpoint.cleaning.pins import Pins
+from singularity_proxy.checkpoint.cleaning.retention import Policy
 from singularity_proxy.checkpoint.files import Part
-from singularity_proxy.checkpoint.pins import Pins
-from singularity_proxy.checkpoint.retention import Policy
-from singularity_proxy.checkpoint.store import ObjectStore
-from singularity_proxy.checkpoint.writer import Request
+from singularity_proxy.checkpoint.saving.writer import Request
+from singularity_proxy.checkpoint.stores.base import ObjectStore
 from singularity_proxy.errors import Conflict, NotFound, StaleEpoch, Superseded
 from support.checkpoint_data import noise
 from support.checkpoint_stores import StoreBox
@@ -120,7 +120,7 @@ def test_the_test_finds_a_broken_protocol(
     if broken.startswith("writers"):
         monkeypatch.setattr(Pins, "_condemned", lambda self: set())
     else:
-        from singularity_proxy.checkpoint.collect import _Collector
+        from singularity_proxy.checkpoint.cleaning.collect import _Collector
 
         live, judged = _Collector._live, {}
 

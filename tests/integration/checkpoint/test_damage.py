@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
-from singularity_proxy.checkpoint.folder_store import FolderStore
 from singularity_proxy.checkpoint.manifest import Summary
-from singularity_proxy.checkpoint.store import Entry, decimal_size
-from singularity_proxy.checkpoint.writer import Request
+from singularity_proxy.checkpoint.saving.writer import Request
+from singularity_proxy.checkpoint.stores.base import Entry, decimal_size
+from singularity_proxy.checkpoint.stores.folder import FolderStore
 from singularity_proxy.errors import DamagedCheckpoint, NoSpace, StoreUnavailable
 from support.checkpoint_data import contents, noise, parts_of
 from support.checkpoint_stores import StoreBox

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy.checkpoint.feed import Feed
 from singularity_proxy.checkpoint.progress import Progress
+from singularity_proxy.checkpoint.saving.feed import Feed
 from singularity_proxy.errors import BadRequest, ImageFailed
 from support.checkpoint_data import MB, contents, noise, parts_of, request
 from support.checkpoint_stores import StoreBox

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
-from singularity_proxy.checkpoint.folder_store import FolderStore
-from singularity_proxy.checkpoint.writer import Request
+from singularity_proxy.checkpoint.saving.writer import Request
+from singularity_proxy.checkpoint.stores.folder import FolderStore
 from singularity_proxy.errors import NoSpace
 from support.checkpoint_data import noise
 from support.checkpoint_stores import StoreBox
@@ -143,7 +143,7 @@ def test_room_is_kept_for_those_who_need_it_most(small: Path) -> None:
 
 RESERVE = """
 import sys, time
-from singularity_proxy.checkpoint.folder_store import FolderStore
+from singularity_proxy.checkpoint.stores.folder import FolderStore
 held = FolderStore(sys.argv[1]).reserve(12 << 20, 0)
 print("held", flush=True)
 time.sleep(600)

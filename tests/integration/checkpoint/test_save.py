@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
-from singularity_proxy.checkpoint.cutting import CHUNK
 from singularity_proxy.checkpoint.files import Part
 from singularity_proxy.checkpoint.keys import ListedKeys, new_key
 from singularity_proxy.checkpoint.manifest import ZERO
 from singularity_proxy.checkpoint.progress import Progress
+from singularity_proxy.checkpoint.saving.cutting import CHUNK
 from singularity_proxy.errors import (
     BadRequest,
     CheckpointCancelled,

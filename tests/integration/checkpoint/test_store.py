@@ -8,8 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from singularity_proxy.checkpoint.store import Moved, ObjectMissing, ObjectStore
-from singularity_proxy.checkpoint.store_urls import open_store
+from singularity_proxy.checkpoint.stores.base import Moved, ObjectMissing, ObjectStore
+from singularity_proxy.checkpoint.stores.urls import open_store
 from singularity_proxy.errors import BadRequest
 from support.checkpoint_stores import StoreBox
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_kernel.magics import present
+from singularity_kernel.kernel.magics import present
 from support.cli_commands import Commands
 from support.scheduler_service import Platform, platform
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from singularity_proxy.capsule.process import read_exit_code
 from singularity_proxy.errors import BadRequest, Forbidden, NoSpace
-from singularity_scheduler.cli import COMMANDS, run
+from singularity_scheduler.cli import COMMANDS
+from singularity_scheduler.cli.runs import run
 from support.kernel_service import TOKEN, Scheduler, scheduler
 
 COMMAND = [sys.executable, "-m", "jupyter", "singularity"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from singularity_proxy import build
 from singularity_scheduler.client import ServiceClient
-from singularity_scheduler.core import administration as adm
+from singularity_scheduler.core.values import administration as adm
 from support.cli_commands import Commands
 from support.kernel_notebooks import Notebook, manager
 from support.kernel_platform import Platform, platform, server_of

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from jupyter_client.blocking import BlockingKernelClient
-from singularity_proxy.capsule import image
+from singularity_proxy.capsule.images import image
 from support.capsules import needs_criu
 from support.kernel_moving import Moving, moving, stream_across
 from support.kernel_relay import COUNT, Everything, iopub, run, wait_until

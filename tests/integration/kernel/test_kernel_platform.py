@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_kernel.provisioner import KernelNotStarted
+from singularity_kernel.provision.provisioner import KernelNotStarted
 from singularity_scheduler.client import ServiceClient
 from support.kernel_notebooks import Notebook, manager
 from support.kernel_platform import Platform, server_of

@@ -20,7 +20,7 @@ import pytest
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
-from singularity_kernel.provisioner import (
+from singularity_kernel.provision.provisioner import (
     CHANNEL_PORTS,
     KernelNotStarted,
     Mode,

@@ -22,7 +22,7 @@ from typing import IO
 import pytest
 import zmq
 from jupyter_client.blocking import BlockingKernelClient
-from singularity_kernel.relay_clients import LEAVE
+from singularity_kernel.relay.clients import LEAVE
 from singularity_proxy.capsule.sockets import tcp_sockets
 from singularity_proxy.errors import NoSpace
 from singularity_proxy.wire.rpc import SyncPeer

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
-from singularity_kernel.own_environment import main
+from singularity_kernel.provision.own_environment import main
 from singularity_proxy.layers import Layer, own_packages
 from support.kernel_notebooks import Notebook, manager
 from support.small_wheels import make_wheel

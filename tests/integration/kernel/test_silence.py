@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from jupyter_client.ioloop import AsyncIOLoopKernelManager
-from singularity_kernel.provisioner import SingularityProvisioner
+from singularity_kernel.provision.provisioner import SingularityProvisioner
 from singularity_proxy import build
 from singularity_scheduler.client import ServiceClient
 from support.capsules import needs_criu

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_kernel.batch.submission import passed_on
+from singularity_kernel.batch.submitting.submission import passed_on
 from support.batch_kills import CELLS, MODULES, same, write_job
 from support.batch_runs import ENDED, Json, processes_of, read
 from support.capsules import needs_criu

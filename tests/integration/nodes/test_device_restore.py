@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from jupyter_client.asynchronous import AsyncKernelClient
-from singularity_spawner.platform.demo_notebooks import GPT, SETUP, steps_of
+from singularity_spawner.platform.demo.notebooks import GPT, SETUP, steps_of
 from support.agent_kernels import run
 from support.two_nodes import two_nodes
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_kernel.batch.submission import passed_on
+from singularity_kernel.batch.submitting.submission import passed_on
 from singularity_proxy.errors import SingularityError
 from support.batch_runs import ENDED, processes_of
 from support.two_nodes import TwoNodes, two_nodes

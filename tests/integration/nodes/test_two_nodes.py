@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from jupyter_client.asynchronous import AsyncKernelClient
-from singularity_spawner.platform.demo_notebooks import GPT, SETUP, steps_of
-from singularity_spawner.platform.demo_tour import native_losses as native_gpt
+from singularity_spawner.platform.demo.notebooks import GPT, SETUP, steps_of
+from singularity_spawner.platform.demo.tour import native_losses as native_gpt
 from support.agent_kernels import run
 from support.agent_trains import STEPS, TRAINING, losses, native_losses
 from support.capsules import needs_criu

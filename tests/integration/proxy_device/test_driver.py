@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from singularity_proxy.checkpoint import driver
-from singularity_proxy.checkpoint.driver import (
+from singularity_proxy.checkpoint.device import driver
+from singularity_proxy.checkpoint.device.driver import (
     DriverFailed,
     DriverHelper,
     DriverLost,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from singularity_proxy.checkpoint.device_state import Journal
+from singularity_proxy.checkpoint.device.state import Journal
 from support import matrix
 from support import proxy_device as w
 from support.proxy_device import Proxies, RingClient

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from singularity_proxy.checkpoint.device_state import Journal, Snapshot
+from singularity_proxy.checkpoint.device.state import Journal, Snapshot
 from singularity_proxy.errors import (
     BadRequest,
     Conflict,

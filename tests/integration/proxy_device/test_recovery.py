@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from singularity_proxy.checkpoint.device_state import Journal
+from singularity_proxy.checkpoint.device.state import Journal
 from singularity_proxy.errors import ProxyFailed
 from support import matrix
 from support import proxy_device as w

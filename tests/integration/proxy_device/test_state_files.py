@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy.checkpoint.__main__ import main
-from singularity_proxy.checkpoint.device_state import DamagedState, Journal, Snapshot
+from singularity_proxy.checkpoint.device.state import DamagedState, Journal, Snapshot
 from support import proxy_device as w
 from support.proxy_device import Device, Proxies, RingClient, T, Value
 

@@ -13,14 +13,14 @@ from jsonschema import Draft202012Validator
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, TooLarge
 from singularity_scheduler import logs
 from singularity_scheduler.client.schemas import SCHEMAS
-from singularity_scheduler.core.requested import Kind, Tier
-from singularity_scheduler.core.rules import RULES
-from singularity_scheduler.core.states import WORDS, DeviceState, ProcessState
-from singularity_scheduler.service.endpoint import MAX_BODY_BYTES, MAX_DISCARD_BYTES
-from singularity_scheduler.service.handlers import TABLE, by_path
-from singularity_scheduler.service.metrics import STATUS_CLASSES, verbs
-from singularity_scheduler.service.openapi import document
-from singularity_scheduler.service.problems import OUTCOMES
+from singularity_scheduler.core.values.requested import Kind, Tier
+from singularity_scheduler.core.values.rules import RULES
+from singularity_scheduler.core.values.states import WORDS, DeviceState, ProcessState
+from singularity_scheduler.service.api.endpoint import MAX_BODY_BYTES, MAX_DISCARD_BYTES
+from singularity_scheduler.service.api.metrics import STATUS_CLASSES, verbs
+from singularity_scheduler.service.api.problems import OUTCOMES
+from singularity_scheduler.service.operations.handlers import TABLE, by_path
+from singularity_scheduler.service.schemas.openapi import document
 from support.scheduler_service import LAUNCH, Platform, platform, until
 from tornado.httpclient import AsyncHTTPClient, HTTPResponse
 

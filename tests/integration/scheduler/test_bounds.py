@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest, TooMany
-from singularity_scheduler.service.callers import Callers
+from singularity_scheduler.service.api.callers import Callers
 from support.scheduler_service import Platform, RawConnections, platform, raw_request, until
 
 pytestmark = pytest.mark.asyncio
@@ -115,7 +115,7 @@ async def test_a_body_is_not_nested_without_end(tmp_path: Path) -> None:
 
 
 async def test_services_are_not_counted_and_nothing_is_left_of_a_request() -> None:
-    from singularity_scheduler.service.auth import Caller
+    from singularity_scheduler.service.api.auth import Caller
 
     callers = Callers()
     assert callers.enter(Caller("hub", False, True), stream=True, body_bytes=9) is None

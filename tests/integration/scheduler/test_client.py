@@ -15,7 +15,7 @@ import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
 from singularity_scheduler.client import Client, ServiceClient
 from singularity_scheduler.client.reading import ENDED
-from singularity_scheduler.core.states import FINAL
+from singularity_scheduler.core.values.states import FINAL
 from support.scheduler_service import Platform, platform, until
 
 pytestmark = pytest.mark.asyncio

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from singularity_scheduler.service.standby import standby_application
+from singularity_scheduler.service.api.standby import standby_application
 from support.attacks import attack
 from support.dashboard_pages import Visitor, visitor
 from support.scheduler_service import PREFIX, Platform, platform, until

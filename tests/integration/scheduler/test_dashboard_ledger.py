@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.administration import DutyEvent
-from singularity_scheduler.core.requested import Tier
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import DutyEvent
+from singularity_scheduler.core.values.requested import Tier
 from singularity_scheduler.service.dashboard.past import Past
 from singularity_scheduler.service.dashboard.series import BUCKETS, WIDTH_S, beginning
-from singularity_scheduler.service.ledger import Ledger
-from singularity_scheduler.service.log_rows import BEGINNING, Filters, Line
+from singularity_scheduler.service.ledger.ledger import Ledger
+from singularity_scheduler.service.ledger.log_rows import BEGINNING, Filters, Line
 from support.postgres import PostgresServer, needs_postgres
 from support.scheduler_core import World
 

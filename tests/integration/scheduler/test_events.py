@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.requested import BatchRun, Kind, Tier
-from singularity_scheduler.service import feed as feed_module
-from singularity_scheduler.service import schemas, streams
-from singularity_scheduler.service import texts as texts_module
-from singularity_scheduler.service.feed import Feed
-from singularity_scheduler.service.texts import Texts
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.requested import BatchRun, Kind, Tier
+from singularity_scheduler.service.events import feed as feed_module
+from singularity_scheduler.service.events import texts as texts_module
+from singularity_scheduler.service.events.feed import Feed
+from singularity_scheduler.service.events.texts import Texts
+from singularity_scheduler.service.operations import streams
+from singularity_scheduler.service.schemas import common as schemas
 from support.scheduler_service import Platform, platform, until
 
 

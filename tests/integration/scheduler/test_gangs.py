@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NoSpace, Unsupported
-from singularity_scheduler.service import gang_cuts
-from singularity_scheduler.service.gang_barrier import PartAt
+from singularity_scheduler.service.nodes import gang_cuts
+from singularity_scheduler.service.nodes.gang_barrier import PartAt
 from support.scheduler_service import Platform, platform, until
 
 Json = dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden, NotFound
-from singularity_scheduler.service import schemas
+from singularity_scheduler.service.schemas import common as schemas
 from support.scheduler_service import Platform, platform, until
 
 PARAMETERS = {"idle_soft_s": 900.0, "idle_grace_s": 0.0, "min_run_s": 0.0, "keep_max_s": 7200.0}

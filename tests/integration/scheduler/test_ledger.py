@@ -19,16 +19,16 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from singularity_proxy.errors import Unavailable
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.experience import Experience, Step, Wait
-from singularity_scheduler.core.reason import because
-from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
-from singularity_scheduler.core.states import DeviceState
-from singularity_scheduler.core.stored import CheckpointRef, LossReport
-from singularity_scheduler.service import database
-from singularity_scheduler.service.database import parse
-from singularity_scheduler.service.ledger import Command, Ledger
-from singularity_scheduler.service.tables import metadata
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.state.experience import Experience, Step, Wait
+from singularity_scheduler.core.state.stored import CheckpointRef, LossReport
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.requested import Kind, SessionSpec, Tier
+from singularity_scheduler.core.values.states import DeviceState
+from singularity_scheduler.service.ledger import database
+from singularity_scheduler.service.ledger.database import parse
+from singularity_scheduler.service.ledger.ledger import Command, Ledger
+from singularity_scheduler.service.ledger.tables import metadata
 from sqlalchemy import create_engine, text
 from support.scheduler_core import World, reads, whole
 from support.scheduler_gangs import gang

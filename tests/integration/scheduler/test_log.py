@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import NotFound, Unavailable
 from singularity_scheduler.client import stream as client_stream
-from singularity_scheduler.service import streams
+from singularity_scheduler.service.operations import streams
 from support.scheduler_service import Platform, platform, until
 from tornado.httpclient import AsyncHTTPClient
 

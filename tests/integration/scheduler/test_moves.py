@@ -20,9 +20,9 @@ from singularity_proxy.errors import (
     Unavailable,
     Unsupported,
 )
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.reason import because
-from singularity_scheduler.service import transfers
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.service.nodes import transfers
 from support.scheduler_service import LAUNCH, Platform, platform, until
 from tornado.httpclient import AsyncHTTPClient
 
@@ -411,7 +411,7 @@ async def test_an_agent_that_slept_past_its_lease_is_fenced_when_it_wakes(tmp_pa
 async def test_checkpoints_by_time_and_by_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from singularity_scheduler.service import store
+    from singularity_scheduler.service.nodes import store
 
     monkeypatch.setattr(store, "LOOK_S", 0.05)
     async with two(tmp_path, controller={"keep_checkpoints": 2}) as p:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_scheduler.service.openapi import document
-from singularity_scheduler.service.operations import TABLE
+from singularity_scheduler.service.operations.table import TABLE
+from singularity_scheduler.service.schemas.openapi import document
 from support import matrix
 from support.scheduler_service import Platform, platform
 

@@ -30,7 +30,7 @@ class Trainer(LocalFleet):
 async def test_checkpoints_come_by_themselves_with_the_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from singularity_scheduler.service import store
+    from singularity_scheduler.service.nodes import store
 
     monkeypatch.setattr(store, "LOOK_S", 0.2)
     steps = {"checkpoint_every_steps": EVERY}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from singularity_proxy.errors import BadRequest, Forbidden, NotFound, Unavailable
 from singularity_scheduler.client import ServiceClient
-from singularity_scheduler.service import streams
-from singularity_scheduler.service.auth import read_operator_token
+from singularity_scheduler.service.api.auth import read_operator_token
+from singularity_scheduler.service.operations import streams
 from support.scheduler_service import ACCESS, LAUNCH, USE, platform, until
 from tornado.httpclient import AsyncHTTPClient
 

@@ -17,14 +17,14 @@ import alembic.config
 import pytest
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.client.usage import FIGURES, OF_SESSION
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
-from singularity_scheduler.service import accounts, database
-from singularity_scheduler.service.accounts import Accounts
-from singularity_scheduler.service.database import parse
-from singularity_scheduler.service.ledger import Ledger
-from singularity_scheduler.service.usage_rows import Asked, Place
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.requested import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.service.ledger import accounts, database
+from singularity_scheduler.service.ledger.accounts import Accounts
+from singularity_scheduler.service.ledger.database import parse
+from singularity_scheduler.service.ledger.ledger import Ledger
+from singularity_scheduler.service.ledger.usage_rows import Asked, Place
 from sqlalchemy import create_engine
 from support.cli_commands import Commands
 from support.scheduler_core import World, outcome, used, whole

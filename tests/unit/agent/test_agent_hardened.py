@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import NoSpace, Unavailable, Unreached
-from singularity_scheduler.agent import lifecycle as lifecycle_module
-from singularity_scheduler.agent import relay_keeper, server
-from singularity_scheduler.agent.lifecycle import Lifecycle
-from singularity_scheduler.agent.relay_keeper import RelayKeeper
+from singularity_scheduler.agent import server
+from singularity_scheduler.agent.relays import keeper as relay_keeper
+from singularity_scheduler.agent.relays.keeper import RelayKeeper
 from singularity_scheduler.agent.server import CommandServer
-from singularity_scheduler.agent.session_api import SessionApi
-from singularity_scheduler.agent.sessions import Life, Phase, SessionRecord
+from singularity_scheduler.agent.sessions import lifecycle as lifecycle_module
+from singularity_scheduler.agent.sessions.api import SessionApi
+from singularity_scheduler.agent.sessions.lifecycle import Lifecycle
+from singularity_scheduler.agent.sessions.record import Life, Phase, SessionRecord
 
 pytestmark = pytest.mark.asyncio
 

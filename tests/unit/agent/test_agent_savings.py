@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from singularity_scheduler.agent.savings import Savings
+from singularity_scheduler.agent.store.savings import Savings
 
 
 @pytest.mark.asyncio

@@ -21,14 +21,14 @@ from singularity_proxy.errors import (
     StaleEpoch,
     Unsupported,
 )
-from singularity_scheduler.agent.identity import Identities, parse_uid_range
-from singularity_scheduler.agent.launch import PORTS, Gang, LaunchRequest
-from singularity_scheduler.agent.leases import LeaseTable
+from singularity_scheduler.agent.devices.probe import probe_devices, torch_version
 from singularity_scheduler.agent.ledger import KEEP_ANSWERS, Ledger
-from singularity_scheduler.agent.probe import probe_devices, torch_version
-from singularity_scheduler.agent.relays import kernel_connection, write_private
-from singularity_scheduler.agent.rings import WITHDRAW_S, RingSet, check_torch, ring_number
-from singularity_scheduler.agent.sessions import (
+from singularity_scheduler.agent.relays.relay import kernel_connection, write_private
+from singularity_scheduler.agent.rights.identity import Identities, parse_uid_range
+from singularity_scheduler.agent.rights.leases import LeaseTable
+from singularity_scheduler.agent.rights.uids import FileUids
+from singularity_scheduler.agent.sessions.launch import PORTS, Gang, LaunchRequest
+from singularity_scheduler.agent.sessions.record import (
     PHASE_MOVES,
     GangPart,
     Life,
@@ -37,7 +37,7 @@ from singularity_scheduler.agent.sessions import (
     RingRecord,
     SessionRecord,
 )
-from singularity_scheduler.agent.uids import FileUids
+from singularity_scheduler.agent.sessions.rings import WITHDRAW_S, RingSet, check_torch, ring_number
 from singularity_scheduler.fleet.local import parse_bytes
 from support.uids import needs_own_uids
 
@@ -393,7 +393,7 @@ async def test_rings_of_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     second, older = rings.create(0, me, "cpu", 1 << 30)
     assert older == [first]
     assert (first.ring_id, second.ring_id) == ("r1", "r2")
-    monkeypatch.setattr("singularity_scheduler.agent.rings.MAX_RINGS", 2)
+    monkeypatch.setattr("singularity_scheduler.agent.sessions.rings.MAX_RINGS", 2)
     with pytest.raises(Conflict, match="use a device already"):
         rings.create(1, me, "cpu", 1)
     monkeypatch.undo()

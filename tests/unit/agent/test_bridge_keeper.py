@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import SingularityError
-from singularity_scheduler.agent import bridges
-from singularity_scheduler.agent.bridges import BridgeKeeper
-from singularity_scheduler.agent.sessions import GangPart
+from singularity_scheduler.agent.ranks import bridges
+from singularity_scheduler.agent.ranks.bridges import BridgeKeeper
+from singularity_scheduler.agent.sessions.record import GangPart
 from support.elastic_ranks import run
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import Unavailable
-from singularity_scheduler.agent import parks
-from singularity_scheduler.agent.devices import DeviceKeeper
-from singularity_scheduler.agent.recovery import MANY_DEATHS, Recovery
-from singularity_scheduler.agent.sessions import Phase
+from singularity_scheduler.agent.devices import parks
+from singularity_scheduler.agent.devices.control import DeviceKeeper
+from singularity_scheduler.agent.devices.recovery import MANY_DEATHS, Recovery
+from singularity_scheduler.agent.sessions.record import Phase
 
 
 class HangingProxy:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from singularity_proxy.capsule.process import ProcessIdentity
-from singularity_scheduler.agent import client_places
-from singularity_scheduler.agent.client_places import (
+from singularity_scheduler.agent.relays import client_places
+from singularity_scheduler.agent.relays.client_places import (
     CURVE,
     PATH_BYTES,
     former_place,
     other_place,
     place_clients,
 )
-from singularity_scheduler.agent.launch import PORTS
+from singularity_scheduler.agent.sessions.launch import PORTS
 
 TCP = {"transport": "tcp", "ip": "127.0.0.1", "key": "k", **dict.fromkeys(PORTS, 5001)}
 KEYS = dict(zip(CURVE, ("p" * 40, "s" * 40), strict=True))

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy import probes
-from singularity_proxy.capsule import criu, namespace
+from singularity_proxy.capsule import namespace
+from singularity_proxy.capsule.images import criu
 from singularity_proxy.errors import Unavailable
 from singularity_proxy.probes import CutShort
-from singularity_scheduler.agent import capsules, identity, probe, processes
-from singularity_scheduler.agent.capsules import ProcessImages, choose_launcher
-from singularity_scheduler.agent.identity import Identities, parse_uid_range
+from singularity_scheduler.agent import processes
+from singularity_scheduler.agent.devices import probe
 from singularity_scheduler.agent.ledger import Ledger
 from singularity_scheduler.agent.processes import ask_process
+from singularity_scheduler.agent.rights import identity
+from singularity_scheduler.agent.rights.identity import Identities, parse_uid_range
+from singularity_scheduler.agent.sessions import capsules
+from singularity_scheduler.agent.sessions.capsules import ProcessImages, choose_launcher
 
 KILLED = criu.Criu(False, "/criu", None, "it was killed.", conclusive=False)
 WORKS = criu.Criu(True, "/criu", "4.2.1", "CRIU 4.2.1 can dump and restore processes here.")

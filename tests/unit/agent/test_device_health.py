@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from singularity_scheduler.agent import health
-from singularity_scheduler.agent.health import DeviceHealth
-from singularity_scheduler.agent.nvml import NvmlMissing, NvmlReader
+from singularity_scheduler.agent.devices import health
+from singularity_scheduler.agent.devices.health import DeviceHealth
+from singularity_scheduler.agent.devices.nvml import NvmlMissing, NvmlReader
 from support import nvml_replies
 from support.nvml_replies import gpu, write
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
-from singularity_proxy.checkpoint.folder_store import FolderStore
-from singularity_proxy.checkpoint.writer import Request
-from singularity_scheduler.agent import estimates
+from singularity_proxy.checkpoint.saving.writer import Request
+from singularity_proxy.checkpoint.stores.folder import FolderStore
+from singularity_scheduler.agent.store import estimates
 from support.checkpoint_data import noise
 
 MB = 1 << 20

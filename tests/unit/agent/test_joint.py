@@ -6,7 +6,7 @@ from asyncio import sleep
 from typing import Any
 
 from singularity_proxy.elastic.coordinator import View
-from singularity_scheduler.agent.joint import Joint, merged
+from singularity_scheduler.agent.ranks.joint import Joint, merged
 from support.elastic_ranks import run
 
 QUIET_S = 30.0

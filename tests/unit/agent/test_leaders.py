@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest, StaleEpoch
-from singularity_scheduler.agent.leaders import Leaders
+from singularity_scheduler.agent.rights.leaders import Leaders
 
 
 def peer() -> Any:

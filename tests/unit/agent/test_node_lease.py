@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from singularity_proxy.capsule.lease_word import LeaseWord
 from singularity_proxy.errors import BadRequest, NoSpace, Unavailable
-from singularity_scheduler.agent.leases import boot_clock
-from singularity_scheduler.agent.node_lease import LeaseKeeper, NodeLease, Renewal
-from singularity_scheduler.agent.sessions import Life, SessionRecord
-from singularity_scheduler.service.node_terms import NodeTerms
+from singularity_scheduler.agent.rights.leases import boot_clock
+from singularity_scheduler.agent.rights.node_lease import LeaseKeeper, NodeLease, Renewal
+from singularity_scheduler.agent.sessions.record import Life, SessionRecord
+from singularity_scheduler.service.leadership.node_terms import NodeTerms
 
 
 def test_without_a_service_there_is_no_end() -> None:

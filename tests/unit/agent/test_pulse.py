@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from singularity_scheduler.agent.pulse import LATE_S, SILENT_S, HeartWatch, Verdict, WorkWatch
+from singularity_scheduler.agent.devices.pulse import (
+    LATE_S,
+    SILENT_S,
+    HeartWatch,
+    Verdict,
+    WorkWatch,
+)
 
 
 def look(heart: HeartWatch, now: float, beat: int, **more: object) -> Verdict:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import Unavailable
-from singularity_scheduler.agent import relay_keeper
-from singularity_scheduler.agent.relay_keeper import Kept, RelayKeeper
-from singularity_scheduler.agent.sessions import Life, SessionRecord
+from singularity_scheduler.agent.relays import keeper as relay_keeper
+from singularity_scheduler.agent.relays.keeper import Kept, RelayKeeper
+from singularity_scheduler.agent.sessions.record import Life, SessionRecord
 
 pytestmark = pytest.mark.asyncio
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from singularity_proxy.capsule.process import ProcessIdentity
-from singularity_scheduler.agent.leases import LeaseTable, boot_clock
-from singularity_scheduler.agent.live import LiveSession
-from singularity_scheduler.agent.rings import RingSet
+from singularity_scheduler.agent.rights.leases import LeaseTable, boot_clock
 from singularity_scheduler.agent.rounds import Rounds
-from singularity_scheduler.agent.sessions import Life, SessionRecord
+from singularity_scheduler.agent.sessions.live import LiveSession
+from singularity_scheduler.agent.sessions.record import Life, SessionRecord
+from singularity_scheduler.agent.sessions.rings import RingSet
 
 
 class PaperNode:

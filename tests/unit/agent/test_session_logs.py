@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
-from singularity_scheduler.agent.session_logs import SessionLogs, _whole_characters
-from singularity_scheduler.agent.sessions import Life
+from singularity_scheduler.agent.sessions.logs import SessionLogs, _whole_characters
+from singularity_scheduler.agent.sessions.record import Life
 
 SESSION = "0123456789ab"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from singularity_proxy.worker import steps
-from singularity_scheduler.agent.steps import StepCount
+from singularity_scheduler.agent.sessions.steps import StepCount
 
 
 def test_one_process_counts_from_its_start_also_under_the_next_agent() -> None:

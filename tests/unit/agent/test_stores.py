@@ -10,10 +10,10 @@ from typing import Self
 
 import pytest
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
-from singularity_proxy.checkpoint.retention import Policy
+from singularity_proxy.checkpoint.cleaning.retention import Policy
 from singularity_proxy.errors import StoreUnavailable
-from singularity_scheduler.agent import stores as module
-from singularity_scheduler.agent.stores import Stores
+from singularity_scheduler.agent.store import stores as module
+from singularity_scheduler.agent.store.stores import Stores
 
 
 class HangingStore:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from singularity_scheduler.agent.use import QUIET_S, UseWatch
+from singularity_scheduler.agent.sessions.use import QUIET_S, UseWatch
 
 
 def test_calls_are_told_once_and_quiet_once():

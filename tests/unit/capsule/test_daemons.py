@@ -6,8 +6,8 @@ import struct
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule.daemons import lead_own_sessions
-from singularity_proxy.capsule.image_format import encode_number, fields, messages
+from singularity_proxy.capsule.images.daemons import lead_own_sessions
+from singularity_proxy.capsule.images.format import encode_number, fields, messages
 from singularity_proxy.errors import ImageFailed
 
 MAGIC = b"magic8by"

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule.file_kinds import (
+from singularity_proxy.capsule.files.kinds import (
     Kind,
     Lock,
     database_of,
@@ -16,9 +16,9 @@ from singularity_proxy.capsule.file_kinds import (
     kind_of,
     parse_locks,
 )
-from singularity_proxy.capsule.file_rules import RULES, Action, FileClass, Found, Way, decide
-from singularity_proxy.capsule.files import Descriptor, OpenFile
-from singularity_proxy.capsule.reconcile import classify
+from singularity_proxy.capsule.files.reconcile import classify
+from singularity_proxy.capsule.files.record import Descriptor, OpenFile
+from singularity_proxy.capsule.files.rules import RULES, Action, FileClass, Found, Way, decide
 
 EVERY = [
     (file_class, found, way, foreign)

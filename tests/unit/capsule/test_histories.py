@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import histories
-from singularity_proxy.capsule.histories import About, merge, write_about
+from singularity_proxy.capsule.files import histories
+from singularity_proxy.capsule.files.histories import About, merge, write_about
 
 IPYTHON = (
     "create table sessions (session integer primary key autoincrement, start timestamp, "
@@ -26,7 +26,7 @@ IPYTHON = (
 
 
 class Kernel:
-    """A kernel's own history as `singularity_kernel.history` makes it."""
+    """A kernel's own history as `singularity_kernel.kernel.history` makes it."""
 
     def __init__(self, shared: Path, name: str) -> None:
         self.name, self.path = name, shared.parent / f"{name}.sqlite"
@@ -164,7 +164,7 @@ def test_a_shared_file_that_was_removed_is_made_anew(shared: Path) -> None:
 def test_a_locked_shared_file_is_left_for_the_next_time(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("singularity_proxy.capsule.histories.BUSY_S", 0.05)
+    monkeypatch.setattr("singularity_proxy.capsule.files.histories.BUSY_S", 0.05)
     kernel = Kernel(shared, "a")
     kernel.run([(1, "a")])
     db = sqlite3.connect(shared, isolation_level=None)

@@ -7,16 +7,16 @@ import struct
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule.file_rules import Action
-from singularity_proxy.capsule.image_files import apply
-from singularity_proxy.capsule.image_format import (
+from singularity_proxy.capsule.files.links import use_names
+from singularity_proxy.capsule.files.reconcile import Change, Plan
+from singularity_proxy.capsule.files.rules import Action
+from singularity_proxy.capsule.images.files import apply
+from singularity_proxy.capsule.images.format import (
     change_messages,
     encode_message,
     encode_number,
     fields,
 )
-from singularity_proxy.capsule.links import use_names
-from singularity_proxy.capsule.reconcile import Change, Plan
 from singularity_proxy.errors import ImageFailed
 
 MAGIC = b"magic8by"

@@ -6,7 +6,7 @@ import ctypes
 import os
 
 import pytest
-from singularity_proxy.capsule.io_rings import with_io_ring
+from singularity_proxy.capsule.images.io_rings import with_io_ring
 
 IO_URING_SETUP = 425
 PARAMETERS_BYTES = 120

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from singularity_proxy.capsule.machine import Machine, here, instructions, why_not
+from singularity_proxy.capsule.images.machine import Machine, here, instructions, why_not
 
 BASE = Machine("x86_64", frozenset({"sse2", "avx2", "fma"}), "6.1.0-18-amd64", "4.2.1")
 

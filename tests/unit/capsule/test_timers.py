@@ -6,8 +6,8 @@ import struct
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule.image_format import encode_message, encode_number, fields, messages
-from singularity_proxy.capsule.timers import wind_up
+from singularity_proxy.capsule.images.format import encode_message, encode_number, fields, messages
+from singularity_proxy.capsule.images.timers import wind_up
 from singularity_proxy.errors import ImageFailed
 
 MAGIC = b"magic8by"

@@ -10,14 +10,9 @@ from typing import Any, ClassVar
 import obstore
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
-from singularity_proxy.checkpoint import bucket_store
-from singularity_proxy.checkpoint.bucket_store import (
-    BucketStore,
-    BucketUrl,
-    Credentials,
-    Pace,
-)
-from singularity_proxy.checkpoint.store import ObjectMissing
+from singularity_proxy.checkpoint.stores import bucket as bucket_store
+from singularity_proxy.checkpoint.stores.base import ObjectMissing
+from singularity_proxy.checkpoint.stores.bucket import BucketStore, BucketUrl, Credentials, Pace
 from singularity_proxy.errors import StoreRefused, StoreUnavailable
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 import pytest
-from singularity_proxy.checkpoint import connections
-from singularity_proxy.checkpoint.connections import Answer, Connections
+from singularity_proxy.checkpoint.stores import connections
+from singularity_proxy.checkpoint.stores.connections import Answer, Connections
 
 URL = "http://bucket.example/a/b?signed=%2Fx"
 GONE = b"HTTP/1.1 204 No Content\r\n\r\n"

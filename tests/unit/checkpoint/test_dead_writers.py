@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from singularity_proxy.checkpoint import heads
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
-from singularity_proxy.checkpoint.collect import DEAD_AFTER_S, FULL_DEAD_AFTER_S
-from singularity_proxy.checkpoint.folder_store import FolderStore
+from singularity_proxy.checkpoint.cleaning.collect import DEAD_AFTER_S, FULL_DEAD_AFTER_S
 from singularity_proxy.checkpoint.layout import SessionKeys, UserKeys
+from singularity_proxy.checkpoint.stores.folder import FolderStore
 
 SESSION = SessionKeys(UserKeys("alice").sessions + "s")
 

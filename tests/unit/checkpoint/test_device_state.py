@@ -8,9 +8,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from singularity_proxy.checkpoint import contents, device_state
-from singularity_proxy.checkpoint.contents import PutBack, put_back
-from singularity_proxy.checkpoint.device_state import DamagedState, Journal, Snapshot, has_records
+from singularity_proxy.checkpoint.device import contents
+from singularity_proxy.checkpoint.device import state as device_state
+from singularity_proxy.checkpoint.device.contents import PutBack, put_back
+from singularity_proxy.checkpoint.device.state import DamagedState, Journal, Snapshot, has_records
 from singularity_proxy.errors import Conflict
 
 Places = dict[int, tuple[int, int]]

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy.checkpoint import measure, writer
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.chunks import PAGE, PAGE_ID_BYTES, Damaged
 from singularity_proxy.checkpoint.files import Part
-from singularity_proxy.checkpoint.folder_store import FolderStore
 from singularity_proxy.checkpoint.manifest import Chunk, Extent, Manifest, PageIndex, StoredPart
-from singularity_proxy.checkpoint.pages import PageTable
-from singularity_proxy.checkpoint.writer import Request
+from singularity_proxy.checkpoint.saving import measure, writer
+from singularity_proxy.checkpoint.saving.pages import PageTable
+from singularity_proxy.checkpoint.saving.writer import Request
+from singularity_proxy.checkpoint.stores.folder import FolderStore
 from singularity_proxy.errors import NoSpace
 from support.checkpoint_data import noise
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from singularity_proxy.checkpoint.chunks import PAGE, PAGE_ID_BYTES, Codec, Damaged, is_zero
-from singularity_proxy.checkpoint.cutting import CHUNK, cut, snapshot_regions
 from singularity_proxy.checkpoint.keys import MasterKey
 from singularity_proxy.checkpoint.layout import UserKeys, component
 from singularity_proxy.checkpoint.manifest import ZERO, Chunk, Extent, Head, Manifest, Unreadable
-from singularity_proxy.checkpoint.packing import Packer
-from singularity_proxy.checkpoint.pages import PageTable, PageWriter
 from singularity_proxy.checkpoint.progress import Meter, Progress
-from singularity_proxy.checkpoint.store import check_key
+from singularity_proxy.checkpoint.saving.cutting import CHUNK, cut, snapshot_regions
+from singularity_proxy.checkpoint.saving.packing import Packer
+from singularity_proxy.checkpoint.saving.pages import PageTable, PageWriter
+from singularity_proxy.checkpoint.stores.base import check_key
 from support.checkpoint_data import noise, snapshot
 
 CODECS = [Codec("alice", None), Codec("alice", MasterKey("k", b"\7" * 32))]
@@ -305,7 +305,7 @@ for info in pkgutil.iter_modules(package.__path__):
     if info.name != "__main__":
         importlib.import_module(f"{package.__name__}.{info.name}")
 from singularity_proxy.checkpoint.chunks import Codec
-from singularity_proxy.checkpoint.store_urls import open_store
+from singularity_proxy.checkpoint.stores.urls import open_store
 from singularity_proxy.errors import Unsupported
 urls = ("abs://a.blob.core.windows.net/c", "s3://bucket/prefix", "gs://bucket/prefix")
 for call in (lambda: Codec("u", None), *(lambda url=url: open_store(url) for url in urls)):

@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from singularity_proxy.checkpoint.cleaning.retention import Policy, keep
 from singularity_proxy.checkpoint.manifest import Summary
-from singularity_proxy.checkpoint.retention import Policy, keep
 from singularity_proxy.errors import BadRequest
 
 

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.cli import (
+from singularity_scheduler.cli.admin import (
     changes,
     cordon,
     drain,
     give_back,
-    nodes,
     parameters,
     quota,
     uncordon,
     upgrade,
 )
-from singularity_scheduler.cli.base import ServiceApp
-from singularity_scheduler.cli.drain import is_device
-from singularity_scheduler.cli.parameters import change
-from singularity_scheduler.core.parameters import NAMES, Parameters, describe
+from singularity_scheduler.cli.admin.drain import is_device
+from singularity_scheduler.cli.admin.parameters import change
+from singularity_scheduler.cli.framework.base import ServiceApp
+from singularity_scheduler.cli.look import nodes
+from singularity_scheduler.core.values.parameters import NAMES, Parameters, describe
 
 Captured = pytest.CaptureFixture[str]
 

@@ -7,9 +7,15 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from singularity_scheduler.cli import clusters, migrate
-from singularity_scheduler.cli.base import ServiceApp, split_names
-from singularity_scheduler.cli.views import cluster_table, device_table, session_card, session_table
+from singularity_scheduler.cli.framework.base import ServiceApp, split_names
+from singularity_scheduler.cli.look import clusters
+from singularity_scheduler.cli.look.views import (
+    cluster_table,
+    device_table,
+    session_card,
+    session_table,
+)
+from singularity_scheduler.cli.moves import migrate
 from support.cli_double import Double, session
 
 Captured = pytest.CaptureFixture[str]

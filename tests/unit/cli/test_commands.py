@@ -9,24 +9,13 @@ from datetime import datetime, timezone
 
 import pytest
 from singularity_proxy.errors import Conflict
-from singularity_scheduler.cli import (
-    cancel,
-    checkpoint,
-    history,
-    logs,
-    ls,
-    migrate,
-    nodes,
-    park,
-    preempt,
-    resume,
-    show,
-    why,
-)
-from singularity_scheduler.cli.base import ServiceApp
-from singularity_scheduler.cli.board import STAYS_S, Board
-from singularity_scheduler.cli.logs import how_it_ended, keep_lines, last_lines
-from singularity_scheduler.cli.migrate import target
+from singularity_scheduler.cli.framework.base import ServiceApp
+from singularity_scheduler.cli.look import history, logs, ls, nodes, show, why
+from singularity_scheduler.cli.look.board import STAYS_S, Board
+from singularity_scheduler.cli.look.logs import how_it_ended, keep_lines, last_lines
+from singularity_scheduler.cli.moves import checkpoint, migrate, resume
+from singularity_scheduler.cli.moves.migrate import target
+from singularity_scheduler.cli.sessions import cancel, park, preempt
 from support.cli_double import Double, session
 
 Captured = pytest.CaptureFixture[str]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy import errors
-from singularity_scheduler.cli import exits, output
+from singularity_scheduler.cli.framework import exits, output
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/command-line.md"
 

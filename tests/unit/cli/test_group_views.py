@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
-from singularity_scheduler.cli.group_views import results_csv
+from singularity_scheduler.cli.runs.group_views import results_csv
 
 
 def test_no_cell_of_the_csv_is_a_formula() -> None:

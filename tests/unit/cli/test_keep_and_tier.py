@@ -7,10 +7,11 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from singularity_proxy.errors import BadRequest, Forbidden
-from singularity_scheduler.cli import keep, priority, show, tier
-from singularity_scheduler.cli.base import ServiceApp
-from singularity_scheduler.cli.board import Board
-from singularity_scheduler.cli.views import session_card, session_table
+from singularity_scheduler.cli.framework.base import ServiceApp
+from singularity_scheduler.cli.look import show
+from singularity_scheduler.cli.look.board import Board
+from singularity_scheduler.cli.look.views import session_card, session_table
+from singularity_scheduler.cli.sessions import keep, priority, tier
 from singularity_scheduler.client.words import kept, left, parse_duration, plan
 from support.cli_double import Double, session
 

@@ -6,9 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from singularity_scheduler.cli import (
+from singularity_scheduler.cli.framework.base import ServiceApp
+from singularity_scheduler.cli.framework.completing_words import earlier_words
+from singularity_scheduler.cli.look import checkpoints
+from singularity_scheduler.cli.look.board import Board
+from singularity_scheduler.cli.look.views import cannot_store, progress_text, speed
+from singularity_scheduler.cli.moves import (
     checkpoint,
-    checkpoints,
     fork,
     migrate,
     moving,
@@ -17,11 +21,7 @@ from singularity_scheduler.cli import (
     resume,
     suspend,
 )
-from singularity_scheduler.cli.base import ServiceApp
-from singularity_scheduler.cli.board import Board
-from singularity_scheduler.cli.completing_words import earlier_words
-from singularity_scheduler.cli.moving import checkpoint_choices, loss_text, under_way
-from singularity_scheduler.cli.views import cannot_store, progress_text, speed
+from singularity_scheduler.cli.moves.moving import checkpoint_choices, loss_text, under_way
 from support.cli_double import Double, session
 
 Captured = pytest.CaptureFixture[str]

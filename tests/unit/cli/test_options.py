@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy.errors import NoSpace
-from singularity_scheduler.cli import cancel, history, logs, ls, main, park, show
-from singularity_scheduler.cli.base import ServiceApp
+from singularity_scheduler.cli import main
+from singularity_scheduler.cli.framework.base import ServiceApp
+from singularity_scheduler.cli.look import history, logs, ls, show
+from singularity_scheduler.cli.sessions import cancel, park
 from support.cli_double import Double, session
 
 Captured = pytest.CaptureFixture[str]

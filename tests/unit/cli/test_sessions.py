@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from singularity_proxy.errors import BadRequest, NotFound
-from singularity_scheduler.cli.sessions import choices, find, matching
+from singularity_scheduler.cli.sessions.choosing import choices, find, matching
 from support.cli_double import Double, session
 
 A = session(1, name="train.ipynb")

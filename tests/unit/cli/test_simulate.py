@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_scheduler.cli import simulate
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.cli.local import simulate
+from singularity_scheduler.core.values.parameters import Parameters
 from singularity_scheduler.sim import plots
 
 Captured = pytest.CaptureFixture[str]

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from rich.console import Console
-from singularity_scheduler.cli import texts
-from singularity_scheduler.cli.tables import Card, Column, Table, fit
-from singularity_scheduler.cli.views import (
+from singularity_scheduler.cli.framework import texts
+from singularity_scheduler.cli.framework.tables import Card, Column, Table, fit
+from singularity_scheduler.cli.look.views import (
     device_table,
     history_table,
     session_card,

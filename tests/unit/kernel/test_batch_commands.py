@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_kernel.batch import commands
 from singularity_kernel.batch.__main__ import take_description
-from singularity_kernel.batch.commands import environments, run_command
-from singularity_kernel.batch.fates import Cancelled, CommandFailed
-from singularity_kernel.batch.stop import Stop
+from singularity_kernel.batch.running import commands
+from singularity_kernel.batch.running.commands import environments, run_command
+from singularity_kernel.batch.running.fates import Cancelled, CommandFailed
+from singularity_kernel.batch.running.stop import Stop
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 

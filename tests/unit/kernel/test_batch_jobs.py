@@ -8,18 +8,18 @@ from typing import Any
 
 import nbformat
 import pytest
-from singularity_kernel.batch import export
-from singularity_kernel.batch.papermill_call import papermill_call
-from singularity_kernel.batch.submit import main
+from singularity_kernel.batch.submitting import export
+from singularity_kernel.batch.submitting.papermill_call import papermill_call
+from singularity_kernel.batch.submitting.submit import main
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.cli.base import ServiceApp
-from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.requested import Part
+from singularity_scheduler.cli.framework.base import ServiceApp
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.requested import Part
 from singularity_scheduler.requests.group_spec import parse_group
 from singularity_scheduler.requests.run_spec import run_of
 from singularity_scheduler.requests.spec import parse_spec
-from singularity_scheduler.service.documents import session_document
+from singularity_scheduler.service.schemas.documents import session_document
 from support.batch_runs import write_notebook
 from support.cli_double import Double
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import nbformat
 import pytest
-from singularity_kernel.batch.fates import BadRun
-from singularity_kernel.batch.parameters import check, taken_by
-from singularity_kernel.batch.values import from_yaml, refuse_unsendable, value_of
+from singularity_kernel.batch.running.fates import BadRun
+from singularity_kernel.batch.submitting.parameters import check, taken_by
+from singularity_kernel.batch.submitting.values import from_yaml, refuse_unsendable, value_of
 
 CELL = """
 lr = 0.1  # the rate

@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 from singularity_kernel.batch.__main__ import take_description
-from singularity_kernel.batch.client import signal_of
 from singularity_kernel.batch.engine import name_cells
-from singularity_kernel.batch.facts import Facts, of_cell, preemptions, session_facts
-from singularity_kernel.batch.fates import BadRun, Cancelled, Interrupted, NoNotebook, NotWritten
 from singularity_kernel.batch.files import (
     check_writable,
     read_notebook,
@@ -24,8 +21,17 @@ from singularity_kernel.batch.files import (
     write_whole,
 )
 from singularity_kernel.batch.loop import within_awake
-from singularity_kernel.batch.outputs import add_stream, settle
-from singularity_kernel.batch.stop import Stop
+from singularity_kernel.batch.running.client import signal_of
+from singularity_kernel.batch.running.facts import Facts, of_cell, preemptions, session_facts
+from singularity_kernel.batch.running.fates import (
+    BadRun,
+    Cancelled,
+    Interrupted,
+    NoNotebook,
+    NotWritten,
+)
+from singularity_kernel.batch.running.outputs import add_stream, settle
+from singularity_kernel.batch.running.stop import Stop
 from support.batch_runs import write_notebook
 
 
@@ -224,7 +230,7 @@ def test_random_ids_of_cells_become_steady(tmp_path: Path) -> None:
 
 def test_outputs_before_a_long_silence_are_saved(tmp_path: Path) -> None:
     import nbformat
-    from singularity_kernel.batch.record import RunRecord
+    from singularity_kernel.batch.running.record import RunRecord
 
     out = tmp_path / "out.ipynb"
     notebook = nbformat.read(write_notebook(tmp_path / "n.ipynb", "1"), as_version=4)

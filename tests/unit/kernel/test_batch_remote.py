@@ -9,7 +9,7 @@ from typing import Any
 import nbformat
 import pytest
 from singularity_kernel.batch import remote
-from singularity_kernel.batch.stop import Stop
+from singularity_kernel.batch.running.stop import Stop
 from singularity_proxy.errors import Unavailable, Unreached
 
 

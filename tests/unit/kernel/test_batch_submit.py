@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from IPython.core.error import UsageError
-from singularity_kernel import submitting
-from singularity_kernel.batch import submit
-from singularity_kernel.batch.options import split_options
-from singularity_kernel.batch.submission import Asked, described, passed_on
-from singularity_kernel.batch.submit import SubmitApp, main
+from singularity_kernel.batch.submitting import submit
+from singularity_kernel.batch.submitting.options import split_options
+from singularity_kernel.batch.submitting.submission import Asked, described, passed_on
+from singularity_kernel.batch.submitting.submit import SubmitApp, main
+from singularity_kernel.kernel import submitting
 from singularity_proxy.errors import (
     BadRequest,
     Conflict,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from singularity_kernel.jobs_view import sessions
-from singularity_scheduler.core.states import ProcessState
+from singularity_scheduler.core.values.states import ProcessState
 
 AT = "2026-01-01T00:00:00.500+00:00"
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from IPython.core.events import EventManager, available_events
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
-from singularity_kernel.activity import Activity
-from singularity_kernel.environment import NESTED
+from singularity_kernel.kernel.activity import Activity
+from singularity_kernel.provision.environment import NESTED
 from support.kernel_relay import wait_until
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ipykernel.kernelapp import IPKernelApp
 from IPython.core.interactiveshell import InteractiveShellABC
-from singularity_kernel.environment import (
+from singularity_kernel.provision.environment import (
     session_environment,
     with_extension,
     with_own_packages,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_kernel.memory import device_memory
-from singularity_kernel.status import Sentence, Table, ago, status_rows
+from singularity_kernel.kernel.memory import device_memory
+from singularity_kernel.kernel.status import Sentence, Table, ago, status_rows
 from singularity_proxy.wire.ring import RingFile, RingState
 from singularity_scheduler.client.words import size
 

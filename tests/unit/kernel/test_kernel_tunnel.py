@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from singularity_kernel import relay_store, tunnel
-from singularity_kernel.incarnations import Join, Positions
-from singularity_kernel.relay_core import Core
-from singularity_kernel.relay_store import Store
-from singularity_kernel.tunnel import Dialer, Frame, Inbox, Kind, Outbox, TunnelError
+from singularity_kernel.relay import store as relay_store
+from singularity_kernel.relay import tunnel
+from singularity_kernel.relay.core import Core
+from singularity_kernel.relay.incarnations import Join, Positions
+from singularity_kernel.relay.store import Store
+from singularity_kernel.relay.tunnel import Dialer, Frame, Inbox, Kind, Outbox, TunnelError
 
 LANES = ("shell", "control", "iopub")
 

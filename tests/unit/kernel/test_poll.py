@@ -8,8 +8,8 @@ import os
 from typing import Any
 
 import pytest
-from singularity_kernel.late_end import is_unknown
-from singularity_kernel.provisioner import Mode, SingularityProvisioner
+from singularity_kernel.provision.late_end import is_unknown
+from singularity_kernel.provision.provisioner import Mode, SingularityProvisioner
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.errors import Forbidden, NotFound, SingularityError, Unavailable
 from singularity_scheduler.client.problems import to_error
@@ -132,7 +132,7 @@ def test_a_process_is_forgotten_with_every_new_epoch(monkeypatch: pytest.MonkeyP
     me = ProcessIdentity.of(os.getpid())
     ours = {"yes": True}
     monkeypatch.setattr(
-        "singularity_kernel.provisioner.local_process",
+        "singularity_kernel.provision.provisioner.local_process",
         lambda pid, session: me if pid and ours["yes"] else None,
     )
     made = provisioner(document(), document(epoch=2), document("suspended"), document(epoch=3))
@@ -177,7 +177,7 @@ def test_an_end_is_repeated_until_the_scheduler_has_taken_it(
 ) -> None:
     late: list[str] = []
     monkeypatch.setattr(
-        "singularity_kernel.late_end.begin",
+        "singularity_kernel.provision.late_end.begin",
         lambda client, session, reason, log: late.append(reason),
     )
     made = provisioner(SILENCES[name])

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import singularity_kernel
-from singularity_kernel.batch.collecting import Collector
-from singularity_kernel.recording import RECORDED, line_of, record, recorded_in
+from singularity_kernel.batch.running.collecting import Collector
+from singularity_kernel.kernel.recording import RECORDED, line_of, record, recorded_in
 from singularity_proxy.errors import BadRequest
 from singularity_proxy.wire.rpc import serve
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import zmq
-from singularity_kernel import relay_line
-from singularity_kernel.tunnel import Frame, Kind
+from singularity_kernel.relay import line as relay_line
+from singularity_kernel.relay.tunnel import Frame, Kind
 from singularity_proxy.errors import Unavailable
 
 

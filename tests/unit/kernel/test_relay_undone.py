@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_kernel import jupyter_wire, relay_store
-from singularity_kernel.relay_core import Core
-from singularity_kernel.relay_store import Output, Store
-from singularity_kernel.relay_undone import Answers
-from singularity_kernel.tunnel import Dialer, Frame, read_hello
+from singularity_kernel.relay import jupyter_wire
+from singularity_kernel.relay import store as relay_store
+from singularity_kernel.relay.core import Core
+from singularity_kernel.relay.store import Output, Store
+from singularity_kernel.relay.tunnel import Dialer, Frame, read_hello
+from singularity_kernel.relay.undone import Answers
 
 SIGNER = jupyter_wire.Signer({"key": "secret"})
 LIKE = {"session": "kernel", "username": "alice", "version": "5.4"}

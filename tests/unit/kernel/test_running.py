@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from IPython.core.error import UsageError
-from singularity_kernel.running import Shown, run_cell
+from singularity_kernel.kernel.running import Shown, run_cell
 
 FOUR = {**os.environ, "SINGULARITY_DEVICES": "4"}
 CELL = """

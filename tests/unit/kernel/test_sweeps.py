@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from singularity_kernel.batch.options import split_options
-from singularity_kernel.batch.sweeps import parse_sweep, values_of
+from singularity_kernel.batch.submitting.options import split_options
+from singularity_kernel.batch.submitting.sweeps import parse_sweep, values_of
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.jobs.sweeps import Sweep
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from singularity_scheduler.core.states import WORDS
+from singularity_scheduler.core.values.states import WORDS
 
 ROOT = Path(__file__).resolve().parents[3]
 

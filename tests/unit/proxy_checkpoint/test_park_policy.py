@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from singularity_proxy.checkpoint.park_policy import (
+from singularity_proxy.checkpoint.device.park_policy import (
     COPY,
     DRIVER,
     KEPT,

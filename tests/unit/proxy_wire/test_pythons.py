@@ -15,7 +15,7 @@ NEED_TORCH = [
     *(f"singularity_proxy.worker.{name}" for name in ("memory", "native")),
     *(f"singularity_proxy.worker.{name}" for name in ("patches", "properties", "settings")),
     *(f"singularity_proxy.worker.{name}" for name in ("store_guard", "stores", "streams")),
-    "singularity_proxy.worker.torch_c",
+    "singularity_proxy.worker.cuda_api.torch_c",
 ]
 """What imports torch, or the native module, when it is imported itself; everything else must not:
 every Python process of a session imports it."""

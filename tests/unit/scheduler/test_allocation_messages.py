@@ -11,7 +11,7 @@ from singularity_proxy.errors import BadRequest, Conflict, NotFound, Singularity
 from singularity_scheduler.core.allocation import engine
 from singularity_scheduler.core.allocation import events as ev
 from singularity_scheduler.core.allocation.claims import Claim
-from singularity_scheduler.core.states import InvalidTransition
+from singularity_scheduler.core.values.states import InvalidTransition
 from singularity_scheduler.text.errors import in_words
 from support.allocations import BASIC, PREMIUM, Stage, World
 

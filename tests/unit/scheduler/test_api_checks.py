@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest, NoSpace
-from singularity_scheduler.core.states import WORDS
-from singularity_scheduler.service import checks, schemas
-from singularity_scheduler.service.handlers import TABLE
-from singularity_scheduler.service.openapi import document
-from singularity_scheduler.service.operations import Operation, Who
-from singularity_scheduler.service.problems import outcome_of
+from singularity_scheduler.core.values.states import WORDS
+from singularity_scheduler.service.api import checks
+from singularity_scheduler.service.api.problems import outcome_of
+from singularity_scheduler.service.operations.handlers import TABLE
+from singularity_scheduler.service.operations.table import Operation, Who
+from singularity_scheduler.service.schemas import common as schemas
+from singularity_scheduler.service.schemas.openapi import document
 
 BY_NAME: dict[str, Operation] = {operation.name: operation for operation in TABLE}
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import NotFound, Unreached
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.reason import because
-from singularity_scheduler.core.requested import Kind, Tier
-from singularity_scheduler.core.states import DeviceState, ProcessState
-from singularity_scheduler.service.commander import Commander
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.requested import Kind, Tier
+from singularity_scheduler.core.values.states import DeviceState, ProcessState
+from singularity_scheduler.service.nodes.commander import Commander
 
 LIVE = SessionView(
     id="a",

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import NoSpace, SingularityError, Unavailable
-from singularity_scheduler.core.decision import Decision
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.requested import Kind, Tier
+from singularity_scheduler.core.state.decision import Decision
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.requested import Kind, Tier
 from singularity_scheduler.service import committer as module
 from singularity_scheduler.service.committer import Committer, DecideAgain, Waiting
-from singularity_scheduler.service.database import InDoubt, Refused
-from singularity_scheduler.service.leadership import Deposed
-from singularity_scheduler.service.ledger import Write
+from singularity_scheduler.service.leadership.election import Deposed
+from singularity_scheduler.service.ledger.database import InDoubt, Refused
+from singularity_scheduler.service.ledger.ledger import Write
 
 
 class PaperLedger:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.administration import DutyAsked, DutyEvent
-from singularity_scheduler.core.requested import Kind
-from singularity_scheduler.core.states import ProcessState
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import DutyAsked, DutyEvent
+from singularity_scheduler.core.values.requested import Kind
+from singularity_scheduler.core.values.states import ProcessState
 from support import scheduler_faults
 from support.matrix import some_of
 from support.scheduler_core import World

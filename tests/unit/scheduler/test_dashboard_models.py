@@ -12,14 +12,14 @@ from typing import Any, cast
 import pytest
 from singularity_proxy.errors import Unavailable
 from singularity_scheduler.cli import COMMANDS
-from singularity_scheduler.core.administration import NodeDuty
-from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.devices import DeviceMark, DeviceView
-from singularity_scheduler.core.model import Abilities, SessionView
-from singularity_scheduler.core.parameters import Parameters
-from singularity_scheduler.core.reason import because
-from singularity_scheduler.core.requested import Kind, Tier
-from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.state.devices import DeviceMark, DeviceView
+from singularity_scheduler.core.values.administration import NodeDuty
+from singularity_scheduler.core.values.model import Abilities, SessionView
+from singularity_scheduler.core.values.parameters import Parameters
+from singularity_scheduler.core.values.requested import Kind, Tier
+from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from singularity_scheduler.service.dashboard import charts
 from singularity_scheduler.service.dashboard.cluster_map import (
     NODES_PER_PAGE,
@@ -41,8 +41,8 @@ from singularity_scheduler.service.dashboard.queue_rows import (
 )
 from singularity_scheduler.service.dashboard.render import count, environment
 from singularity_scheduler.service.dashboard.series import BUCKETS, WIDTH_S, beginning, day_of
-from singularity_scheduler.service.ledger import Ledger
-from singularity_scheduler.service.occupancy_rows import BEFORE, Shift
+from singularity_scheduler.service.ledger.ledger import Ledger
+from singularity_scheduler.service.ledger.occupancy_rows import BEFORE, Shift
 
 NOW = 1_800_000_000.0
 

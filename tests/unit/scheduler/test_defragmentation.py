@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import defragmentation
-from singularity_scheduler.core import events as ev
 from singularity_scheduler.core.allocation.defrag import SETTLES_S
-from singularity_scheduler.core.model import Abilities
-from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
+from singularity_scheduler.core.operations import defragmentation
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import Abilities
+from singularity_scheduler.core.values.requested import Kind, SessionSpec, Tier
 from support.scheduler_core import AT_ONCE, World, reads
 
 ABLE = Abilities(store="folder")

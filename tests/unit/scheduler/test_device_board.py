@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.service.device_board import DeviceBoard
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.service.nodes.device_board import DeviceBoard
 from support.scheduler_core import World
 
 GIB = 1 << 30

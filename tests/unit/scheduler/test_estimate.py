@@ -7,12 +7,12 @@ import random
 from collections import Counter
 
 import pytest
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.administration import Administration
-from singularity_scheduler.core.cluster import ClusterState
 from singularity_scheduler.core.policy import decide
-from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
-from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import Administration
+from singularity_scheduler.core.values.requested import Kind, SessionSpec, Tier
+from singularity_scheduler.core.values.states import DeviceState
 from singularity_scheduler.explain.estimate import Basis, Estimate, estimate
 from singularity_scheduler.text.phrases import short, span
 from support.scheduler_core import AT_ONCE, devices_of, outcome

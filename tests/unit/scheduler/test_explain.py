@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import move_reasons, reasons
-from singularity_scheduler.core.administration import DutyEvent, NodeMark, VirtualCluster
-from singularity_scheduler.core.experience import (
+from singularity_scheduler.core.reasons import of_devices as reasons
+from singularity_scheduler.core.reasons import of_moves as move_reasons
+from singularity_scheduler.core.reasons.reason import NONE, because
+from singularity_scheduler.core.state.experience import (
     KEPT,
     TAKES,
     Experience,
@@ -21,16 +20,18 @@ from singularity_scheduler.core.experience import (
     Wait,
     placed,
 )
-from singularity_scheduler.core.model import PARK_RETRY_S, Change
-from singularity_scheduler.core.parameters import Parameters
-from singularity_scheduler.core.reason import NONE, because
-from singularity_scheduler.core.requested import Kind, Priority, SessionSpec, Tier
-from singularity_scheduler.core.rules import RULES
-from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import DutyEvent, NodeMark, VirtualCluster
+from singularity_scheduler.core.values.model import PARK_RETRY_S, Change
+from singularity_scheduler.core.values.parameters import Parameters
+from singularity_scheduler.core.values.requested import Kind, Priority, SessionSpec, Tier
+from singularity_scheduler.core.values.rules import RULES
+from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from singularity_scheduler.explain import precedence
 from singularity_scheduler.explain.estimate import FEWEST
 from singularity_scheduler.explain.why import HISTORY_DEPTH, explain, told
-from singularity_scheduler.service import session_schemas
+from singularity_scheduler.service.schemas import sessions as session_schemas
 from singularity_scheduler.text.meanings import PRECEDENCE
 from singularity_scheduler.text.phrases import short, span
 from support.scheduler_core import World, outcome, reads

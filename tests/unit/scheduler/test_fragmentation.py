@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.core.fragmentation import WHOLE, Demand, Fragmentation, Shape
-from singularity_scheduler.core.outlook import Learner, Outlook, sought
+from singularity_scheduler.core.placement.fragmentation import WHOLE, Demand, Fragmentation, Shape
+from singularity_scheduler.core.placement.outlook import Learner, Outlook, sought
 from singularity_scheduler.text.errors import in_words
 
 MODELS = ("A", "B")

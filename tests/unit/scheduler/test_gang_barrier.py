@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from singularity_proxy.elastic.coordinator import Barrier
 from singularity_proxy.errors import BarrierFailed, Conflict, Unavailable
-from singularity_scheduler.agent.joint import merged
-from singularity_scheduler.service.gang_barrier import PartAt, standing
+from singularity_scheduler.agent.ranks.joint import merged
+from singularity_scheduler.service.nodes.gang_barrier import PartAt, standing
 from support.elastic_ranks import Collective, Compute, Proxy, Rank, Step, Use, World, run
 
 PARTS, RANKS = 2, 4

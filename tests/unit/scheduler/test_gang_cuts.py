@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BarrierFailed, Conflict, NoSpace
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.reason import because
-from singularity_scheduler.core.stored import CheckpointRef
-from singularity_scheduler.service import gang_cuts
-from singularity_scheduler.service.gang_cuts import GangCuts
-from singularity_scheduler.service.gang_sets import GangSets
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.state.stored import CheckpointRef
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.service.nodes import gang_cuts
+from singularity_scheduler.service.nodes.gang_cuts import GangCuts
+from singularity_scheduler.service.nodes.gang_sets import GangSets
 from support.scheduler_core import whole
 
 BOTH = ("g0", "g1")

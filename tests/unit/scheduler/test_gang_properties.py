@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable, Unsupported
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import gangs
-from singularity_scheduler.core.administration import DutyEvent, NodeDuty
-from singularity_scheduler.core.draft import Draft
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.requested import BatchRun, Kind, Part, SessionSpec, Tier
-from singularity_scheduler.core.states import DeviceState, ProcessState
-from singularity_scheduler.core.stored import Retention
+from singularity_scheduler.core.gangs import members as gangs
+from singularity_scheduler.core.state.draft import Draft
+from singularity_scheduler.core.state.stored import Retention
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import DutyEvent, NodeDuty
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.requested import BatchRun, Kind, Part, SessionSpec, Tier
+from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from support import matrix
 from support.scheduler_core import World, outcome, whole
 from support.scheduler_gangs import computing_gang, gang

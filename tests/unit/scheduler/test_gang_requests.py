@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.cli.views import named, session_card, session_table
-from singularity_scheduler.core.requested import Part
+from singularity_scheduler.cli.look.views import named, session_card, session_table
+from singularity_scheduler.core.values.requested import Part
 from singularity_scheduler.jobs import BadJob, parse, resolve
 from singularity_scheduler.jobs.exporting import job_file
 from singularity_scheduler.requests.gang_spec import parts_of
 from singularity_scheduler.requests.group_spec import parse_group
 from singularity_scheduler.requests.spec import parse_spec
-from singularity_scheduler.service import rows
-from singularity_scheduler.service.documents import iso, session_document
-from singularity_scheduler.service.peers import gang_launch
+from singularity_scheduler.service.ledger import rows
+from singularity_scheduler.service.nodes.peers import gang_launch
+from singularity_scheduler.service.schemas.documents import iso, session_document
 from support.scheduler_core import World
 from support.scheduler_gangs import submit_gang
 

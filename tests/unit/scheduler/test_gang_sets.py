@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from singularity_proxy.errors import Conflict, NotFound, Unsupported
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import gang_sets
-from singularity_scheduler.core.checkpoints import visible
-from singularity_scheduler.core.stored import Retention
+from singularity_scheduler.core.gangs import sets as gang_sets
+from singularity_scheduler.core.state.checkpoints import visible
+from singularity_scheduler.core.state.stored import Retention
+from singularity_scheduler.core.values import events as ev
 from support.scheduler_core import World, outcome, reads, whole
 from support.scheduler_gangs import computing_gang, has, submit_gang, words
 

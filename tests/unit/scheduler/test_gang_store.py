@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from singularity_proxy.errors import Conflict, Unsupported
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.administration import DutyEvent
-from singularity_scheduler.core.checkpoints import visible
-from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.state.checkpoints import visible
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import DutyEvent
+from singularity_scheduler.core.values.states import DeviceState
 from support.scheduler_core import World, outcome, reads
 from support.scheduler_gangs import computing_gang, has, submit_gang, words
 

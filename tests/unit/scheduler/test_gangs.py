@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, Unavailable, Unsupported
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.administration import DutyEvent
-from singularity_scheduler.core.requested import Priority, Tier
-from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import DutyEvent
+from singularity_scheduler.core.values.requested import Priority, Tier
+from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from singularity_scheduler.explain.why import explain
 from support.scheduler_core import AT_ONCE, World, facts, outcome, reads
 from support.scheduler_gangs import computing_gang, gang, has, submit_gang, words

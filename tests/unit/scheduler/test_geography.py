@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import routes
-from singularity_scheduler.core.administration import DutyEvent, StepState
-from singularity_scheduler.core.geography import Geography
-from singularity_scheduler.core.invariants import check
-from singularity_scheduler.core.model import Abilities, SessionView
-from singularity_scheduler.core.placement import choose_node
-from singularity_scheduler.core.relocation import LOOKED_AT
-from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.moves.relocation import LOOKED_AT
+from singularity_scheduler.core.placement import routes
+from singularity_scheduler.core.placement.choice import choose_node
+from singularity_scheduler.core.placement.geography import Geography
+from singularity_scheduler.core.state.invariants import check
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import DutyEvent, StepState
+from singularity_scheduler.core.values.model import Abilities, SessionView
+from singularity_scheduler.core.values.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.explain.why import explain
 from singularity_scheduler.requests.spec import MAX_LOCATIONS, parse_spec
 from singularity_scheduler.text.errors import in_words

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.endings import late_groups
-from singularity_scheduler.core.parameters import Parameters
-from singularity_scheduler.core.requested import BatchRun, Kind, Priority, SessionSpec, Tier
+from singularity_scheduler.core.steps.endings import late_groups
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.parameters import Parameters
+from singularity_scheduler.core.values.requested import BatchRun, Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.explain.why import explain
 from support.scheduler_core import World, reads
 from support.scheduler_groups import end, started, submit_group

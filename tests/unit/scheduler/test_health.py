@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from singularity_proxy.errors import Conflict, NotFound
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.devices import DeviceHealth
-from singularity_scheduler.core.health import FATAL_XIDS, REST_S, faults
-from singularity_scheduler.core.model import PARK_RETRY_S
-from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.operations.health import FATAL_XIDS, REST_S, faults
+from singularity_scheduler.core.state.devices import DeviceHealth
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import PARK_RETRY_S
+from singularity_scheduler.core.values.states import DeviceState
 from singularity_scheduler.explain.why import explain
 from singularity_scheduler.text.reasons import render, render_words
 from support.scheduler_core import World, cards, facts, reads

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.keeping import end_of
-from singularity_scheduler.core.model import Abilities
-from singularity_scheduler.core.parameters import Parameters
-from singularity_scheduler.core.requested import Tier
+from singularity_scheduler.core.steps.keeping import end_of
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import Abilities
+from singularity_scheduler.core.values.parameters import Parameters
+from singularity_scheduler.core.values.requested import Tier
 from singularity_scheduler.explain.planned import Plan, given_at, planned
 from singularity_scheduler.explain.why import explain, told
 from singularity_scheduler.text.reasons import render

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from singularity_proxy.errors import Conflict, NotFound
-from singularity_scheduler.core.fragmentation import WHOLE, Demand, Shape
-from singularity_scheduler.core.outlook import Outlook
-from singularity_scheduler.core.packing import Packer, Place, Score
+from singularity_scheduler.core.placement.fragmentation import WHOLE, Demand, Shape
+from singularity_scheduler.core.placement.outlook import Outlook
+from singularity_scheduler.core.placement.packing import Packer, Place, Score
 from singularity_scheduler.text.errors import in_words
 
 DEMANDS = (

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 from singularity_proxy.errors import BadRequest, NotFound
-from singularity_scheduler.core.parameters import NAMES, Parameters, describe
+from singularity_scheduler.core.values.parameters import NAMES, Parameters, describe
 from singularity_scheduler.text.errors import in_words
 
 

@@ -6,9 +6,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from singularity_scheduler.core.requested import Part
-from singularity_scheduler.core.states import ProcessState
-from singularity_scheduler.service.peers import Peers
+from singularity_scheduler.core.values.requested import Part
+from singularity_scheduler.core.values.states import ProcessState
+from singularity_scheduler.service.nodes.peers import Peers
 from support.elastic_ranks import run
 
 SESSIONS = ("one", "two")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import Abilities
 from singularity_scheduler.core.policy import decide
-from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
-from singularity_scheduler.core.states import DeviceState
-from singularity_scheduler.core.stored import CheckpointRef
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.state.stored import CheckpointRef
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import Abilities
+from singularity_scheduler.core.values.requested import Kind, SessionSpec, Tier
+from singularity_scheduler.core.values.states import DeviceState
 from singularity_scheduler.explain.why import explain
 from singularity_scheduler.text.errors import in_words
 from support.scheduler_core import AT_ONCE, World, devices_of, reads

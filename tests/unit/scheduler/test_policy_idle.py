@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 from singularity_proxy.errors import BadRequest, NotFound
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.parameters import Parameters
-from singularity_scheduler.core.requested import Tier
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.parameters import Parameters
+from singularity_scheduler.core.values.requested import Tier
 from support.scheduler_core import World, devices_of, facts, reads
 
 CAREFUL = Parameters(idle_soft_s=900.0, idle_grace_s=30.0, min_run_s=60.0)

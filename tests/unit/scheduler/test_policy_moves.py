@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from singularity_proxy.capsule.machine import Machine
+from singularity_proxy.capsule.images.machine import Machine
 from singularity_proxy.errors import (
     BadRequest,
     Conflict,
@@ -14,12 +14,12 @@ from singularity_proxy.errors import (
     Unavailable,
     Unsupported,
 )
-from singularity_scheduler.core import checkpoints
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import Abilities, AgentFacts, SessionView
-from singularity_scheduler.core.requested import Tier
-from singularity_scheduler.core.states import DeviceState, ProcessState
-from singularity_scheduler.core.stored import CheckpointRef, LossReport, Retention
+from singularity_scheduler.core.state import checkpoints
+from singularity_scheduler.core.state.stored import CheckpointRef, LossReport, Retention
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import Abilities, AgentFacts, SessionView
+from singularity_scheduler.core.values.requested import Tier
+from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from singularity_scheduler.explain.why import explain
 from singularity_scheduler.requests.run_spec import KERNEL
 from singularity_scheduler.text.errors import in_words

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
 from singularity_scheduler.client.words import duration
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.administration import (
+from singularity_scheduler.core.operations.drains import AT_ONCE, LEAVE_RETRY_S
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import (
     DUTY_TRANSITIONS,
     DutyEvent,
     NodeDuty,
     StepState,
     UpgradeState,
 )
-from singularity_scheduler.core.drains import AT_ONCE, LEAVE_RETRY_S
-from singularity_scheduler.core.model import Abilities
-from singularity_scheduler.core.requested import Tier
+from singularity_scheduler.core.values.model import Abilities
+from singularity_scheduler.core.values.requested import Tier
 from singularity_scheduler.explain.why import explain
 from singularity_scheduler.text.meanings import DUTIES
 from singularity_scheduler.text.reasons import render_words
@@ -267,7 +267,7 @@ def test_a_session_that_was_just_starting_leaves_too():
 
 
 def _spec():
-    from singularity_scheduler.core.requested import Kind, SessionSpec
+    from singularity_scheduler.core.values.requested import Kind, SessionSpec
 
     return SessionSpec(Kind.INTERACTIVE, Tier.STANDARD, 1, "a")
 

@@ -13,13 +13,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable, Unsupported
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import placement, quotas, turns
-from singularity_scheduler.core.administration import DutyEvent, NodeDuty, UpgradeState
-from singularity_scheduler.core.draft import Draft
-from singularity_scheduler.core.requested import BatchRun, Kind, Priority, SessionSpec, Tier
-from singularity_scheduler.core.states import ProcessState
+from singularity_scheduler.core.operations import quotas
+from singularity_scheduler.core.placement import choice as placement
+from singularity_scheduler.core.state.draft import Draft
+from singularity_scheduler.core.steps import turns
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import DutyEvent, NodeDuty, UpgradeState
+from singularity_scheduler.core.values.requested import BatchRun, Kind, Priority, SessionSpec, Tier
+from singularity_scheduler.core.values.states import ProcessState
 from support.scheduler_core import World, devices_of, facts, outcome, used
 
 VERBS = [

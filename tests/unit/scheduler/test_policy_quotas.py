@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.administration import VirtualCluster
-from singularity_scheduler.core.requested import BatchRun, Kind, Priority, SessionSpec, Tier
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import VirtualCluster
+from singularity_scheduler.core.values.requested import BatchRun, Kind, Priority, SessionSpec, Tier
 from singularity_scheduler.explain.why import explain
 from singularity_scheduler.requests.spec import parse_spec
 from support.scheduler_core import World, reads

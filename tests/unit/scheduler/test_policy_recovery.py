@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import AgentFacts
-from singularity_scheduler.core.requested import Tier
-from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import AgentFacts
+from singularity_scheduler.core.values.requested import Tier
+from singularity_scheduler.core.values.states import DeviceState
 from support.scheduler_core import World, devices_of, facts, reads
 
 
@@ -110,7 +110,7 @@ def test_a_starting_session_is_live_when_the_agent_has_it() -> None:
     world = World()
     world.holding("x")
     world.pending.clear()
-    from singularity_scheduler.core.requested import Kind, SessionSpec
+    from singularity_scheduler.core.values.requested import Kind, SessionSpec
 
     world.do(ev.SessionCreated("a", "alice", SessionSpec(Kind.BATCH, Tier.BASIC, 1)))
     rejoin(world, facts(world["a"]), facts(world["x"]))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
-from singularity_scheduler.core.states import ProcessState
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.requested import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.values.states import ProcessState
 from singularity_scheduler.explain.why import explain
 from support.scheduler_core import World, devices_of, facts, reads
 

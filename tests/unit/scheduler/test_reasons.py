@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 from singularity_scheduler import core
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import move_reasons, obstacles, reasons, run_reasons
-from singularity_scheduler.core.model import Change
-from singularity_scheduler.core.reason import Reason, because, from_json, to_json
-from singularity_scheduler.core.requested import Tier
-from singularity_scheduler.core.states import DeviceState, ProcessState
+from singularity_scheduler.core.reasons import obstacles
+from singularity_scheduler.core.reasons import of_devices as reasons
+from singularity_scheduler.core.reasons import of_moves as move_reasons
+from singularity_scheduler.core.reasons import of_runs as run_reasons
+from singularity_scheduler.core.reasons.reason import Reason, because, from_json, to_json
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import Change
+from singularity_scheduler.core.values.requested import Tier
+from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from singularity_scheduler.explain.why import explain
-from singularity_scheduler.service import rows
+from singularity_scheduler.service.ledger import rows
 from singularity_scheduler.text.reasons import CODES, render, render_briefly, render_first
 from support.scheduler_core import World, reads, whole
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.client.values import MAX_ALL, MAX_VALUE, kept
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.goals import Objective, condition_of, objective_of
-from singularity_scheduler.core.model import AgentFacts
-from singularity_scheduler.core.reason import because
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.steps.goals import Objective, condition_of, objective_of
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import AgentFacts
 from singularity_scheduler.requests.goals import parse_condition
 from singularity_scheduler.requests.goals import parse_objective as parse
-from singularity_scheduler.service import rows
+from singularity_scheduler.service.ledger import rows
 from singularity_scheduler.text.reasons import render
 from support.scheduler_core import World, devices_of, reads
 from support.scheduler_groups import end, started, submit_group

@@ -11,16 +11,21 @@ import pytest
 from singularity_proxy import errors
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, SingularityError
 from singularity_scheduler import core
-from singularity_scheduler.core.administration import NodeDuty, NodeMark, Upgrade, UpgradeState
-from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.devices import DeviceMark
-from singularity_scheduler.core.health import FATAL_XIDS
-from singularity_scheduler.core.placement import named
-from singularity_scheduler.core.reason import Words, because
-from singularity_scheduler.core.refusals import Refused, choices, refuse
-from singularity_scheduler.core.requested import Member
-from singularity_scheduler.service import admin_rows, rows
-from singularity_scheduler.service.problems import problem
+from singularity_scheduler.core.operations.health import FATAL_XIDS
+from singularity_scheduler.core.placement.choice import named
+from singularity_scheduler.core.reasons.reason import Words, because
+from singularity_scheduler.core.reasons.refusals import Refused, choices, refuse
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.state.devices import DeviceMark
+from singularity_scheduler.core.values.administration import (
+    NodeDuty,
+    NodeMark,
+    Upgrade,
+    UpgradeState,
+)
+from singularity_scheduler.core.values.requested import Member
+from singularity_scheduler.service.api.problems import problem
+from singularity_scheduler.service.ledger import admin_rows, rows
 from singularity_scheduler.text import reasons
 from singularity_scheduler.text.codes.faults import XIDS
 from singularity_scheduler.text.errors import in_words, to_error

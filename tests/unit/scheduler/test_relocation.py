@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import relocation
-from singularity_scheduler.core.model import Abilities
-from singularity_scheduler.core.relocation import LOOKED_AT
-from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
+from singularity_scheduler.core.moves import relocation
+from singularity_scheduler.core.moves.relocation import LOOKED_AT
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import Abilities
+from singularity_scheduler.core.values.requested import Kind, SessionSpec, Tier
 from support.scheduler_core import AT_ONCE, World, outcome, reads
 
 ABLE = Abilities(store="folder")

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 from singularity_proxy.errors import Conflict, Unsupported
-from singularity_scheduler.core import checkpoints
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.administration import DutyAsked, DutyEvent
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.requested import BatchRun, Kind, Member, SessionSpec, Tier
-from singularity_scheduler.core.states import ProcessState
-from singularity_scheduler.core.stored import CheckpointRef, Retention
-from singularity_scheduler.service import documents
+from singularity_scheduler.core.state import checkpoints
+from singularity_scheduler.core.state.stored import CheckpointRef, Retention
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import DutyAsked, DutyEvent
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.requested import BatchRun, Kind, Member, SessionSpec, Tier
+from singularity_scheduler.core.values.states import ProcessState
+from singularity_scheduler.service.schemas import documents
 from support.scheduler_core import World, reads
 
 DAY = 86400.0
@@ -58,14 +58,14 @@ def signals(world: World) -> None:
 def loses_its_server(world: World) -> None:
     """On a node that cannot store processes (any more)."""
     state = world.state.node("local")
-    from singularity_scheduler.core.model import Abilities
+    from singularity_scheduler.core.values.model import Abilities
 
     state.abilities = Abilities(image_trouble="criu is missing")
     world.do(ev.Orphaned("a", "its Jupyter server is gone"))
 
 
 def is_drained_by_force(world: World) -> None:
-    from singularity_scheduler.core.model import Abilities
+    from singularity_scheduler.core.values.model import Abilities
 
     world.state.node("local").abilities = Abilities(image_trouble="criu is missing")
     world.do(DutyAsked("root", "local", DutyEvent.DRAIN, "", deadline=world.now + 5, force=True))

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unavailable
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.requested import Kind, ScalePolicy, SessionSpec, Tier
-from singularity_scheduler.core.scaling import allowed
-from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.moves.scaling import allowed
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.requested import Kind, ScalePolicy, SessionSpec, Tier
+from singularity_scheduler.core.values.states import DeviceState
 from support import matrix
 from support.scheduler_core import AT_ONCE, World, devices_of, facts, outcome
 

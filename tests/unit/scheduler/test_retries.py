@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
-from singularity_scheduler.core.states import ProcessState
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.requested import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.values.states import ProcessState
 from support.scheduler_core import World, facts, reads, whole
 
 QUEUED, LIVE = ProcessState.QUEUED, ProcessState.LIVE

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict
-from singularity_scheduler.core import routing
 from singularity_scheduler.core.allocation import events as ev
-from singularity_scheduler.core.routing import Places, Planet, Region, Summary
+from singularity_scheduler.core.placement import routing
+from singularity_scheduler.core.placement.routing import Places, Planet, Region, Summary
 from singularity_scheduler.text.errors import in_words
 from support.allocations import BASIC, PREMIUM, STANDARD, Claim, World
 

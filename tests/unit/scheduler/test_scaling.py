@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.administration import VirtualCluster
-from singularity_scheduler.core.layout import blocks, kept, layout
-from singularity_scheduler.core.requested import (
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import VirtualCluster
+from singularity_scheduler.core.values.layout import blocks, kept, layout
+from singularity_scheduler.core.values.requested import (
     BatchRun,
     Kind,
     Priority,
@@ -20,7 +20,7 @@ from singularity_scheduler.core.requested import (
     SessionSpec,
     Tier,
 )
-from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.values.states import DeviceState
 from singularity_scheduler.explain.why import explain
 from support.scheduler_core import AT_ONCE, World, facts, reads, used
 

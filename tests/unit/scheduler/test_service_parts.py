@@ -24,10 +24,12 @@ from singularity_proxy.errors import (
 )
 from singularity_scheduler.client.problems import to_error
 from singularity_scheduler.client.stream import parse_events
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.devices import DeviceHealth
-from singularity_scheduler.core.states import InvalidTransition
-from singularity_scheduler.service import database, translate
+from singularity_scheduler.core.state.devices import DeviceHealth
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.states import InvalidTransition
+from singularity_scheduler.service.api import translate
+from singularity_scheduler.service.api.metrics import Metrics
+from singularity_scheduler.service.api.problems import problem
 from singularity_scheduler.service.app import (
     SchedulerApp,
     listen,
@@ -35,10 +37,9 @@ from singularity_scheduler.service.app import (
     make_state_dir,
     service_address,
 )
-from singularity_scheduler.service.documents import iso, parse_iso
-from singularity_scheduler.service.metrics import Metrics
-from singularity_scheduler.service.problems import problem
-from singularity_scheduler.service.streams import same_length
+from singularity_scheduler.service.ledger import database
+from singularity_scheduler.service.operations.streams import same_length
+from singularity_scheduler.service.schemas.documents import iso, parse_iso
 from support.scheduler_core import World
 from traitlets.config import Config
 

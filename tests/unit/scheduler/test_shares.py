@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import shares
-from singularity_scheduler.core.model import Share
-from singularity_scheduler.core.requested import Tier
-from singularity_scheduler.service import rows
+from singularity_scheduler.core.state import shares
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import Share
+from singularity_scheduler.core.values.requested import Tier
+from singularity_scheduler.service.ledger import rows
 from support.scheduler_core import AT_ONCE, World
 
 HOUR = 3600.0

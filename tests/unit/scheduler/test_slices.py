@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
-from singularity_scheduler.core.turns import line
+from singularity_scheduler.core.steps.turns import line
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.explain import precedence
 from singularity_scheduler.requests.spec import parse_spec
 from support.scheduler_core import AT_ONCE, World, reads

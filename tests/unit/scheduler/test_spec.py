@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.core.requested import BatchRun, Kind, SessionSpec, Tier
+from singularity_scheduler.core.values.requested import BatchRun, Kind, SessionSpec, Tier
 from singularity_scheduler.requests.run_spec import parse_run, run_of
 from singularity_scheduler.requests.size_spec import parse_devices, policy_document
 from singularity_scheduler.requests.spec import parse_launch, parse_move, parse_spec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from singularity_scheduler.core.states import (
+from singularity_scheduler.core.values.states import (
     DEVICE_MEANING,
     DEVICE_TRANSITIONS,
     FINAL,

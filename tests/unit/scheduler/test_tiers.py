@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, Forbidden
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import shares
-from singularity_scheduler.core.parameters import Parameters
-from singularity_scheduler.core.requested import Priority, Tier
-from singularity_scheduler.core.tiers import open_to
+from singularity_scheduler.core.state import shares
+from singularity_scheduler.core.steps.tiers import open_to
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.parameters import Parameters
+from singularity_scheduler.core.values.requested import Priority, Tier
 from support.scheduler_core import World, reads
 
 NO_IDLE = Parameters(idle_soft_s=0, idle_grace_s=1e5, min_run_s=0.0)

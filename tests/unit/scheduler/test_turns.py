@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core import obstacles, placement, turns
-from singularity_scheduler.core.administration import VirtualCluster
 from singularity_scheduler.core.allocation import actions as do
-from singularity_scheduler.core.draft import Draft
-from singularity_scheduler.core.experience import TAKES
-from singularity_scheduler.core.parameters import Parameters
-from singularity_scheduler.core.requested import Kind, SessionSpec, Tier
-from singularity_scheduler.core.rules import RULES
+from singularity_scheduler.core.placement import choice as placement
+from singularity_scheduler.core.reasons import obstacles
+from singularity_scheduler.core.state.draft import Draft
+from singularity_scheduler.core.state.experience import TAKES
+from singularity_scheduler.core.steps import turns
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.administration import VirtualCluster
+from singularity_scheduler.core.values.parameters import Parameters
+from singularity_scheduler.core.values.requested import Kind, SessionSpec, Tier
+from singularity_scheduler.core.values.rules import RULES
 from singularity_scheduler.explain import precedence
 from singularity_scheduler.explain.why import explain
 from support.scheduler_core import AT_ONCE, World, reads

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.client.usage import BY, FIGURES, columns, to_csv
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.requested import BatchRun, Tier
-from singularity_scheduler.core.usage import DAY_S, NAMES, SPENT, Meter, Usage
-from singularity_scheduler.service import accounts
-from singularity_scheduler.service.rows import MAX_EXPERIMENT, experiment_of, session_to_row
+from singularity_scheduler.core.state.usage import DAY_S, NAMES, SPENT, Meter, Usage
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.requested import BatchRun, Tier
+from singularity_scheduler.service.ledger import accounts
+from singularity_scheduler.service.ledger.rows import MAX_EXPERIMENT, experiment_of, session_to_row
 from support.scheduler_core import World, used
 
 SCRIPT = [

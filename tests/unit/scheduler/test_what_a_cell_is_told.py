@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import Conflict
 from singularity_scheduler.client.verbs import CHANGES
-from singularity_scheduler.core import events as ev
-from singularity_scheduler.core.states import DeviceState
-from singularity_scheduler.service.desk import Desk
-from singularity_scheduler.service.keys import Keys
-from singularity_scheduler.service.node_reports import NodeReports
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.states import DeviceState
+from singularity_scheduler.service.desk.keys import Keys
+from singularity_scheduler.service.desk.sessions import Desk
+from singularity_scheduler.service.nodes.reports import NodeReports
 from support.scheduler_core import World, reads
 
 pytestmark = pytest.mark.asyncio

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from singularity_proxy.errors import Unsupported
 from singularity_scheduler import compiled
-from singularity_scheduler.cli import doctor
-from singularity_scheduler.core import routing
+from singularity_scheduler.cli.local import doctor
+from singularity_scheduler.core.placement import routing
 
 REPLAYS = """
 import sys
@@ -22,7 +22,7 @@ from singularity_scheduler import compiled
 print(compiled.use())
 from hashlib import sha256
 from singularity_scheduler.core.allocation import engine, events as ev
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.values.parameters import Parameters
 from singularity_scheduler.sim import compare
 from singularity_scheduler.sim.fleet import Fleet, Shape
 from singularity_scheduler.sim.record import Record

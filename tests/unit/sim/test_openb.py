@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from singularity_scheduler.sim.traces.openb import (
+from singularity_scheduler.sim.traces.logs.openb import (
     OpenbNode,
     OpenbPod,
     read_openb,

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.core.fragmentation import WHOLE, Demand, Fragmentation, Shape
+from singularity_scheduler.core.placement.fragmentation import WHOLE, Demand, Fragmentation, Shape
 from singularity_scheduler.sim import packing
 from singularity_scheduler.sim.packing import (
     BEST_FIT,
@@ -24,7 +24,7 @@ from singularity_scheduler.sim.packing import (
     ratio,
     study,
 )
-from singularity_scheduler.sim.traces.openb import OpenbNode
+from singularity_scheduler.sim.traces.logs.openb import OpenbNode
 from singularity_scheduler.sim.traces.records import BadTrace
 
 MODELS = frozenset({"T"})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.core.allocation import events as ev
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.values.parameters import Parameters
 from singularity_scheduler.sim.fleet import MAX_NODES, Fleet, Shape
 from singularity_scheduler.sim.record import Record
 from singularity_scheduler.sim.replay import Costs, Replay

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from singularity_proxy.errors import Unsupported
 from singularity_scheduler.core.allocation.sla import Account
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.values.parameters import Parameters
 from singularity_scheduler.sim import compare, plots, summary
 from singularity_scheduler.sim.baselines.fifo import Fifo, Reserve
 from singularity_scheduler.sim.traces.records import Trace

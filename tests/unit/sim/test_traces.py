@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from singularity_proxy.errors import BadRequest
-from singularity_scheduler.sim.traces import clusters, openb, peers, philly
 from singularity_scheduler.sim.traces.formats import FORMATS, find_format, open_trace
+from singularity_scheduler.sim.traces.logs import clusters, openb, peers, philly
 from singularity_scheduler.sim.traces.records import BadTrace, Job, Trace
 from singularity_scheduler.sim.traces.table import MAX_LINE, ReadOptions
 from support import trace_files

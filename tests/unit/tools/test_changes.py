@@ -89,7 +89,7 @@ def test_processes_that_tests_start_are_followed_in_this_checkout(graph: changes
     assert "tests/unit/scheduler/test_core_faults.py" not in native
     assert touched("scheduler/singularity_scheduler/sim/packing.py") < set(graph.tests)
     system = {t for t in graph.tests if tiers.find_tier(t) is tiers.Tier.SYSTEM}
-    assert system <= touched("scheduler/singularity_scheduler/service/handlers.py")
+    assert system <= touched("scheduler/singularity_scheduler/service/operations/handlers.py")
 
 
 def test_each_file_of_this_checkout_touches_a_test_or_everything(graph: changes.Graph) -> None:
@@ -99,7 +99,7 @@ def test_each_file_of_this_checkout_touches_a_test_or_everything(graph: changes.
     files = [name for name in listed.stdout.split("\0") if name]
     looked_at = matrix.some_of(files, 150)
     assert [name for name in looked_at if graph.find_touched([name]) == []] == []
-    migration = "scheduler/singularity_scheduler/service/migrations/env.py"
+    migration = "scheduler/singularity_scheduler/service/ledger/migrations/env.py"
     assert migration in files
     assert graph.find_touched([migration]) is None, "it is loaded by its path"
     quality = "tests/unit/quality/test_quality.py"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule import criu
+from singularity_proxy.capsule.images import criu
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from singularity_proxy.capsule.criu import Criu
-from singularity_scheduler.cli import doctor
+from singularity_proxy.capsule.images.criu import Criu
+from singularity_scheduler.cli.local import doctor
 
 
 def test_every_line_is_a_word_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

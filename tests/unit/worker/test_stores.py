@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from singularity_proxy.worker import stores
+from singularity_proxy.worker.distributed import stores
 
 
 class Store:

@@ -15,7 +15,7 @@
 //        u32 n, n x {u32 number, 16 bytes id, u32 rank, u32 size, u64 timeout in ms,
 //          u32 bytes, name, u64 contributed, u64 consumed, 2 x (sent, received):
 //          u32 n, n x {u32 other rank, u64 messages}}        process groups (may be missing)
-// checkpoint/device_state.py reads the same format.
+// checkpoint/device/state.py reads the same format.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Sends torch's process-wide settings to the proxies (native/settings.h says which).
 //
-// The functions of torch._C that change one are wrapped (worker/settings.py): each call counts up a
+// The functions of torch._C that change one are wrapped (worker/cuda_api/settings.py): each call counts up a
 // number. An operator compares the number with the one it saw last, and looks closer only when they
 // differ.
 #pragma once

@@ -1,4 +1,4 @@
-// Decides who may talk to the torch.distributed stores of this process; see worker/store_guard.py.
+// Decides who may talk to the torch.distributed stores of this process; see worker/distributed/store_guard.py.
 #pragma once
 
 namespace singularity::store_guard {

@@ -12,8 +12,8 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound
 
-from singularity_scheduler.core.reason import because
-from singularity_scheduler.core.refusals import refuse
+from singularity_scheduler.core.reasons.reason import because
+from singularity_scheduler.core.reasons.refusals import refuse
 
 from . import actions as do
 from . import defrag, elastic, headroom, serving

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from singularity_scheduler.core.parameters import MAX_THRESHOLDS
+from singularity_scheduler.core.values.parameters import MAX_THRESHOLDS
 
 from .claims import Claim
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
-from singularity_scheduler.core.parameters import Parameters
-from singularity_scheduler.core.states import refuse_step
+from singularity_scheduler.core.values.parameters import Parameters
+from singularity_scheduler.core.values.states import refuse_step
 
 from . import actions as do
 from .claims import Claim, Stage

@@ -11,7 +11,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final
 
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.values.parameters import Parameters
 
 from .claims import PRIORITIES, TIERS, Claim, Stage
 from .harm import FIXED, IDLE, SLOTS, SURPLUS, of_claim, tier_base

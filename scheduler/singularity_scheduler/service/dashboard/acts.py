@@ -8,8 +8,8 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest, NotFound, SingularityError
 
-from singularity_scheduler.core import administration as adm
-from singularity_scheduler.core.administration import DutyEvent
+from singularity_scheduler.core.values import administration as adm
+from singularity_scheduler.core.values.administration import DutyEvent
 
 from .page import Page
 from .views import node_values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from singularity_scheduler.service.services import Services
+from singularity_scheduler.service.api.services import Services
 
 from . import PLACE, acts, live, usage_views, views
 from .page import Asset, Callback, Dashboard, Missing

@@ -11,10 +11,10 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
-from singularity_scheduler.core.administration import NodeDuty
-from singularity_scheduler.core.cluster import ClusterState, Node
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.states import DeviceState
+from singularity_scheduler.core.state.cluster import ClusterState, Node
+from singularity_scheduler.core.values.administration import NodeDuty
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.states import DeviceState
 from singularity_scheduler.text.reasons import render_duty
 
 NODES_PER_PAGE = 60

@@ -11,8 +11,8 @@ import asyncio
 from singularity_proxy.errors import Forbidden, Unavailable
 from tornado.iostream import StreamClosedError
 
-from singularity_scheduler.service.feed import Listener, lines
-from singularity_scheduler.service.streams import Beats
+from singularity_scheduler.service.events.feed import Listener, lines
+from singularity_scheduler.service.operations.streams import Beats
 
 from .page import Page
 

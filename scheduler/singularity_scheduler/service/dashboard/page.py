@@ -16,10 +16,10 @@ from singularity_proxy.errors import Forbidden, NotFound, SingularityError
 from tornado.web import HTTPError, RequestHandler, StaticFileHandler
 
 from singularity_scheduler import logs
-from singularity_scheduler.service.auth import Caller
-from singularity_scheduler.service.callers import Counted
-from singularity_scheduler.service.problems import Unauthenticated, problem
-from singularity_scheduler.service.services import Services
+from singularity_scheduler.service.api.auth import Caller
+from singularity_scheduler.service.api.callers import Counted
+from singularity_scheduler.service.api.problems import Unauthenticated, problem
+from singularity_scheduler.service.api.services import Services
 
 from .logins import COOKIE, Login, Logins
 from .pace import Pace

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from singularity_scheduler.service.ledger import Ledger
-from singularity_scheduler.service.log_rows import Filters, Line, Place, read_log
-from singularity_scheduler.service.occupancy_rows import read_shifts
+from singularity_scheduler.service.ledger.ledger import Ledger
+from singularity_scheduler.service.ledger.log_rows import Filters, Line, Place, read_log
+from singularity_scheduler.service.ledger.occupancy_rows import read_shifts
 
 from .series import WIDTH_S, Day, beginning, day_of
 

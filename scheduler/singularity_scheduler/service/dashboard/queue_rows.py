@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from singularity_scheduler.client.words import duration, size
-from singularity_scheduler.core.cluster import ClusterState
-from singularity_scheduler.core.model import SessionView
-from singularity_scheduler.core.requested import Tier
+from singularity_scheduler.core.state.cluster import ClusterState
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.requested import Tier
 from singularity_scheduler.explain.estimate import estimate, waited_s
 from singularity_scheduler.explain.why import text
-from singularity_scheduler.service.documents import may_wait, queue_document, undo_document
+from singularity_scheduler.service.schemas.documents import may_wait, queue_document, undo_document
 from singularity_scheduler.text.phrases import span
 
 ROWS_PER_PAGE = 50

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from singularity_scheduler.core.requested import Tier
-from singularity_scheduler.service.occupancy_rows import BEFORE, Shift
+from singularity_scheduler.core.values.requested import Tier
+from singularity_scheduler.service.ledger.occupancy_rows import BEFORE, Shift
 
 WIDTH_S = 1800.0
 BUCKETS = 48

@@ -7,8 +7,8 @@ from typing import Any
 from singularity_proxy.errors import BadRequest, Unavailable
 
 from singularity_scheduler.client.usage import BY, to_csv
-from singularity_scheduler.service import accounts
-from singularity_scheduler.service.usage_rows import Asked
+from singularity_scheduler.service.ledger import accounts
+from singularity_scheduler.service.ledger.usage_rows import Asked
 
 from .page import Page
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest, NotFound, Unavailable
 
-from singularity_scheduler.core.rules import RULES
-from singularity_scheduler.service import checks
-from singularity_scheduler.service.administer import clusters_document
-from singularity_scheduler.service.administer_nodes import node_document
-from singularity_scheduler.service.archive import ACTIVE_WORDS
-from singularity_scheduler.service.documents import device_document
-from singularity_scheduler.service.log_rows import BEGINNING, Filters, Line
+from singularity_scheduler.core.values.rules import RULES
+from singularity_scheduler.service.api import checks
+from singularity_scheduler.service.ledger.log_rows import BEGINNING, Filters, Line
+from singularity_scheduler.service.operations.administer import clusters_document
+from singularity_scheduler.service.operations.administer_nodes import node_document
+from singularity_scheduler.service.operations.archive import ACTIVE_WORDS
+from singularity_scheduler.service.schemas.documents import device_document
 from singularity_scheduler.text.reasons import render_duty
 
 from . import charts

@@ -20,7 +20,7 @@ from singularity_scheduler.core.allocation.claims import Claim, Stage
 from singularity_scheduler.core.allocation.harm import FREE_SLOT
 from singularity_scheduler.core.allocation.pool import Pool
 from singularity_scheduler.core.allocation.state import Allocation
-from singularity_scheduler.core.parameters import Parameters
+from singularity_scheduler.core.values.parameters import Parameters
 
 Rank = tuple[float, float]
 """Smaller is served first."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import clusters, gavel, openb, pai, peers, philly
+from .logs import clusters, gavel, openb, pai, peers, philly
 from .records import BadTrace, Trace
 from .table import PLAIN, ReadOptions, lines
 

@@ -1,0 +1,1 @@
+"""The unattended tour of the platform."""

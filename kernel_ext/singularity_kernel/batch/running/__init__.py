@@ -1,0 +1,1 @@
+"""What runs a notebook or a command in a batch capsule."""

@@ -1,0 +1,1 @@
+"""What `submit` sends, made of a command line or a job file."""

@@ -1,0 +1,1 @@
+"""What runs inside a session, in its kernel or as the kernel's parent."""

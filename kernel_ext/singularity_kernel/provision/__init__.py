@@ -1,0 +1,1 @@
+"""How a Jupyter server's kernels become sessions."""

@@ -1,0 +1,1 @@
+"""The relay of a kernel: its client-facing sockets, and the tunnel to wherever the kernel is."""

@@ -1,0 +1,1 @@
+"""Files that the processes of a capsule have open, at a checkpoint and after a return."""

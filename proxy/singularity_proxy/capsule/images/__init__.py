@@ -1,0 +1,1 @@
+"""Process images of a capsule, by CRIU."""

@@ -1,0 +1,1 @@
+"""What stays in a store and what is removed from it."""

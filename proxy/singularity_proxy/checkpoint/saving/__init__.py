@@ -1,0 +1,1 @@
+"""Saves files as a checkpoint: cut, packed, sent."""

@@ -1,0 +1,1 @@
+"""Where checkpoints are kept: one module for each kind of store."""

@@ -1,0 +1,1 @@
+"""What `torch.cuda` and `torch._C` answer in a session's process."""

@@ -1,0 +1,1 @@
+"""torch.distributed in a session's process."""

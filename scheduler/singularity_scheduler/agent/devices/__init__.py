@@ -1,0 +1,1 @@
+"""Devices of this node: proxies, parks, resizes, recovery and health."""

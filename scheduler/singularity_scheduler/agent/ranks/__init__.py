@@ -1,0 +1,1 @@
+"""Ranks that stop together: of a session, and of a gang on several nodes."""

@@ -1,0 +1,1 @@
+"""The relays of this node: between Jupyter's clients and kernels, wherever those are."""

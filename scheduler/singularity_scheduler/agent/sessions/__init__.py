@@ -1,0 +1,1 @@
+"""Sessions on this node: their processes, sockets, logs and rings."""

@@ -1,0 +1,1 @@
+"""Sessions on their way into the checkpoint store and out of it."""

@@ -1,0 +1,168 @@
+"""The commands of `jupyter singularity`: name -> (module with its `main`, what it does)."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "submit": (
+        "singularity_kernel.batch.submitting.submit",
+        "Run a notebook or a job file as a batch session; it outlives this terminal.",
+    ),
+    "run": (
+        "singularity_scheduler.cli.runs.run",
+        "Run a command as a session: its processes get virtual devices.",
+    ),
+    "ls": ("singularity_scheduler.cli.look.ls", "List sessions, newest first."),
+    "export": (
+        "singularity_kernel.batch.submitting.export",
+        "Write the job file of a batch session.",
+    ),
+    "show": ("singularity_scheduler.cli.look.show", "Show everything about one session."),
+    "why": (
+        "singularity_scheduler.cli.look.why",
+        "Say why a session is in its state and what it waits for.",
+    ),
+    "logs": (
+        "singularity_scheduler.cli.look.logs",
+        "Print what a session's processes wrote; -f follows until it ends.",
+    ),
+    "history": (
+        "singularity_scheduler.cli.look.history",
+        "Show what happened to a session, and why.",
+    ),
+    "park": (
+        "singularity_scheduler.cli.sessions.park",
+        "Free a session's devices; its next device call takes devices again.",
+    ),
+    "preempt": (
+        "singularity_scheduler.cli.sessions.preempt",
+        "Take a session's devices and hold it back until it is resumed.",
+    ),
+    "keep": (
+        "singularity_scheduler.cli.sessions.keep",
+        "Keep a session alive for a while though nothing uses its devices.",
+    ),
+    "tier": ("singularity_scheduler.cli.sessions.tier", "Give a session another tier."),
+    "priority": (
+        "singularity_scheduler.cli.sessions.priority",
+        "Give a session another priority inside its tier.",
+    ),
+    "suspend": (
+        "singularity_scheduler.cli.moves.suspend",
+        "Put a session with its processes into the store and free its node.",
+    ),
+    "resume": (
+        "singularity_scheduler.cli.moves.resume",
+        "Bring a suspended session back; let one have its devices now.",
+    ),
+    "migrate": (
+        "singularity_scheduler.cli.moves.migrate",
+        "Let a session go on with another device, on another node or in another cluster.",
+    ),
+    "resize": (
+        "singularity_scheduler.cli.sessions.resize",
+        "Run a session's virtual devices on more or fewer physical ones.",
+    ),
+    "checkpoint": (
+        "singularity_scheduler.cli.moves.checkpoint",
+        "Store a session as it is now, under a name or without one.",
+    ),
+    "checkpoints": (
+        "singularity_scheduler.cli.look.checkpoints",
+        "List what the store has of sessions; delete one of them.",
+    ),
+    "restore": (
+        "singularity_scheduler.cli.moves.restore",
+        "Undo: let a session go back to an older checkpoint.",
+    ),
+    "fork": (
+        "singularity_scheduler.cli.moves.fork",
+        "Begin a second session where a checkpoint of one is.",
+    ),
+    "reopen": (
+        "singularity_scheduler.cli.moves.reopen",
+        "Take the end of a session back: it was closed by mistake.",
+    ),
+    "connect": (
+        "singularity_scheduler.cli.look.connect",
+        "Write the connection file of a session's kernel.",
+    ),
+    "cancel": ("singularity_scheduler.cli.sessions.cancel", "End sessions."),
+    "groups": (
+        "singularity_scheduler.cli.runs.groups",
+        "List the groups of runs that were submitted together.",
+    ),
+    "group": (
+        "singularity_scheduler.cli.runs.group",
+        "Show, wait for or stop the runs of a group, such as a sweep's.",
+    ),
+    "nodes": (
+        "singularity_scheduler.cli.look.nodes",
+        "Show the nodes, their devices and who has them.",
+    ),
+    "clusters": (
+        "singularity_scheduler.cli.look.clusters",
+        "Show the clusters, their regions, and how full they are.",
+    ),
+    "drain": (
+        "singularity_scheduler.cli.admin.drain",
+        "Empty a node, or give a device to no session any more; nothing is lost.",
+    ),
+    "return": (
+        "singularity_scheduler.cli.admin.give_back",
+        "Let sessions have a drained node or device again.",
+    ),
+    "cordon": ("singularity_scheduler.cli.admin.cordon", "Place nothing new on a node."),
+    "uncordon": (
+        "singularity_scheduler.cli.admin.uncordon",
+        "Place sessions on a cordoned node again.",
+    ),
+    "upgrade": (
+        "singularity_scheduler.cli.admin.upgrade",
+        "Empty nodes, a few at a time, so that each can be upgraded.",
+    ),
+    "parameters": (
+        "singularity_scheduler.cli.admin.parameters",
+        "Show the parameters of the policy, and change them while it runs.",
+    ),
+    "quota": (
+        "singularity_scheduler.cli.admin.quota",
+        "Show the virtual clusters and how many devices belong to each; change that.",
+    ),
+    "usage": (
+        "singularity_scheduler.cli.look.usage",
+        "Show who used how much: device time, waits, preemptions, checkpoints.",
+    ),
+    "changes": (
+        "singularity_scheduler.cli.admin.changes",
+        "Show who changed parameters, nodes and quotas, and why.",
+    ),
+    "top": ("singularity_scheduler.cli.look.top", "Watch the sessions and devices live."),
+    "simulate": (
+        "singularity_scheduler.cli.local.simulate",
+        "Replay a trace of jobs through this scheduler and others, and compare them.",
+    ),
+    "completion": (
+        "singularity_scheduler.cli.local.completion",
+        "Print what bash, zsh or fish need to complete these commands.",
+    ),
+    "up": (
+        "singularity_scheduler.cli.local.up",
+        "Start JupyterHub, the scheduler and a node agent on this machine.",
+    ),
+    "doctor": (
+        "singularity_scheduler.cli.local.doctor",
+        "Say what this machine can and cannot do, and why.",
+    ),
+    "install": (
+        "singularity_kernel.install",
+        "Install the kernelspec and the JupyterLab extension.",
+    ),
+    "environment": (
+        "singularity_kernel.provision.own_environment",
+        "Make a Python environment of your own whose kernels are under the device proxy.",
+    ),
+    "demo": (
+        "singularity_spawner.platform.demo.command",
+        "The unattended tour: notebooks are preempted and go on, bit for bit.",
+    ),
+}

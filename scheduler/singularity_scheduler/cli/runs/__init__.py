@@ -1,0 +1,1 @@
+"""Commands about runs and groups of runs."""

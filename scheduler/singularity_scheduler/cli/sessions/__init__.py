@@ -1,0 +1,1 @@
+"""Commands that ask something of one session."""

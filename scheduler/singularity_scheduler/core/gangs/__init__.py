@@ -1,0 +1,1 @@
+"""Sessions that run one program together, one on each of several nodes. Pure."""

@@ -1,0 +1,1 @@
+"""Whole sessions that go into the store, come back or go elsewhere. Pure."""

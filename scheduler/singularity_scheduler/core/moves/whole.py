@@ -1,0 +1,591 @@
+"""Whole sessions into the store and out of it again: suspend, resume, migrate, restore, fork. Pure.
+
+Every way is the same: `live` → `suspending` (its agent writes everything to the store and frees
+the node) → `suspended` → `resuming` (some agent reads it back) → `live`. What was asked for decides
+only which checkpoint is read (`restore_from`), where (`target`), whether that happens by itself as
+soon as there is room (`called`), and whether what comes back is older than what was (`rollback`).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import replace
+
+from singularity_proxy.errors import Conflict, Unavailable, Unsupported
+
+from singularity_scheduler.core.gangs import members as gangs
+from singularity_scheduler.core.gangs import retries as gang_retries
+from singularity_scheduler.core.gangs import sets as gang_sets
+from singularity_scheduler.core.placement import choice as placement
+from singularity_scheduler.core.reasons import obstacles
+from singularity_scheduler.core.reasons import of_devices as reasons
+from singularity_scheduler.core.reasons import of_moves as move_reasons
+from singularity_scheduler.core.reasons import of_runs as run_reasons
+from singularity_scheduler.core.reasons.reason import Reason, because
+from singularity_scheduler.core.reasons.refusals import refuse
+from singularity_scheduler.core.state import checkpoints, queue
+from singularity_scheduler.core.state.draft import Draft
+from singularity_scheduler.core.steps import endings, retries
+from singularity_scheduler.core.values import events as ev
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.core.values.states import (
+    CHANGING,
+    DeviceEvent,
+    DeviceState,
+    ProcessEvent,
+    ProcessState,
+)
+
+from . import device_restores
+
+# -- into the store -------------------------------------------------------------------------
+
+
+def suspend_asked(draft: Draft, view: SessionView, event: ev.SuspendAsked) -> None:
+    if view.returning:
+        draft.note(
+            replace(view, called=False, target="", target_cluster="", moving=False, asked=False),
+            move_reasons.stays_suspended(event.by, event.why),
+            "user.suspend",
+        )
+        return
+    if view.process_state is not ProcessState.LIVE:
+        raise refuse(Conflict, _why_not(view), session=view.id, state=view.word)
+    require_images(draft, view)
+    reason = move_reasons.suspending(event.by, event.why)
+    leave(draft, view, reason, "user.suspend", event.name, urgent=event.urgent)
+
+
+def _why_not(view: SessionView) -> Reason:
+    """Return why a session that is not live cannot be suspended."""
+    if view.process_state is ProcessState.SUSPENDED:
+        return because("suspended_already", who=view.label)
+    if view.process_state is ProcessState.SUSPENDING:
+        return because("suspending_already", who=view.label)
+    if view.process_state is ProcessState.RESUMING:
+        return because("coming_back_already", who=view.label)
+    return because("not_running", who=view.label)
+
+
+def refuse_in_flight(view: SessionView) -> None:
+    """`Conflict` for a session that is on its way into or out of the store."""
+    if view.in_flight:
+        raise refuse(Conflict, _why_not(view), session=view.id, state=view.word)
+
+
+def refuse_away(view: SessionView) -> None:
+    """`Conflict` for one that is not on a node at all, or about to leave it."""
+    refuse_in_flight(view)
+    if view.process_state is ProcessState.SUSPENDED:
+        raise refuse(
+            Conflict,
+            because("uses_no_node", who=view.label),
+            session=view.id,
+            state=view.word,
+        )
+
+
+def require_images(draft: Draft, view: SessionView) -> None:
+    """`Unsupported` when its node cannot put it into the store, `Unavailable` when not now."""
+    node = draft.answering(view)
+    if node.abilities.image_trouble:
+        checkpoints.raise_unsupported(view, node.abilities.image_trouble)
+    if node.abilities.store_trouble:
+        raise refuse(
+            Unavailable,
+            because(
+                "store_not_usable",
+                who=view.label,
+                node=view.node,
+                trouble=node.abilities.store_trouble,
+            ),
+            session=view.id,
+            node=view.node,
+        )
+
+
+def leave(
+    draft: Draft,
+    view: SessionView,
+    reason: Reason,
+    rule: str,
+    name: str = "",
+    cut: tuple[str, ...] = (),
+    *,
+    urgent: bool = False,
+) -> SessionView:
+    """Command that everything of a live session goes to the store; as soon as its devices stand
+    still. `cut` and `urgent`: as of `Suspend`; a node that is emptied is always urgent."""
+    if view.device_state in CHANGING or view.process_state is not ProcessState.LIVE:
+        return draft.note(replace(view, leaving=name), reason, rule)
+    wants = placement.waiting_for_device(view)
+    if view.device_state is DeviceState.WAITING:
+        event = DeviceEvent.WITHDRAW_SAVED if view.saved else DeviceEvent.WITHDRAW
+        view = draft.quiet_step(view, event, waiting_since=None)
+    view = draft.step(
+        view,
+        ProcessEvent.SUSPEND,
+        reason,
+        rule,
+        seq=view.seq + 1,
+        leaving=None,
+        wants=wants,
+        asked=False,
+        preferred=(),
+        exit=None,
+    )
+    urgent = urgent or draft.duty(view.node).leaving
+    draft.actions.append(leave_action(view, rule, name, cut, urgent=urgent))
+    return view
+
+
+def leave_action(
+    view: SessionView,
+    rule: str,
+    name: str = "",
+    cut: tuple[str, ...] = (),
+    *,
+    urgent: bool = False,
+) -> ev.Suspend | ev.Fence:
+    """The command that a session in `suspending` waits for."""
+    head = (view.id, view.node, view.why, rule, view.epoch, view.seq)
+    if _discards(view):
+        return ev.Fence(*head)
+    return ev.Suspend(*head, name=name, cut=cut, urgent=urgent)
+
+
+def _discards(view: SessionView) -> bool:
+    """Whether its present state is given up instead of stored."""
+    return view.rollback and not view.unwind
+
+
+def settle(draft: Draft) -> None:
+    """Let those leave that only waited for their devices to stand still; with every decision."""
+    for view in [v for v in draft.changed.values() if v.leaving is not None]:
+        ready = view.process_state is ProcessState.LIVE and view.device_state not in CHANGING
+        if ready and not view.final:
+            mark = draft.duty(view.node)
+            rule = mark.rule if mark.leaving else "user.suspend"
+            leave(draft, view, view.why, rule, view.leaving or "")
+
+
+def suspended(draft: Draft, event: ev.Suspended) -> bool:
+    """It is in the store. False: that is no answer to what it waits for, an old one perhaps."""
+    view = draft.get(event.session)
+    if view is None:
+        return False
+    if view.process_state is not ProcessState.SUSPENDING or not _answers(view, event):
+        if view.final:  # it was ended meanwhile: nobody wants this checkpoint
+            draft.put(
+                checkpoints.drop(
+                    draft, checkpoints.add(draft, view, event.checkpoint), {event.checkpoint.id}
+                )
+            )
+        return False
+    view = replace(view, suspend_s=event.ms / 1000)
+    view = checkpoints.add(draft, view, event.checkpoint)
+    _gone_from_node(draft, view, move_reasons.suspended(view, event.checkpoint, event.ms))
+    return True
+
+
+def fenced(draft: Draft, event: ev.Fenced) -> None:
+    """Its processes are ended, to go back to an older state."""
+    view = draft.get(event.session)
+    waits = view and view.process_state is ProcessState.SUSPENDING and _discards(view)
+    if view and waits and _answers(view, event):
+        _gone_from_node(draft, view, move_reasons.processes_ended())
+
+
+def _gone_from_node(draft: Draft, view: SessionView, reason: Reason) -> None:
+    if view.retrying and not view.restore_from:
+        retries.begin_again(draft, view, view.why, "retry")
+        return
+    saved = view.saved
+    if view.device_state is DeviceState.HELD:
+        view, saved = draft.quiet_step(view, DeviceEvent.STORED), True
+    called = view.called and not view.held_back
+    draft.step(
+        view,
+        ProcessEvent.SUSPENDED,
+        view.why if called else reason,
+        "process.suspended",
+        devices=(),
+        saved=saved,
+        exit=None,
+        queue_order=draft.next_order() if view.called else view.queue_order,
+    )
+
+
+def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> bool:
+    """It goes on where it is. False: as of `suspended`."""
+    view = draft.get(event.session)
+    if view is None or view.process_state is not ProcessState.SUSPENDING:
+        return False
+    if not _answers(view, event):
+        return False
+    if view.retrying or gang_retries.goes_back(view):  # nobody wants what is there
+        reason = run_reasons.not_removed(event.sentence)
+        endings.finish(draft, view, ProcessEvent.FAIL, reason, "retry")
+        return True
+    wants, ended = view.wants, view.exit
+    view = draft.step(
+        endings.stay(view),
+        ProcessEvent.SUSPEND_FAILED,
+        move_reasons.suspend_failed(event.sentence),
+        "process.suspend_failed",
+        wants=False,
+        exit=None,
+        leave_failed=(draft.now, event.sentence),
+    )
+    if ended is not None:
+        endings.exited(draft, ev.ProcessExited(view.id, *ended))
+    elif view.held_back and view.device_state is DeviceState.HELD:  # it was preempted meanwhile
+        queue.park(draft, view, reasons.held_back(view), "user.preempt")
+    elif wants and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
+        queue.enqueue(draft, view, view.why, "device.lazy")
+    return True
+
+
+def _answers(view: SessionView, event: object) -> bool:
+    """Whether it is the answer to the command that the session waits for."""
+    return (view.epoch, view.seq) == (getattr(event, "epoch", 0), getattr(event, "seq", 0))
+
+
+# -- out of the store -----------------------------------------------------------------------
+
+
+def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None:
+    """Of a suspended session, or one on its way there; `policy` has the others."""
+    if view.process_state is ProcessState.SUSPENDING:
+        _call_leaving(draft, view, event)
+        return
+    newest = view.newest_whole
+    # A fork that has never come back yet still begins where its source was.
+    unborn = event.checkpoint is None and newest is None and is_unborn_fork(view)
+    reference = None if unborn else checkpoints.usable(view, event.checkpoint, draft.now)
+    back = newest is not None and reference is not None and reference.id != newest.id
+    if view.part is not None:  # it comes back to where the others are, whatever else it has stored
+        back = False
+    if event.node is not None:
+        require_node(draft, view, event.node)
+    elif event.cluster is not None:
+        require_cluster(draft, view, event.cluster)
+    elif not any(not n.abilities.trouble for n in draft.state.nodes.values()):
+        raise refuse(Unsupported, because("no_node_brings_back", who=view.label), session=view.id)
+    view = replace(
+        view,
+        held_by=None,
+        restore_from=view.restore_from if reference is None else reference.id,
+        rollback=view.rollback or back,
+        undo=view.undo or back,
+        target=event.node or "",
+        target_cluster=event.cluster or "",
+    )
+    call(draft, view, move_reasons.called(event.by, reference if back else None), "user.resume")
+
+
+def _call_leaving(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> None:
+    """Let a session that is on its way into the store come back from there at once: a page that
+    opened it meanwhile waits for it. Refused for a part of a gang, and to who names a checkpoint or
+    a place, which is decided on when it is there."""
+    named = (event.checkpoint, event.node, event.cluster)
+    if view.part is not None or any(word is not None for word in named):
+        refuse_in_flight(view)
+    if not view.called or view.held_back:  # else it is only moving, or was called before
+        reason = move_reasons.called_leaving(event.by)
+        draft.note(replace(view, called=True, held_by=None), reason, "user.resume")
+
+
+def is_unborn_fork(view: SessionView) -> bool:
+    """Whether it is a fork that has nothing of its own yet: it begins at a checkpoint of its
+    source."""
+    return bool(view.source and view.restore_from) and view.newest_whole is None
+
+
+def require_node(draft: Draft, view: SessionView, word: str) -> None:
+    """Refuse a node that does not exist or that could never take the session."""
+    node = placement.named(draft.state, word)
+    if why := placement.barred(draft, view, node.id):
+        kind = Unsupported if node.abilities.trouble and node.connected else Conflict
+        raise refuse(
+            kind,
+            because("cannot_go_to_node", who=view.label, node=word, why=why),
+            session=view.id,
+            node=word,
+        )
+
+
+def call(draft: Draft, view: SessionView, reason: Reason, rule: str) -> SessionView:
+    """Let a suspended session come back as soon as there is room."""
+    order = view.queue_order if view.called else draft.next_order()
+    return draft.note(replace(view, called=True, queue_order=order), reason, rule)
+
+
+def wanted(draft: Draft, event: ev.Wanted) -> None:
+    view = draft.get(event.session)
+    if view is None or view.final or view.called or view.held_back:
+        return
+    if view.process_state is ProcessState.SUSPENDED:
+        if view.newest_whole is not None or is_unborn_fork(view):
+            call(draft, view, move_reasons.requested(), "session.wanted")
+    elif view.process_state is ProcessState.SUSPENDING:
+        draft.put(replace(view, called=True))
+
+
+def resumed(draft: Draft, event: ev.Resumed) -> None:
+    view = draft.get(event.session)
+    if view is None or view.process_state is not ProcessState.RESUMING or not _answers(view, event):
+        return
+    wants, ended, reason = view.wants, view.exit, view.why
+    again, retrying = view.part is not None and view.leaving is not None, view.retrying
+    view = draft.step(
+        endings.stay(view),
+        ProcessEvent.LIVE,
+        move_reasons.came_back(view, event.loss),
+        "process.resumed",
+        loss=replace(event.loss, at=draft.now),
+        origin=view.node if event.relay else view.origin,
+        wants=False,
+        exit=None,
+    )
+    if again:  # its gang went somewhere else meanwhile
+        gang_retries.back(draft, view, reason, retrying)
+    elif ended is not None:
+        endings.exited(draft, ev.ProcessExited(view.id, *ended))
+    elif wants:  # those who were called back later do not overtake it
+        queue.enqueue(draft, view, reasons.waits(view), "device.lazy", order=view.queue_order)
+    if view.part is not None:
+        gang_sets.trim(draft, view.part)
+
+
+def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
+    view = draft.get(event.session)
+    if view is None or view.process_state is not ProcessState.RESUMING or not _answers(view, event):
+        return
+    own = any(c.id == view.restore_from for c in view.checkpoints)
+    if event.damaged:
+        owner = view.id if own else view.source
+        checkpoints.mark_damaged(draft, owner, view.restore_from, event.sentence)
+        view = draft.get(view.id) or view
+    if view.source and not own:
+        reason = move_reasons.not_forked(event.sentence)
+        endings.finish(draft, view, ProcessEvent.FAIL, reason, "process.resume_failed")
+        return
+    if retries.not_resumed(draft, view, event.sentence, event.damaged or event.passing):
+        return
+    if view.unwind and view.newest_whole is not None:
+        _unwind(draft, view, event.sentence)
+        return
+    failed = next((c for c in view.checkpoints if c.id == view.restore_from), None)
+    reason, back = move_reasons.resume_failed(event.sentence), view.rollback
+    if event.damaged and failed is not None:
+        other = checkpoints.instead_of(view, failed)
+        reason = move_reasons.resume_failed_damaged(event.sentence, other, draft.now)
+        # Its last state is lost: whatever it comes back from is older than what it wrote and said.
+        back = back or (view.newest_whole is not None and view.newest_whole.at < failed.at)
+    alone = view.part is None  # the others of a gang are where it is, and of its incarnation
+    draft.step(
+        replace(
+            endings.stay(view),
+            rollback=back and alone,
+            undo=view.undo and alone,
+            restore_from="" if alone else view.restore_from,
+        ),
+        ProcessEvent.RESUME_FAILED,
+        reason,
+        "process.resume_failed",
+        # A part stays where no other one is: another may be on its way to where it was.
+        node=view.node if view.part else view.came_from or view.node,
+        exit=None,
+    )
+
+
+def _unwind(draft: Draft, view: SessionView, sentence: str) -> None:
+    """Its state from before is in the store: it comes back with that, where it was."""
+    moved = view.came_from != ""
+    reason = (
+        move_reasons.unwinds_move(view, sentence)
+        if moved
+        else move_reasons.unwinds_restore(sentence)
+    )
+    before = view.came_from or view.node
+    view = draft.step(
+        replace(endings.stay(view), queue_order=view.queue_order),
+        ProcessEvent.RESUME_FAILED,
+        reason,
+        "process.resume_failed",
+        node=before,
+        called=True,
+        exit=None,
+    )
+
+
+# -- to another node, to another state ------------------------------------------------------
+
+
+def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> None:
+    """To another node, through the store."""
+    refuse_in_flight(view)
+    if view.process_state is ProcessState.SUSPENDED:
+        resume_asked(draft, view, ev.ResumeAsked(view.id, by, node=node_id))
+        return
+    placement.named(draft.state, node_id)
+    if node_id == view.node:
+        raise refuse(
+            Conflict, because("on_node_already", who=view.label, node=node_id), session=view.id
+        )
+    require_images(draft, view)
+    require_node(draft, view, node_id)
+    wants = placement.waiting_for_device(view)
+    if why := placement.no_room(draft, replace(view, wants=wants), node_id):
+        raise refuse(
+            Conflict,
+            because("not_moved", who=view.label, why=why),
+            session=view.id,
+            node=node_id,
+        )
+    _move(draft, replace(view, target=node_id), move_reasons.moving_node(by, node_id))
+
+
+def change_cluster(draft: Draft, view: SessionView, cluster: str, by: str) -> None:
+    """To another cluster, through the store; there to the node where it is off best."""
+    refuse_in_flight(view)
+    draft.state.geography.named(cluster)
+    if view.process_state is ProcessState.SUSPENDED:
+        resume_asked(draft, view, ev.ResumeAsked(view.id, by, cluster=cluster))
+        return
+    if cluster == view.cluster:
+        raise refuse(
+            Conflict,
+            because("in_cluster_already", who=view.label, cluster=cluster),
+            session=view.id,
+        )
+    require_images(draft, view)
+    require_cluster(draft, view, cluster)
+    seen = replace(view, wants=placement.waiting_for_device(view), target_cluster=cluster)
+    whys = [placement.no_room(draft, seen, node) for node in placement.candidates(draft, seen)]
+    if all(whys):
+        raise refuse(
+            Conflict,
+            because("not_moved", who=view.label, why=_combine(whys)),
+            session=view.id,
+            cluster=cluster,
+        )
+    _move(draft, replace(view, target_cluster=cluster), move_reasons.moving_cluster(by, cluster))
+
+
+def require_cluster(draft: Draft, view: SessionView, cluster: str) -> None:
+    """Refuse a cluster that does not exist, that the session may not be in, or of which no node
+    could ever take it."""
+    geography = draft.state.geography
+    geography.named(cluster)
+    why: Reason | None = None
+    if not geography.allows(view.locations, cluster):
+        why = because("may_only_be_in", locations=view.locations)
+    else:
+        nodes = placement.candidates(draft, replace(view, target="", target_cluster=cluster))
+        whys = [placement.barred(draft, view, node) for node in nodes]
+        if all(whys):
+            why = _combine(whys)
+    if why:
+        region = geography.region(cluster)
+        raise refuse(
+            Conflict,
+            because(
+                "cannot_go_to_cluster",
+                who=view.label,
+                cluster=cluster,
+                region=region if region != cluster else None,
+                why=why,
+            ),
+            session=view.id,
+            cluster=cluster,
+        )
+
+
+def _combine(whys: Iterable[Reason | None]) -> Reason:
+    """Return why none of the nodes of a cluster can take a session."""
+    found = obstacles.several(why for why in whys if why is not None)
+    return found or because("never_answered")
+
+
+def _move(draft: Draft, view: SessionView, reason: Reason) -> None:
+    """Into the store, and out of it where its targets say."""
+    view = replace(view, held_by=None, called=True, moving=True, unwind=True, restore_from="")
+    leave(draft, view, reason, "user.migrate")
+
+
+def restore_asked(draft: Draft, view: SessionView, event: ev.RestoreAsked) -> None:
+    """Undo: go on from an older checkpoint of its own."""
+    refuse_in_flight(view)
+    if device_restores.means(view, event.checkpoint):
+        device_restores.asked(draft, view, event)
+        return
+    reference = checkpoints.usable(view, event.checkpoint, draft.now)
+    if view.process_state is ProcessState.SUSPENDED:
+        resume_asked(draft, view, ev.ResumeAsked(view.id, event.by, checkpoint=reference.id))
+        return
+    require_images(draft, view)
+    view = replace(
+        view,
+        held_by=None,
+        called=True,
+        restore_from=reference.id,
+        rollback=True,
+        undo=True,
+        unwind=not event.discard,
+    )
+    leave(draft, view, move_reasons.going_back(event.by, reference, event.discard), "user.restore")
+
+
+def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
+    """A second session from a checkpoint of another one, with an id of its own."""
+    if draft.get(event.session):
+        raise refuse(
+            Conflict, because("session_exists", session=event.session), session=event.session
+        )
+    source = draft.get(event.source.id) or event.source
+    gangs.refuse_part(source)
+    reference = checkpoints.usable(source, event.checkpoint, draft.now)
+    if not any(not n.abilities.trouble for n in draft.state.nodes.values()):
+        raise refuse(
+            Unsupported, because("no_node_takes_fork", who=source.label), session=source.id
+        )
+    if source.run is not None:
+        raise refuse(
+            Conflict,
+            because("run_is_not_forked", who=source.label, output=source.run.output),
+            session=source.id,
+        )
+    view = SessionView(
+        id=event.session,
+        user=source.user,
+        kind=source.kind,
+        name=event.name or source.name,
+        tier=source.tier,
+        virtual_devices=source.virtual_devices,
+        scale=source.scale,
+        share_milli=source.share_milli,
+        node=source.node,
+        created_at=draft.now,
+        updated_at=draft.now,
+        process_state=ProcessState.SUSPENDED,
+        device_state=DeviceState.PARKED if source.saved else DeviceState.NONE,
+        saved=source.saved,
+        server=event.server if event.server is not None else source.server,
+        source=source.id,
+        kernel_id=str(uuid.uuid5(uuid.NAMESPACE_OID, event.session)) if source.kernel_id else "",
+        restore_from=reference.id,
+        # Its own begins behind that of the image, which says so when it comes back.
+        incarnation=max(source.incarnation, reference.incarnation),
+        rollback=True,
+        undo=True,
+        every_s=source.every_s,
+        every_steps=source.every_steps,
+        virtual_cluster=source.virtual_cluster,
+        priority=source.priority,
+        cluster=source.cluster,
+        locations=source.locations,
+    )
+    call(draft, view, move_reasons.forked(event.by, source, reference), "user.fork")

@@ -1,0 +1,1 @@
+"""What administrators run: drains, upgrades, quotas, health. Pure."""

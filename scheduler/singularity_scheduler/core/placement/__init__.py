@@ -1,0 +1,1 @@
+"""Where sessions go: node, cluster and region. Pure."""

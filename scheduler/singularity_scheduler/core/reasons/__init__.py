@@ -1,0 +1,1 @@
+"""Reasons and refusals as data: a code and its arguments. Pure."""

@@ -1,0 +1,1 @@
+"""Steps in the life of one session, one at a time. Pure."""

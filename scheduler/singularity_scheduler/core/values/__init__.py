@@ -1,0 +1,1 @@
+"""Plain frozen values: sessions, events, actions, parameters, the table of states. Pure."""

@@ -1,0 +1,1 @@
+"""What people ask, from the request to what became of it."""

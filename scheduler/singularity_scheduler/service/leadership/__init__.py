@@ -1,0 +1,1 @@
+"""Who leads among several services, and the leases that the leader renews."""

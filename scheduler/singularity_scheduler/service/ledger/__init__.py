@@ -1,0 +1,1 @@
+"""The ledger: tables, rows, transactions."""

@@ -1,0 +1,1 @@
+"""Between the service and its node agents: commands, reports, transfers."""

@@ -1,0 +1,1 @@
+"""The operations of the REST API and the table that declares them."""

@@ -1,0 +1,1 @@
+"""The documents of the REST API and their JSON Schemas."""
