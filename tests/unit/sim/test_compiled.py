@@ -142,7 +142,7 @@ from singularity_scheduler import compiled
 compiled.FOLDER = pathlib.Path(sys.argv[1])
 print(compiled.use())
 print(compiled.check()[1])
-from singularity_scheduler.core import routing
+from singularity_scheduler.core.placement import routing
 for name in compiled.MODULES:
     assert importlib.import_module(name).__file__ == str(compiled.source(name)), name
 assert routing is sys.modules[routing.__name__]
