@@ -12,7 +12,6 @@ from singularity_proxy.errors import Unavailable
 from singularity_proxy.wire.rpc import SyncPeer
 
 from . import steps
-from .native import native
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,8 @@ def open_ring(index: int) -> tuple[str, str]:
     agent does not come back within `AGENT_WAIT_S`.
     """
     import torch
+
+    from .native import native
 
     socket = os.environ.get("SINGULARITY_SOCKET")
     if not socket:

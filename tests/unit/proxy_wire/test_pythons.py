@@ -11,11 +11,12 @@ import pytest
 PROXY = Path(__file__).parents[3] / "proxy"
 NEED_TORCH = [
     *(f"singularity_proxy.device.{name}" for name in ("control", "graphs", "proxy")),
-    *(f"singularity_proxy.worker.{name}" for name in ("capture", "collectives", "compile")),
-    *(f"singularity_proxy.worker.{name}" for name in ("memory", "native")),
-    *(f"singularity_proxy.worker.{name}" for name in ("patches", "properties", "settings")),
-    *(f"singularity_proxy.worker.{name}" for name in ("store_guard", "stores", "streams")),
-    "singularity_proxy.worker.cuda_api.torch_c",
+    *(f"singularity_proxy.worker.{name}" for name in ("capture", "compile")),
+    *(f"singularity_proxy.worker.cuda_api.{name}" for name in ("memory", "patches", "properties")),
+    *(f"singularity_proxy.worker.cuda_api.{name}" for name in ("settings", "streams", "torch_c")),
+    *(f"singularity_proxy.worker.distributed.{name}" for name in ("collectives", "store_guard")),
+    "singularity_proxy.worker.distributed.stores",
+    "singularity_proxy.worker.native",
 ]
 """What imports torch, or the native module, when it is imported itself; everything else must not:
 every Python process of a session imports it."""

@@ -82,7 +82,7 @@ def test_processes_that_tests_start_are_followed_in_this_checkout(graph: changes
     assert "tests/integration/agent/test_sessions.py" in touched(f"{agent}/memory.py")
     assert "tests/e2e/test_hub_browser.py" in touched(f"{agent}/memory.py")
     kernel = "kernel_ext/singularity_kernel"
-    assert "tests/integration/kernel/test_kernel_relay.py" in touched(f"{kernel}/relay.py")
+    assert "tests/integration/kernel/test_kernel_relay.py" in touched(f"{kernel}/relay/app.py")
     assert "tests/integration/hub/test_hibernate.py" in touched(f"{kernel}/server/kernels.py")
     native = touched("proxy/singularity_proxy/worker/src/bindings.cpp")
     assert "tests/integration/proxy_worker/test_compile.py" in native
