@@ -3,9 +3,7 @@ or nothing, and its troubles in words."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import json
 import os
 import sqlite3
 import stat
@@ -13,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import alembic.command
-import alembic.config
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -24,14 +20,12 @@ from singularity_scheduler.core.state.experience import Experience, Step, Wait
 from singularity_scheduler.core.state.stored import CheckpointRef, LossReport
 from singularity_scheduler.core.values import events as ev
 from singularity_scheduler.core.values.requested import Kind, SessionSpec, Tier
-from singularity_scheduler.core.values.states import DeviceState
 from singularity_scheduler.service.ledger import database
 from singularity_scheduler.service.ledger.database import parse
 from singularity_scheduler.service.ledger.ledger import Command, Ledger
 from singularity_scheduler.service.ledger.tables import metadata
-from sqlalchemy import create_engine, text
-from support.scheduler_core import World, reads, whole
-from support.scheduler_gangs import gang
+from sqlalchemy import create_engine, inspect, text
+from support.scheduler_core import World, whole
 
 
 def url(tmp_path: Path) -> str:
@@ -60,93 +54,37 @@ async def test_migrations_make_exactly_the_tables_we_use(place: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_ledger_of_the_version_before_keeps_its_checkpoints(place: str) -> None:
-    engine = create_engine(parse(place))
-    config = alembic.config.Config()
-    folder = Path(database.__file__).with_name("migrations")
-    config.set_main_option("script_location", str(folder))
-    config.set_main_option("path_separator", "os")
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        alembic.command.upgrade(config, "0003")
-        for number, ended in ((1, "false"), (2, "true")):
-            connection.exec_driver_sql(
-                'INSERT INTO sessions (id, "user", kind, name, tier, virtual_devices, node, '
-                "process_state, device_state, reason, epoch, seq, queue_order, attach_order, "
-                "saved, wants, asked, moving, preferred, ended, grace_s, checkpoint_id, "
-                "checkpoint_at, checkpoint_bytes, checkpoint_level, created_at, updated_at) "
-                f"VALUES ('s{number}', 'ada', 'interactive', '', 'basic', 1, 'local', 'live', "
-                "'none', 'its process runs', 1, 2, 0, 0, true, false, false, false, '[]', "
-                f"{ended}, 5.0, 'c{number}', 77.0, 1024, 'device', 1.0, 2.0)"
-            )
-    engine.dispose()
-    ledger = await Ledger.open(place)
-    try:
-        [view] = await ledger.active()
-        assert view.last_checkpoint == CheckpointRef("c1", 77.0, 1024, "device")
-        assert (view.origin, view.incarnation, view.kernel_id) == ("local", 1, "")
-        assert view.why == because("said", text="its process runs")
-        assert reads(view) == "its process runs"
-        [over] = await ledger.sessions_of(["s2"])
-        assert over.checkpoints == ()  # it was deleted with its session
-    finally:
-        await ledger.close()
-
-    def down() -> None:
-        engine = create_engine(parse(place))
-        with engine.begin() as connection:
-            config.attributes["connection"] = connection
-            alembic.command.downgrade(config, "0003")
-        engine.dispose()
-
-    await asyncio.to_thread(down)
-
-
-@pytest.mark.asyncio
-async def test_the_version_before_reads_what_was_resized_and_limited(place: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "whose"),
+    [("0022", "an unreleased version from before"), ("0024", "a newer version")],
+)
+async def test_a_ledger_of_another_version_is_refused_and_stays_as_it_is(
+    place: str, version: str, whose: str
+) -> None:
     await (await Ledger.open(place)).close()
     engine = create_engine(parse(place))
-    config = alembic.config.Config()
-    folder = Path(database.__file__).with_name("migrations")
-    config.set_main_option("script_location", str(folder))
-    config.set_main_option("path_separator", "os")
-    elastic = json.dumps({"devices": ["d0", "d1"], "resizing": ["d2", "d2"]})
-    member = {"group": "g", "number": 1, "members": 1, "name": "study"}
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        connection.execute(
-            text(
-                'INSERT INTO sessions (id, "user", kind, name, tier, virtual_devices, node, '
-                "process_state, device_state, reason, epoch, seq, queue_order, attach_order, "
-                "saved, wants, asked, moving, preferred, ended, grace_s, created_at, updated_at, "
-                "elastic, \"group\", member) VALUES ('s', 'ada', 'batch', '', 'basic', 2, 'local', "
-                "'live', 'resizing', 'goes on', 1, 2, 0, 0, true, false, false, false, '[]', "
-                "false, 5.0, 1.0, 2.0, :elastic, 'g', :member)"
-            ),
-            {"elastic": elastic, "member": json.dumps({**member, "timeout_s": 60})},
-        )
-        for number in range(3):
-            connection.exec_driver_sql(
-                "INSERT INTO leases (node, device, session, virtual_device, epoch) "
-                f"VALUES ('local', 'd{number}', 's', {number}, 1)"
-            )
-        alembic.command.downgrade(config, "0015")
-        kept = connection.exec_driver_sql("SELECT device_state, member FROM sessions").all()
-        assert [(state, json.loads(said)) for state, said in kept] == [("held", member)]
-        alembic.command.upgrade(config, "head")
-    engine.dispose()
-    ledger = await Ledger.open(place)
+
+    def everything() -> list[Any]:
+        tables = inspect(engine)
+        return [
+            (name, [column["name"] for column in tables.get_columns(name)])
+            for name in sorted(tables.get_table_names())
+        ]
+
     try:
-        [view] = await ledger.active()
-        assert (view.device_state, view.devices, view.resizing) == (
-            DeviceState.HELD,
-            ("d0", "d1"),
-            (),
-        )
-        assert view.member is not None
-        assert view.member.timeout_s is None
+        with engine.begin() as connection:
+            connection.execute(text(f"UPDATE alembic_version SET version_num = '{version}'"))
+            connection.execute(text("ALTER TABLE sessions ADD COLUMN other INTEGER"))
+        before = everything()
+        with pytest.raises(Unavailable) as caught:
+            await Ledger.open(place)
+        said = caught.value.message
+        assert f"was written by {whose}" in said
+        assert f"its tables are of version {version}, this one reads 0023 to 0023" in said
+        assert "nothing was changed" in said
+        assert everything() == before
     finally:
-        await ledger.close()
+        engine.dispose()
 
 
 @pytest.mark.asyncio
@@ -336,52 +274,5 @@ async def test_old_sessions_are_forgotten_live_ones_never(place: str) -> None:
         assert [sid for _, sid in await ledger.page(None, limit=9)] == ["live"]
         assert await ledger.history("old", 10) == []
         assert await ledger.command("alice", "k") is None
-    finally:
-        await ledger.close()
-
-
-@pytest.mark.asyncio
-async def test_the_version_before_reads_runs_on_several_nodes(place: str) -> None:
-    """Their parts are runs of their own to it."""
-    world = World(1, "a")
-    world.join("b", 1)
-    ledger = await Ledger.open(place)
-    try:
-        await ledger.write(world.do(gang("g")))
-        for number, sid in enumerate(("g0", "g1")):
-            reference = whole(f"c{number}", set_id="g-1-3")
-            await ledger.write(world.do(ev.CheckpointTaken(sid, reference)))
-        stored = {v.id: [c.set_id for c in v.checkpoints] for v in await ledger.active()}
-        assert stored == {"g0": ["g-1-3"], "g1": ["g-1-3"]}
-        assert {v.id: v.part for v in await ledger.active()} == {
-            sid: world[sid].part for sid in ("g0", "g1")
-        }
-        assert (await ledger.compare()).sessions == ()
-    finally:
-        await ledger.close()
-    config = alembic.config.Config()
-    folder = Path(database.__file__).with_name("migrations")
-    config.set_main_option("script_location", str(folder))
-    config.set_main_option("path_separator", "os")
-
-    def turn() -> None:
-        engine = create_engine(parse(place))
-        with engine.begin() as connection:
-            config.attributes["connection"] = connection
-            alembic.command.downgrade(config, "0018")
-            whose = connection.exec_driver_sql("SELECT session FROM checkpoints ORDER BY session")
-            assert [row[0] for row in whose] == ["g0", "g1"]
-            alembic.command.downgrade(config, "0017")
-            kept = connection.exec_driver_sql("SELECT id, process_state FROM sessions ORDER BY id")
-            assert [tuple(row) for row in kept] == [("g0", "starting"), ("g1", "starting")]
-            alembic.command.upgrade(config, "head")
-        engine.dispose()
-
-    await asyncio.to_thread(turn)
-    ledger = await Ledger.open(place)
-    try:
-        assert [view.part for view in await ledger.active()] == [None, None]
-        found = {v.id: [c.set_id for c in v.checkpoints] for v in await ledger.active()}
-        assert found == {"g0": [""], "g1": [""]}
     finally:
         await ledger.close()

@@ -12,20 +12,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import alembic.command
-import alembic.config
 import pytest
 from singularity_proxy.errors import BadRequest
 from singularity_scheduler.client.usage import FIGURES, OF_SESSION
 from singularity_scheduler.core.values import administration as adm
 from singularity_scheduler.core.values import events as ev
 from singularity_scheduler.core.values.requested import BatchRun, Kind, SessionSpec, Tier
-from singularity_scheduler.service.ledger import accounts, database
+from singularity_scheduler.service.ledger import accounts
 from singularity_scheduler.service.ledger.accounts import Accounts
-from singularity_scheduler.service.ledger.database import parse
 from singularity_scheduler.service.ledger.ledger import Ledger
 from singularity_scheduler.service.ledger.usage_rows import Asked, Place
-from sqlalchemy import create_engine
 from support.cli_commands import Commands
 from support.scheduler_core import World, outcome, used, whole
 from support.scheduler_service import Platform, platform
@@ -213,28 +209,6 @@ async def test_what_was_stored_counts_when_it_is_deleted(place: str) -> None:
         world.now += 10
         assert await told.ledger.trim(world.now) == 1  # b, with everything of it
         assert set(await told.sums("experiment")) == {None}
-
-
-async def test_a_ledger_of_the_version_before_is_accounted_too(place: str) -> None:
-    """Experiments of runs and the checkpoints that there are come from what the ledger has."""
-    async with story(place) as told:
-        expected = await told.sums("experiment")
-    engine = create_engine(parse(place))
-    config = alembic.config.Config()
-    config.set_main_option("script_location", str(Path(database.__file__).parent / "migrations"))
-    config.set_main_option("path_separator", "os")
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        alembic.command.downgrade(config, "0011")
-        alembic.command.upgrade(config, "head")
-    engine.dispose()
-    ledger = await Ledger.open(place)
-    try:
-        asked = Asked(0.0, told.world.now, told.world.now)
-        rows, _ = await Accounts(ledger).grouped("experiment", asked, 10)
-        assert {row["experiment"]: row for row in rows} == expected
-    finally:
-        await ledger.close()
 
 
 # ---- the service -------------------------------------------------------------------------------

@@ -240,6 +240,21 @@ class Database:
                 ledger=self.place,
             )
 
+    def _refuse_version(self, found: str, first: str, newest: str) -> Unavailable:
+        """Say what to do with tables of the version `found`, which is not from `first` to
+        `newest`."""
+        if found < first:
+            whose = "an unreleased version from before this one"
+            what = "end its sessions with that version, then move it away and begin with a new one"
+        else:
+            whose = "a newer version"
+            what = "install that version, or restore the backup from before it"
+        return Unavailable(
+            f"the scheduler's ledger ({self.place}) was written by {whose} (its tables are of "
+            f"version {found}, this one reads {first} to {newest}); nothing was changed: {what}",
+            ledger=self.place,
+        )
+
     def _migrate(self, connection: Connection) -> None:
         # Loaded here alone: nearly every start finds the tables as they are to be, and loading it
         # takes as long as a tenth of a start.
@@ -258,14 +273,9 @@ class Database:
                     connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATING})"))
                 script = ScriptDirectory.from_config(config)
                 found = MigrationContext.configure(connection).get_current_revision()
-                if found is not None and found not in {r.revision for r in script.walk_revisions()}:
-                    raise Unavailable(
-                        f"the scheduler's ledger ({self.place}) was written by a newer version "
-                        f"(its tables are of version {found}, this one knows up to "
-                        f"{script.get_current_head()}); nothing was changed: install that version, "
-                        "or restore the backup from before it",
-                        ledger=self.place,
-                    )
+                known = {r.revision for r in script.walk_revisions()}
+                if found is not None and found not in known:
+                    raise self._refuse_version(found, min(known), max(known))
                 config.attributes["connection"] = connection
                 alembic.command.upgrade(config, "head")
         except CommandError as error:
