@@ -37,7 +37,7 @@ BOUNDS = {
 }
 ROOT = Path(__file__).resolve().parent.parent
 CACHES = ("PIP_CACHE_DIR", "UV_CACHE_DIR", "npm_config_cache")
-CHANGED = "proxy/singularity_proxy/device/src/executor.cpp"
+CHANGED = "proxy/singularity_proxy/device/src/exec/executor.cpp"
 START_S = 120.0
 
 

@@ -137,8 +137,8 @@ def sources(root: Path | None = None) -> list[Path]:
     """
     root = root or PACKAGE
     patterns = (
-        "*/src/*.cpp",
-        "*/src/*.h",
+        "*/src/**/*.cpp",
+        "*/src/**/*.h",
         "native/*.cpp",
         "native/*.h",
         "native/units/*",

@@ -34,7 +34,7 @@ STRANGER = 1_900_009_993
 
 ENTRY = struct.Struct("=II16sIIQQ")
 """What a bridge is told of one thing: kind, ranks of the group, its id, rank, to whom, number,
-bytes that follow. See device/src/mirror.cpp."""
+bytes that follow. See device/src/exchange/mirror.cpp."""
 
 WORDS, CONTRIBUTION, LETTER, RECEIVED = 1, 2, 3, 4
 

@@ -9,16 +9,16 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import { UUID } from '@lumino/coreutils';
 
 import { Api } from './api';
-import { Asked } from './model/asked';
-import { IBack } from './model/back';
-import { otherTiers } from './model/choices';
-import { inWords, sentence } from './model/refused';
-import { ISession, otherSizes } from './model/session';
-import { canFork, canRestore, IStored, storedName } from './model/stored';
-import { OpenTiers } from './model/tiers';
-import { KEEP_S, KEYS, Said, target, Verb, verbLabel } from './model/verbs';
-import { cancelText, restoreText } from './model/warnings';
-import { ageText, duration, sizeText } from './model/words';
+import { Asked } from './model/server/asked';
+import { IBack } from './model/sessions/back';
+import { otherTiers } from './model/words/choices';
+import { inWords, sentence } from './model/server/refused';
+import { ISession, otherSizes } from './model/sessions/session';
+import { canFork, canRestore, IStored, storedName } from './model/sessions/stored';
+import { OpenTiers } from './model/words/tiers';
+import { KEEP_S, KEYS, Said, target, Verb, verbLabel } from './model/words/verbs';
+import { cancelText, restoreText } from './model/words/warnings';
+import { ageText, duration, sizeText } from './model/words/words';
 
 /** Why there is nothing to choose from, as a sentence. */
 class Nothing extends Error {}

@@ -1,19 +1,19 @@
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
-import { ISource } from './model/feed';
-import { IBack, readBack } from './model/back';
-import { IChange, readHistory } from './model/history';
-import { isObject, list, text, texts } from './model/json';
-import { IPage } from './model/load';
-import { ILogSource, TAIL_BYTES } from './model/log';
-import { IOutput, readOutput } from './model/output';
-import { IPlans, readPlans } from './model/plans';
-import { Own, Refused } from './model/refused';
-import { ISession, readSession } from './model/session';
-import { IStanding, readStanding } from './model/standing';
-import { IStored, readStored } from './model/stored';
-import { call, Said, Verb } from './model/verbs';
+import { ISource } from './model/server/feed';
+import { IBack, readBack } from './model/sessions/back';
+import { IChange, readHistory } from './model/sessions/history';
+import { isObject, list, text, texts } from './model/server/json';
+import { IPage } from './model/server/load';
+import { ILogSource, TAIL_BYTES } from './model/server/log';
+import { IOutput, readOutput } from './model/server/output';
+import { IPlans, readPlans } from './model/server/plans';
+import { Own, Refused } from './model/server/refused';
+import { ISession, readSession } from './model/sessions/session';
+import { IStanding, readStanding } from './model/sessions/standing';
+import { IStored, readStored } from './model/sessions/stored';
+import { call, Said, Verb } from './model/words/verbs';
 
 /** Where the server extension relays the scheduler's API. */
 const PREFIX = 'singularity/api/v1';

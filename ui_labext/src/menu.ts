@@ -3,10 +3,10 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import { MenuSvg } from '@jupyterlab/ui-components';
 import { Menu } from '@lumino/widgets';
 
-import { Choice, choices } from './model/choices';
-import { ISession } from './model/session';
-import { OpenTiers } from './model/tiers';
-import { isOffered, verbLabel, VERBS } from './model/verbs';
+import { Choice, choices } from './model/words/choices';
+import { ISession } from './model/sessions/session';
+import { OpenTiers } from './model/words/tiers';
+import { isOffered, verbLabel, VERBS } from './model/words/verbs';
 import { OUTPUT_COMMAND, verbCommand, WHY_COMMAND } from './plugins/names';
 
 /** Lumino gives an entry that opens a menu no role: screen readers do not take it for an entry. (Nor

@@ -1,7 +1,7 @@
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { Token } from '@lumino/coreutils';
 
-import { Followed } from './model/followed';
+import { Followed } from './model/sessions/followed';
 import { ISingularity } from './tokens';
 
 /** The kernel of a notebook; null: it has none. */

@@ -1,11 +1,11 @@
 import { Token } from '@lumino/coreutils';
 
 import { Api } from './api';
-import { Behind } from './model/behind';
-import { Feed } from './model/feed';
-import { Sessions } from './model/sessions';
-import { Sidebar } from './model/sidebar';
-import { OpenTiers } from './model/tiers';
+import { Behind } from './model/sessions/behind';
+import { Feed } from './model/server/feed';
+import { Sessions } from './model/sessions/sessions';
+import { Sidebar } from './model/sessions/sidebar';
+import { OpenTiers } from './model/words/tiers';
 
 /** What the plugins of this extension, and other extensions, share. */
 export interface ISingularity {

@@ -2,11 +2,11 @@ import { ServerConnection } from '@jupyterlab/services';
 import * as React from 'react';
 
 import { Api } from '../src/api';
-import { Details } from '../src/model/details';
-import { Sessions } from '../src/model/sessions';
-import { DetailsView } from '../src/view/details';
-import { Page } from './page';
-import { sample, TEXTS } from './samples';
+import { Details } from '../src/model/sessions/details';
+import { Sessions } from '../src/model/sessions/sessions';
+import { DetailsView } from '../src/view/cards/details';
+import { Page } from './support/page';
+import { sample, TEXTS } from './support/samples';
 
 const STORED = {
   id: 'c1',

@@ -1,5 +1,5 @@
-import { Asked } from '../src/model/asked';
-import { Own, Refused } from '../src/model/refused';
+import { Asked } from '../src/model/server/asked';
+import { Own, Refused } from '../src/model/server/refused';
 
 /** What is asked for with each key, and what comes of it: an error that is raised, or an answer. */
 async function keysOf(comes: (Error | null)[], names: string[] = []): Promise<string[]> {

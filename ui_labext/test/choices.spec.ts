@@ -1,8 +1,8 @@
-import { Choice, choices } from '../src/model/choices';
-import { OpenTiers, TIERS_MS } from '../src/model/tiers';
-import { call, isOffered, KEYS, TIERS, verbLabel } from '../src/model/verbs';
-import { deviceText, placedText, sizeText } from '../src/model/words';
-import { sample, TEXTS } from './samples';
+import { Choice, choices } from '../src/model/words/choices';
+import { OpenTiers, TIERS_MS } from '../src/model/words/tiers';
+import { call, isOffered, KEYS, TIERS, verbLabel } from '../src/model/words/verbs';
+import { deviceText, placedText, sizeText } from '../src/model/words/words';
+import { sample, TEXTS } from './support/samples';
 
 const SHARED = {
   virtual_devices: 4,

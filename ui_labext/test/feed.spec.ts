@@ -7,10 +7,10 @@ import {
   pause,
   POLL_MS,
   SILENCE_MS
-} from '../src/model/feed';
-import { Sessions } from '../src/model/sessions';
-import { EventParser } from '../src/model/sse';
-import { DOCUMENT, TEXTS } from './samples';
+} from '../src/model/server/feed';
+import { Sessions } from '../src/model/sessions/sessions';
+import { EventParser } from '../src/model/server/sse';
+import { DOCUMENT, TEXTS } from './support/samples';
 
 const SNAPSHOT = `event: snapshot\ndata: ${JSON.stringify({ sessions: [DOCUMENT] })}\n\n`;
 

@@ -1,35 +1,35 @@
 import * as React from 'react';
 
-import { Announcer } from '../src/model/announce';
-import { Behind } from '../src/model/behind';
-import { PARTS } from '../src/model/details';
-import { Feed, linkText } from '../src/model/feed';
+import { Announcer } from '../src/model/words/announce';
+import { Behind } from '../src/model/sessions/behind';
+import { PARTS } from '../src/model/sessions/details';
+import { Feed, linkText } from '../src/model/server/feed';
 
-import { Followed } from '../src/model/followed';
+import { Followed } from '../src/model/sessions/followed';
 
-import { nextNotice } from '../src/model/notice';
-import { inWords, Own, Refused } from '../src/model/refused';
-import { Sessions } from '../src/model/sessions';
-import { ISidebarSource, Sidebar } from '../src/model/sidebar';
-import { IStored, readStored } from '../src/model/stored';
-import { FirstReports } from '../src/model/usage';
-import { commandLabel, verbCaption, verbLabel, VERBS } from '../src/model/verbs';
-import { cellsWait } from '../src/model/waits';
-import { cancelText, restoreText } from '../src/model/warnings';
-import { Whys } from '../src/model/whys';
-import { ITexts, stateWord } from '../src/model/words';
+import { nextNotice } from '../src/model/words/notice';
+import { inWords, Own, Refused } from '../src/model/server/refused';
+import { Sessions } from '../src/model/sessions/sessions';
+import { ISidebarSource, Sidebar } from '../src/model/sessions/sidebar';
+import { IStored, readStored } from '../src/model/sessions/stored';
+import { FirstReports } from '../src/model/server/usage';
+import { commandLabel, verbCaption, verbLabel, VERBS } from '../src/model/words/verbs';
+import { cellsWait } from '../src/model/words/waits';
+import { cancelText, restoreText } from '../src/model/words/warnings';
+import { Whys } from '../src/model/words/whys';
+import { ITexts, stateWord } from '../src/model/words/words';
 import { Banner } from '../src/view/banner';
 import { SessionButton } from '../src/view/button';
 import { Panel } from '../src/view/panel';
 import { Status } from '../src/view/status';
-import { Page } from './page';
-import { DOCUMENT, sample, TEXTS } from './samples';
+import { Page } from './support/page';
+import { DOCUMENT, sample, TEXTS } from './support/samples';
 
 const { messages, pseudo, untranslated } = jest.requireActual<{
   messages: () => { context: string; one: string; many: string }[];
   pseudo: (text: string) => string;
   untranslated: (text: string, data: readonly string[]) => string[];
-}>('./pseudo.cjs');
+}>('./support/pseudo.cjs');
 
 const known = new Set(messages().flatMap(({ context, one, many }) => (context ? [] : [one, many])));
 const used = new Set<string>();

@@ -1,15 +1,15 @@
-import { chosen, EVERYTHING } from '../src/model/filter';
-import { readHistory } from '../src/model/history';
-import { IPage, Load, Paged } from '../src/model/load';
-import { ILogSource, KEEP, Log, plain } from '../src/model/log';
-import { first, Plans, readPlans } from '../src/model/plans';
-import { Refused } from '../src/model/refused';
-import { IPlanned } from '../src/model/session';
-import { canFork, canRestore, IStored, readStored } from '../src/model/stored';
-import { AGAIN_MS, FirstReports, PAST_MS, Usage } from '../src/model/usage';
-import { cancelText, restoreText } from '../src/model/warnings';
-import { placedText } from '../src/model/words';
-import { sample, TEXTS } from './samples';
+import { chosen, EVERYTHING } from '../src/model/sessions/filter';
+import { readHistory } from '../src/model/sessions/history';
+import { IPage, Load, Paged } from '../src/model/server/load';
+import { ILogSource, KEEP, Log, plain } from '../src/model/server/log';
+import { first, Plans, readPlans } from '../src/model/server/plans';
+import { Refused } from '../src/model/server/refused';
+import { IPlanned } from '../src/model/sessions/session';
+import { canFork, canRestore, IStored, readStored } from '../src/model/sessions/stored';
+import { AGAIN_MS, FirstReports, PAST_MS, Usage } from '../src/model/server/usage';
+import { cancelText, restoreText } from '../src/model/words/warnings';
+import { placedText } from '../src/model/words/words';
+import { sample, TEXTS } from './support/samples';
 
 const NOW = Date.UTC(2026, 0, 1, 10, 5);
 

@@ -2,20 +2,20 @@ import * as React from 'react';
 import { act } from 'react';
 import { createRoot } from 'react-dom/client';
 
-import { ASK_MS, Behind } from '../src/model/behind';
-import { Feed } from '../src/model/feed';
-import { Followed } from '../src/model/followed';
-import { kernelStatus } from '../src/model/kernel';
-import { AHEAD_MS, INotice, nextNotice } from '../src/model/notice';
-import { ISession } from '../src/model/session';
-import { Sessions } from '../src/model/sessions';
-import { IStanding, readStanding, STANDING_MS, Standings } from '../src/model/standing';
-import { cellsWait } from '../src/model/waits';
-import { remaining } from '../src/model/words';
+import { ASK_MS, Behind } from '../src/model/sessions/behind';
+import { Feed } from '../src/model/server/feed';
+import { Followed } from '../src/model/sessions/followed';
+import { kernelStatus } from '../src/model/sessions/kernel';
+import { AHEAD_MS, INotice, nextNotice } from '../src/model/words/notice';
+import { ISession } from '../src/model/sessions/session';
+import { Sessions } from '../src/model/sessions/sessions';
+import { IStanding, readStanding, STANDING_MS, Standings } from '../src/model/sessions/standing';
+import { cellsWait } from '../src/model/words/waits';
+import { remaining } from '../src/model/words/words';
 import { Banner } from '../src/view/banner';
 import { SessionButton } from '../src/view/button';
 import { markPrompts } from '../src/view/prompts';
-import { DOCUMENT, sample, TEXTS } from './samples';
+import { DOCUMENT, sample, TEXTS } from './support/samples';
 
 const NOW = Date.UTC(2026, 0, 1, 10, 5);
 

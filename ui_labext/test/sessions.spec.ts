@@ -1,6 +1,6 @@
-import { readSession } from '../src/model/session';
-import { Sessions } from '../src/model/sessions';
-import { DOCUMENT, sample } from './samples';
+import { readSession } from '../src/model/sessions/session';
+import { Sessions } from '../src/model/sessions/sessions';
+import { DOCUMENT, sample } from './support/samples';
 
 function named(...ids: string[]) {
   return { sessions: ids.map(id => ({ ...DOCUMENT, id })) };

@@ -1,23 +1,23 @@
 import * as React from 'react';
 
-import { Announcer } from '../src/model/announce';
-import { nextOf, readBack } from '../src/model/back';
-import { Feed } from '../src/model/feed';
-import { IChange } from '../src/model/history';
-import { IPage } from '../src/model/load';
-import { Refused } from '../src/model/refused';
-import { ISession } from '../src/model/session';
-import { Sessions } from '../src/model/sessions';
-import { ISidebarSource, Sidebar } from '../src/model/sidebar';
-import { IStored, readStored } from '../src/model/stored';
-import { FirstReports } from '../src/model/usage';
-import { Whys } from '../src/model/whys';
-import { CARD_HEIGHT } from '../src/view/card';
-import { DETAILS_HEIGHT } from '../src/view/details';
+import { Announcer } from '../src/model/words/announce';
+import { nextOf, readBack } from '../src/model/sessions/back';
+import { Feed } from '../src/model/server/feed';
+import { IChange } from '../src/model/sessions/history';
+import { IPage } from '../src/model/server/load';
+import { Refused } from '../src/model/server/refused';
+import { ISession } from '../src/model/sessions/session';
+import { Sessions } from '../src/model/sessions/sessions';
+import { ISidebarSource, Sidebar } from '../src/model/sessions/sidebar';
+import { IStored, readStored } from '../src/model/sessions/stored';
+import { FirstReports } from '../src/model/server/usage';
+import { Whys } from '../src/model/words/whys';
+import { CARD_HEIGHT } from '../src/view/cards/card';
+import { DETAILS_HEIGHT } from '../src/view/cards/details';
 import { Panel } from '../src/view/panel';
-import { rowByKey, topOf, visible } from '../src/view/virtual';
-import { Page } from './page';
-import { DOCUMENT, sample, TEXTS } from './samples';
+import { rowByKey, topOf, visible } from '../src/view/cards/virtual';
+import { Page } from './support/page';
+import { DOCUMENT, sample, TEXTS } from './support/samples';
 
 const STORED = {
   id: 'c1',

@@ -2,13 +2,13 @@ import * as React from 'react';
 import { act } from 'react';
 import { createRoot, Root } from 'react-dom/client';
 
-import { AFTER_FAILURE_MS, ASK_MS, Behind } from '../src/model/behind';
-import { Feed } from '../src/model/feed';
-import { Followed } from '../src/model/followed';
-import { Sessions } from '../src/model/sessions';
-import { AGAIN_MS, Whys } from '../src/model/whys';
+import { AFTER_FAILURE_MS, ASK_MS, Behind } from '../src/model/sessions/behind';
+import { Feed } from '../src/model/server/feed';
+import { Followed } from '../src/model/sessions/followed';
+import { Sessions } from '../src/model/sessions/sessions';
+import { AGAIN_MS, Whys } from '../src/model/words/whys';
 import { Status } from '../src/view/status';
-import { DOCUMENT, sample, TEXTS } from './samples';
+import { DOCUMENT, sample, TEXTS } from './support/samples';
 
 let page: HTMLElement;
 let root: Root;

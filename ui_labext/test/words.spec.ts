@@ -1,4 +1,4 @@
-import { call, commandLabel, isOffered, VERBS, target } from '../src/model/verbs';
+import { call, commandLabel, isOffered, VERBS, target } from '../src/model/words/verbs';
 import {
   bytes,
   checkpointAge,
@@ -8,8 +8,8 @@ import {
   look,
   progressText,
   stateWord
-} from '../src/model/words';
-import { sample, TEXTS } from './samples';
+} from '../src/model/words/words';
+import { sample, TEXTS } from './support/samples';
 
 test('sizes and durations have one unit', () => {
   expect([0, 1023, 1536, 200 * 1024 ** 2, 5e15].map(bytes)).toEqual([

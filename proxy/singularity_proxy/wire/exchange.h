@@ -67,7 +67,7 @@ static_assert(sizeof(ArenaHeader) <= kArenaHeaderBytes);
 
 struct Slot {
   std::atomic<uint64_t> seq;  // 0: free, or not complete
-  uint64_t offset, bytes;     // of a packed contribution or sum (device/src/contribution.h), in the file
+  uint64_t offset, bytes;     // of a packed contribution or sum (device/src/ranks/contribution.h), in the file
   uint32_t to, reserved;      // of a letter: the receiver
 };
 static_assert(sizeof(Slot) == 32);

@@ -1,7 +1,7 @@
 // Steps of `extension.cjs` that are about languages: the page in a pseudo-language, and what in it
 // was never given to the translator.
 'use strict';
-const { catalogue, untranslated } = require('../../../ui_labext/test/pseudo.cjs');
+const { catalogue, untranslated } = require('../../../ui_labext/test/support/pseudo.cjs');
 const OWN = require('./own.cjs');
 
 const LIMIT = { timeout: 60000 };

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_the_table_of_commands_is_complete() -> None:
     source = ROOT / "ui_labext" / "src"
     verbs = re.search(
-        r"VERBS: readonly Verb\[\] = \[(.*?)\]", (source / "model/verbs.ts").read_text(), re.S
+        r"VERBS: readonly Verb\[\] = \[(.*?)\]", (source / "model/words/verbs.ts").read_text(), re.S
     )
     assert verbs
     commands = {f"singularity:{verb}" for verb in re.findall(r"'(\w+)'", verbs[1])}
@@ -36,7 +36,7 @@ def test_menu_and_shortcuts_have_documented_commands_only() -> None:
 
 
 def test_the_page_has_a_word_and_an_icon_for_every_state() -> None:
-    source = (ROOT / "ui_labext/src/model/words.ts").read_text()
+    source = (ROOT / "ui_labext/src/model/words/words.ts").read_text()
     words = re.findall(r"^    (\w+): \(\) => texts\.__\('(\w+)'\)", source, re.M)
     assert all(state == word for state, word in words)
     assert {state for state, _ in words} == {*WORDS}

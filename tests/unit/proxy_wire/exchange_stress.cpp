@@ -21,9 +21,9 @@
 #include <thread>
 #include <vector>
 
-#include "device/src/exchange_files.h"
-#include "device/src/mirror.h"
-#include "device/src/slicer.h"
+#include "device/src/exchange/exchange_files.h"
+#include "device/src/exchange/mirror.h"
+#include "device/src/ring/slicer.h"
 #include "wire/ring.h"
 
 using namespace singularity;

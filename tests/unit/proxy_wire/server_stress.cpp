@@ -22,9 +22,9 @@
 #include <thread>
 #include <vector>
 
-#include "device/src/guard.h"
-#include "device/src/journal.h"
-#include "device/src/pipeline.h"
+#include "device/src/ring/guard.h"
+#include "device/src/recovery/journal.h"
+#include "device/src/ranks/pipeline.h"
 #include "wire/records.h"
 #include "wire/ring.h"
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "device/src/identity.h"
-#include "device/src/lockstep.h"
-#include "device/src/validation.h"
+#include "device/src/ranks/identity.h"
+#include "device/src/ranks/lockstep.h"
+#include "device/src/recovery/validation.h"
 
 using namespace singularity;
 

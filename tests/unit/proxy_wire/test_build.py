@@ -276,7 +276,7 @@ def test_every_source_is_in_one_unit() -> None:
         for unit in sorted((build.PACKAGE / "native/units").glob("*.cpp"))
         for name in re.findall(r'^#include "(.*\.cpp)"$', unit.read_text(), re.MULTILINE)
     ]
-    written = [*build.PACKAGE.glob("*/src/*.cpp"), *build.PACKAGE.glob("native/*.cpp")]
+    written = [*build.PACKAGE.glob("*/src/**/*.cpp"), *build.PACKAGE.glob("native/*.cpp")]
     assert sorted(included) == sorted(str(path.relative_to(build.PACKAGE)) for path in written)
 
 

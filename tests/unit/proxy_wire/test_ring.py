@@ -22,7 +22,7 @@ PROGRAMS = {
         PACKAGE / "device/src" / f"{n}.cpp"
         for n in ("guard", "files", "exchange_files", "mirror", "slicer")
     ],
-    "squash_order": [PACKAGE / "device/src/identity.cpp"],
+    "squash_order": [PACKAGE / "device/src/ranks/identity.cpp"],
 }
 """Program -> the sources of the product that it is linked with."""
 SANITIZERS = {"thread": "-fsanitize=thread", "memory": "-fsanitize=address,undefined"}

@@ -84,7 +84,7 @@ def test_processes_that_tests_start_are_followed_in_this_checkout(graph: changes
     kernel = "kernel_ext/singularity_kernel"
     assert "tests/integration/kernel/test_kernel_relay.py" in touched(f"{kernel}/relay/app.py")
     assert "tests/integration/hub/test_hibernate.py" in touched(f"{kernel}/server/kernels.py")
-    native = touched("proxy/singularity_proxy/worker/src/bindings.cpp")
+    native = touched("proxy/singularity_proxy/worker/src/ranks/bindings.cpp")
     assert "tests/integration/proxy_worker/test_compile.py" in native
     assert "tests/unit/scheduler/test_core_faults.py" not in native
     assert touched("scheduler/singularity_scheduler/sim/packing.py") < set(graph.tests)

@@ -1,6 +1,6 @@
-import { Feed, ILink, ISource } from '../model/feed';
-import { sentence } from '../model/refused';
-import { clock } from '../model/words';
+import { Feed, ILink, ISource } from '../model/server/feed';
+import { sentence } from '../model/server/refused';
+import { clock } from '../model/words/words';
 import { Page } from './page';
 
 /** After a load that failed the next one is this far away. */

@@ -3,10 +3,10 @@ import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-import { isTaken, nextNotice } from '../model/notice';
-import { first, Plans } from '../model/plans';
-import { ISession } from '../model/session';
-import { Standings } from '../model/standing';
+import { isTaken, nextNotice } from '../model/words/notice';
+import { first, Plans } from '../model/server/plans';
+import { ISession } from '../model/sessions/session';
+import { Standings } from '../model/sessions/standing';
 import { INotebooks, kernelOf, Notebooks } from '../notebooks';
 import { ISingularity } from '../tokens';
 import { Banner } from '../view/banner';

@@ -5,11 +5,19 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
 import { Actions } from '../actions';
-import { IBack, nextOf } from '../model/back';
-import { inWords, sentence } from '../model/refused';
-import { ISession } from '../model/session';
-import { commandLabel, isOffered, KEYS, Verb, verbCaption, verbLabel, VERBS } from '../model/verbs';
-import { duration, sizeText } from '../model/words';
+import { IBack, nextOf } from '../model/sessions/back';
+import { inWords, sentence } from '../model/server/refused';
+import { ISession } from '../model/sessions/session';
+import {
+  commandLabel,
+  isOffered,
+  KEYS,
+  Verb,
+  verbCaption,
+  verbLabel,
+  VERBS
+} from '../model/words/verbs';
+import { duration, sizeText } from '../model/words/words';
 import { kernelOf } from '../notebooks';
 import { ISingularity } from '../tokens';
 import { DOMAIN, OUTPUT_COMMAND, verbCommand, WHY_COMMAND } from './names';

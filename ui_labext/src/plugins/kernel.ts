@@ -1,7 +1,7 @@
 import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 
-import { kernelStatus } from '../model/kernel';
+import { kernelStatus } from '../model/sessions/kernel';
 import { INotebooks, Notebooks } from '../notebooks';
 import { ISingularity } from '../tokens';
 

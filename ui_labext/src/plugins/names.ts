@@ -1,6 +1,6 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 
-import { Verb } from '../model/verbs';
+import { Verb } from '../model/words/verbs';
 
 /** Of the translator: where the strings of this extension are found. */
 export const DOMAIN = 'jupyter_singularity';

@@ -4,12 +4,12 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { openMenu } from '../menu';
-import { Announcer } from '../model/announce';
-import { PARTS } from '../model/details';
-import { ISession } from '../model/session';
-import { FirstReports } from '../model/usage';
-import { Verb } from '../model/verbs';
-import { Whys } from '../model/whys';
+import { Announcer } from '../model/words/announce';
+import { PARTS } from '../model/sessions/details';
+import { ISession } from '../model/sessions/session';
+import { FirstReports } from '../model/server/usage';
+import { Verb } from '../model/words/verbs';
+import { Whys } from '../model/words/whys';
 import { ISingularity } from '../tokens';
 import { Panel } from '../view/panel';
 import { DOMAIN, icon, OUTPUT_COMMAND, PANEL_COMMAND, verbCommand } from './names';

@@ -2,7 +2,7 @@ import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application'
 import { INotebookTracker, NotebookActions, NotebookPanel } from '@jupyterlab/notebook';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-import { cellsWait } from '../model/waits';
+import { cellsWait } from '../model/words/waits';
 import { INotebooks, Notebooks } from '../notebooks';
 import { markPrompts } from '../view/prompts';
 import { DOMAIN } from './names';

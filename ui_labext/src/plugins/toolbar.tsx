@@ -5,7 +5,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { openMenu } from '../menu';
-import { ISession } from '../model/session';
+import { ISession } from '../model/sessions/session';
 import { INotebooks, Notebooks } from '../notebooks';
 import { ISingularity } from '../tokens';
 import { SessionButton } from '../view/button';

@@ -1,7 +1,7 @@
 import { Widget } from '@lumino/widgets';
 
-import { INotice } from '../model/notice';
-import { ITexts, remaining } from '../model/words';
+import { INotice } from '../model/words/notice';
+import { ITexts, remaining } from '../model/words/words';
 
 /** How often seconds are counted. */
 const TICK_MS = 1_000;

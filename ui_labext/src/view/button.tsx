@@ -1,9 +1,9 @@
 import * as React from 'react';
 import { useRef } from 'react';
 
-import { Feed, linkText } from '../model/feed';
-import { Followed } from '../model/followed';
-import { deviceText, ITexts, look, stateWord } from '../model/words';
+import { Feed, linkText } from '../model/server/feed';
+import { Followed } from '../model/sessions/followed';
+import { deviceText, ITexts, look, stateWord } from '../model/words/words';
 import { useChanges } from './changes';
 import { StateIcon } from './icons';
 

@@ -1,7 +1,7 @@
 import * as React from 'react';
 
-import { GROUPS, groupWord, IFilter, KINDS, kindWord } from '../model/filter';
-import { ITexts } from '../model/words';
+import { GROUPS, groupWord, IFilter, KINDS, kindWord } from '../model/sessions/filter';
+import { ITexts } from '../model/words/words';
 
 /** What is to be shown: words, state, kind, and whether what ended long ago is. */
 export function FilterBar(props: {

@@ -1,6 +1,6 @@
 import * as React from 'react';
 
-import { ILook } from '../model/words';
+import { ILook } from '../model/words/words';
 
 const PATHS: Record<ILook['icon'], string> = {
   play: 'M4 2.5v11l9-5.5z',

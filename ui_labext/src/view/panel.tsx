@@ -1,22 +1,22 @@
 import * as React from 'react';
 import { useEffect } from 'react';
 
-import { Announcer } from '../model/announce';
-import { Feed, linkText } from '../model/feed';
-import { chosen } from '../model/filter';
-import { hasEnded, ISession } from '../model/session';
-import { Sessions } from '../model/sessions';
-import { Sidebar } from '../model/sidebar';
-import { FirstReports } from '../model/usage';
-import { Verb } from '../model/verbs';
-import { Whys } from '../model/whys';
-import { ITexts } from '../model/words';
-import { Card, CARD_HEIGHT, titleOf } from './card';
+import { Announcer } from '../model/words/announce';
+import { Feed, linkText } from '../model/server/feed';
+import { chosen } from '../model/sessions/filter';
+import { hasEnded, ISession } from '../model/sessions/session';
+import { Sessions } from '../model/sessions/sessions';
+import { Sidebar } from '../model/sessions/sidebar';
+import { FirstReports } from '../model/server/usage';
+import { Verb } from '../model/words/verbs';
+import { Whys } from '../model/words/whys';
+import { ITexts } from '../model/words/words';
+import { Card, CARD_HEIGHT, titleOf } from './cards/card';
 import { useChanges, useNow } from './changes';
-import { DETAILS_HEIGHT, DetailsView, IDetailsActions } from './details';
+import { DETAILS_HEIGHT, DetailsView, IDetailsActions } from './cards/details';
 import { FilterBar } from './filter';
 import { Trouble } from './trouble';
-import { IRowState, VirtualList } from './virtual';
+import { IRowState, VirtualList } from './cards/virtual';
 
 /** What one can do in the sidebar. */
 export interface IPanelActions extends IDetailsActions {

@@ -1,8 +1,8 @@
 import * as React from 'react';
 
-import { Feed, linkText } from '../model/feed';
-import { ISession } from '../model/session';
-import { checkpointAge, deviceText, ITexts, look, stateWord } from '../model/words';
+import { Feed, linkText } from '../model/server/feed';
+import { ISession } from '../model/sessions/session';
+import { checkpointAge, deviceText, ITexts, look, stateWord } from '../model/words/words';
 import { useChanges, useNow } from './changes';
 import { StateIcon } from './icons';
 

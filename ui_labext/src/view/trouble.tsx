@@ -1,7 +1,7 @@
 import * as React from 'react';
 
-import { inWords } from '../model/refused';
-import { ITexts } from '../model/words';
+import { inWords } from '../model/server/refused';
+import { ITexts } from '../model/words/words';
 
 /** One line about what the server could not do, and a button to ask again. */
 export function Trouble(props: {

@@ -1,0 +1,61 @@
+import { count, isObject, text } from '../server/json';
+import { hasEnded, ICheckpoint, ISession, readCheckpoint } from './session';
+import { ITexts } from '../words/words';
+
+/** A checkpoint as the list of them has it. */
+export interface IStored extends ICheckpoint {
+  /** What it takes in the store. */
+  storedBytes: number;
+  /** Why its level is not higher; empty: there is nothing to say. */
+  reason: string;
+  /** What was found wrong with it; empty: nothing. */
+  damaged: string;
+  /** Whether a session can come back from it. */
+  restorable: boolean;
+}
+
+/** One of `GET checkpoints`; null: it is nothing that this page can show. */
+export function readStored(value: unknown): IStored | null {
+  const checkpoint = readCheckpoint(value);
+  if (!isObject(value) || !checkpoint?.id) {
+    return null;
+  }
+  return {
+    ...checkpoint,
+    storedBytes: count(value.stored_bytes),
+    reason: text(value.reason),
+    damaged: text(value.damaged),
+    restorable: value.restorable === true
+  };
+}
+
+/** The name of a checkpoint, or its id where it has none. */
+export function storedName(stored: ICheckpoint): string {
+  return stored.name || stored.id;
+}
+
+/** What is in a checkpoint, as people read it. */
+export function levelText(level: string, texts: ITexts): string {
+  switch (level) {
+    case 'process':
+      return texts.__('everything');
+    case 'device':
+      return texts.__('device state only');
+    case 'files':
+      return texts.__('files only');
+    default:
+      return level;
+  }
+}
+
+/** Whether a session may go back to a checkpoint: as a whole, or its device state while it lives. */
+export function canRestore(session: ISession, stored: IStored): boolean {
+  const whole = stored.restorable && ['live', 'suspended'].includes(session.processState);
+  const device = stored.level === 'device' && !stored.damaged && session.processState === 'live';
+  return !hasEnded(session) && (whole || device);
+}
+
+/** Whether a second session may begin there; a second run would write the same output. */
+export function canFork(session: ISession, stored: IStored): boolean {
+  return stored.restorable && !session.run;
+}
