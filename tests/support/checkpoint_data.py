@@ -20,7 +20,7 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 
 def snapshot(path: Path, storages: list[bytes], seq: int = 1) -> None:
-    """A device state file with these storages, laid out as `device/src/recovery/snapshot.h` says."""
+    """A device state file with these storages, laid out as `snapshot.h` says."""
     table_bytes = 8 + 32 * len(storages) + 4 * 4 + 12 + 64
     at = data = -(-(64 + table_bytes) // PAGE) * PAGE
     rows, places = b"", []
