@@ -1,8 +1,8 @@
 """Reads the state files of a ring: `<ring>.snap` and `<ring>.journal`.
 
 The device proxy writes and restores them (`device/src/recovery/snapshot.h`, `journal.h` describe
-the same bytes); this module looks at them from Python: the node agent for manifests, people and tests with
-`python -m singularity_proxy.checkpoint FILE`. Nothing here needs torch.
+the same bytes); this module looks at them from Python: the node agent for manifests, people and
+tests with `python -m singularity_proxy.checkpoint FILE`. Nothing here needs torch.
 
 The files are their user's, and the agent is root: no number in them is believed before it is known
 to be possible.

@@ -7,7 +7,7 @@ And it carries TCP connections to the place where ranks meet, `MASTER_ADDR` and 
 is a port on the loopback of each node: no part needs to know where another is.
 
 `Mirror` (native, `device/src/exchange/mirror.h`) reads and writes the files, `frames` is what goes
-over a connection, `identity` the keys, `peers` the addresses of other parts, `bridge` puts it together.
-The node agent starts one per part: ``python -m singularity_proxy.elastic.bridge``. In the capsule
-are `rendezvous`, where ranks meet, and `lanes`, which lose nothing between two of those.
+over a connection, `identity` the keys, `peers` the addresses of other parts, `bridge` puts it
+together. The node agent starts one per part: ``python -m singularity_proxy.elastic.bridge``. In the
+capsule are `rendezvous`, where ranks meet, and `lanes`, which lose nothing between two of those.
 """
