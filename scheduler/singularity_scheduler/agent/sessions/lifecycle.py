@@ -14,7 +14,6 @@ import os
 import shutil
 from typing import Any
 
-from singularity_proxy import HIDDEN_DEVICES
 from singularity_proxy.capsule.images.image import LIMIT_S
 from singularity_proxy.capsule.launcher import (
     CapsuleSpec,
@@ -41,9 +40,9 @@ from singularity_scheduler import logs
 from singularity_scheduler.agent.devices.control import DeviceKeeper
 from singularity_scheduler.agent.folders import open_session_folders
 from singularity_scheduler.agent.memory import return_memory_soon
-from singularity_scheduler.agent.node import Node, Settings
+from singularity_scheduler.agent.node import Node
 from singularity_scheduler.agent.processes import end_marked, end_process
-from singularity_scheduler.agent.ranks.bridges import BridgeKeeper, variables
+from singularity_scheduler.agent.ranks.bridges import BridgeKeeper
 from singularity_scheduler.agent.relays.client_places import place_clients
 from singularity_scheduler.agent.relays.keeper import RelayKeeper
 from singularity_scheduler.agent.relays.relay import (
@@ -68,6 +67,7 @@ from singularity_scheduler.agent.store.resumes import (
 from singularity_scheduler.agent.store.suspends import go_on, remove_copies
 
 from .api import SessionApi
+from .environment import session_variables
 from .launch import LaunchRequest
 from .live import LiveSession
 from .logs import CAPSULE_LOG, SessionLogs
@@ -177,7 +177,7 @@ class Lifecycle:
         return {
             "pid": record.process.pid,
             "connection": request.connection,
-            "env": self._variables(live) if request.mode == "joined" else {},
+            "env": session_variables(live, self._node) if request.mode == "joined" else {},
             "identity": identity.sentence,
             **({"bridge": record.part.address} if record.part else {}),
         }
@@ -295,19 +295,6 @@ class Lifecycle:
         live = LiveSession(record, rings, socket)
         return live
 
-    def _variables(self, live: LiveSession) -> dict[str, str]:
-        """What the session's processes get in their environment."""
-        return {
-            "SINGULARITY_SESSION": live.record.session,
-            "SINGULARITY_SOCKET": live.socket.path,
-            "SINGULARITY_DOORBELL": live.socket.doorbell_path,
-            "SINGULARITY_DEVICES": str(live.record.virtual_devices),
-            "SINGULARITY_DEVICE_TYPE": self._node.device_type,
-            "CUDA_VISIBLE_DEVICES": HIDDEN_DEVICES,
-            **_log_variable(live.record, self._node.settings),
-            **variables(live.record),
-        }
-
     async def _start_capsule(self, live: LiveSession, request: LaunchRequest) -> None:
         record, node = live.record, self._node
         folder = node.settings.session_dir(record.session)
@@ -330,7 +317,7 @@ class Lifecycle:
                 **({} if record.part else ALONE),
                 **name,
                 **stripped_environment(request.env),
-                **self._variables(live),
+                **session_variables(live, self._node),
             },
             cwd=request.cwd,
             log_path=os.path.join(folder, CAPSULE_LOG),
@@ -609,11 +596,3 @@ class Lifecycle:
             self.bridges.trim(live.record)
         for proxy in (*live.proxies.values(), *live.off_device.values()):
             trim_log(proxy.log_path, self._node.settings.log_bytes)
-
-
-def _log_variable(record: SessionRecord, settings: Settings) -> dict[str, str]:
-    """Where the processes of a run say what they wait for. Those of a notebook say it on stderr,
-    beneath the cell; a run's stderr is part of its output, which must not depend on its devices."""
-    if record.mode == "joined" or record.kind != "batch":
-        return {}
-    return {"SINGULARITY_LOG": os.path.join(settings.session_dir(record.session), CAPSULE_LOG)}
