@@ -803,7 +803,7 @@ def test_relay_and_shim_load_nothing_heavy() -> None:
         "print({{'asyncio', 'tornado', 'traitlets', 'IPython', 'torch', 'jupyter_client'}} "
         "& {{*sys.modules}} or 'none')"
     )
-    for module in ("relay", "shim"):
+    for module in ("relay.app", "kernel.shim"):
         done = subprocess.run(
             [sys.executable, "-c", code.format(module)],
             check=False,
