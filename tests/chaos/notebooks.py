@@ -42,6 +42,8 @@ class Notebook(Subject):
         self.tab: Tab | None = None
         self._cells = asyncio.Lock()
         self._visits = asyncio.Lock()
+        self.begun = False
+        """What is run once in a new kernel was run: there is something to look at."""
 
     @property
     def path(self) -> str:
@@ -51,11 +53,13 @@ class Notebook(Subject):
         """The tab, with the notebook's kernel and its session known."""
         if self.tab is None:
             async with self.locked:
+                self.begun = False
                 self.tab = Tab(self.world, self.user, self.path)
                 await self.tab.open()
                 self.session = await self._find_session(self.tab.kernel)
             self.world.timeline.add("session", f"{self.name} is session {self.session}")
             await self.begin()
+            self.begun = True
         return self.tab
 
     async def begin(self) -> None:
@@ -165,7 +169,7 @@ class Notebook(Subject):
 
     async def visit(self) -> str:
         async with self._visits:
-            return await self.look()
+            return await self.look() if self.begun else ""
 
     async def look(self) -> str:
         """Ask the notebook for what only its memory has; what was wrong, or ""."""

@@ -329,6 +329,22 @@ def test_a_cell_that_was_sent_twice_may_have_been_run_twice(sent: int, wrong: st
     assert asyncio.run(notebook.judge_count(4, 6, "visit", cell)) == wrong
 
 
+def test_a_notebook_is_not_visited_before_what_it_begins_with_was_run() -> None:
+    world: Any = FakeWorld(1)
+    notebook = Idle(world, "ada", 1)
+    looks = []
+
+    async def look() -> str:
+        looks.append(notebook.begun)
+        return "seen"
+
+    notebook.look = look  # type: ignore[method-assign]
+    assert asyncio.run(notebook.visit()) == ""
+    notebook.begun = True
+    assert asyncio.run(notebook.visit()) == "seen"
+    assert looks == [True]
+
+
 @pytest.mark.parametrize("now", [2, 4, 9])
 def test_a_count_may_jump_to_that_of_a_checkpoint_once(now: int) -> None:
     world: Any = FakeWorld(2)
