@@ -165,6 +165,10 @@ async def test_a_lease_that_is_not_renewed_fences_and_one_that_is_does_not() -> 
             assert answer["held"] == [{"session": kept, "epoch": 3}]
             assert (answer["gone"], answer["over"]) == (["000000000000"], False)
             await asyncio.sleep(0.25)
+        for _ in range(500):  # it is told before its state is written
+            if not (await box.session(lost))["devices"]:
+                break
+            await asyncio.sleep(0.02)
         assert (await box.session(lost))["devices"] == []
         assert (await box.session(lost))["saved"] is True
         assert (await box.session(kept))["devices"] == ["cpu:0"]
