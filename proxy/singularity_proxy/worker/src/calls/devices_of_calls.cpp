@@ -17,6 +17,12 @@ std::string base_name(const c10::OperatorHandle& handle) {
 
 }  // namespace
 
+std::string functional_name(const c10::OperatorHandle& handle) {
+  std::string base = base_name(handle);
+  if (base.size() > 1 && base.back() == '_' && !ends(base, "__")) base.pop_back();
+  return base;
+}
+
 bool checked_by_iterator(const c10::OperatorHandle& handle) {
   // Of native_functions.yaml: several tensors, `device_check: NoCheck`, and not tagged as pointwise.
   static const std::set<std::string> kIterators = {
@@ -27,9 +33,8 @@ bool checked_by_iterator(const c10::OperatorHandle& handle) {
       "softshrink", "threshold", "std", "var"};
   // Tagged as pointwise, and yet compared by their wrapper.
   static const std::set<std::string> kWrapped = {"clamp", "clamp_min", "clamp_max", "gcd", "lcm", "logaddexp", "logaddexp2"};
-  std::string base = base_name(handle);
+  const std::string base = functional_name(handle);
   if (base.rfind("_foreach", 0) == 0 || base.rfind("_fused", 0) == 0) return true;
-  if (base.size() > 1 && base.back() == '_' && !ends(base, "__")) base.pop_back();
   if (kWrapped.count(base)) return false;
   return kIterators.count(base) || handle.hasTag(at::Tag::pointwise);
 }

@@ -7,6 +7,9 @@
 
 namespace singularity {
 
+// The name of the operator, or of the one that it does in place: "normal" of "aten::normal_".
+std::string functional_name(const c10::OperatorHandle& handle);
+
 // True for an operator whose tensors TensorIterator compares, false for one whose generated wrapper
 // does: the two texts differ, and only the first takes 0-dim host tensors as numbers.
 bool checked_by_iterator(const c10::OperatorHandle& handle);

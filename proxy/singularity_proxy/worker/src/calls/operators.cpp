@@ -33,16 +33,6 @@ Operator* add_graph(std::string packed, uint16_t arguments, int device) {
 
 void free_graph(Operator& op) { channel(op.graph_device).free_storage({kGraphId | op.index, nullptr, 0}); }
 
-namespace {
-
-// "normal" of "aten::normal_".
-std::string plain_name(const std::string& name) {
-  const size_t start = name.rfind(':') + 1;
-  return name.substr(start, name.size() - start - (name.back() == '_'));
-}
-
-}  // namespace
-
 Operator* add_operator(const c10::OperatorHandle& handle) {
   static const std::set<std::string> kValuesDecideShape = {"aten::arange", "aten::range", "aten::linspace",
                                                            "aten::logspace"};
@@ -67,7 +57,7 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
   op->overload = schema.overload_name();
   op->schema = &schema;
   op->arguments = static_cast<uint16_t>(schema.arguments().size());
-  const bool in_key = kValuesDecideShape.count(op->name) || kChecksNumbers.count(plain_name(op->name));
+  const bool in_key = kValuesDecideShape.count(op->name) || kChecksNumbers.count(functional_name(handle));
   for (const auto& a : schema.arguments()) {
     auto type = a.type();
     if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
