@@ -169,8 +169,9 @@ def _run(line: str, cell: str | None) -> None:
 def _unknown_verb(verb: str) -> str:
     known = (*VERBS, SUBMIT, RUN)
     near = difflib.get_close_matches(verb, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    return f"%singularity has no verb '{verb}'; {hint}It knows {', '.join(known)}."
+    knows = f"knows {', '.join(known)}."
+    hint = f"did you mean '{near[0]}'? It {knows}" if near else f"it {knows}"
+    return f"%singularity has no verb '{verb}'; {hint}"
 
 
 def _arguments(verb: str, options: Any) -> dict[str, Any]:

@@ -278,7 +278,7 @@ def test_history_and_why(notebook: Notebook) -> None:
     ("line", "sentence"),
     [
         ("prak", "did you mean 'park'?"),
-        ("xyzzy", "It knows status, park"),
+        ("xyzzy", "has no verb 'xyzzy'; it knows status, park"),
         ("status lunch", "'status' takes no name"),
         ("restore", "'restore' needs the name or id of a checkpoint"),
         ("keep", "'keep' needs a length of time: 90s, 15min, 2h, or 0 for no longer"),
