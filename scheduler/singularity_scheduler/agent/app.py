@@ -40,7 +40,7 @@ from .devices.proxies import ProxyPool
 from .devices.pulse import Pulse
 from .folders import end_strays, lock
 from .ledger import Ledger
-from .memory import set_up_allocator
+from .memory import load_early, set_up_allocator
 from .move_settings import MoveSettings, open_stores
 from .node import Node, Settings
 from .place import take_place
@@ -277,6 +277,7 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
         handler.setFormatter(logs.formatter(self.log_style))
         logging.basicConfig(level=self.log_level, handlers=[handler], force=True)
         set_up_allocator()
+        load_early()
         try:
             with in_words():
                 asyncio.run(AgentProcess(self).run())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
+import importlib
 import os
+import sys
 
 _LIBC = ctypes.CDLL(None)
 _TRIM = getattr(_LIBC, "malloc_trim", None)
@@ -15,7 +18,16 @@ _OPTION = getattr(_LIBC, "mallopt", None)
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 """`M_MMAP_THRESHOLD` and `M_ARENA_MAX` of mallopt(3)."""
 
+_FORGET = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
+"""Lets the interpreter forget where it found attributes (the second name is that of before Python
+3.13). It remembers up to 4,096 and holds their names. A name that comes from C code is a string of
+its own each time, for example at each `open` in text mode: such strings lie all over the heap, and
+each keeps a page."""
+
 LARGE_BYTES = 256 << 10
+
+EARLY = ("blake3", "zstandard", "singularity_kernel.relay.line")
+"""What the first checkpoint and the first move of a kernel to another node import."""
 
 ARENAS = 2
 """Heaps of the allocator. By default each of the many threads that save a checkpoint has its own,
@@ -28,12 +40,22 @@ def set_up_allocator() -> None:
     the first of them was freed (mallopt(3)): the buffers of checkpoints then come from heaps of
     threads, which they leave in pieces. Called at the start of the agent, before it has threads.
 
-    What starts the agent sets `PYTHONMALLOC` (`fleet.local_agent.ALLOCATOR`), which is not meant
-    for what the agent starts in turn."""
+    What starts the agent chooses more in its environment (`fleet.local_agent.ALLOCATOR`), which is
+    not meant for what the agent starts in turn."""
     if _OPTION is not None:
         _OPTION(_MMAP_THRESHOLD, LARGE_BYTES)
         _OPTION(_ARENA_MAX, ARENAS)
-    os.environ.pop("PYTHONMALLOC", None)
+    for name in ("PYTHONMALLOC", "GLIBC_TUNABLES"):
+        os.environ.pop(name, None)
+
+
+def load_early() -> None:
+    """Import what a session would make the agent import later, so that the agent needs no more
+    memory after its first checkpoint than before. Who needs a library that is not installed says
+    so then."""
+    for name in EARLY:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def return_memory() -> None:
@@ -43,6 +65,7 @@ def return_memory() -> None:
     interpreter would do so by the number of new objects, and these are few and large. Blocks for
     some tens of milliseconds."""
     gc.collect()
+    _FORGET()
     if _TRIM is not None:
         _TRIM(0)
 

@@ -42,10 +42,11 @@ START_LIMIT_S = 60.0
 ANSWER_LIMIT_S = 5.0
 """How long an agent that lives may leave a connection unanswered."""
 
-ALLOCATOR = {"PYTHONMALLOC": "malloc"}
+ALLOCATOR = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
 """In an agent's environment: its small objects come from the C library, which gives each free page
 back (`agent.memory`). The interpreter's own allocator gives back whole megabytes alone, and keeps
-more of them after each larger checkpoint."""
+more of them after each larger checkpoint. No thread keeps freed blocks for itself: up to seven of
+each size, each in a page that could not be given back."""
 
 LOG_BYTES = 1 << 20
 

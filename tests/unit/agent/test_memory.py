@@ -120,6 +120,70 @@ def test_small_objects_leave_nothing_between_what_stays() -> None:
     assert left < most / 10, f"of {most} kB, {left} kB stayed"
 
 
+NAMES = """
+import sys
+from singularity_scheduler.agent.memory import return_memory
+
+return_memory()
+before = sys.getallocatedblocks()
+names = [f"name-{number}" for number in range(3000)]
+for name in names:
+    getattr(object, name, None)
+names.clear()
+kept = sys.getallocatedblocks() - before
+return_memory()
+print(kept, sys.getallocatedblocks() - before)
+"""
+
+
+def test_names_that_the_interpreter_remembers_are_freed() -> None:
+    command = [sys.executable, "-c", NAMES]
+    said = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    kept, left = map(int, said.split())
+    assert kept > 300
+    assert left < kept / 10, f"{left} of {kept} blocks stayed"
+
+
+FREED_IN_THREADS = """
+import ctypes, threading
+from singularity_scheduler.agent.memory import return_memory, set_up_allocator
+
+class Blocks(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+in_use = ctypes.CDLL(None).mallinfo2
+in_use.restype = Blocks
+set_up_allocator()
+before = in_use().uordblks
+freed, go = threading.Barrier(9), threading.Event()
+
+def work():
+    blocks = [bytes(size) for size in range(16, 1000, 8) for _ in range(10)]
+    blocks.clear()
+    freed.wait()
+    go.wait()
+
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+freed.wait()
+return_memory()
+print(in_use().uordblks - before)
+go.set()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="another C library")
+def test_threads_keep_nothing_that_was_freed() -> None:
+    def kept(chosen: dict[str, str]) -> int:
+        command = [sys.executable, "-c", FREED_IN_THREADS]
+        env = {**os.environ, "PYTHONMALLOC": "malloc", **chosen}
+        return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, env=env).stdout)
+
+    assert kept({}) - kept(ALLOCATOR) > 200_000, "bytes"
+
+
 THREADS = """
 import ctypes, sys, threading
 from singularity_scheduler.agent.memory import set_up_allocator
