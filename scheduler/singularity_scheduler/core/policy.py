@@ -18,7 +18,7 @@ from .gangs import sets as gang_sets
 from .gangs import steps as gang_steps
 from .gangs import store as gang_store
 from .gangs import turns as gang_turns
-from .moves import device_restores, relocation, returns, scaling
+from .moves import answers, device_restores, relocation, returns, scaling
 from .moves import whole as moves
 from .operations import defragmentation, drains, health, quotas, upgrades
 from .placement import choice as placement
@@ -292,6 +292,12 @@ def _restore_asked(draft: Draft, event: ev.RestoreAsked) -> None:
     moves.restore_asked(draft, view, event)
 
 
+def _drop_asked(draft: Draft, event: ev.DropAsked) -> None:
+    view = _find(draft, event.session)
+    drop = checkpoints.drop_one if view.part is None else gang_sets.drop_set
+    drop(draft, view, checkpoints.find(view, event.checkpoint))
+
+
 def _end_asked(draft: Draft, event: ev.EndAsked) -> None:
     view = _find(draft, event.session)
     if view.final:
@@ -485,16 +491,6 @@ def _joined(draft: Draft, event: ev.NodeJoined) -> None:
     drains.joined(draft, event)
 
 
-def _suspended(draft: Draft, event: ev.Suspended) -> None:
-    if moves.suspended(draft, event):
-        gang_store.answered(draft, event.session, event.checkpoint.id)
-
-
-def _suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
-    if moves.suspend_failed(draft, event):
-        gang_store.answered(draft, event.session)
-
-
 def _current(view: SessionView | None, epoch: int, state: DeviceState) -> TypeGuard[SessionView]:
     """Whether an answer of the agent is the one the session waits for."""
     return view is not None and view.epoch == epoch and view.device_state is state
@@ -517,7 +513,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.RestoreAsked: _restore_asked,
     ev.ForkAsked: moves.fork_asked,
     ev.ReopenAsked: reopening.asked,
-    ev.DropAsked: checkpoints.drop_asked,
+    ev.DropAsked: _drop_asked,
     ev.SignalAsked: _signal_asked,
     ev.EndAsked: _end_asked,
     ev.DrainAsked: health.drain_asked,
@@ -530,7 +526,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.GroupLate: endings.group_late,
     ev.Started: nodes.started,
     ev.StartFailed: endings.start_failed,
-    ev.ProcessExited: endings.exited,
+    ev.ProcessExited: answers.note_exit,
     ev.Ended: endings.ended,
     ev.DeviceNeeded: _needed,
     ev.DeviceWithdrawn: _withdrawn,
@@ -557,11 +553,11 @@ _HANDLERS: dict[type, Handler] = {
     ev.ContentsBack: device_restores.done,
     ev.CheckpointsFound: checkpoints.found,
     ev.CheckpointGone: checkpoints.gone,
-    ev.Suspended: _suspended,
-    ev.SuspendFailed: _suspend_failed,
-    ev.Fenced: moves.fenced,
-    ev.Resumed: moves.resumed,
-    ev.ResumeFailed: moves.resume_failed,
+    ev.Suspended: answers.note_suspended,
+    ev.SuspendFailed: answers.note_suspend_failed,
+    ev.Fenced: answers.note_fenced,
+    ev.Resumed: answers.note_resumed,
+    ev.ResumeFailed: answers.note_resume_failed,
     ev.Wanted: moves.wanted,
     ev.Orphaned: _orphaned,
     adm.ParametersAsked: settings.asked,

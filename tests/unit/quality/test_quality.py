@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import house
+
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ["proxy", "scheduler", "kernel_ext", "hub_spawner", "ui_labext"]
 CHECKS = {
@@ -29,6 +31,14 @@ def test_check(name: str) -> None:
     argv = [str(program) if program.exists() else command[0], *command[1:]]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    python = house.graph_python_imports()
+    assert len(python) > 300
+    typescript = house.graph_typescript_imports(house.list_sources())
+    assert len(typescript) > 30
+    assert house.find_circles(python) + house.find_circles(typescript) == []
 
 
 def product_files() -> list[Path]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from singularity_proxy.errors import Unsupported
+from singularity_proxy.errors import Conflict, Unsupported
 
 from singularity_scheduler.core.reasons.reason import Reason, because
 from singularity_scheduler.core.reasons.refusals import refuse
@@ -64,6 +64,11 @@ def queued_with(draft: Draft, nodes: Collection[str]) -> set[str]:
     return {node for view in here for node in elsewhere(draft, view)}
 
 
+def goes_back(view: SessionView) -> bool:
+    """Whether a part gives up what it is, to go on from a set or from its beginning."""
+    return view.part is not None and view.rollback and not view.unwind
+
+
 # -- what cannot be done --------------------------------------------------------------------
 
 
@@ -83,6 +88,27 @@ def refuse_part(view: SessionView) -> None:
     """`Unsupported` when the session is a part, for what would store or move it alone."""
     if why := stays(view):
         raise refuse(Unsupported, because("part_stays", who=view.label, why=why), session=view.id)
+
+
+def require_standing(
+    draft: Draft, view: SessionView, views: list[SessionView], what: str = "suspended"
+) -> None:
+    """`Conflict` unless the ranks of all parts can be stopped together."""
+    assert view.part is not None
+    why: Reason | None = None
+    if len(views) < view.part.parts:
+        why = because("part_has_ended")
+    for one in views:
+        there = one.process_state is ProcessState.LIVE and one.leaving is None
+        if not why and not (there and one.device_state is DeviceState.HELD):
+            assert one.part is not None
+            why = because("part_is", part=one.part.number, node=one.node, word=one.word)
+    if why:
+        raise refuse(
+            Conflict,
+            because("gang_not_standing", who=view.label, what=what, why=why),
+            session=view.id,
+        )
 
 
 # -- who may start, who may have devices ----------------------------------------------------

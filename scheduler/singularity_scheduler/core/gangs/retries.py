@@ -18,17 +18,12 @@ from singularity_scheduler.core.reasons import of_runs as run_reasons
 from singularity_scheduler.core.reasons.reason import Reason
 from singularity_scheduler.core.state.draft import Draft
 from singularity_scheduler.core.state.stored import CheckpointSet
-from singularity_scheduler.core.steps import endings, losses, retries
+from singularity_scheduler.core.steps import endings, retries
 from singularity_scheduler.core.values.model import SessionView
 from singularity_scheduler.core.values.states import ProcessEvent, ProcessState
 
 from . import members as gangs
 from . import sets as gang_sets
-
-
-def goes_back(view: SessionView) -> bool:
-    """Whether a part gives up what it is, to go on from a set or from its beginning."""
-    return view.part is not None and view.rollback and not view.unwind
 
 
 def newest(draft: Draft, view: SessionView) -> CheckpointSet | None:
@@ -44,7 +39,8 @@ def newest(draft: Draft, view: SessionView) -> CheckpointSet | None:
 def _begins_anew(views: list[SessionView]) -> bool:
     """Whether these parts are just beginning from their beginning."""
     return any(
-        one.pending or (one.retrying and goes_back(one) and not one.restore_from) for one in views
+        one.pending or (one.retrying and gangs.goes_back(one) and not one.restore_from)
+        for one in views
     )
 
 
@@ -95,7 +91,7 @@ def lost(draft: Draft, view: SessionView, why: Reason, rule: str) -> bool:
     if chosen is None or view.part is None:
         return False
     again = retries.left(view) > 0
-    losses.gone(
+    moves.lose_place(
         draft,
         view,
         run_reasons.lost_self(why, chosen.of[view.id], draft.now),
@@ -164,7 +160,7 @@ def _send(
         moves.call(draft, going, reason, rule)
     elif view.process_state is not ProcessState.SUSPENDING:
         moves.leave(draft, going, reason, rule)
-    elif goes_back(view):  # it is being ended already
+    elif gangs.goes_back(view):  # it is being ended already
         draft.note(going, reason, rule)
     else:
         going = draft.note(replace(going, seq=going.seq + 1, exit=None), reason, rule)
@@ -236,6 +232,6 @@ def _where_others_go(draft: Draft, view: SessionView) -> CheckpointSet | None:
         if other.process_state is ProcessState.RESUMING:
             continue  # it says where it comes from, and not where it goes then
         reference = next((c for c in other.checkpoints if c.id == other.restore_from), None)
-        if goes_back(other) and reference is not None and reference.set_id in sets:
+        if gangs.goes_back(other) and reference is not None and reference.set_id in sets:
             return sets[reference.set_id]
     return None

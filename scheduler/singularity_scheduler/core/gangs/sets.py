@@ -27,7 +27,6 @@ from singularity_scheduler.core.values.requested import Part
 from singularity_scheduler.core.values.states import DeviceState, ProcessState
 
 from . import members as gangs
-from . import store as gang_store
 
 
 def whole(draft: Draft, part: Part) -> list[CheckpointSet]:
@@ -60,7 +59,7 @@ def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
         )
     moves.refuse_in_flight(view)
     views = gangs.together(draft, view)
-    gang_store.require_standing(draft, view, views, "stored")
+    gangs.require_standing(draft, view, views, "stored")
     for one in views:
         moves.require_images(draft, one)
     cut = tuple(one.id for one in views)
@@ -163,7 +162,7 @@ def _in_use(views: Iterable[SessionView]) -> set[str]:
     return {reference.set_id for reference in refs} - {""}
 
 
-def drop_asked(draft: Draft, view: SessionView, reference: CheckpointRef) -> None:
+def drop_set(draft: Draft, view: SessionView, reference: CheckpointRef) -> None:
     """Somebody deletes the checkpoint of a part: its whole set goes."""
     assert view.part is not None
     views = gangs.together(draft, view)

@@ -23,7 +23,7 @@ from singularity_scheduler.core.state import checkpoints
 from singularity_scheduler.core.state.draft import Draft
 from singularity_scheduler.core.values import events as ev
 from singularity_scheduler.core.values.model import SessionView
-from singularity_scheduler.core.values.states import DeviceState, ProcessState
+from singularity_scheduler.core.values.states import ProcessState
 
 from . import members as gangs
 from . import retries as gang_retries
@@ -38,7 +38,7 @@ def suspend_asked(draft: Draft, view: SessionView, event: ev.SuspendAsked) -> No
             moves.suspend_asked(draft, one, event)
         return
     moves.refuse_in_flight(view)
-    require_standing(draft, view, views)
+    gangs.require_standing(draft, view, views)
     for one in views:
         moves.require_images(draft, one)
     cut = tuple(one.id for one in views)
@@ -54,7 +54,7 @@ def migrate_asked(draft: Draft, view: SessionView, node_id: str, by: str) -> Non
     moves.refuse_away(view)
     placement.named(draft.state, node_id)
     views = gangs.together(draft, view)
-    require_standing(draft, view, views, "moved")
+    gangs.require_standing(draft, view, views, "moved")
     for one in views:
         moves.require_images(draft, one)
     moves.require_node(draft, view, node_id)
@@ -94,27 +94,6 @@ def _why_not_to(
         return because("gang_is_in_one_cluster")
     wants = placement.waiting_for_device(view)
     return placement.no_room(draft, replace(view, wants=wants), node_id)
-
-
-def require_standing(
-    draft: Draft, view: SessionView, views: list[SessionView], what: str = "suspended"
-) -> None:
-    """`Conflict` unless the ranks of all parts can be stopped together."""
-    assert view.part is not None
-    why: Reason | None = None
-    if len(views) < view.part.parts:
-        why = because("part_has_ended")
-    for one in views:
-        there = one.process_state is ProcessState.LIVE and one.leaving is None
-        if not why and not (there and one.device_state is DeviceState.HELD):
-            assert one.part is not None
-            why = because("part_is", part=one.part.number, node=one.node, word=one.word)
-    if why:
-        raise refuse(
-            Conflict,
-            because("gang_not_standing", who=view.label, what=what, why=why),
-            session=view.id,
-        )
 
 
 def resume_asked(draft: Draft, view: SessionView, event: ev.ResumeAsked) -> bool:

@@ -4,6 +4,7 @@ Every way is the same: `live` → `suspending` (its agent writes everything to t
 the node) → `suspended` → `resuming` (some agent reads it back) → `live`. What was asked for decides
 only which checkpoint is read (`restore_from`), where (`target`), whether that happens by itself as
 soon as there is room (`called`), and whether what comes back is older than what was (`rollback`).
+What the agents answer is in `answers`.
 """
 
 from __future__ import annotations
@@ -11,22 +12,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from singularity_proxy.errors import Conflict, Unavailable, Unsupported
 
 from singularity_scheduler.core.gangs import members as gangs
-from singularity_scheduler.core.gangs import retries as gang_retries
-from singularity_scheduler.core.gangs import sets as gang_sets
 from singularity_scheduler.core.placement import choice as placement
 from singularity_scheduler.core.reasons import obstacles
-from singularity_scheduler.core.reasons import of_devices as reasons
 from singularity_scheduler.core.reasons import of_moves as move_reasons
-from singularity_scheduler.core.reasons import of_runs as run_reasons
 from singularity_scheduler.core.reasons.reason import Reason, because
 from singularity_scheduler.core.reasons.refusals import refuse
 from singularity_scheduler.core.state import checkpoints, queue
 from singularity_scheduler.core.state.draft import Draft
-from singularity_scheduler.core.steps import endings, retries
 from singularity_scheduler.core.values import events as ev
 from singularity_scheduler.core.values.model import SessionView
 from singularity_scheduler.core.values.states import (
@@ -150,12 +147,12 @@ def leave_action(
 ) -> ev.Suspend | ev.Fence:
     """The command that a session in `suspending` waits for."""
     head = (view.id, view.node, view.why, rule, view.epoch, view.seq)
-    if _discards(view):
+    if discards_state(view):
         return ev.Fence(*head)
     return ev.Suspend(*head, name=name, cut=cut, urgent=urgent)
 
 
-def _discards(view: SessionView) -> bool:
+def discards_state(view: SessionView) -> bool:
     """Whether its present state is given up instead of stored."""
     return view.rollback and not view.unwind
 
@@ -168,88 +165,6 @@ def settle(draft: Draft) -> None:
             mark = draft.duty(view.node)
             rule = mark.rule if mark.leaving else "user.suspend"
             leave(draft, view, view.why, rule, view.leaving or "")
-
-
-def suspended(draft: Draft, event: ev.Suspended) -> bool:
-    """It is in the store. False: that is no answer to what it waits for, an old one perhaps."""
-    view = draft.get(event.session)
-    if view is None:
-        return False
-    if view.process_state is not ProcessState.SUSPENDING or not _answers(view, event):
-        if view.final:  # it was ended meanwhile: nobody wants this checkpoint
-            draft.put(
-                checkpoints.drop(
-                    draft, checkpoints.add(draft, view, event.checkpoint), {event.checkpoint.id}
-                )
-            )
-        return False
-    view = replace(view, suspend_s=event.ms / 1000)
-    view = checkpoints.add(draft, view, event.checkpoint)
-    _gone_from_node(draft, view, move_reasons.suspended(view, event.checkpoint, event.ms))
-    return True
-
-
-def fenced(draft: Draft, event: ev.Fenced) -> None:
-    """Its processes are ended, to go back to an older state."""
-    view = draft.get(event.session)
-    waits = view and view.process_state is ProcessState.SUSPENDING and _discards(view)
-    if view and waits and _answers(view, event):
-        _gone_from_node(draft, view, move_reasons.processes_ended())
-
-
-def _gone_from_node(draft: Draft, view: SessionView, reason: Reason) -> None:
-    if view.retrying and not view.restore_from:
-        retries.begin_again(draft, view, view.why, "retry")
-        return
-    saved = view.saved
-    if view.device_state is DeviceState.HELD:
-        view, saved = draft.quiet_step(view, DeviceEvent.STORED), True
-    called = view.called and not view.held_back
-    draft.step(
-        view,
-        ProcessEvent.SUSPENDED,
-        view.why if called else reason,
-        "process.suspended",
-        devices=(),
-        saved=saved,
-        exit=None,
-        queue_order=draft.next_order() if view.called else view.queue_order,
-    )
-
-
-def suspend_failed(draft: Draft, event: ev.SuspendFailed) -> bool:
-    """It goes on where it is. False: as of `suspended`."""
-    view = draft.get(event.session)
-    if view is None or view.process_state is not ProcessState.SUSPENDING:
-        return False
-    if not _answers(view, event):
-        return False
-    if view.retrying or gang_retries.goes_back(view):  # nobody wants what is there
-        reason = run_reasons.not_removed(event.sentence)
-        endings.finish(draft, view, ProcessEvent.FAIL, reason, "retry")
-        return True
-    wants, ended = view.wants, view.exit
-    view = draft.step(
-        endings.stay(view),
-        ProcessEvent.SUSPEND_FAILED,
-        move_reasons.suspend_failed(event.sentence),
-        "process.suspend_failed",
-        wants=False,
-        exit=None,
-        leave_failed=(draft.now, event.sentence),
-    )
-    if ended is not None:
-        endings.exited(draft, ev.ProcessExited(view.id, *ended))
-    elif view.held_back and view.device_state is DeviceState.HELD:  # it was preempted meanwhile
-        queue.park(draft, view, reasons.held_back(view), "user.preempt")
-    elif wants and view.device_state in (DeviceState.NONE, DeviceState.PARKED):
-        queue.enqueue(draft, view, view.why, "device.lazy")
-    return True
-
-
-def _answers(view: SessionView, event: object) -> bool:
-    """Whether it is the answer to the command that the session waits for."""
-    return (view.epoch, view.seq) == (getattr(event, "epoch", 0), getattr(event, "seq", 0))
 
 
 # -- out of the store -----------------------------------------------------------------------
@@ -333,92 +248,42 @@ def wanted(draft: Draft, event: ev.Wanted) -> None:
         draft.put(replace(view, called=True))
 
 
-def resumed(draft: Draft, event: ev.Resumed) -> None:
-    view = draft.get(event.session)
-    if view is None or view.process_state is not ProcessState.RESUMING or not _answers(view, event):
-        return
-    wants, ended, reason = view.wants, view.exit, view.why
-    again, retrying = view.part is not None and view.leaving is not None, view.retrying
-    view = draft.step(
-        endings.stay(view),
-        ProcessEvent.LIVE,
-        move_reasons.came_back(view, event.loss),
-        "process.resumed",
-        loss=replace(event.loss, at=draft.now),
-        origin=view.node if event.relay else view.origin,
-        wants=False,
-        exit=None,
-    )
-    if again:  # its gang went somewhere else meanwhile
-        gang_retries.back(draft, view, reason, retrying)
-    elif ended is not None:
-        endings.exited(draft, ev.ProcessExited(view.id, *ended))
-    elif wants:  # those who were called back later do not overtake it
-        queue.enqueue(draft, view, reasons.waits(view), "device.lazy", order=view.queue_order)
-    if view.part is not None:
-        gang_sets.trim(draft, view.part)
-
-
-def resume_failed(draft: Draft, event: ev.ResumeFailed) -> None:
-    view = draft.get(event.session)
-    if view is None or view.process_state is not ProcessState.RESUMING or not _answers(view, event):
-        return
-    own = any(c.id == view.restore_from for c in view.checkpoints)
-    if event.damaged:
-        owner = view.id if own else view.source
-        checkpoints.mark_damaged(draft, owner, view.restore_from, event.sentence)
-        view = draft.get(view.id) or view
-    if view.source and not own:
-        reason = move_reasons.not_forked(event.sentence)
-        endings.finish(draft, view, ProcessEvent.FAIL, reason, "process.resume_failed")
-        return
-    if retries.not_resumed(draft, view, event.sentence, event.damaged or event.passing):
-        return
-    if view.unwind and view.newest_whole is not None:
-        _unwind(draft, view, event.sentence)
-        return
-    failed = next((c for c in view.checkpoints if c.id == view.restore_from), None)
-    reason, back = move_reasons.resume_failed(event.sentence), view.rollback
-    if event.damaged and failed is not None:
-        other = checkpoints.instead_of(view, failed)
-        reason = move_reasons.resume_failed_damaged(event.sentence, other, draft.now)
-        # Its last state is lost: whatever it comes back from is older than what it wrote and said.
-        back = back or (view.newest_whole is not None and view.newest_whole.at < failed.at)
-    alone = view.part is None  # the others of a gang are where it is, and of its incarnation
-    draft.step(
-        replace(
-            endings.stay(view),
-            rollback=back and alone,
-            undo=view.undo and alone,
-            restore_from="" if alone else view.restore_from,
-        ),
-        ProcessEvent.RESUME_FAILED,
+def lose_place(
+    draft: Draft, view: SessionView, reason: Reason, rule: str, **more: Any
+) -> SessionView:
+    """Let a session of which nothing is left on its node go on from the store as soon as there is
+    room."""
+    wants = placement.waiting_for_device(view)
+    view = _off_devices(draft, view)
+    return draft.step(
+        view,
+        ProcessEvent.LOST,
         reason,
-        "process.resume_failed",
-        # A part stays where no other one is: another may be on its way to where it was.
-        node=view.node if view.part else view.came_from or view.node,
-        exit=None,
-    )
-
-
-def _unwind(draft: Draft, view: SessionView, sentence: str) -> None:
-    """Its state from before is in the store: it comes back with that, where it was."""
-    moved = view.came_from != ""
-    reason = (
-        move_reasons.unwinds_move(view, sentence)
-        if moved
-        else move_reasons.unwinds_restore(sentence)
-    )
-    before = view.came_from or view.node
-    view = draft.step(
-        replace(endings.stay(view), queue_order=view.queue_order),
-        ProcessEvent.RESUME_FAILED,
-        reason,
-        "process.resume_failed",
-        node=before,
+        rule,
         called=True,
+        target="",
+        target_cluster="",
+        leaving=None,
+        moving=False,
+        unwind=False,
+        rollback=True,
+        undo=False,
+        came_from="",
+        wants=wants,
         exit=None,
+        queue_order=draft.next_order(),
+        **more,
     )
+
+
+def _off_devices(draft: Draft, view: SessionView) -> SessionView:
+    """`view` with nothing of a lease or a wait on its node; not in the draft yet."""
+    if view.leased:
+        return draft.quiet_step(queue.freed(view), DeviceEvent.LOST, saved=True)
+    if view.device_state is DeviceState.WAITING:
+        event = DeviceEvent.WITHDRAW_SAVED if view.saved else DeviceEvent.WITHDRAW
+        return draft.quiet_step(queue.freed(view), event)
+    return queue.freed(view)
 
 
 # -- to another node, to another state ------------------------------------------------------

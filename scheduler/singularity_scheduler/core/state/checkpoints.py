@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from singularity_proxy.errors import BadRequest, Conflict, NotFound, Unsupported
 
-from singularity_scheduler.core.gangs import sets as gang_sets
 from singularity_scheduler.core.reasons import of_moves as move_reasons
 from singularity_scheduler.core.reasons import of_runs as run_reasons
 from singularity_scheduler.core.reasons.of_devices import age_s_of, name_of
@@ -302,16 +301,8 @@ def found(draft: Draft, event: ev.CheckpointsFound) -> None:
             view = draft.put(add(draft, view, reference))
 
 
-def drop_asked(draft: Draft, event: ev.DropAsked) -> None:
-    view = draft.get(event.session)
-    if view is None:
-        raise refuse(
-            NotFound, because("no_such_session", session=event.session), session=event.session
-        )
-    reference = find(view, event.checkpoint)
-    if view.part is not None:
-        gang_sets.drop_asked(draft, view, reference)
-        return
+def drop_one(draft: Draft, view: SessionView, reference: CheckpointRef) -> None:
+    """Mark a checkpoint that somebody deletes; refuse one that the session would come back from."""
     if not view.here and not view.final and reference.id in in_use(draft, view):
         raise refuse(
             Conflict,

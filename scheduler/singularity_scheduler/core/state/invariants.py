@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from singularity_scheduler.core.gangs import members as gangs
-from singularity_scheduler.core.gangs import retries as gang_retries
 from singularity_scheduler.core.gangs import sets as gang_sets
 from singularity_scheduler.core.operations import quotas
 from singularity_scheduler.core.operations.drains import is_there
@@ -133,7 +132,7 @@ def _check_sets(draft: Draft, part: Part, views: list[SessionView], who: str) ->
     to: set[str] = set()
     for view in views:
         reference = next((c for c in view.checkpoints if c.id == view.restore_from), None)
-        if gang_retries.goes_back(view) and reference is not None and view.called:
+        if gangs.goes_back(view) and reference is not None and view.called:
             to.add(reference.set_id)
     _hold(len(to) < 2, f"the parts of {who} go back to different sets: {to}")
     _hold(to <= whole, f"the parts of {who} go back to {to}, which is not whole")

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from singularity_scheduler.core.gangs import retries as gang_retries
 from singularity_scheduler.core.reasons import of_runs as run_reasons
 from singularity_scheduler.core.reasons.reason import Reason
 from singularity_scheduler.core.state import checkpoints, queue
@@ -21,7 +20,7 @@ from singularity_scheduler.core.values.states import (
     ProcessState,
 )
 
-from . import groups, retries
+from . import groups
 from .goals import condition_of
 
 
@@ -89,35 +88,6 @@ def start_failed(draft: Draft, event: ev.StartFailed) -> None:
     view = draft.get(event.session)
     if view and view.process_state is ProcessState.STARTING:
         finish(draft, view, ProcessEvent.FAIL, run_reasons.start_failed(event.sentence), "start")
-
-
-def exited(draft: Draft, event: ev.ProcessExited) -> None:
-    view = draft.get(event.session)
-    if view is None:
-        return
-    if view.final:
-        if event.exit_code is not None and view.exit_code is None:
-            draft.put(replace(view, exit_code=event.exit_code))
-        return
-    if view.in_flight:  # its own agent ends it there, or it ended by itself: the answer tells
-        draft.put(replace(view, exit=(event.exit_code, event.sentence)))
-        return
-    going = view.leaving is not None and (view.retrying or gang_retries.goes_back(view))
-    if view.pending or going:
-        return  # of the attempt before, of which nothing is left, or is about to be
-    if view.process_state is ProcessState.SUSPENDED:
-        return
-    code = event.exit_code
-    if retries.exited(draft, view, code, event.sentence):
-        return
-    step, reason = ProcessEvent.FAIL, run_reasons.exited(code, event.sentence)
-    if retries.was_killed(view, code):
-        reason = retries.over(view, reason)
-    if code == 0 and view.process_state in (ProcessState.STARTING, ProcessState.LIVE):
-        step = ProcessEvent.COMPLETE
-    elif view.stopped_by is not None and (code is None or code < 0 or code > 128):
-        step, reason = run_reasons.closed(view, view.stopped_by, "")
-    finish(draft, view, step, reason, "process.exited", exit_code=code)
 
 
 def end_all(draft: Draft, views: Iterable[SessionView], by: str, why: str, grace_s: float) -> None:

@@ -13,22 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from singularity_scheduler.core.gangs import retries as gang_retries
+from singularity_scheduler.core.moves import whole as moves
 from singularity_scheduler.core.placement import choice as placement
 from singularity_scheduler.core.reasons import of_moves as move_reasons
 from singularity_scheduler.core.reasons import of_runs as run_reasons
-from singularity_scheduler.core.reasons.reason import Reason
-from singularity_scheduler.core.state import queue
 from singularity_scheduler.core.state.cluster import Node
 from singularity_scheduler.core.state.draft import Draft
 from singularity_scheduler.core.values import events as ev
 from singularity_scheduler.core.values.model import SessionView
 from singularity_scheduler.core.values.requested import Kind
 from singularity_scheduler.core.values.states import (
-    DeviceEvent,
-    DeviceState,
     ProcessEvent,
     ProcessState,
 )
@@ -142,7 +138,7 @@ def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
     if view.process_state is ProcessState.RESUMING and own is not None:
         reference = own  # it was coming back from this one
     forked = reference is None
-    return gone(
+    return moves.lose_place(
         draft,
         view,
         move_reasons.lost_node(view, silent_s, reference, draft.now),
@@ -151,41 +147,6 @@ def lose(draft: Draft, view: SessionView, silent_s: float) -> SessionView:
         retrying=retries.left(view) > 0,
         restore_from=view.restore_from if forked else reference.id if reference else "",
     )
-
-
-def gone(draft: Draft, view: SessionView, reason: Reason, rule: str, **more: Any) -> SessionView:
-    """Nothing of it is left on its node: it is to go on from the store as soon as there is room."""
-    wants = placement.waiting_for_device(view)
-    view = _off_devices(draft, view)
-    return draft.step(
-        view,
-        ProcessEvent.LOST,
-        reason,
-        rule,
-        called=True,
-        target="",
-        target_cluster="",
-        leaving=None,
-        moving=False,
-        unwind=False,
-        rollback=True,
-        undo=False,
-        came_from="",
-        wants=wants,
-        exit=None,
-        queue_order=draft.next_order(),
-        **more,
-    )
-
-
-def _off_devices(draft: Draft, view: SessionView) -> SessionView:
-    """`view` with nothing of a lease or a wait on its node; not in the draft yet."""
-    if view.leased:
-        return draft.quiet_step(queue.freed(view), DeviceEvent.LOST, saved=True)
-    if view.device_state is DeviceState.WAITING:
-        event = DeviceEvent.WITHDRAW_SAVED if view.saved else DeviceEvent.WITHDRAW
-        return draft.quiet_step(queue.freed(view), event)
-    return queue.freed(view)
 
 
 def _fail(draft: Draft, view: SessionView, silent_s: float) -> None:

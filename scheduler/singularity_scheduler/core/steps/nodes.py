@@ -10,6 +10,7 @@ import json
 from dataclasses import replace
 
 from singularity_scheduler.core.gangs import retries as gang_retries
+from singularity_scheduler.core.moves import answers
 from singularity_scheduler.core.moves import whole as moves
 from singularity_scheduler.core.placement import choice as placement
 from singularity_scheduler.core.reasons import of_devices as reasons
@@ -169,7 +170,7 @@ def _compare(draft: Draft, view: SessionView, fact: AgentFacts) -> None:
     """Both know it: take over what the agent knows better, command what the ledger knows better."""
     view = recorded.take(draft, view, json.loads(fact.recorded))
     if not fact.alive:
-        endings.exited(draft, ev.ProcessExited(view.id, fact.exit_code, fact.reason))
+        answers.note_exit(draft, ev.ProcessExited(view.id, fact.exit_code, fact.reason))
         _settle_devices(draft, view.id)
         return
     if view.lost:

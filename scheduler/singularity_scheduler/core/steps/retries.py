@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from singularity_scheduler.core.gangs import members as gangs
-from singularity_scheduler.core.gangs import retries as gang_retries
 from singularity_scheduler.core.moves import whole as moves
 from singularity_scheduler.core.reasons import of_runs as run_reasons
 from singularity_scheduler.core.reasons.reason import Reason
@@ -63,17 +62,6 @@ def may(draft: Draft, view: SessionView) -> bool:
     return left(view) > 0 and gangs.whole(draft, view)
 
 
-def exited(draft: Draft, view: SessionView, code: int | None, sentence: str) -> bool:
-    """The process of a live session ended: begin the next attempt if it was killed and may be tried
-    again. False: it may not, and whoever asks ends it."""
-    if not may(draft, view) or not was_killed(view, code) or view.stopped_by is not None:
-        return False
-    how = run_reasons.exited(code, sentence)
-    if not gang_retries.killed(draft, view, how):
-        _leave(draft, view, how, "retry")
-    return True
-
-
 def begun(view: SessionView, now: float) -> dict[str, Any]:
     """What changes in a session when it is known that its process runs, or ran."""
     return {
@@ -98,12 +86,12 @@ def along(draft: Draft, view: SessionView, attempt: int, how: Reason) -> None:
     elif view.process_state is ProcessState.SUSPENDING:
         _discard(draft, replace(view, attempt=attempt), how)
     else:
-        _leave(draft, replace(view, attempt=attempt - 1), how, "retry")
+        make_next(draft, replace(view, attempt=attempt - 1), how, "retry")
 
 
 def _discard(draft: Draft, view: SessionView, how: Reason) -> None:
     """Have it removed instead of stored."""
-    removed = gang_retries.goes_back(view)  # that is under way already
+    removed = gangs.goes_back(view)  # that is under way already
     view = replace(endings.stay(view), retrying=True, rollback=True, exit=None)
     if removed:
         draft.note(view, reason_of(view, how, draft.now), "retry")
@@ -118,8 +106,9 @@ def remove(draft: Draft, view: SessionView, reason: Reason) -> None:
     moves.leave(draft, replace(view, retrying=True, rollback=True), reason, "retry")
 
 
-def _leave(draft: Draft, view: SessionView, how: Reason, rule: str) -> None:
-    """Have what is left of it removed; it goes on once that is confirmed."""
+def make_next(draft: Draft, view: SessionView, how: Reason, rule: str) -> None:
+    """Make the next attempt of a run: what is left of this one is removed, and it goes on once that
+    is confirmed."""
     if view.process_state is ProcessState.STARTING:  # it ran: nobody had told that yet
         view = draft.quiet_step(view, ProcessEvent.LIVE, **begun(view, draft.now))
     reference = _to_go_on_from(view, draft.now)
@@ -194,8 +183,6 @@ def not_resumed(draft: Draft, view: SessionView, sentence: str, free: bool) -> b
     from its newest whole one. `free`: that costs no attempt, because the checkpoint is damaged (the
     next older one counts) or what was in the way will pass (the store was away). False: it was no
     retry."""
-    if view.part is not None:
-        return gang_retries.not_back(draft, view, sentence, free)
     if not view.retrying:
         return False
     how = run_reasons.no_return(sentence)
