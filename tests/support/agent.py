@@ -307,6 +307,15 @@ class AgentBox:
         """Pids of the device proxies of this agent and of the ones before it."""
         return device_proxies(str(self.runtime))
 
+    def template(self) -> int:
+        """Pid of the process that this agent's device proxies are copies of."""
+        [pid] = [pid for pid in _with_words(lambda words: "--template" in words) if self._ours(pid)]
+        return pid
+
+    def _ours(self, pid: int) -> bool:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return int(stat.rpartition(")")[2].split()[1]) == self.agent_pid
+
     def proxies_of(self, session: str) -> list[int]:
         """Pids of the device proxies that serve rings of the session."""
         return proxies_of(str(self.runtime), str(self.shm), session)

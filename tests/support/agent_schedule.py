@@ -320,7 +320,9 @@ class Walk:
     def has_ended(self) -> bool:
         """Whether the training, as it is now, has come to its end: the log may tell of the end of
         an earlier life, of which the session came back to an older state."""
-        return ENDED in {_name_of(p.pid) for p in self.place.everything_of(self.session)}
+        # Wherever it is, the environment that it began with names the node where that was.
+        found = (one.pid for box in self.boxes for one in box.everything_of(self.session))
+        return ENDED in map(_name_of, found)
 
 
 def _name_of(pid: int) -> str:

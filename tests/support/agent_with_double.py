@@ -7,13 +7,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from singularity_scheduler.agent.app import main
 from singularity_scheduler.agent.devices import proxies
-from support.agent_refusing import refusing
+from support.agent_refusing import Commands, Refusing
 
 
-def command(socket: str, python: str = sys.executable) -> list[str]:
+def command(socket: str) -> list[str]:
     double = Path(__file__).with_name("agent_proxy_double.py")
-    return [python, str(double), "--socket", socket]
+    return [sys.executable, str(double), "--socket", socket]
 
 
-proxies.proxy_command = refusing(command)
+proxies.make_starter = lambda _: Refusing(Commands(command))
 main()

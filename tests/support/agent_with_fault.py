@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from singularity_scheduler.agent import app
 from singularity_scheduler.agent.devices import proxies
 from singularity_scheduler.agent.node import Node
-from support.agent_refusing import refusing
+from support.agent_refusing import Refusing
 
 [STATE] = [word.partition("=")[2] for word in sys.argv if word.startswith("--NodeAgent.state_dir=")]
 FAULT, REACHED = Path(STATE) / "fault", Path(STATE) / "reached"
@@ -32,6 +32,7 @@ def step(name: str) -> None:
         time.sleep(0.002)
 
 
-proxies.proxy_command = refusing(proxies.proxy_command)
+make_starter = proxies.make_starter
+proxies.make_starter = lambda folder: Refusing(make_starter(folder))
 app.Node = functools.partial(Node, on_step=step)  # type: ignore[misc, assignment]
 app.main()

@@ -5,6 +5,7 @@ taken for equal ones.
 """
 
 import sys
+from pathlib import Path
 
 OPERATOR = "aten::add.Tensor"
 
@@ -17,15 +18,17 @@ def proxy() -> int:
     return main()
 
 
-def command(socket: str, python: str = sys.executable) -> list[str]:
-    return [python, __file__, "--socket", socket, "--warm"]
+def command(socket: str) -> list[str]:
+    return [sys.executable, __file__, "--socket", socket, "--warm"]
 
 
 if __name__ == "__main__":
     if "--socket" in sys.argv:
         sys.exit(proxy())
+    sys.path.insert(0, str(Path(__file__).parent.parent))
     from singularity_scheduler.agent.app import main
     from singularity_scheduler.agent.devices import proxies
+    from support.agent_refusing import Commands
 
-    proxies.proxy_command = command
+    proxies.make_starter = lambda _: Commands(command)
     main()

@@ -1,4 +1,5 @@
-"""`python -m singularity_proxy.device --socket PATH`: one device proxy, started by the node agent.
+"""`python -m singularity_proxy.device --socket PATH`: one device proxy; with `--template FD` the
+process that the node agent's proxies are copies of (see `template`).
 
 Nothing is ever printed on stdout; what ends the process unexpectedly is one line on stderr.
 """
@@ -12,6 +13,8 @@ import sys
 
 from singularity_proxy.errors import SingularityError
 
+from .template import serve_template
+
 
 def main() -> int:
     """Parse the command line, load torch and the native module, serve until told to end."""
@@ -19,7 +22,12 @@ def main() -> int:
         prog="python -m singularity_proxy.device",
         description="A device proxy: owns one physical device for one session.",
     )
-    parser.add_argument("--socket", required=True, help="unix socket to listen at (created 0600)")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--socket", help="unix socket to listen at (created 0600)")
+    kind.add_argument(
+        "--template", type=int, metavar="FD", help="be copied for each socket asked for at FD"
+    )
+    parser.add_argument("--room", help="stands for the longer command line of a copy")
     parser.add_argument(
         "--warm",
         action="store_true",
@@ -39,15 +47,20 @@ def main() -> int:
         # The slow part (importing torch) comes before the socket exists: who sees it can use it.
         from .control import Control
 
-        control = Control(options.socket, orphan_s=options.orphan_s)
-        if options.warm:
+        path, warm = options.socket, options.warm
+        if options.template is not None:
+            path, warm = serve_template(options.template), True
+            if path is None:
+                return 0
+        control = Control(path, orphan_s=options.orphan_s)
+        if warm:
             control.proxy.warm_up()
         asyncio.run(control.run())
     except SingularityError as error:
         print(f"device proxy: {error.message}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"device proxy: cannot listen at {options.socket}: {error.strerror}", file=sys.stderr)
+        print(f"device proxy: cannot listen at {path}: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,7 +1,8 @@
 """Device proxy processes: a warm pool, and one `Proxy` object per process.
 
-Importing torch takes over a second, so the pool keeps started processes that belong to nobody.
-`take` hands one out; binding it to a session (its uid, device and capacity) happens once.
+A proxy is a copy of a process that has loaded torch (`singularity_proxy.device.template`); the pool
+keeps some that belong to nobody. `take` hands one out; binding it to a session (its uid, device and
+capacity) happens once.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from singularity_proxy.capsule.launcher import CapsuleSpec, helper_environment, last_words, spawn
+from singularity_proxy.capsule.launcher import helper_environment, last_words
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.capsule.tree import state_of
+from singularity_proxy.device.template import Template
 from singularity_proxy.errors import ProxyNotReady, SingularityError, Unavailable
 from singularity_proxy.wire import rpc
 
@@ -163,23 +164,30 @@ class Proxy:
             await self._peer.close()
 
 
-def proxy_command(socket: str, python: str = sys.executable) -> list[str]:
-    """The command line of a device proxy that listens at `socket`."""
-    return [python, "-m", "singularity_proxy.device", "--socket", socket, "--warm"]
+class Starter(Protocol):
+    """Starts device proxies."""
+
+    async def start(self, socket_path: str, log_path: str) -> ProcessIdentity:
+        """Start one that will listen at `socket_path`. Raises: OSError or SingularityError."""
+
+    async def close(self) -> None:
+        """End what it keeps to start them."""
+
+
+def make_starter(folder: str) -> Starter:
+    """Return what starts the device proxies of an agent whose own folder this is."""
+    # A proxy runs as the session's user later, who has no business in our home.
+    env = {**helper_environment(os.environ), "HOME": "/"}
+    return Template(os.path.join(folder, "template.log"), env)
 
 
 class ProxyPool:
     """Starts proxies and keeps `warm` of them ready. `folder` is the agent's own (0700)."""
 
-    def __init__(
-        self,
-        folder: str,
-        warm: int,
-        command: Callable[[str], list[str]] | None = None,
-    ) -> None:
+    def __init__(self, folder: str, warm: int) -> None:
         self._folder = folder
         self._warm = warm
-        self._command = command or proxy_command
+        self._starter = make_starter(folder)
         self._ready: list[Proxy] = []
         self._starting: set[asyncio.Task[Proxy]] = set()
         self._refill: asyncio.Task[None] | None = None
@@ -228,12 +236,13 @@ class ProxyPool:
         self._made += 1
         name = f"{os.getpid()}-{self._made}"
         socket = os.path.join(self._folder, f"{name}.sock")
-        env = helper_environment(os.environ)
-        env["HOME"] = "/"  # it runs as the session's user later, who has no business in ours
         log_path = socket.removesuffix(".sock") + ".log"
-        spec = CapsuleSpec(argv=self._command(socket), env=env, cwd="/", log_path=log_path)
         try:
-            identity = spawn(spec)
+            identity = await self._starter.start(socket, log_path)
+        except ProxyNotReady:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(log_path)
+            raise
         except (SingularityError, OSError) as error:  # no process, memory or disk to spare
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(log_path)
@@ -282,7 +291,7 @@ class ProxyPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(proxy.end() for proxy in self._ready))
+        await asyncio.gather(*(proxy.end() for proxy in self._ready), self._starter.close())
         self._ready.clear()
 
 

@@ -1,0 +1,254 @@
+"""A process that has loaded torch, and becomes a device proxy whenever the node agent wants one.
+
+Importing torch takes a second of a core; fork(2) takes milliseconds, and the copies share their
+memory until they write to it. The template has used nothing of what it imported: it has one thread
+and no device, so a copy of it is as good as a process of its own. Between the template and each
+proxy stands a process that ends at once. So a proxy becomes a child of the agent, which takes in
+what its children leave behind (PR_SET_CHILD_SUBREAPER, prctl(2)) and learns how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from singularity_proxy.capsule.launcher import CapsuleSpec, last_words, open_log, spawn
+from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
+from singularity_proxy.capsule.tree import state_of
+from singularity_proxy.errors import ProxyNotReady
+
+READY_LIMIT_S = 120.0
+"""How long a template may take to import torch, or a fork to be answered."""
+
+STOPPED_S = 1.0
+"""A template that is stopped (SIGSTOP) for so long while it is waited for is ended."""
+
+_LOOK_S = 0.1
+_MESSAGE_BYTES = 4096
+_ROOM = 256
+"""Bytes in the command line of a template for that of a proxy, which shows its socket."""
+
+
+def proxy_command(socket_path: str) -> list[str]:
+    """Return the command line of a device proxy that listens at `socket_path`."""
+    return [sys.executable, "-m", "singularity_proxy.device", "--socket", socket_path, "--warm"]
+
+
+# -- in the template ------------------------------------------------------------------------------
+
+
+def serve_template(fd: int) -> str | None:
+    """Fork for each socket path that comes over descriptor `fd`, now that torch is imported.
+    Return that path in the new process, and None in the template when the agent is gone."""
+    control = socket.socket(fileno=fd)
+    if not _send(control, {}):
+        return None
+    while True:
+        message, logs, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
+        if not message:
+            return None
+        wanted = json.loads(message)["socket"]
+        try:
+            pid = _fork_twice(partial(_become_proxy, wanted, logs[0]))
+        except OSError as error:
+            answer: dict[str, object] = {"error": error.strerror or str(error)}
+        else:
+            if pid == 0:
+                control.close()
+                return str(wanted)
+            answer = {"pid": pid}
+        os.close(logs[0])
+        if not _send(control, answer):
+            return None
+
+
+def _send(control: socket.socket, answer: Mapping[str, object]) -> bool:
+    """Answer the agent. False: it is gone."""
+    try:
+        control.send(json.dumps(answer).encode())
+    except OSError:
+        return False
+    return True
+
+
+def _fork_twice(become: Callable[[], None]) -> int:
+    """Make a process whose parent ends at once. Return its pid as soon as it has done `become`, and
+    0 in the process itself. Raises: OSError when there can be none."""
+    if (threads := len(os.listdir("/proc/self/task"))) != 1:
+        raise OSError(f"the process to be copied has {threads} threads")
+    reader, writer = os.pipe()
+    between = os.fork()
+    if between == 0:
+        os.close(reader)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.write(writer, f"-{error.errno}".encode())
+            os._exit(1)
+        if pid:
+            os.write(writer, str(pid).encode())
+            os._exit(0)
+        become()
+        os.close(writer)
+        return 0
+    os.close(writer)
+    with open(reader, encoding="ascii") as told:
+        number = int(told.read() or 0)
+    os.waitpid(between, 0)
+    if number <= 0:
+        raise OSError(-number, os.strerror(-number))
+    return number
+
+
+def _become_proxy(socket_path: str, log: int) -> None:
+    """Write to `log`, be in a process group of its own, and be called what a proxy is called."""
+    os.setpgid(0, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    _show_command(proxy_command(socket_path))
+
+
+def _show_command(words: list[str]) -> None:
+    """Show `words` as the command line of this process (/proc/self/cmdline), in the memory of the
+    one that it was started with: arg_start and arg_end of proc_pid_stat(5)."""
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    shown = b"\0".join(map(os.fsencode, words)) + b"\0"
+    if 0 < start < end and len(shown) <= end - start:
+        ctypes.memmove(start, shown.ljust(end - start, b"\0"), end - start)
+
+
+# -- in the agent ---------------------------------------------------------------------------------
+
+
+class Template:
+    """The template of an agent, started when the first proxy is wanted and again when it is gone.
+    `log_path`: its log; `env`: the whole environment of it and of the proxies."""
+
+    def __init__(self, log_path: str, env: Mapping[str, str]) -> None:
+        self._log_path, self._env = log_path, env
+        self.watch: ProcessWatch | None = None
+        """Of the template; None: there is none now."""
+        self._control: socket.socket | None = None
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    async def start(self, socket_path: str, log_path: str) -> ProcessIdentity:
+        """Start a device proxy, which will listen at `socket_path`.
+
+        Raises: ProxyNotReady, OSError or SingularityError when there is none."""
+        fork = asyncio.ensure_future(self._fork(socket_path, log_path))
+        try:
+            return await asyncio.shield(fork)
+        except asyncio.CancelledError:
+            self._end()  # one that imports torch is not waited for
+            with contextlib.suppress(Exception):
+                ProcessWatch(await fork).signal(signal.SIGKILL)
+            raise
+
+    async def _fork(self, socket_path: str, log_path: str) -> ProcessIdentity:
+        async with self._turn:
+            if self.watch is None or not self.watch.alive:
+                await self._begin()
+            assert self._control is not None
+            log = open_log(log_path, None, None)
+            try:
+                asked = json.dumps({"socket": socket_path}).encode()
+                socket.send_fds(self._control, [asked], [log])
+            except OSError as error:
+                raise self._not_ready(str(error)) from None
+            finally:
+                os.close(log)
+            answer = await self._receive()
+        if "pid" not in answer:
+            raise ProxyNotReady(f"a device proxy did not get ready ({answer.get('error')})")
+        return ProcessIdentity.of(int(str(answer["pid"])))
+
+    async def _begin(self) -> None:
+        self._end()
+        if self._closed:
+            raise ProxyNotReady("a device proxy did not get ready (the node agent ends)")
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        number = its.fileno()
+        command = [sys.executable, "-m", "singularity_proxy.device", "--template", str(number)]
+        with its:
+            identity = spawn(
+                CapsuleSpec(
+                    argv=[*command, "--room", "." * _ROOM],
+                    env=self._env,
+                    cwd="/",
+                    log_path=self._log_path,
+                    pass_fds=(number,),
+                )
+            )
+        self._control, self.watch = ours, ProcessWatch(identity)
+        await self._receive()
+
+    async def _receive(self) -> dict[str, object]:
+        """Wait for what the template says; ends one that says nothing.
+
+        Raises: ProxyNotReady, with the reason."""
+        assert self._control is not None
+        assert self.watch is not None
+        loop = asyncio.get_running_loop()
+        ran, until = loop.time(), loop.time() + READY_LIMIT_S
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    message = await loop.sock_recv(self._control, _MESSAGE_BYTES)
+            except TimeoutError:
+                now = loop.time()
+                if state_of(self.watch.pid) not in ("T", "t"):
+                    ran = now
+                if now - ran > STOPPED_S:
+                    raise self._not_ready("it was stopped") from None
+                if now > until:
+                    raise self._not_ready(f"it took longer than {READY_LIMIT_S:g} s") from None
+            except OSError as error:
+                raise self._not_ready(str(error)) from None
+            else:
+                if not message:
+                    await self.watch.wait(STOPPED_S)
+                    raise self._not_ready(self._last_words())
+                answer: dict[str, object] = json.loads(message)
+                return answer
+
+    def _last_words(self) -> str:
+        code = self.watch.exit_code if self.watch is not None else None
+        if code is not None and code < 0:
+            return f"it was ended by signal {-code}: {signal.strsignal(-code)}"
+        return last_words(self._log_path) or "it said nothing"
+
+    def _not_ready(self, why: str) -> ProxyNotReady:
+        """Give the template up, and return the error that says why."""
+        code = self.watch.exit_code if self.watch is not None else None
+        self._end()
+        return ProxyNotReady(f"a device proxy did not get ready ({why})", exit_code=code)
+
+    def _end(self) -> None:
+        if self.watch is not None:
+            self.watch.signal(signal.SIGKILL)
+        if self._control is not None:
+            self._control.close()
+        self.watch = self._control = None
+
+    async def close(self) -> None:
+        """End the template; proxies go on."""
+        self._closed = True
+        watch = self.watch
+        self._end()
+        if watch is not None:
+            await watch.wait(10)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._log_path)

@@ -1,0 +1,121 @@
+"""Device proxies as copies of a process that has loaded torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from singularity_proxy.capsule.launcher import helper_environment
+from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
+from singularity_proxy.device.template import Template, proxy_command
+from singularity_proxy.errors import ProxyNotReady
+from singularity_proxy.wire import rpc
+from singularity_scheduler.agent.processes import adopt_orphans
+from support.agent import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    adopt_orphans()
+    return tmp_path_factory.mktemp("t")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def template(folder: Path) -> AsyncIterator[Template]:
+    made = Template(str(folder / "template.log"), helper_environment(os.environ))
+    yield made
+    await made.close()
+    assert not (folder / "template.log").exists()
+
+
+async def listening(path: Path) -> rpc.Peer:
+    await until(path.exists)
+    return await rpc.connect(str(path))
+
+
+def shown(pid: int) -> list[str]:
+    """The command line that a process shows."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
+
+
+def own_kb(pid: int) -> int:
+    """Kilobytes that a process shares with nobody."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
+
+
+async def test_a_proxy_is_a_child_of_its_own_and_little_memory(
+    template: Template, folder: Path
+) -> None:
+    made = []
+    for name in ("one", "two"):
+        socket = folder / f"{name}.sock"
+        identity = await template.start(str(socket), str(folder / f"{name}.log"))
+        assert shown(identity.pid) == proxy_command(str(socket))
+        assert os.getpgid(identity.pid) == identity.pid
+        peer = await listening(socket)
+        assert (await peer.call("stats"))["pid"] == identity.pid
+        assert own_kb(identity.pid) < 30_000, "of a process that has imported torch"
+        made.append((ProcessWatch(identity), peer))
+    for (watch, peer), signum in zip(made, (signal.SIGKILL, signal.SIGSEGV), strict=True):
+        watch.signal(signum)
+        assert await watch.wait(10)
+        assert watch.exit_code == -signum
+        await peer.close()
+
+
+async def end(pid: int) -> None:
+    """End a proxy that has just been started."""
+    proxy = ProcessWatch(ProcessIdentity.of(pid))
+    proxy.signal(signal.SIGKILL)
+    assert await proxy.wait(10)
+
+
+async def test_the_next_proxy_comes_from_another_template_when_one_is_gone(
+    template: Template, folder: Path
+) -> None:
+    await end((await template.start(str(folder / "1"), str(folder / "1.log"))).pid)
+    first = template.watch
+    assert first is not None
+    first.signal(signal.SIGKILL)
+    assert await first.wait(10)
+    await end((await template.start(str(folder / "2"), str(folder / "2.log"))).pid)
+    second = template.watch
+    assert second is not None
+    second.signal(signal.SIGSTOP)
+    with pytest.raises(ProxyNotReady, match=r"did not get ready \(it was stopped\)$"):
+        await template.start(str(folder / "3"), str(folder / "3.log"))
+    assert await second.wait(10)
+    await end((await template.start(str(folder / "4"), str(folder / "4.log"))).pid)
+
+
+async def test_a_template_ends_with_its_agent_and_proxies_go_on(
+    template: Template, folder: Path
+) -> None:
+    proxy = ProcessWatch(await template.start(str(folder / "p"), str(folder / "p.log")))
+    watch = template.watch
+    assert watch is not None
+    assert template._control is not None
+    template._control.close()  # as when the agent is killed
+    assert await watch.wait(10)
+    assert (watch.exit_code, proxy.alive) == (0, True)
+    await end(proxy.pid)
+
+
+async def test_nobody_waits_for_a_template_that_is_not_wanted_any_more(
+    template: Template, folder: Path
+) -> None:
+    job = asyncio.ensure_future(template.start(str(folder / "c"), str(folder / "c.log")))
+    await asyncio.sleep(0.05)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert template.watch is None
+    await end((await template.start(str(folder / "d"), str(folder / "d.log"))).pid)
