@@ -111,8 +111,9 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
     warm_proxies = Integer(
         1,
         config=True,
-        help="""Device proxies kept started and unused, so that a session gets its device without
-        waiting for an import of torch. 0: none.""",
+        help="""Device proxies kept started and unused, so that a session gets its device at once.
+        The others are copied from a process that has loaded torch, within a tenth of a second;
+        0: none are kept, and the first one waits for that.""",
     )
     journal_bytes = Integer(
         64 << 20,
