@@ -229,15 +229,11 @@ async def cut_link(world: World, subjects: Sequence[Subject], step: Step) -> str
     return f"cut {cut} connections of {agent} with the service" if cut else ""
 
 
+ROLES = ("proxy", "template", "agent", "service", "hub", "chp", "relay", "server")
+
 FAULTS: dict[str, Fault] = {
-    **{
-        f"{role}.kill": _kill(role) for role in ("proxy", "agent", "service", "hub", "chp", "relay")
-    },
-    **{
-        f"{role}.stop": _stop(role) for role in ("proxy", "agent", "service", "hub", "chp", "relay")
-    },
-    "server.kill": _kill("server"),
-    "server.stop": _stop("server"),
+    **{f"{role}.kill": _kill(role) for role in ROLES},
+    **{f"{role}.stop": _stop(role) for role in ROLES},
     "agent.twice": _twice("agent"),
     "service.twice": _twice("service"),
     "proxy.warm": kill_warm_proxy,

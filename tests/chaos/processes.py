@@ -20,12 +20,14 @@ ROLES = {
     "chp": "configurable-http-proxy",
     "service": "singularity_scheduler.service",
     "agent": "singularity_scheduler.agent",
+    "template": "--template",
     "proxy": "singularity_proxy.device",
     "relay": "singularity_kernel.relay.app",
     "server": "jupyterhub.singleuser",
     "batch": "singularity_kernel.batch",
 }
-"""Role -> the module or program in the first arguments of its command line."""
+"""Role -> the module, program or option in the first arguments of its command line; the first
+that fits."""
 
 _NAMES = {"capsule-outer": "holder", "capsule-init": "init", "criu": "criu"}
 """Name of a process (comm) -> role."""

@@ -16,6 +16,8 @@ FAULTS: Mapping[str, int] = {
     "proxy.stop": 2,
     "proxy.replacement": 3,
     "proxy.warm": 1,
+    "template.kill": 1,
+    "template.stop": 1,
     "agent.kill": 3,
     "agent.stop": 2,
     "agent.twice": 2,
