@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from singularity_proxy.capsule.launcher import CapsuleSpec, last_words, open_log, spawn
@@ -151,9 +151,7 @@ class Template:
         try:
             return await asyncio.shield(fork)
         except asyncio.CancelledError:
-            self._end()  # one that imports torch is not waited for
-            with contextlib.suppress(Exception):
-                ProcessWatch(await fork).signal(signal.SIGKILL)
+            fork.add_done_callback(partial(_end_unwanted, (socket_path, log_path)))
             raise
 
     async def _fork(self, socket_path: str, log_path: str) -> ProcessIdentity:
@@ -201,28 +199,15 @@ class Template:
         Raises: ProxyNotReady, with the reason."""
         assert self._control is not None
         assert self.watch is not None
-        loop = asyncio.get_running_loop()
-        ran, until = loop.time(), loop.time() + READY_LIMIT_S
-        while True:
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    message = await loop.sock_recv(self._control, _MESSAGE_BYTES)
-            except TimeoutError:
-                now = loop.time()
-                if state_of(self.watch.pid) not in ("T", "t"):
-                    ran = now
-                if now - ran > STOPPED_S:
-                    raise self._not_ready("it was stopped") from None
-                if now > until:
-                    raise self._not_ready(f"it took longer than {READY_LIMIT_S:g} s") from None
-            except OSError as error:
-                raise self._not_ready(str(error)) from None
-            else:
-                if not message:
-                    await self.watch.wait(STOPPED_S)
-                    raise self._not_ready(self._last_words())
-                answer: dict[str, object] = json.loads(message)
-                return answer
+        try:
+            message = await _read_message(self._control, self.watch)
+        except OSError as error:
+            raise self._not_ready(str(error)) from None
+        if not message:
+            await self.watch.wait(STOPPED_S)
+            raise self._not_ready(self._last_words())
+        answer: dict[str, object] = json.loads(message)
+        return answer
 
     def _last_words(self) -> str:
         code = self.watch.exit_code if self.watch is not None else None
@@ -246,9 +231,46 @@ class Template:
     async def close(self) -> None:
         """End the template; proxies go on."""
         self._closed = True
-        watch = self.watch
-        self._end()
-        if watch is not None:
-            await watch.wait(10)
+        if self.watch is not None:
+            self.watch.signal(signal.SIGKILL)
+            await self.watch.wait(10)
+        async with self._turn:  # whoever waits for its answer has heard of its end
+            self._end()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._log_path)
+
+
+async def _read_message(control: socket.socket, template: ProcessWatch) -> bytes:
+    """Read what comes next from a template; nothing: it has ended.
+
+    Raises: OSError; TimeoutError with the reason when it is stopped or too slow."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    ran, until = loop.time(), loop.time() + READY_LIMIT_S
+    # Not `sock_recv` with a time limit: what comes at that very moment would be lost.
+    loop.add_reader(control, readable.set)
+    try:
+        while True:
+            readable.clear()
+            with contextlib.suppress(BlockingIOError):
+                return control.recv(_MESSAGE_BYTES)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await readable.wait()
+            now = loop.time()
+            if state_of(template.pid) not in ("T", "t"):
+                ran = now
+            if now - ran > STOPPED_S:
+                raise TimeoutError("it was stopped")
+            if now > until:
+                raise TimeoutError(f"it took longer than {READY_LIMIT_S:g} s")
+    finally:
+        loop.remove_reader(control)
+
+
+def _end_unwanted(files: Sequence[str], fork: asyncio.Future[ProcessIdentity]) -> None:
+    """End a proxy for which nobody waits any more, and remove its files."""
+    if not fork.cancelled() and fork.exception() is None:
+        ProcessWatch(fork.result()).signal(signal.SIGKILL)
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -12,11 +13,11 @@ import pytest
 import pytest_asyncio
 from singularity_proxy.capsule.launcher import helper_environment
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
+from singularity_proxy.capsule.tree import children
 from singularity_proxy.device.template import Template, proxy_command
-from singularity_proxy.errors import ProxyNotReady
+from singularity_proxy.errors import ProxyNotReady, Unavailable
 from singularity_proxy.wire import rpc
 from singularity_scheduler.agent.processes import adopt_orphans
-from support.agent import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,8 +37,11 @@ async def template(folder: Path) -> AsyncIterator[Template]:
 
 
 async def listening(path: Path) -> rpc.Peer:
-    await until(path.exists)
-    return await rpc.connect(str(path))
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(Unavailable):
+                return await rpc.connect(str(path))
+            await asyncio.sleep(0.01)
 
 
 def shown(pid: int) -> list[str]:
@@ -109,13 +113,24 @@ async def test_a_template_ends_with_its_agent_and_proxies_go_on(
     await end(proxy.pid)
 
 
-async def test_nobody_waits_for_a_template_that_is_not_wanted_any_more(
+async def test_a_proxy_that_nobody_waits_for_any_more_is_ended(
     template: Template, folder: Path
 ) -> None:
-    job = asyncio.ensure_future(template.start(str(folder / "c"), str(folder / "c.log")))
-    await asyncio.sleep(0.05)
-    job.cancel()
+    first = asyncio.ensure_future(template.start(str(folder / "c"), str(folder / "c.log")))
+    second = asyncio.ensure_future(template.start(str(folder / "d"), str(folder / "d.log")))
+    await asyncio.sleep(0.05)  # it imports torch
+    first.cancel()
     with pytest.raises(asyncio.CancelledError):
+        await first
+    await end((await second).pid)
+    assert not (folder / "c.log").exists()
+    assert not (folder / "c").exists()
+    assert [pid for pid in children(os.getpid()) if str(folder / "c") in shown(pid)] == []
+
+
+async def test_closing_ends_a_template_that_imports_torch(template: Template, folder: Path) -> None:
+    job = asyncio.ensure_future(template.start(str(folder / "e"), str(folder / "e.log")))
+    await asyncio.sleep(0.05)
+    await template.close()
+    with pytest.raises(ProxyNotReady):
         await job
-    assert template.watch is None
-    await end((await template.start(str(folder / "d"), str(folder / "d.log"))).pid)
