@@ -185,9 +185,9 @@ class Trial:
             assert len(told) < 500, told
         if fault.verb != "resume" and not self.made and fault.who != "criu":
             assert mine, "nothing was saved, and nothing goes on"
-        if mine:
-            if not mine[0]["devices"]:
-                await self._attach()
+        if mine and not mine[0]["devices"]:
+            await self._attach()
+        if mine and await self._goes_on(fault):
             assert list((self.box.root / "state" / "images").iterdir()) == []
         else:
             await gone(self.box, self.session)
@@ -197,6 +197,18 @@ class Trial:
         await self.box.logged(self.session, "done")
         assert losses(self.box.log(self.session)) == self.reference
         assert len(self.reference) == STEPS
+
+    async def _goes_on(self, fault: Fault) -> bool:
+        """Whether it trains on to its end. What CRIU was at work on when it was killed may end by
+        what CRIU had changed in it; it comes back from the store then."""
+
+        def over() -> bool:
+            told = [(session, type) for session, type, _ in self.box.events]
+            return (self.session, "process.exited") in told
+
+        await until(lambda: "done" in self.box.log(self.session) or over())
+        assert not over() or fault.who == "criu", "it ended"
+        return not over()
 
     async def _check_base(self) -> None:
         """The session can go back to the checkpoint from before the fault."""
