@@ -5,6 +5,9 @@ memory until they write to it. The template has used nothing of what it imported
 and no device, so a copy of it is as good as a process of its own. Between the template and each
 proxy stands a process that ends at once. So a proxy becomes a child of the agent, which takes in
 what its children leave behind (PR_SET_CHILD_SUBREAPER, prctl(2)) and learns how it ended.
+
+Where something that torch imports starts threads, nothing is copied: each proxy is started by
+itself then, and the agent's log says so once.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import asyncio
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,6 +28,13 @@ from singularity_proxy.capsule.launcher import CapsuleSpec, last_words, open_log
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.capsule.tree import state_of
 from singularity_proxy.errors import ProxyNotReady
+
+log = logging.getLogger("singularity.agent")
+
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""In a template's environment: NumPy's OpenBLAS would start a thread for each core when it is
+imported. PyTorch computes with libraries of its own, whose threads are chosen when a proxy is bound
+to a session."""
 
 READY_LIMIT_S = 120.0
 """How long a template may take to import torch, or a fork to be answered."""
@@ -49,7 +60,7 @@ def serve_template(fd: int) -> str | None:
     """Fork for each socket path that comes over descriptor `fd`, now that torch is imported.
     Return that path in the new process, and None in the template when the agent is gone."""
     control = socket.socket(fileno=fd)
-    if not _send(control, {}):
+    if not _send(control, {"threads": _count_threads()}):
         return None
     while True:
         message, logs, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
@@ -70,6 +81,10 @@ def serve_template(fd: int) -> str | None:
             return None
 
 
+def _count_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
 def _send(control: socket.socket, answer: Mapping[str, object]) -> bool:
     """Answer the agent. False: it is gone."""
     try:
@@ -82,7 +97,7 @@ def _send(control: socket.socket, answer: Mapping[str, object]) -> bool:
 def _fork_twice(become: Callable[[], None]) -> int:
     """Make a process whose parent ends at once. Return its pid as soon as it has done `become`, and
     0 in the process itself. Raises: OSError when there can be none."""
-    if (threads := len(os.listdir("/proc/self/task"))) != 1:
+    if (threads := _count_threads()) != 1:
         raise OSError(f"the process to be copied has {threads} threads")
     reader, writer = os.pipe()
     between = os.fork()
@@ -142,6 +157,8 @@ class Template:
         self._control: socket.socket | None = None
         self._turn = asyncio.Lock()
         self._closed = False
+        self._threads = 1
+        """More than one: a template has so many, and cannot be copied."""
 
     async def start(self, socket_path: str, log_path: str) -> ProcessIdentity:
         """Start a device proxy, which will listen at `socket_path`.
@@ -156,17 +173,20 @@ class Template:
 
     async def _fork(self, socket_path: str, log_path: str) -> ProcessIdentity:
         async with self._turn:
-            if self.watch is None or not self.watch.alive:
+            if self._threads == 1 and (self.watch is None or not self.watch.alive):
                 await self._begin()
+            if self._threads != 1:
+                command = proxy_command(socket_path)
+                return spawn(CapsuleSpec(command, self._env, cwd="/", log_path=log_path))
             assert self._control is not None
-            log = open_log(log_path, None, None)
+            output = open_log(log_path, None, None)
             try:
                 asked = json.dumps({"socket": socket_path}).encode()
-                socket.send_fds(self._control, [asked], [log])
+                socket.send_fds(self._control, [asked], [output])
             except OSError as error:
                 raise self._not_ready(str(error)) from None
             finally:
-                os.close(log)
+                os.close(output)
             answer = await self._receive()
         if "pid" not in answer:
             raise ProxyNotReady(f"a device proxy did not get ready ({answer.get('error')})")
@@ -184,14 +204,21 @@ class Template:
             identity = spawn(
                 CapsuleSpec(
                     argv=[*command, "--room", "." * _ROOM],
-                    env=self._env,
+                    env={**ONE_THREAD, **self._env},
                     cwd="/",
                     log_path=self._log_path,
                     pass_fds=(number,),
                 )
             )
         self._control, self.watch = ours, ProcessWatch(identity)
-        await self._receive()
+        self._threads = int(str((await self._receive())["threads"]))
+        if self._threads != 1:
+            log.warning(
+                "device proxies are started one by one, each in seconds, because what PyTorch "
+                "imports on this machine starts threads (%d): a process with threads is not copied",
+                self._threads,
+            )
+            self._end()
 
     async def _receive(self) -> dict[str, object]:
         """Wait for what the template says; ends one that says nothing.

@@ -134,3 +134,25 @@ async def test_closing_ends_a_template_that_imports_torch(template: Template, fo
     await template.close()
     with pytest.raises(ProxyNotReady):
         await job
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one core: no library starts threads")
+async def test_where_importing_torch_starts_threads_each_proxy_is_started_by_itself(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = {**helper_environment(os.environ), "OPENBLAS_NUM_THREADS": "2"}
+    template = Template(str(folder / "threads.log"), env)
+    try:
+        for name in ("x", "y"):
+            identity = await template.start(str(folder / name), str(folder / f"{name}.log"))
+            peer = await listening(folder / name)
+            assert (await peer.call("stats"))["pid"] == identity.pid
+            await peer.close()
+            assert shown(identity.pid) == proxy_command(str(folder / name))
+            await end(identity.pid)
+        assert template.watch is None
+        assert [r.message.partition(",")[0] for r in caplog.records] == [
+            "device proxies are started one by one"
+        ]
+    finally:
+        await template.close()
