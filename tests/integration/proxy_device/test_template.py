@@ -36,6 +36,13 @@ async def template(folder: Path) -> AsyncIterator[Template]:
     assert not (folder / "template.log").exists()
 
 
+async def importing(template: Template) -> None:
+    """Wait until there is a process that imports torch."""
+    async with asyncio.timeout(30):
+        while template.watch is None:
+            await asyncio.sleep(0.01)
+
+
 async def listening(path: Path) -> rpc.Peer:
     async with asyncio.timeout(30):
         while True:
@@ -118,7 +125,7 @@ async def test_a_proxy_that_nobody_waits_for_any_more_is_ended(
 ) -> None:
     first = asyncio.ensure_future(template.start(str(folder / "c"), str(folder / "c.log")))
     second = asyncio.ensure_future(template.start(str(folder / "d"), str(folder / "d.log")))
-    await asyncio.sleep(0.05)  # it imports torch
+    await importing(template)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -130,7 +137,7 @@ async def test_a_proxy_that_nobody_waits_for_any_more_is_ended(
 
 async def test_closing_ends_a_template_that_imports_torch(template: Template, folder: Path) -> None:
     job = asyncio.ensure_future(template.start(str(folder / "e"), str(folder / "e.log")))
-    await asyncio.sleep(0.05)
+    await importing(template)
     await template.close()
     with pytest.raises(ProxyNotReady):
         await job
