@@ -95,6 +95,22 @@ async def test_the_agent_is_killed_while_a_proxy_is_replaced(
 
 
 @pytest.mark.asyncio
+async def test_a_replacement_is_stopped_while_it_starts() -> None:
+    async with AgentBox(double=True) as box:  # each is started by itself, which takes a while
+        session = await box.worker("open", "need", "sleep")
+        await box.event("device.need", session)
+        await box.attach(session, 1)
+        await box.logged(session, "attached r1")
+        [first] = box.proxies()
+        kill([first])
+        await until(lambda: set(box.proxies()) - {first} != set())
+        [stopped] = set(box.proxies()) - {first}
+        os.kill(stopped, signal.SIGSTOP)
+        await until(lambda: not alive(stopped))
+        await until(lambda: len(box.proxies_of(session)) == 1)
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 async def test_what_replacements_are_copies_of_is_killed_or_stopped(
     reference: dict[int, str], signum: signal.Signals

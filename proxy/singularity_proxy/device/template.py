@@ -37,10 +37,10 @@ imported. PyTorch computes with libraries of its own, whose threads are chosen w
 to a session."""
 
 READY_LIMIT_S = 120.0
-"""How long a template may take to import torch, or a fork to be answered."""
+"""How long a template may take to import torch, and a proxy from its start to its first answer."""
 
 STOPPED_S = 1.0
-"""A template that is stopped (SIGSTOP) for so long while it is waited for is ended."""
+"""A template or a proxy that is stopped (SIGSTOP) for so long while it is waited for is ended."""
 
 _LOOK_S = 0.1
 _MESSAGE_BYTES = 4096
@@ -146,6 +146,15 @@ def _show_command(words: list[str]) -> None:
 # -- in the agent ---------------------------------------------------------------------------------
 
 
+def why_ended(watch: ProcessWatch, log_path: str) -> str:
+    """Return why a process that was being started is not ready: the signal that ended it, or the
+    last that it wrote to its log."""
+    code = watch.exit_code
+    if not watch.alive and code is not None and code < 0:
+        return f"it was ended by signal {-code}: {signal.strsignal(-code)}"
+    return last_words(log_path) or "it said nothing"
+
+
 class Template:
     """The template of an agent, started when the first proxy is wanted and again when it is gone.
     `log_path`: its log; `env`: the whole environment of it and of the proxies."""
@@ -232,15 +241,9 @@ class Template:
             raise self._not_ready(str(error)) from None
         if not message:
             await self.watch.wait(STOPPED_S)
-            raise self._not_ready(self._last_words())
+            raise self._not_ready(why_ended(self.watch, self._log_path))
         answer: dict[str, object] = json.loads(message)
         return answer
-
-    def _last_words(self) -> str:
-        code = self.watch.exit_code if self.watch is not None else None
-        if code is not None and code < 0:
-            return f"it was ended by signal {-code}: {signal.strsignal(-code)}"
-        return last_words(self._log_path) or "it said nothing"
 
     def _not_ready(self, why: str) -> ProxyNotReady:
         """Give the template up, and return the error that says why."""

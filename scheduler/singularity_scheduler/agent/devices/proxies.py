@@ -15,10 +15,10 @@ import signal
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from singularity_proxy.capsule.launcher import helper_environment, last_words
+from singularity_proxy.capsule.launcher import helper_environment
 from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.capsule.tree import state_of
-from singularity_proxy.device.template import Template
+from singularity_proxy.device.template import READY_LIMIT_S, STOPPED_S, Template, why_ended
 from singularity_proxy.errors import ProxyNotReady, SingularityError, Unavailable
 from singularity_proxy.wire import rpc
 
@@ -27,18 +27,11 @@ from singularity_scheduler.agent.sessions.record import ProxyRecord
 
 log = logging.getLogger("singularity.agent")
 
-START_LIMIT_S = 120.0
-"""How long a proxy may take from its start to its first answer (it imports torch); also how long
-all `START_TRIES` may take together."""
-
 START_TRIES = 4
 """So many proxies are started one after another while none of them gets ready."""
 
 START_PAUSE_S = 0.2
 """Pause behind the first one that did not; it doubles."""
-
-STOPPED_S = 1.0
-"""A proxy that is stopped (SIGSTOP) for so long while it starts is ended."""
 
 REFILL_DELAY_S = 0.5
 """The pool is refilled a little later, so that the session that took a proxy has the cores."""
@@ -106,12 +99,9 @@ class Proxy:
             await self.watch.wait(0.02)
 
     def _why_not_ready(self, stopped_s: float) -> str:
-        code = self.watch.exit_code
-        if not self.watch.alive and code is not None and code < 0:
-            return f"it was ended by signal {-code}: {signal.strsignal(-code)}"
-        if stopped_s > STOPPED_S:
+        if self.watch.alive and stopped_s > STOPPED_S:
             return "it was stopped"
-        return last_words(self.log_path) or "it said nothing"
+        return why_ended(self.watch, self.log_path)
 
     def _closed(self, _: rpc.Peer) -> None:
         # A proxy without a control connection parks itself after a while, so a living one is
@@ -203,7 +193,7 @@ class ProxyPool:
         one. One that does not get ready is followed by another while it is `wanted`, `START_TRIES`
         in all; then `ProxyNotReady` is raised, which says why the last one did not."""
         clock = asyncio.get_running_loop().time
-        deadline, pause, tries = clock() + START_LIMIT_S, START_PAUSE_S, 0
+        deadline, pause, tries = clock() + READY_LIMIT_S, START_PAUSE_S, 0
         while True:
             tries += 1
             try:
@@ -249,7 +239,7 @@ class ProxyPool:
             raise ProxyNotReady(f"a device proxy did not get ready ({error})") from None
         proxy = Proxy(name, socket, identity)
         try:
-            await proxy.connect(START_LIMIT_S)
+            await proxy.connect(READY_LIMIT_S)
         except BaseException:
             await proxy.end()
             raise
