@@ -82,6 +82,13 @@ describe('the notice above a notebook', () => {
     expect(notice(running, running)).toBeUndefined();
   });
 
+  test('asks for no cell while the session already waits to come back', () => {
+    const called = sample({ state: 'suspended', reason: 'no room', queue: { place: 2, ahead: 1 } });
+    expect(notice(running, called)?.text).toBe(
+      'Your session is suspended: no room. It goes on by itself.'
+    );
+  });
+
   test('becomes a report of what came back', () => {
     const away = sample({ state: 'suspended' });
     const loss = { back: ['variables'], lost: ['a socket'], rolled_back: true, at: '2026-01-01' };

@@ -70,7 +70,7 @@ function takenNotice(
     ? texts.__('Resume it to go on.')
     : WAITS.has(session.state)
       ? texts.__('Your cell goes on by itself.')
-      : session.state === 'resuming'
+      : session.state === 'resuming' || session.place !== null
         ? texts.__('It goes on by itself.')
         : texts.__('Run any cell to come back.');
   return {
