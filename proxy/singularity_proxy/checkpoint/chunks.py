@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from singularity_proxy.errors import KeyUnavailable
@@ -29,10 +31,57 @@ _NONCE = 12
 _LEVEL = -1  # a third less work than 1, for a tenth more bytes
 _SAMPLES, _SAMPLE = 4, 8 << 10
 _WORTH = 0.9  # saving less is not worth the time
+_IDLE = 4
 
 
 class Damaged(Exception):
     """The stored bytes are not this chunk; the text says in what way."""
+
+
+class _Contexts:
+    """Zstandard's compressors or decompressors, each of which serves one thread at a time. One
+    holds up to 1.4 MB, so none is kept for each thread or for each user: whoever needs one takes
+    one that is idle, or makes one, and at most `_IDLE` wait for the next."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._idle: deque[Any] = deque(maxlen=_IDLE)
+
+    @contextmanager
+    def borrow(self) -> Iterator[Any]:
+        """One for a thread, until the end of the block."""
+        try:
+            context = self._idle.pop()
+        except IndexError:
+            context = self._make()
+        yield context
+        self._idle.append(context)  # not after an error, which may have left it in any state
+
+    def drop(self) -> None:
+        """Free those that are idle."""
+        self._idle.clear()
+
+
+def _make_compressor() -> Any:
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=_LEVEL)
+
+
+def _make_decompressor() -> Any:
+    import zstandard
+
+    return zstandard.ZstdDecompressor()
+
+
+_COMPRESSORS = _Contexts(_make_compressor)
+_DECOMPRESSORS = _Contexts(_make_decompressor)
+
+
+def drop_idle_contexts() -> None:
+    """Free the memory that compressors and decompressors keep for the next chunk."""
+    _COMPRESSORS.drop()
+    _DECOMPRESSORS.drop()
 
 
 class Codec:
@@ -55,7 +104,6 @@ class Codec:
                 raise missing_library("cryptography") from None
             self._options = {"key": key.derive(user, "names")}
             self._cipher = AESGCM(key.derive(user, "contents"))
-        self._local = threading.local()
         self.zero_page = self.pages(bytes(PAGE))
 
     def id(self, data: Data) -> str:
@@ -80,7 +128,8 @@ class Codec:
         """What is stored for a chunk, in pieces."""
         body, flags = data, 0
         if self._compressible(data):
-            packed: bytes = self._compressor().compress(data)
+            with _COMPRESSORS.borrow() as compressor:
+                packed: bytes = compressor.compress(data)
             if len(packed) < len(data):
                 body, flags = packed, _ZSTD
         if self._cipher is None:
@@ -125,20 +174,14 @@ class Codec:
             raise Damaged("it cannot be decrypted") from None
 
     def _decompress(self, body: Data, size: int) -> bytes:
-        if not hasattr(self._local, "decompressor"):
-            self._local.decompressor = self._zstandard.ZstdDecompressor()
         try:
             if self._zstandard.frame_content_size(body) != size:  # before any memory is taken
                 raise Damaged("its size is wrong")
-            plain: bytes = self._local.decompressor.decompress(body)
+            with _DECOMPRESSORS.borrow() as decompressor:
+                plain: bytes = decompressor.decompress(body)
             return plain
         except self._zstandard.ZstdError:
             raise Damaged("it cannot be decompressed") from None
-
-    def _compressor(self) -> Any:
-        if not hasattr(self._local, "compressor"):
-            self._local.compressor = self._zstandard.ZstdCompressor(level=_LEVEL)
-        return self._local.compressor
 
     def _compressible(self, data: Data) -> bool:
         size = len(data)
@@ -148,7 +191,8 @@ class Codec:
             return True
         view, step = memoryview(data), (size - _SAMPLE) // (_SAMPLES - 1)
         sample = b"".join(view[i * step : i * step + _SAMPLE] for i in range(_SAMPLES))
-        return len(self._compressor().compress(sample)) < len(sample) * _WORTH
+        with _COMPRESSORS.borrow() as compressor:
+            return len(compressor.compress(sample)) < len(sample) * _WORTH
 
 
 _ZEROS = bytes(4 << 20)

@@ -10,6 +10,8 @@ import importlib
 import os
 import sys
 
+from singularity_proxy.checkpoint.chunks import drop_idle_contexts
+
 _LIBC = ctypes.CDLL(None)
 _TRIM = getattr(_LIBC, "malloc_trim", None)
 _OPTION = getattr(_LIBC, "mallopt", None)
@@ -65,6 +67,7 @@ def return_memory() -> None:
     interpreter would do so by the number of new objects, and these are few and large. Blocks for
     some tens of milliseconds."""
     gc.collect()
+    drop_idle_contexts()
     _FORGET()
     if _TRIM is not None:
         _TRIM(0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from singularity_proxy.checkpoint import chunks
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.chunks import PAGE, PAGE_ID_BYTES, Damaged
 from singularity_proxy.checkpoint.files import Part
@@ -177,3 +180,58 @@ def test_no_table_of_a_failed_save_waits_for_the_collector(
     with pytest.raises(NoSpace):
         box.save(Request("s", 1, "process"), [part], on_step=fail)
     assert [table() for table in tables] == [None]
+
+
+@pytest.fixture
+def contexts(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """Every compressor and decompressor that is made, and none that was made before."""
+    made: list[weakref.ref[Any]] = []
+
+    class Watched:
+        """One of Zstandard's, which cannot be referred to weakly."""
+
+        def __init__(self, real: Any) -> None:
+            self._real = real
+            made.append(weakref.ref(self))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+    chunks.drop_idle_contexts()
+    for pool in (chunks._COMPRESSORS, chunks._DECOMPRESSORS):
+        monkeypatch.setattr(pool, "_make", lambda make=pool._make: Watched(make()))
+    return made
+
+
+def test_compressors_are_not_kept_for_each_user_and_thread(
+    contexts: list[weakref.ref[Any]],
+) -> None:
+    """Each of them holds more than a megabyte."""
+    data = b"a line of text\n" * 10_000
+    with ThreadPoolExecutor(8) as threads:
+        at_once = threading.Barrier(8)
+        for user in "abc":
+            codec = chunks.Codec(user, None)
+
+            def there_and_back(_: int, codec: chunks.Codec = codec) -> bytes:
+                at_once.wait()
+                stored = b"".join(bytes(piece) for piece in codec.encode("", data))
+                assert len(stored) < len(data) / 10
+                return bytes(codec.decode("", stored, check=False))
+
+            assert set(threads.map(there_and_back, range(8))) == {data}
+        alive = sum(context() is not None for context in contexts)
+        assert 0 < alive <= 2 * chunks._IDLE, f"of {len(contexts)}, {alive} are there"
+        chunks.drop_idle_contexts()
+        assert not any(context() for context in contexts)
+
+
+def test_a_decompressor_is_not_used_again_after_an_error(
+    contexts: list[weakref.ref[Any]],
+) -> None:
+    codec = chunks.Codec("a", None)
+    stored = b"".join(bytes(piece) for piece in codec.encode("", b"x" * 1000))
+    with pytest.raises(Damaged, match="decompressed"):
+        codec.decode("", stored[:-1] + bytes([stored[-1] ^ 0xFF]), check=False)
+    assert not chunks._DECOMPRESSORS._idle
+    assert codec.decode("", stored, check=False) == b"x" * 1000
