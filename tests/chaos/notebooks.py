@@ -87,7 +87,7 @@ class Notebook(Subject):
             def on_text(text: str) -> None:
                 self.progress_at = self.world.timeline.now
                 if lines is not None:
-                    lines.take(text, self._may_have_lost(tab, cell_sent))
+                    lines.take(text, self._may_have_lost(tab))
 
             cell_sent = self.world.timeline.now
             cell = await tab.execute(code, on_text)
@@ -100,8 +100,8 @@ class Notebook(Subject):
             raise SingularityError(f"a cell failed: {cell.error}: {cell.text[-200:]}")
         return cell
 
-    def _may_have_lost(self, tab: Tab, since: float) -> bool:
-        """Whether something between kernel and tab was hit, so that messages may be missing."""
+    def _may_have_lost(self, tab: Tab) -> bool:
+        """Whether messages may be missing, as something between kernel and tab was hit lately."""
         now = self.world.timeline.now
         hit = self.world.hit_since(now - ON_ITS_WAY_S - 30.0, self.user, self.session)
         return hit or (tab.connections > 1 and now - tab.reconnected_at < ON_ITS_WAY_S)
@@ -248,7 +248,7 @@ class Notebook(Subject):
         assert self.tab is not None
         if now <= was or (now > was + cell.sent and await self.has_gone_back()):
             await self.check_went_back(was, now, what)
-        elif now > was + cell.sent and not self._may_have_lost(self.tab, cell.sent_at):
+        elif now > was + cell.sent and not self._may_have_lost(self.tab):
             return f"{what} {now} instead of {was + 1}"
         self.advance(now)
         return ""
@@ -298,7 +298,7 @@ class Training(Notebook):
         cell = await self.run(programs.DIGEST)
         words = cell.text.split()
         if len(words) != 2:
-            return "" if self._may_have_lost(self.tab, cell.sent_at) else f"it said {cell.text!r}"
+            return "" if self._may_have_lost(self.tab) else f"it said {cell.text!r}"
         count, digest = int(words[0]), words[1]
         expected = hashlib.sha256(" ".join(self.expected[:count]).encode()).hexdigest()
         return "" if digest == expected else f"its {count} losses are not those of a calm run"
@@ -348,9 +348,7 @@ class CsvWriter(Notebook):
             return ""
         cell = await self.run("print('total', total)")
         expected = f"total {programs.csv_rows(self.rows)[-1].split(',')[1]}"
-        if cell.text.strip() == expected or (
-            not cell.text and self._may_have_lost(self.tab, cell.sent_at)
-        ):
+        if cell.text.strip() == expected or (not cell.text and self._may_have_lost(self.tab)):
             return ""
         return f"it said {cell.text!r} instead of {expected!r}"
 
@@ -389,7 +387,7 @@ class Idle(Notebook):
         self.counted = 1
         if len(words) == 2 and self.digest in ("", words[1]):
             self.digest = words[1]
-        elif not self._may_have_lost(self.tab, cell.sent_at):  # type: ignore[arg-type]
+        elif not self._may_have_lost(self.tab):  # type: ignore[arg-type]
             text = f"fingerprint {words} instead of {self.digest}"
             self.world.timeline.violate("bitwise", self.name, text)
 
@@ -410,7 +408,7 @@ class Idle(Notebook):
         words = cell.text.split()
         if len(words) != 2:
             self.counted = was + 1  # it was run, and what it printed was lost on its way
-            return "" if self._may_have_lost(self.tab, cell.sent_at) else f"it said {cell.text!r}"
+            return "" if self._may_have_lost(self.tab) else f"it said {cell.text!r}"
         visits, digest = int(words[0]), words[1]
         if self.digest and digest != self.digest:
             return f"fingerprint {digest} instead of {self.digest}"
@@ -441,7 +439,7 @@ class Notes(Notebook):
             return f"IPython says: {cell.text.strip()[:300]}"
         if len(words) != 2:
             self.counted = was + 1
-            return "" if self._may_have_lost(self.tab, cell.sent_at) else f"it said {cell.text!r}"
+            return "" if self._may_have_lost(self.tab) else f"it said {cell.text!r}"
         count = int(words[0])
         if int(words[1]) != count:
             return f"{count} notes with the sum {words[1]}"
