@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from singularity_scheduler.core.values.requested import Kind
+from singularity_scheduler.model.arguments import MAX_DEVICES
 from singularity_scheduler.requests.gang_spec import MAX_NODES
 from singularity_scheduler.requests.run_spec import MAX_RETRIES, MAX_TIMEOUT_S
-from singularity_scheduler.requests.size_spec import MAX_DEVICES
 from singularity_scheduler.requests.spec import MAX_LOCATIONS
 
 from .vocabulary import (
