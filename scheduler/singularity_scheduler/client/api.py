@@ -13,15 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from .calls import Json
+from .calls import MOVE_S, Json
 from .groups import Groups
+from .made.methods import VerbMethods
 from .reading import Reading
 
-MOVE_S = 600.0
-"""How long the verbs wait that write a whole session to the store or read it back."""
 
-
-class ServiceClient(Reading, Groups):
+class ServiceClient(VerbMethods, Reading, Groups):
     """Calls the service at `url` (its base, ending in ``/services/singularity/``) with `token`.
 
     One per process is enough; it holds no connection between calls. Use it on a running loop.
@@ -137,71 +135,10 @@ class ServiceClient(Reading, Groups):
         """Send a signal to the session's main process (2 interrupts a kernel)."""
         return await self._verb(session, "signal", {"signum": signum})
 
-    async def park(self, session: str) -> Json:
-        """Free its devices, keep its process; the next device call brings it back."""
-        return await self._verb(session, "park", {})
-
-    async def keep(self, session: str, for_s: float) -> Json:
-        """Keep it alive for so many seconds from now on, though it may be idle; 0: no longer."""
-        return await self._verb(session, "keep", {"for_s": for_s})
-
-    async def tier(self, session: str, tier: str) -> Json:
-        """Change its tier; `Forbidden` for one that is not open to its user."""
-        return await self._verb(session, "tier", {"tier": tier})
-
-    async def priority(self, session: str, priority: str) -> Json:
-        """Change its priority among sessions of its tier: "low", "medium" or "high"."""
-        return await self._verb(session, "priority", {"priority": priority})
-
     async def devices(self, session: str) -> Json:
         """``{"session", "node", "at", "devices"}``: memory and utilisation of each of its devices,
         as its node told last."""
         return await self._json("GET", f"sessions/{quote(session, safe='')}/devices")
-
-    async def resume(
-        self, session: str, checkpoint: str | None = None, node: str | None = None
-    ) -> Json:
-        """Ask for its devices now instead of at the next device call; a suspended session comes
-        back, from `checkpoint` (id or name; None: the newest) and to `node` (None: any)."""
-        body = {"checkpoint": checkpoint, "node": node}
-        wanted = {k: v for k, v in body.items() if v is not None}
-        return await self._verb(session, "resume", wanted, timeout=MOVE_S)
-
-    async def migrate(
-        self,
-        session: str,
-        device: str | int | list[str] | None = None,
-        node: str | None = None,
-        cluster: str | None = None,
-    ) -> Json:
-        """Move it to `device` ("cpu:1" or 1; one per virtual device), None: to any other; or to
-        another `node` or `cluster`, through the store."""
-        named = {"device": device, "node": node, "cluster": cluster}
-        body: Json = {name: word for name, word in named.items() if word is not None}
-        body = body or {"device": None}
-        return await self._verb(session, "migrate", body, timeout=MOVE_S)
-
-    async def resize(self, session: str, devices: int) -> Json:
-        """Run its virtual devices on so many physical ones from now on; see its `resizable`."""
-        return await self._verb(session, "resize", {"devices": devices}, timeout=MOVE_S)
-
-    async def preempt(self, session: str) -> Json:
-        """Take its devices, nothing is lost, and hold it back until `resume` or `migrate`; a
-        queued run does not start meanwhile."""
-        return await self._verb(session, "preempt", {})
-
-    async def suspend(self, session: str, name: str | None = None) -> Json:
-        """Put everything of it into the store, as a checkpoint called `name`, and free its node."""
-        body = {} if name is None else {"name": name}
-        return await self._verb(session, "suspend", body, timeout=MOVE_S)
-
-    async def checkpoint(
-        self, session: str, name: str | None = None, level: str | None = None
-    ) -> Json:
-        """Store it; returns its JSON with `last_checkpoint`. `level`: "device" or "process"; None:
-        the best that its node can do."""
-        body: Json = {"name": name} if level is None else {"name": name, "level": level}
-        return await self._verb(session, "checkpoint", body, timeout=MOVE_S)
 
     async def checkpoints(self, session: str) -> list[Json]:
         """What the store has of it, newest first; of an ended session too."""
@@ -213,17 +150,6 @@ class ServiceClient(Reading, Groups):
         path = f"{_checkpoints_of(session)}/{quote(checkpoint, safe='')}"
         left: list[Json] = (await self._json("DELETE", path))["checkpoints"]
         return left
-
-    async def restore(self, session: str, checkpoint: str, discard: bool = False) -> Json:
-        """Go back to an older checkpoint (id or name) of its own; its present state is stored
-        first unless it is to be `discard`ed."""
-        body: Json = {"checkpoint": checkpoint, **({"discard": True} if discard else {})}
-        return await self._verb(session, "restore", body, timeout=MOVE_S)
-
-    async def reopen(self, session: str) -> Json:
-        """Take the end of a session back: it is suspended as of its newest checkpoint, with its own
-        id (a batch run goes on by itself). Its JSON has `undo_end` as long as that can be done."""
-        return await self._verb(session, "reopen", {})
 
     async def fork(
         self,

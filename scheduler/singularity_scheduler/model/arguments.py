@@ -90,6 +90,8 @@ class Argument:
     """What its schema has besides that of its form."""
     field: str = ""
     """Its name in the event of the policy; "": the same."""
+    on_page: bool = True
+    """Whether a page in JupyterLab may say it."""
 
     @property
     def optional(self) -> bool:

@@ -341,7 +341,7 @@ VERBS: tuple[Verb, ...] = (
         "the best that its node can do.",
         (
             Argument("name", Form.LABEL),
-            Argument("level", Form.LEVEL, "null: the best that its node can do."),
+            Argument("level", Form.LEVEL, "null: the best that its node can do.", on_page=False),
         ),
         "Checkpoint",
         rule="somebody asked for a checkpoint",

@@ -264,7 +264,7 @@ def _required_name(name: object) -> str:
 
 def _level(level: object) -> str | None:
     if level is None or level in ("device", "process"):
-        return level  # type: ignore[return-value]
+        return level
     raise BadRequest("level must be device or process", level=level)
 
 
