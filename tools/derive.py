@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "scheduler"))
 from singularity_scheduler.model.arguments import Argument, Form  # noqa: E402
 from singularity_scheduler.model.buttons import CANCEL, Button  # noqa: E402
 from singularity_scheduler.model.verbs import VERBS, Verb  # noqa: E402
+from singularity_scheduler.model.wishes import ENTRIES  # noqa: E402
 
 CLIENT = "scheduler/singularity_scheduler/client/made"
 LAB = "ui_labext/src/model"
@@ -58,14 +59,7 @@ def write_method(row: Verb) -> str:
         inside = f"        {signature}"
         inside = inside if len(inside) <= WIDTH else indent(signature.split(", "))
         opening = f"    async def {row.name}(\n{inside}\n    ) -> Json:"
-    words = textwrap.fill(
-        f'"""{row.client}"""',
-        WIDTH,
-        initial_indent=" " * 8,
-        subsequent_indent=" " * 8,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    words = fill(f'"""{row.client}"""', 8)
     limit = ", timeout=MOVE_S" if row.takes_long else ""
     if all(not each.optional for each in ordered):
         body = ", ".join(f'"{each.name}": {each.name}' for each in ordered)
@@ -112,6 +106,46 @@ class BlockingVerbs(Blocking):
 '''
     return head + "".join(
         f"    {row.name} = call(ServiceClient.{row.name})\n" for row in VERBS if row.has_method
+    )
+
+
+def write_said() -> str:
+    """Return the module with the arguments by which something is said of a new session."""
+    head = f'''"""What is said of a new session, as arguments of the client.
+
+{NOTE}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+
+class SaidOfSession(TypedDict, total=False):
+    """All of them may be left out, which is the same as None."""
+'''
+    lines = []
+    for each in ENTRIES:
+        kind = SAID[each.wish.asked["type"]]
+        words = f'"""{each.wish.about.replace("null", "None")}"""'
+        lines.append(f"\n    {each.key}: {kind} | None\n{fill(words, 4)}\n")
+    return head + "".join(lines)
+
+
+SAID = {"string": "str", "number": "float", "integer": "int", "array": "Sequence[str]"}
+"""Type in a JSON Schema -> type in the client."""
+
+
+def fill(text: str, depth: int) -> str:
+    """Return text in lines that are indented."""
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=" " * depth,
+        subsequent_indent=" " * depth,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -204,6 +238,45 @@ def write_verb_table() -> str:
     return "\n".join(parts)
 
 
+def write_said_of_sessions() -> str:
+    """Return the TypeScript module that reads what was said of a session from its document."""
+    shown = [each for each in ENTRIES if each.wish.shown is not None]
+    names = {each.key: "".join(write_camel(each.key)) for each in shown}
+    kinds = {each.key: READ[each.wish.asked["type"]] for each in shown}
+    readers = ", ".join(sorted({reader for _, reader in kinds.values()}))
+    fields = "".join(
+        f"  /** {each.wish.shown_about} */\n  {names[each.key]}: {kinds[each.key][0]};\n"
+        for each in shown
+    )
+    reads = ",\n".join(
+        f"    {names[each.key]}: {kinds[each.key][1]}(value.{each.key})" for each in shown
+    )
+    return (
+        f"// {NOTE}\n\nimport {{ {readers} }} from '../server/json';\n\n"
+        "/** What was said of a session when it was made. */\nexport interface ISaid {\n"
+        f"{fields}}}\n\n"
+        "/** Reading is tolerant: a text that is missing is empty. */\n"
+        "export function readSaid(value: Record<string, unknown>): ISaid {\n"
+        f"  return {{\n{reads}\n  }};\n}}\n"
+    )
+
+
+READ = {
+    "string": ("string", "text"),
+    "number": ("number | null", "countOrNull"),
+    "integer": ("number | null", "countOrNull"),
+    "array": ("string[]", "texts"),
+}
+"""Type in a JSON Schema -> type in TypeScript, and what reads it."""
+
+
+def write_camel(key: str) -> Iterator[str]:
+    """Yield a key of the API as TypeScript names it, word by word."""
+    first, *others = key.split("_")
+    yield first
+    yield from (word.capitalize() for word in others)
+
+
 def write_function(
     says: str, name: str, texts: Iterable[tuple[str, str]], otherwise: str = ""
 ) -> str:
@@ -229,7 +302,9 @@ def derive() -> dict[str, str]:
     return {
         f"{CLIENT}/methods.py": write_methods(),
         f"{CLIENT}/blocking.py": write_blocking(),
+        f"{CLIENT}/said.py": write_said(),
         f"{LAB}/words/verb_table.ts": write_verb_table(),
+        f"{LAB}/sessions/said.ts": write_said_of_sessions(),
     }
 
 

@@ -10,12 +10,13 @@ answer was lost).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import quote, urlencode
 
 from .calls import MOVE_S, Json
 from .groups import Groups
 from .made.methods import VerbMethods
+from .made.said import SaidOfSession
 from .reading import Reading
 
 
@@ -36,15 +37,9 @@ class ServiceClient(VerbMethods, Reading, Groups):
         devices: int | None = None,
         name: str = "",
         key: str | None = None,
-        kernel_id: str | None = None,
-        every_s: float | None = None,
-        every_steps: int | None = None,
-        virtual_cluster: str | None = None,
-        priority: str | None = None,
-        locations: Sequence[str] | None = None,
-        device_share: float | None = None,
         elastic: bool | None = None,
         scale_policy: Mapping[str, Any] | None = None,
+        **said: Unpack[SaidOfSession],
     ) -> Json:
         """Start a session; returns its JSON plus ``"launch": {"pid", "connection", "env"}``.
 
@@ -52,25 +47,11 @@ class ServiceClient(VerbMethods, Reading, Groups):
         what the service is configured with (standard, 1). `launch` is ``{"mode": "capsule" |
         "joined", "argv", "env", "cwd", "connection", "owner_pid"}`` and is passed to the node
         agent, never stored. A repeated call with the same `key` answers with the same session
-        instead of starting another. `kernel_id`: Jupyter's, for `suspended`; `every_s` and
-        `every_steps`: when a checkpoint is made by itself (0: never, None: as configured).
-        `virtual_cluster`: whose quota its devices count for; `priority` "low", "medium" or "high"
-        orders sessions of one tier; `locations`: clusters and regions that it may be in, none:
-        anywhere; `device_share`: part of the time of one device, None: all of it; `elastic`: it may
-        run on fewer physical devices than virtual ones, as `scale_policy` says more exactly.
+        instead of starting another. `elastic`: it may run on fewer physical devices than virtual
+        ones, as `scale_policy` says more exactly. `said`: what else is said of it.
         """
         body: Json = {"kind": kind, "name": name, "launch": launch}
-        wishes = {
-            "kernel_id": kernel_id,
-            "checkpoint_every_s": every_s,
-            "checkpoint_every_steps": every_steps,
-            "virtual_cluster": virtual_cluster,
-            "priority": priority,
-            "locations": list(locations) if locations else None,
-            "device_share": device_share,
-            "elastic": elastic,
-            "scale_policy": scale_policy,
-        }
+        wishes = {**said, "elastic": elastic, "scale_policy": scale_policy}
         body |= {key: value for key, value in wishes.items() if value is not None}
         if tier is not None:
             body["tier"] = tier
@@ -86,15 +67,10 @@ class ServiceClient(VerbMethods, Reading, Groups):
         devices: int | None = None,
         name: str = "",
         key: str | None = None,
-        virtual_cluster: str | None = None,
-        priority: str | None = None,
-        locations: Sequence[str] | None = None,
-        device_share: float | None = None,
         elastic: bool | None = None,
         scale_policy: Mapping[str, Any] | None = None,
-        checkpoint_every_s: float | None = None,
-        checkpoint_every_steps: int | None = None,
         nodes: int | None = None,
+        **said: Unpack[SaidOfSession],
     ) -> Json:
         """Submit the run of a notebook; returns its session as soon as it is durable. It starts
         when it is its turn and needs neither the caller nor its server any more.
@@ -106,17 +82,7 @@ class ServiceClient(VerbMethods, Reading, Groups):
         its part of the `devices` on each; what is returned is the first part (see its "part").
         """
         body: Json = {"kind": "batch", "name": name, "run": run}
-        wishes = {
-            "virtual_cluster": virtual_cluster,
-            "priority": priority,
-            "locations": list(locations) if locations else None,
-            "device_share": device_share,
-            "elastic": elastic,
-            "scale_policy": scale_policy,
-            "checkpoint_every_s": checkpoint_every_s,
-            "checkpoint_every_steps": checkpoint_every_steps,
-            "nodes": nodes,
-        }
+        wishes = {**said, "elastic": elastic, "scale_policy": scale_policy, "nodes": nodes}
         body |= {key: value for key, value in wishes.items() if value is not None}
         if tier is not None:
             body["tier"] = tier

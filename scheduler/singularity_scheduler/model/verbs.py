@@ -14,7 +14,7 @@ from .buttons import Button, Offered
 
 
 @dataclass(frozen=True)
-class Command:
+class VerbCommand:
     """`jupyter singularity VERB`."""
 
     summary: str
@@ -62,7 +62,7 @@ class Verb:
     """It is an event of the policy, answered with the session; else an operation of its own."""
     has_method: bool = True
     """Its method of the client is made of this row."""
-    command: Command | None = None
+    command: VerbCommand | None = None
     magic: Magic | None = None
     in_server: bool = True
     """Whether the Jupyter server passes it on for a page."""
@@ -89,7 +89,7 @@ VERBS: tuple[Verb, ...] = (
         "Free its devices; its process and state stay, the next device call brings them back.",
         "Free its devices, keep its process; the next device call brings it back.",
         rule="somebody asked to park",
-        command=Command(
+        command=VerbCommand(
             "Free a session's devices; its next device call takes devices again.",
             description="Free a session's devices: variables and tensors stay, and its next device "
             "call takes devices again.",
@@ -112,7 +112,7 @@ VERBS: tuple[Verb, ...] = (
         "Take its devices, nothing is lost, and hold it back until `resume` or `migrate`; a queued "
         "run does not start meanwhile.",
         rule="somebody took the devices away until a resume",
-        command=Command(
+        command=VerbCommand(
             "Take a session's devices and hold it back until it is resumed.",
             description="Take a session's devices and hold it back: nothing is lost, running code "
             "waits, a queued run does not start, until `resume` or `migrate`.",
@@ -140,7 +140,7 @@ VERBS: tuple[Verb, ...] = (
         "Keep",
         rule="somebody keeps a session alive for a while, or that is over",
         reads_again=True,
-        command=Command(
+        command=VerbCommand(
             "Keep a session alive for a while though nothing uses its devices.",
             module="singularity_scheduler.cli.sessions.keep",
         ),
@@ -165,7 +165,7 @@ VERBS: tuple[Verb, ...] = (
         (Argument("tier", Form.TIER, needed="one of premium, standard and basic"),),
         "TierChange",
         rule="somebody changed the tier or the priority of a session",
-        command=Command(
+        command=VerbCommand(
             "Give a session another tier.",
             description="Give a session another tier, one that is open to its user. From then on "
             "it is served and measured by that: with a lower one its devices may go to somebody "
@@ -190,7 +190,7 @@ VERBS: tuple[Verb, ...] = (
         'Change its priority among sessions of its tier: "low", "medium" or "high".',
         (Argument("priority", Form.PRIORITY, needed="one of low, medium and high"),),
         "PriorityChange",
-        command=Command(
+        command=VerbCommand(
             "Give a session another priority inside its tier.",
             description="Give a session another priority: it orders sessions of one tier.",
             examples=("priority sweep.ipynb low",),
@@ -208,7 +208,7 @@ VERBS: tuple[Verb, ...] = (
         rule="somebody asked to suspend, or its Jupyter server is gone",
         uses_store=True,
         takes_long=True,
-        command=Command(
+        command=VerbCommand(
             "Put a session with its processes into the store and free its node.",
             module=f"{_MOVES}.suspend",
         ),
@@ -240,7 +240,7 @@ VERBS: tuple[Verb, ...] = (
         rule="somebody asked for the devices",
         uses_store=True,
         takes_long=True,
-        command=Command(
+        command=VerbCommand(
             "Bring a suspended session back; let one have its devices now.",
             module=f"{_MOVES}.resume",
         ),
@@ -279,7 +279,7 @@ VERBS: tuple[Verb, ...] = (
         rule="somebody asked for other devices",
         uses_store=True,
         takes_long=True,
-        command=Command(
+        command=VerbCommand(
             "Let a session go on with another device, on another node or in another cluster.",
             module=f"{_MOVES}.migrate",
         ),
@@ -313,7 +313,7 @@ VERBS: tuple[Verb, ...] = (
         rule="somebody asked for more or fewer devices",
         takes_long=True,
         reads_again=True,
-        command=Command(
+        command=VerbCommand(
             "Run a session's virtual devices on more or fewer physical ones.",
             description="Run a session on so many physical devices from now on. Its code goes on "
             "with the virtual devices that it has, whose number does not change; those that come "
@@ -348,7 +348,7 @@ VERBS: tuple[Verb, ...] = (
         uses_store=True,
         takes_long=True,
         reads_again=True,
-        command=Command(
+        command=VerbCommand(
             "Store a session as it is now, under a name or without one.",
             module=f"{_MOVES}.checkpoint",
         ),
@@ -382,7 +382,7 @@ VERBS: tuple[Verb, ...] = (
         rule="somebody asked to go back to a checkpoint",
         uses_store=True,
         takes_long=True,
-        command=Command(
+        command=VerbCommand(
             "Undo: let a session go back to an older checkpoint.",
             module=f"{_MOVES}.restore",
         ),
@@ -408,7 +408,7 @@ VERBS: tuple[Verb, ...] = (
         takes_long=True,
         is_change=False,
         has_method=False,  # it has a key, too
-        command=Command(
+        command=VerbCommand(
             "Begin a second session where a checkpoint of one is.", module=f"{_MOVES}.fork"
         ),
         magic=Magic(
@@ -429,7 +429,7 @@ VERBS: tuple[Verb, ...] = (
         "id (a batch run goes on by itself). Its JSON has `undo_end` as long as that can be done.",
         rule="somebody took the end of a session back",
         is_change=False,
-        command=Command(
+        command=VerbCommand(
             "Take the end of a session back: it was closed by mistake.", module=f"{_MOVES}.reopen"
         ),
         button=Button(

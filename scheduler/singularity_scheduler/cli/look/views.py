@@ -11,6 +11,7 @@ from typing import Any
 from singularity_scheduler.cli.framework import texts
 from singularity_scheduler.cli.framework.tables import Card, Column, Table
 from singularity_scheduler.client.words import duration, kept, plan, squashing
+from singularity_scheduler.model.wishes import ENTRIES
 
 Json = Mapping[str, Any]
 
@@ -112,7 +113,11 @@ def session_card(session: Json, now: datetime) -> Card:
         ("Kind", str(session.get("kind") or "")),
         ("Tier", str(session.get("tier") or "")),
         ("Priority", _unless(session.get("priority"), "medium")),
-        ("Virtual cluster", texts.clean(session.get("virtual_cluster"))),
+        *(
+            (each.wish.label, texts.clean(session.get(each.key)))
+            for each in ENTRIES
+            if each.wish.label
+        ),
         ("State", texts.outcome({**session, "state": state_word(session)})),
         ("Transfer", progress_text(session)),
         ("Activity", _activity(session, now)),

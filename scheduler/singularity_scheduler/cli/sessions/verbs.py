@@ -11,7 +11,7 @@ from singularity_proxy.errors import BadRequest
 from singularity_scheduler.cli.framework import texts
 from singularity_scheduler.cli.framework.completing_words import earlier_words
 from singularity_scheduler.model.arguments import SCHEMAS, Form
-from singularity_scheduler.model.verbs import VERBS, Command, Verb
+from singularity_scheduler.model.verbs import VERBS, Verb, VerbCommand
 
 from .choosing import SessionApp
 
@@ -51,7 +51,7 @@ class RowApp(VerbApp):
     """A command that is made of the row of its verb: each argument is a word."""
 
     row: ClassVar[Verb]
-    command: ClassVar[Command]
+    command: ClassVar[VerbCommand]
 
     def details(self) -> tuple[Any, ...]:
         pairs = zip(self.row.arguments, self.words[1:], strict=False)
@@ -62,7 +62,7 @@ class RowApp(VerbApp):
         return f"{super().done(session)} ({about})" if about else super().done(session)
 
     def complete(self, prefix: str) -> dict[str, str]:
-        before = earlier_words(prefix)
+        before = earlier_words(prefix) if self.row.arguments else []
         if not before:
             return super().complete(prefix)
         return dict.fromkeys(self._fitting(len(before) - 1, prefix), "")
@@ -91,7 +91,7 @@ def show_argument(form: Form, name: str, optional: bool) -> str:
     return f"[{shown}]" if optional else shown
 
 
-def make_app(row: Verb, command: Command) -> type[RowApp]:
+def make_app(row: Verb, command: VerbCommand) -> type[RowApp]:
     """Return the command of a verb."""
     needed = sum(not each.optional for each in row.arguments)
     shown = (show_argument(each.form, each.name, each.optional) for each in row.arguments)

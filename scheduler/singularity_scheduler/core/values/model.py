@@ -13,8 +13,9 @@ from singularity_proxy.capsule.images.machine import Machine
 
 from singularity_scheduler.core.reasons.reason import NONE, Reason
 from singularity_scheduler.core.state.stored import CheckpointRef, LossReport
+from singularity_scheduler.model.wishes import Wishes
 
-from .requested import BEHIND, BatchRun, Kind, Member, Part, Priority, ScalePolicy, Tier
+from .requested import BEHIND, BatchRun, Kind, Member, Part, ScalePolicy, Tier
 from .states import FINAL, LEASED, DeviceState, ProcessState, word
 
 _V = TypeVar("_V")
@@ -94,7 +95,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class SessionView:
+class SessionView(Wishes):
     """Everything the scheduler knows of one session; replaced, never changed."""
 
     id: str
@@ -172,11 +173,6 @@ class SessionView:
     """The only cluster it may come back to; "": any."""
     cluster: str = ""
     """The cluster that its node belongs to, as far as that is known; kept by `Draft.put`."""
-    share_milli: int = 1000
-    """Thousandths of the time of its one device that it asks for; below 1000 it takes turns with
-    others that share."""
-    locations: tuple[str, ...] = ()
-    """Clusters and regions that it may be in; (): anywhere."""
     came_from: str = ""
     """The node it was on before the one it is coming to; "": the same."""
     restore_from: str = ""
@@ -195,12 +191,6 @@ class SessionView:
     ("" for one without a name); None: it stays."""
     source: str = ""
     """The session it was forked from."""
-    kernel_id: str = ""
-    """Jupyter's id of its kernel, so that a restarted server finds it again."""
-    every_s: float | None = None
-    """Seconds between checkpoints that are made by themselves; 0: none; None: as configured."""
-    every_steps: int | None = None
-    """Optimizer steps between them; 0: none; None: as configured."""
     run: BatchRun | None = None
     """What it runs; None for kernels and for commands that joined."""
     attempt: int = 1
@@ -215,8 +205,6 @@ class SessionView:
     """Its part in a gang; None: it runs on its own."""
     recorded: str = "{}"
     """JSON object: what it recorded, name -> last value; see `recorded`."""
-    virtual_cluster: str = ""
-    priority: Priority = Priority.MEDIUM
     held_by: str | None = None
     """Who preempted it: it gets no devices, and a queued run does not start, until it is
     resumed."""

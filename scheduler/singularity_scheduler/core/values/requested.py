@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from singularity_scheduler.core.reasons.reason import Words
 from singularity_scheduler.model.arguments import MAX_NAME
+from singularity_scheduler.model.wishes import Wishes
 from singularity_scheduler.model.words import Kind, Priority, Tier
 
 __all__ = [
@@ -128,7 +129,7 @@ BEHIND = 1 << 62
 
 
 @dataclass(frozen=True)
-class SessionSpec:
+class SessionSpec(Wishes):
     """What was asked for, validated by `requests.spec`."""
 
     kind: Kind
@@ -137,16 +138,6 @@ class SessionSpec:
     """Virtual devices; of one on several nodes: on each of them."""
     name: str = ""
     run: BatchRun | None = None
-    kernel_id: str = ""
-    every_s: float | None = None
-    every_steps: int | None = None
-    virtual_cluster: str = ""
-    """"": none; its devices count for nobody's quota."""
-    priority: Priority = Priority.MEDIUM
-    share_milli: int = 1000
-    """Thousandths of the time of its one device that it asks for; 1000: whole devices."""
-    locations: tuple[str, ...] = ()
-    """Clusters and regions that it may be in; (): anywhere."""
     member: Member | None = None
     scale: ScalePolicy | None = None
     """None: it runs on as many physical devices as it has virtual ones."""

@@ -6,6 +6,7 @@ import functools
 import json
 import zlib
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from singularity_scheduler.core.reasons.reason import Reason, Words, because, from_json, to_json
@@ -17,11 +18,11 @@ from singularity_scheduler.core.values.requested import (
     Kind,
     Member,
     Part,
-    Priority,
     ScalePolicy,
     Tier,
 )
 from singularity_scheduler.core.values.states import DeviceState, ProcessState
+from singularity_scheduler.model.wishes import ENTRIES
 from singularity_scheduler.text.reasons import is_known, render
 
 Row = dict[str, Any]
@@ -61,7 +62,6 @@ _SAME = (
     "came_from",
     "restore_from",
     "source",
-    "kernel_id",
     "called",
     "rollback",
     "undo",
@@ -69,10 +69,6 @@ _SAME = (
     "lost",
     "incarnation",
     "leaving",
-    "every_s",
-    "every_steps",
-    "virtual_cluster",
-    "share_milli",
     "keep_until",
     "keep_from",
     "attempt",
@@ -104,15 +100,14 @@ def session_to_row(view: SessionView) -> Row:
     why = _why_to_row(view.why)
     return {
         **{name: getattr(view, name) for name in _SAME},
+        **_wishes_to_row(view),
         **why,
         "reason_sum": _sum_of(why["reason"]),
         "kind": view.kind.value,
         "tier": view.tier.value,
-        "priority": view.priority.value,
         "process_state": view.process_state.value,
         "device_state": view.device_state.value,
         "preferred": json.dumps(view.preferred),
-        "locations": json.dumps(view.locations),
         "run": _run_text(view.run) if view.run else None,
         "group": view.member.group if view.member else "",
         "member": _member_text(view.member) if view.member else None,
@@ -122,6 +117,28 @@ def session_to_row(view: SessionView) -> Row:
         "elastic": _elastic(view),
         "experiment": experiment_of(view.run.metadata) if view.run else "",
     }
+
+
+def _wishes_to_row(view: SessionView) -> Row:
+    """Lists are JSON texts, words their values."""
+    found: Row = {}
+    for each in ENTRIES:
+        value = getattr(view, each.name)
+        if isinstance(value, tuple):
+            value = json.dumps(value)
+        found[each.name] = value.value if isinstance(value, Enum) else value
+    return found
+
+
+def _wishes_from_row(row: Mapping[str, Any]) -> Row:
+    """A field that was not there yet when the row was written has its default."""
+    found: Row = {}
+    for each in ENTRIES:
+        value = row.get(each.name, each.default)
+        if isinstance(each.default, tuple) and isinstance(value, str):
+            value = tuple(json.loads(value))
+        found[each.name] = each.type(value) if isinstance(each.default, Enum) else value
+    return found
 
 
 @functools.lru_cache(256)
@@ -199,15 +216,14 @@ def session_from_row(
 ) -> SessionView:
     return SessionView(
         **{name: row[name] for name in _SAME},
+        **_wishes_from_row(row),
         why=_why_of_session(row),
         kind=Kind(row["kind"]),
         tier=Tier(row["tier"]),
-        priority=Priority(row["priority"]),
         process_state=ProcessState(row["process_state"]),
         device_state=DeviceState(row["device_state"]),
         **_of_elastic(row.get("elastic") or "", leased),
         preferred=tuple(json.loads(row["preferred"])),
-        locations=tuple(json.loads(row["locations"])),
         checkpoints=stored,
         loss=_loss(row["loss"]),
         # One that was never accounted begins now, and not in 1970.

@@ -7,6 +7,10 @@ are: what was accepted is run, also after a restart.
 
 from __future__ import annotations
 
+import json
+from enum import Enum
+from typing import Any, get_args
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -24,10 +28,26 @@ from sqlalchemy import (
     false,
 )
 
+from singularity_scheduler.model.wishes import ENTRIES, WishField
+
 metadata = MetaData()
 
 # SQLite numbers rows by itself only in an INTEGER column; PostgreSQL's INTEGER is too small.
 _Serial = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _column_of(each: WishField) -> Column[Any]:
+    """The column of what is said of a new session."""
+    default = each.default
+    if default is None:
+        return Column(each.name, Float if float in get_args(each.type) else BigInteger)
+    if isinstance(default, tuple):
+        return Column(each.name, Text, nullable=False, server_default=json.dumps(default))
+    if isinstance(default, int):
+        return Column(each.name, Integer, nullable=False, server_default=str(default))
+    text = default.value if isinstance(default, Enum) else default
+    return Column(each.name, String(each.wish.length), nullable=False, server_default=text)
+
 
 sessions = Table(
     "sessions",
@@ -71,7 +91,6 @@ sessions = Table(
     Column("came_from", String(255), nullable=False, server_default=""),
     Column("restore_from", String(255), nullable=False, server_default=""),
     Column("source", String(255), nullable=False, server_default=""),
-    Column("kernel_id", String(255), nullable=False, server_default=""),
     Column("called", Boolean, nullable=False, server_default=false()),
     Column("rollback", Boolean, nullable=False, server_default=false()),
     Column("undo", Boolean, nullable=False, server_default=false()),
@@ -80,15 +99,9 @@ sessions = Table(
     Column("incarnation", BigInteger, nullable=False, server_default="1"),
     Column("leaving", String(255)),
     Column("loss", Text),
-    Column("every_s", Float),
-    Column("every_steps", BigInteger),
-    Column("virtual_cluster", String(255), nullable=False, server_default=""),
-    Column("priority", String(16), nullable=False, server_default="medium"),
     Column("cluster", String(255), nullable=False, server_default=""),
     Column("target_cluster", String(255), nullable=False, server_default=""),
-    Column("locations", Text, nullable=False, server_default="[]"),
     Column("share", Text, nullable=False, server_default="{}"),
-    Column("share_milli", Integer, nullable=False, server_default="1000"),
     Column("elastic", Text, nullable=False, server_default=""),
     Column("group", String(32), nullable=False, server_default=""),
     Column("member", Text),
@@ -100,6 +113,7 @@ sessions = Table(
     Column("retrying", Boolean, nullable=False, server_default=false()),
     Column("started_at", Float),
     Column("experiment", String(255), nullable=False, server_default=""),
+    *map(_column_of, ENTRIES),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Index("sessions_by_user", "user", "created_at"),

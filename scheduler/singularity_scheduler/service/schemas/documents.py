@@ -19,10 +19,14 @@ from singularity_scheduler.core.values.requested import BatchRun, Member, Part, 
 from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from singularity_scheduler.explain import planned
 from singularity_scheduler.explain.facts import reason_facts
+from singularity_scheduler.model.wishes import ENTRIES
 from singularity_scheduler.requests.size_spec import policy_document
 from singularity_scheduler.text.reasons import render, render_change, render_words
 
 Json = dict[str, Any]
+
+SHOWN = tuple(each for each in ENTRIES if each.wish.shown is not None)
+"""What was said of a session when it was made and is shown as it was said."""
 
 MAX_OTHERS = 20
 """How many other waiting sessions a status names."""
@@ -57,8 +61,6 @@ def session_document(
         "kind": view.kind.value,
         "name": view.name,
         "tier": view.tier.value,
-        "priority": view.priority.value,
-        "virtual_cluster": view.virtual_cluster or None,
         "state": view.word,
         "process_state": view.process_state.value,
         "device_state": view.device_state.value,
@@ -79,15 +81,12 @@ def session_document(
         "node": view.node,
         "cluster": view.cluster,
         "region": state.geography.region(view.cluster),
-        "locations": list(view.locations),
         "epoch": view.epoch,
         "created_at": iso(view.created_at),
         "updated_at": iso(view.updated_at),
         "waiting_since": iso(view.waiting_since),
         "queue": queue_document(state, view),
         "sla": sla_document(state, view),
-        "checkpoint_every_s": view.every_s,
-        "checkpoint_every_steps": view.every_steps,
         "last_checkpoint": checkpoint and checkpoint_document(checkpoint),
         "checkpoints": sum(not c.dropped for c in view.checkpoints),
         "undo_end": undo_document(view),
@@ -102,6 +101,7 @@ def session_document(
         "group": view.member and member_document(view.member),
         "part": view.part and part_document(view.part),
         "recorded": json.loads(view.recorded),
+        **{each.key: each.show(getattr(view, each.name)) for each in SHOWN},
         "exit_code": view.exit_code,
         "owner": {} if view.server is None else {"server": view.server},
     }

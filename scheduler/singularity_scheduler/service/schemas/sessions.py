@@ -8,13 +8,13 @@ from singularity_scheduler.core.steps import goals
 from singularity_scheduler.explain import precedence
 from singularity_scheduler.explain.estimate import Basis
 from singularity_scheduler.explain.planned import Plan
+from singularity_scheduler.model.wishes import ENTRIES
 
 from .vocabulary import (
     COUNT,
     DEVICE_STATE,
     FRACTION,
     KIND,
-    PRIORITY,
     PROCESS_STATE,
     REASON_FACTS,
     RULE,
@@ -40,8 +40,6 @@ SESSION: dict[str, Schema] = {
     "kind": KIND,
     "name": TEXT,
     "tier": TIER,
-    "priority": {**PRIORITY, "description": "Orders sessions of one tier."},
-    "virtual_cluster": {**nullable(TEXT), "description": "Whose quota its devices count for."},
     "state": {**STATE, "description": "The one word for people."},
     "process_state": PROCESS_STATE,
     "device_state": DEVICE_STATE,
@@ -112,10 +110,6 @@ SESSION: dict[str, Schema] = {
     "node": TEXT,
     "cluster": {**TEXT, "description": "Of its node; of a suspended one where it was last."},
     "region": {**TEXT, "description": "In which its cluster lies."},
-    "locations": {
-        **listed(TEXT),
-        "description": "Clusters and regions that it may be in; none: anywhere.",
-    },
     "epoch": COUNT,
     "created_at": TIME,
     "updated_at": TIME,
@@ -138,12 +132,6 @@ SESSION: dict[str, Schema] = {
         ),
         "description": "What it got of the device time that its tier promises.",
     },
-    "checkpoint_every_s": {
-        **nullable({"type": "number", "minimum": 0}),
-        "description": "Seconds between checkpoints made by themselves, as it was asked for; 0: "
-        "none; null: as the service is configured.",
-    },
-    "checkpoint_every_steps": {**nullable(COUNT), "description": "The same by optimizer steps."},
     "last_checkpoint": nullable(ref("StoredCheckpoint")),
     "checkpoints": {**COUNT, "description": "How many the store has of it."},
     "undo_end": {
@@ -214,6 +202,14 @@ SESSION: dict[str, Schema] = {
         "description": "Its part in a run on several nodes (a gang); null: it is on one node.",
     },
     "recorded": {"type": "object", "description": "Values that it recorded: name -> last value."},
+    **{
+        each.key: {
+            **each.wish.shown,
+            **({"description": each.wish.shown_about} if each.wish.shown_about else {}),
+        }
+        for each in ENTRIES
+        if each.wish.shown is not None
+    },
     "exit_code": nullable({"type": "integer"}),
     "owner": record({"server": TEXT}, "server"),
 }
