@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scheduler"))
+sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "proxy")]
 
 from singularity_scheduler.model.arguments import Argument, Form  # noqa: E402
 from singularity_scheduler.model.buttons import CANCEL, Button  # noqa: E402
@@ -26,6 +27,8 @@ from singularity_scheduler.model.wishes import ENTRIES  # noqa: E402
 
 CLIENT = "scheduler/singularity_scheduler/client/made"
 LAB = "ui_labext/src/model"
+EVENT = "scheduler/singularity_scheduler/client/schemas/session-request.v1.yaml"
+"""Only its list of verbs is made."""
 NOTE = "Written by tools/derive.py from the tables in `model`; change those, then run ./dev docs."
 WIDTH = 100
 
@@ -294,18 +297,34 @@ def write_function(
     )
 
 
+# ---- events --------------------------------------------------------------------------------------
+
+
+def write_request_schema() -> str:
+    """Return the schema of the event of a request with all verbs that operations have."""
+    # Only now: it imports the client, which was written before.
+    from singularity_scheduler.service.api.metrics import verbs
+    from singularity_scheduler.service.operations import handlers  # noqa: F401
+
+    return re.sub(
+        r"(?<=\n  verb:\n    enum: \[).*?(?=\])", ", ".join(verbs()), (ROOT / EVENT).read_text()
+    )
+
+
 # ---- all of it -----------------------------------------------------------------------------------
 
 
-def derive() -> dict[str, str]:
-    """Return path below the checkout -> text of every file that is made."""
-    return {
+def derive() -> Iterator[tuple[str, str]]:
+    """Yield path below the checkout and text of every file that is made."""
+    made = {
         f"{CLIENT}/methods.py": write_methods(),
         f"{CLIENT}/blocking.py": write_blocking(),
         f"{CLIENT}/said.py": write_said(),
         f"{LAB}/words/verb_table.ts": write_verb_table(),
         f"{LAB}/sessions/said.ts": write_said_of_sessions(),
     }
+    yield from made.items()
+    yield EVENT, write_request_schema()
 
 
 def main(argv: list[str]) -> int:
@@ -314,7 +333,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--check", action="store_true", help="only compare; 1 when out of date")
     options = parser.parse_args(argv)
     stale = []
-    for name, text in derive().items():
+    for name, text in derive():
         path = ROOT / name
         if path.exists() and path.read_text() == text:
             continue

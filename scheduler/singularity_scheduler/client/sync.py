@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Self
 
 from .api import ServiceClient
-from .loop import Loop, call, iterate
+from .loop import Loop
+from .loop import call as _call
+from .loop import iterate as _iterate
 from .made.blocking import BlockingVerbs
 
 
@@ -39,29 +41,29 @@ class Client(BlockingVerbs):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    submit = call(ServiceClient.submit)
-    submit_group = call(ServiceClient.submit_group)
-    groups = call(ServiceClient.groups)
-    get_group = call(ServiceClient.get_group)
-    group_results = call(ServiceClient.group_results)
-    cancel_group = call(ServiceClient.cancel_group)
-    get_session = call(ServiceClient.get_session)
-    sessions = call(ServiceClient.sessions)
-    wait = call(ServiceClient.wait)
-    stream_events = iterate(ServiceClient.stream_events)
-    logs = iterate(ServiceClient.logs)
-    why = call(ServiceClient.why)
-    history = call(ServiceClient.history)
-    end_session = call(ServiceClient.end_session)
-    signal = call(ServiceClient.signal)
+    submit = _call(ServiceClient.submit)
+    submit_group = _call(ServiceClient.submit_group)
+    groups = _call(ServiceClient.groups)
+    get_group = _call(ServiceClient.get_group)
+    group_results = _call(ServiceClient.group_results)
+    cancel_group = _call(ServiceClient.cancel_group)
+    get_session = _call(ServiceClient.get_session)
+    sessions = _call(ServiceClient.sessions)
+    wait = _call(ServiceClient.wait)
+    stream_events = _iterate(ServiceClient.stream_events)
+    logs = _iterate(ServiceClient.logs)
+    why = _call(ServiceClient.why)
+    history = _call(ServiceClient.history)
+    end_session = _call(ServiceClient.end_session)
+    signal = _call(ServiceClient.signal)
 
-    fork = call(ServiceClient.fork)
+    fork = _call(ServiceClient.fork)
 
-    checkpoints = call(ServiceClient.checkpoints)
-    delete_checkpoint = call(ServiceClient.delete_checkpoint)
-    usage = call(ServiceClient.usage)
-    devices = call(ServiceClient.devices)
-    tiers = call(ServiceClient.tiers)
-    cluster = call(ServiceClient.cluster)
-    clusters = call(ServiceClient.clusters)
-    nodes = call(ServiceClient.nodes)
+    checkpoints = _call(ServiceClient.checkpoints)
+    delete_checkpoint = _call(ServiceClient.delete_checkpoint)
+    usage = _call(ServiceClient.usage)
+    devices = _call(ServiceClient.devices)
+    tiers = _call(ServiceClient.tiers)
+    cluster = _call(ServiceClient.cluster)
+    clusters = _call(ServiceClient.clusters)
+    nodes = _call(ServiceClient.nodes)

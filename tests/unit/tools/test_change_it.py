@@ -180,6 +180,7 @@ def test_a_verb_takes_few_files_and_all_others_are_made(verb: Copy) -> None:
     made = {
         "scheduler/singularity_scheduler/client/made/methods.py",
         "scheduler/singularity_scheduler/client/made/blocking.py",
+        "scheduler/singularity_scheduler/client/schemas/session-request.v1.yaml",
         "ui_labext/src/model/words/verb_table.ts",
     }
     assert verb.changed == {*verb.patches, *made}
