@@ -22,8 +22,9 @@ sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "proxy")]
 
 from singularity_scheduler.model.arguments import Argument, Form  # noqa: E402
 from singularity_scheduler.model.buttons import CANCEL, Button  # noqa: E402
+from singularity_scheduler.model.fields import NULL, SessionField  # noqa: E402
+from singularity_scheduler.model.session import SHOWN, WISHES  # noqa: E402
 from singularity_scheduler.model.verbs import VERBS, Verb  # noqa: E402
-from singularity_scheduler.model.wishes import ENTRIES  # noqa: E402
 
 CLIENT = "scheduler/singularity_scheduler/client/made"
 LAB = "ui_labext/src/model"
@@ -129,9 +130,9 @@ class SaidOfSession(TypedDict, total=False):
     """All of them may be left out, which is the same as None."""
 '''
     lines = []
-    for each in ENTRIES:
-        kind = SAID[each.wish.asked["type"]]
-        words = f'"""{each.wish.about.replace("null", "None")}"""'
+    for each in WISHES:
+        kind = SAID[each.fact.asked["type"]]
+        words = f'"""{each.fact.about.replace("null", "None")}"""'
         lines.append(f"\n    {each.key}: {kind} | None\n{fill(words, 4)}\n")
     return head + "".join(lines)
 
@@ -241,34 +242,45 @@ def write_verb_table() -> str:
     return "\n".join(parts)
 
 
-def write_said_of_sessions() -> str:
-    """Return the TypeScript module that reads what was said of a session from its document."""
-    shown = [each for each in ENTRIES if each.wish.shown is not None]
-    names = {each.key: "".join(write_camel(each.key)) for each in shown}
-    kinds = {each.key: READ[each.wish.asked["type"]] for each in shown}
+def write_session_fields() -> str:
+    """Return the TypeScript module that reads the declared fields of a session's document."""
+    names = {each.key: "".join(write_camel(each.key)) for each in SHOWN}
+    kinds = {each.key: read_kind(each) for each in SHOWN}
     readers = ", ".join(sorted({reader for _, reader in kinds.values()}))
-    fields = "".join(
-        f"  /** {each.wish.shown_about} */\n  {names[each.key]}: {kinds[each.key][0]};\n"
-        for each in shown
-    )
+    fields = ""
+    for each in SHOWN:
+        about = f"  /** {each.fact.shown_about} */\n" if each.fact.shown_about else ""
+        fields += f"{about}  {names[each.key]}: {kinds[each.key][0]};\n"
     reads = ",\n".join(
-        f"    {names[each.key]}: {kinds[each.key][1]}(value.{each.key})" for each in shown
+        f"    {names[each.key]}: {kinds[each.key][1]}(value.{each.key})" for each in SHOWN
     )
     return (
         f"// {NOTE}\n\nimport {{ {readers} }} from '../server/json';\n\n"
-        "/** What was said of a session when it was made. */\nexport interface ISaid {\n"
+        "/** Fields of a session that are shown as they are. */\nexport interface IDeclared {\n"
         f"{fields}}}\n\n"
-        "/** Reading is tolerant: a text that is missing is empty. */\n"
-        "export function readSaid(value: Record<string, unknown>): ISaid {\n"
+        "/** Reading is tolerant: a text that is missing is empty, a count 0. */\n"
+        "export function readDeclared(value: Record<string, unknown>): IDeclared {\n"
         f"  return {{\n{reads}\n  }};\n}}\n"
     )
 
 
+def read_kind(each: SessionField) -> tuple[str, str]:
+    """Return the type of a field in TypeScript, and what reads it."""
+    schema = each.fact.shown or {}
+    schemas = schema.get("oneOf", (schema,))
+    kind = next(one["type"] for one in schemas if one != NULL)
+    if kind in ("integer", "number"):
+        bounded = any("minimum" in one for one in schemas)
+        if NULL in schemas:
+            return "number | null", "countOrNull" if bounded else "numberOrNull"
+        return "number", "count"
+    return READ[kind]
+
+
 READ = {
     "string": ("string", "text"),
-    "number": ("number | null", "countOrNull"),
-    "integer": ("number | null", "countOrNull"),
     "array": ("string[]", "texts"),
+    "boolean": ("boolean", "flag"),
 }
 """Type in a JSON Schema -> type in TypeScript, and what reads it."""
 
@@ -321,7 +333,7 @@ def derive() -> Iterator[tuple[str, str]]:
         f"{CLIENT}/blocking.py": write_blocking(),
         f"{CLIENT}/said.py": write_said(),
         f"{LAB}/words/verb_table.ts": write_verb_table(),
-        f"{LAB}/sessions/said.ts": write_said_of_sessions(),
+        f"{LAB}/sessions/declared.ts": write_session_fields(),
     }
     yield from made.items()
     yield EVENT, write_request_schema()

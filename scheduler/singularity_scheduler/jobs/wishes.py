@@ -11,7 +11,7 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
-from singularity_scheduler.model.wishes import ENTRIES
+from singularity_scheduler.model.session import WISHES as DECLARED
 from singularity_scheduler.requests.run_spec import parse_run
 from singularity_scheduler.requests.spec import parse_spec
 
@@ -19,7 +19,7 @@ from .errors import nearest, shown
 
 WISHES = (
     *("tier", "devices", "elastic", "scale_policy", "nodes"),
-    *(each.key for each in ENTRIES if each.wish.of_people),
+    *(each.key for each in DECLARED if each.fact.of_people),
 )
 """As the service's API calls them."""
 

@@ -9,7 +9,8 @@ from typing import Any
 from singularity_scheduler.core.placement.geography import require_name
 from singularity_scheduler.core.reasons.reason import because
 from singularity_scheduler.core.values.requested import MAX_NAME, Kind, Priority, SessionSpec, Tier
-from singularity_scheduler.model.wishes import ENTRIES, MAX_LOCATIONS, WishField
+from singularity_scheduler.model.fields import WishField
+from singularity_scheduler.model.session import MAX_LOCATIONS, WISHES
 from singularity_scheduler.text.errors import bad_request, in_words
 
 from .fields import parse_number, shown
@@ -77,13 +78,13 @@ def parse_wishes(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `Wishes` that are in a request."""
     return {
         each.name: _READERS[each.name](request) if each.name in _READERS else _text(each, request)
-        for each in ENTRIES
+        for each in WISHES
     }
 
 
 def _text(each: WishField, request: Mapping[str, Any]) -> str:
     """A wish that is a text with a greatest length; None: its default."""
-    value, most = request.get(each.key), each.wish.asked["maxLength"]
+    value, most = request.get(each.key), each.fact.asked["maxLength"]
     if value is None:
         return str(each.default)
     if not isinstance(value, str) or len(value) > most or not value.isprintable():

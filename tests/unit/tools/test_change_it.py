@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from singularity_scheduler.service.ledger.database import newest_revision
 
 from benchmarks import house
 
@@ -30,6 +31,13 @@ def surroundings(source: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
+def as_the_next_revision(patch: str) -> str:
+    """Return a patch whose revision of the ledger, if it has one, follows the newest there is."""
+    newest = int(newest_revision())
+    patch = patch.replace('"0024"', f'"{newest + 1:04}"')
+    return patch.replace('"0023"', f'"{newest:04}"')
+
+
 class Copy:
     """The source in a folder of its own, to which an example was applied."""
 
@@ -39,7 +47,7 @@ class Copy:
             shutil.copytree(ROOT / name, folder / name, ignore=NOT_COPIED)
         before = self._read()
         self.patches = house.read_example(section)
-        for patch in self.patches.values():
+        for patch in map(as_the_next_revision, self.patches.values()):
             self.call("git", "apply", "--whitespace=nowarn", "-", words=patch)
         self.call(sys.executable, "tools/derive.py")
         self.changed = {name for name, text in self._read().items() if before.get(name) != text}
@@ -90,7 +98,7 @@ def test_a_field_takes_few_files_and_all_others_are_made(field: Copy) -> None:
     assert len(field.patches) <= house.BOUNDS["files_to_add_a_field"]
     made = {
         "scheduler/singularity_scheduler/client/made/said.py",
-        "ui_labext/src/model/sessions/said.ts",
+        "ui_labext/src/model/sessions/declared.ts",
     }
     assert field.changed == {*field.patches, *made}
 
@@ -168,7 +176,7 @@ assert "Note" in card and "for the paper" in card, card
 
 
 def test_a_field_is_a_type_in_jupyterlab_and_on_the_card(field: Copy) -> None:
-    assert "note: text(value.note)" in field.text("ui_labext/src/model/sessions/said.ts")
+    assert "note: text(value.note)" in field.text("ui_labext/src/model/sessions/declared.ts")
     assert "session.note" in field.text("ui_labext/src/view/cards/card.tsx")
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from singularity_scheduler.model.wishes import ENTRIES
+from singularity_scheduler.model.session import WISHES
 from traitlets import HasTraits, Unicode
 
-OPTIONS = tuple(each for each in ENTRIES if each.wish.option)
+OPTIONS = tuple(each for each in WISHES if each.fact.option)
 
 if TYPE_CHECKING:
 
@@ -18,6 +18,6 @@ else:
     OptionTraits: Any = type(HasTraits)(
         "OptionTraits",
         (HasTraits,),
-        {each.key: Unicode(config=True, help=each.wish.option) for each in OPTIONS}
+        {each.key: Unicode(config=True, help=each.fact.option) for each in OPTIONS}
         | {"__doc__": "A setting for each of `OPTIONS`, by its key."},
     )

@@ -33,7 +33,7 @@ from singularity_scheduler.core.values.states import (
     ProcessEvent,
     ProcessState,
 )
-from singularity_scheduler.model.wishes import copy_wishes
+from singularity_scheduler.model.session import copy_wishes
 
 from . import device_restores
 

@@ -16,7 +16,7 @@ from singularity_scheduler.core.state.draft import Draft
 from singularity_scheduler.core.values import events as ev
 from singularity_scheduler.core.values.model import SessionView
 from singularity_scheduler.core.values.requested import SessionSpec
-from singularity_scheduler.model.wishes import copy_wishes
+from singularity_scheduler.model.session import copy_wishes
 
 from . import tiers
 

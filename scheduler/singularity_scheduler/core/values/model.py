@@ -13,7 +13,7 @@ from singularity_proxy.capsule.images.machine import Machine
 
 from singularity_scheduler.core.reasons.reason import NONE, Reason
 from singularity_scheduler.core.state.stored import CheckpointRef, LossReport
-from singularity_scheduler.model.wishes import Wishes
+from singularity_scheduler.model.session import KeptFacts, Wishes
 
 from .requested import BEHIND, BatchRun, Kind, Member, Part, ScalePolicy, Tier
 from .states import FINAL, LEASED, DeviceState, ProcessState, word
@@ -95,7 +95,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class SessionView(Wishes):
+class SessionView(Wishes, KeptFacts):
     """Everything the scheduler knows of one session; replaced, never changed."""
 
     id: str
@@ -121,8 +121,6 @@ class SessionView(Wishes):
     """The most physical devices that somebody wants it to have; 0: nobody said."""
     scaled_at: float | None = None
     """When their number was changed last."""
-    epoch: int = 0
-    """Lease epoch: +1 with every grant."""
     seq: int = 0
     """Number of its last command to the agent; with `epoch` it makes commands idempotent."""
     busy: bool | None = None
@@ -150,7 +148,6 @@ class SessionView(Wishes):
     """Devices to take at the next grant when they can be had."""
     stopped_by: str | None = None
     """Who sent its process a signal that ends it; its end by a signal is then no failure."""
-    exit_code: int | None = None
     ended: bool = False
     """Final, and its agent has confirmed that nothing of it is left."""
     server: str | None = None
@@ -159,14 +156,10 @@ class SessionView(Wishes):
     """Seconds its process gets after SIGTERM when it is ended."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Oldest first; those in the store that somebody may still come back to."""
-    incarnation: int = 1
-    """+1 each time it goes on from something older than what it was."""
     loss: LossReport | None = None
     """Of its last return from the store."""
     origin: str = ""
     """The node where its kernel connection (relay) stays while it moves; "": none yet."""
-    called: bool = False
-    """Suspended, or about to be, and to come back as soon as a node has room."""
     target: str = ""
     """The only node it may come back to; "": any."""
     target_cluster: str = ""
@@ -189,12 +182,8 @@ class SessionView(Wishes):
     leaving: str | None = None
     """Name of the checkpoint with which it is suspended as soon as its devices stand still
     ("" for one without a name); None: it stays."""
-    source: str = ""
-    """The session it was forked from."""
     run: BatchRun | None = None
     """What it runs; None for kernels and for commands that joined."""
-    attempt: int = 1
-    """Which attempt of its run this is; more than one: those before were killed."""
     retrying: bool = False
     """Its attempt before was killed, and the next one has not begun to run."""
     started_at: float | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from singularity_scheduler.core.reasons.reason import Words
 from singularity_scheduler.model.arguments import MAX_NAME
-from singularity_scheduler.model.wishes import Wishes
+from singularity_scheduler.model.session import Wishes
 from singularity_scheduler.model.words import Kind, Priority, Tier
 
 __all__ = [

@@ -22,7 +22,7 @@ from singularity_scheduler.core.values.requested import (
     Tier,
 )
 from singularity_scheduler.core.values.states import DeviceState, ProcessState
-from singularity_scheduler.model.wishes import ENTRIES
+from singularity_scheduler.model.session import FIELDS
 from singularity_scheduler.text.reasons import is_known, render
 
 Row = dict[str, Any]
@@ -37,7 +37,6 @@ _SAME = (
     "virtual_devices",
     "node",
     "server",
-    "epoch",
     "seq",
     "busy",
     "idle_since",
@@ -51,7 +50,6 @@ _SAME = (
     "asked",
     "moving",
     "stopped_by",
-    "exit_code",
     "ended",
     "grace_s",
     "held_by",
@@ -61,23 +59,25 @@ _SAME = (
     "cluster",
     "came_from",
     "restore_from",
-    "source",
-    "called",
     "rollback",
     "undo",
     "unwind",
     "lost",
-    "incarnation",
     "leaving",
     "keep_until",
     "keep_from",
-    "attempt",
     "retrying",
     "started_at",
     "recorded",
     "created_at",
     "updated_at",
 )
+
+
+_DEFAULTS = {each.name: each.default for each in FIELDS}
+_LISTS = tuple(each.name for each in FIELDS if isinstance(each.default, tuple))
+_WORDS = {each.name: each.type for each in FIELDS if isinstance(each.default, Enum)}
+_PLAIN = tuple(name for name in _DEFAULTS if name not in _WORDS and name not in _LISTS)
 
 
 def mark_to_row(mark: DeviceMark) -> Row:
@@ -100,7 +100,7 @@ def session_to_row(view: SessionView) -> Row:
     why = _why_to_row(view.why)
     return {
         **{name: getattr(view, name) for name in _SAME},
-        **_wishes_to_row(view),
+        **_fields_to_row(vars(view)),
         **why,
         "reason_sum": _sum_of(why["reason"]),
         "kind": view.kind.value,
@@ -119,25 +119,24 @@ def session_to_row(view: SessionView) -> Row:
     }
 
 
-def _wishes_to_row(view: SessionView) -> Row:
-    """Lists are JSON texts, words their values."""
-    found: Row = {}
-    for each in ENTRIES:
-        value = getattr(view, each.name)
-        if isinstance(value, tuple):
-            value = json.dumps(value)
-        found[each.name] = value.value if isinstance(value, Enum) else value
+def _fields_to_row(values: Row) -> Row:
+    """The declared fields: lists are JSON texts, words their values."""
+    found = {name: values[name] for name in _PLAIN}
+    for name in _LISTS:
+        found[name] = json.dumps(values[name])
+    for name in _WORDS:
+        found[name] = values[name].value
     return found
 
 
-def _wishes_from_row(row: Mapping[str, Any]) -> Row:
+def _fields_from_row(row: Mapping[str, Any]) -> Row:
     """A field that was not there yet when the row was written has its default."""
-    found: Row = {}
-    for each in ENTRIES:
-        value = row.get(each.name, each.default)
-        if isinstance(each.default, tuple) and isinstance(value, str):
-            value = tuple(json.loads(value))
-        found[each.name] = each.type(value) if isinstance(each.default, Enum) else value
+    found = {**_DEFAULTS, **{name: row[name] for name in _DEFAULTS if name in row}}
+    for name in _LISTS:
+        if name in row:
+            found[name] = tuple(json.loads(row[name]))
+    for name, kind in _WORDS.items():
+        found[name] = kind(found[name])
     return found
 
 
@@ -216,7 +215,7 @@ def session_from_row(
 ) -> SessionView:
     return SessionView(
         **{name: row[name] for name in _SAME},
-        **_wishes_from_row(row),
+        **_fields_from_row(row),
         why=_why_of_session(row),
         kind=Kind(row["kind"]),
         tier=Tier(row["tier"]),

@@ -26,9 +26,11 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    true,
 )
 
-from singularity_scheduler.model.wishes import ENTRIES, WishField
+from singularity_scheduler.model.fields import SessionField
+from singularity_scheduler.model.session import FIELDS
 
 metadata = MetaData()
 
@@ -36,17 +38,23 @@ metadata = MetaData()
 _Serial = BigInteger().with_variant(Integer, "sqlite")
 
 
-def _column_of(each: WishField) -> Column[Any]:
-    """The column of what is said of a new session."""
+def _column_of(each: SessionField) -> Column[Any]:
+    """The column of a field that is declared."""
     default = each.default
     if default is None:
-        return Column(each.name, Float if float in get_args(each.type) else BigInteger)
+        number = BigInteger if each.fact.grows else Integer
+        return Column(each.name, Float if float in get_args(each.type) else number)
     if isinstance(default, tuple):
         return Column(each.name, Text, nullable=False, server_default=json.dumps(default))
+    if isinstance(default, bool):
+        return Column(
+            each.name, Boolean, nullable=False, server_default=true() if default else false()
+        )
     if isinstance(default, int):
-        return Column(each.name, Integer, nullable=False, server_default=str(default))
+        number = BigInteger if each.fact.grows else Integer
+        return Column(each.name, number, nullable=False, server_default=str(default))
     text = default.value if isinstance(default, Enum) else default
-    return Column(each.name, String(each.wish.length), nullable=False, server_default=text)
+    return Column(each.name, String(each.fact.length), nullable=False, server_default=text)
 
 
 sessions = Table(
@@ -66,7 +74,6 @@ sessions = Table(
     Column("reason_code", String(64), nullable=False, server_default=""),
     Column("reason_args", Text, nullable=False, server_default="{}"),
     Column("reason_sum", String(8), nullable=False, server_default=""),
-    Column("epoch", BigInteger, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("busy", Boolean),
     Column("idle_since", Float),
@@ -81,7 +88,6 @@ sessions = Table(
     Column("moving", Boolean, nullable=False),
     Column("preferred", Text, nullable=False),
     Column("stopped_by", String(255)),
-    Column("exit_code", Integer),
     Column("ended", Boolean, nullable=False),
     Column("grace_s", Float, nullable=False),
     Column("held_by", String(255)),
@@ -90,13 +96,10 @@ sessions = Table(
     Column("target", String(255), nullable=False, server_default=""),
     Column("came_from", String(255), nullable=False, server_default=""),
     Column("restore_from", String(255), nullable=False, server_default=""),
-    Column("source", String(255), nullable=False, server_default=""),
-    Column("called", Boolean, nullable=False, server_default=false()),
     Column("rollback", Boolean, nullable=False, server_default=false()),
     Column("undo", Boolean, nullable=False, server_default=false()),
     Column("unwind", Boolean, nullable=False, server_default=false()),
     Column("lost", Boolean, nullable=False, server_default=false()),
-    Column("incarnation", BigInteger, nullable=False, server_default="1"),
     Column("leaving", String(255)),
     Column("loss", Text),
     Column("cluster", String(255), nullable=False, server_default=""),
@@ -109,11 +112,10 @@ sessions = Table(
     Column("recorded", Text, nullable=False, server_default="{}"),
     Column("keep_until", Float),
     Column("keep_from", Float),
-    Column("attempt", Integer, nullable=False, server_default="1"),
     Column("retrying", Boolean, nullable=False, server_default=false()),
     Column("started_at", Float),
     Column("experiment", String(255), nullable=False, server_default=""),
-    *map(_column_of, ENTRIES),
+    *map(_column_of, FIELDS),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Index("sessions_by_user", "user", "created_at"),

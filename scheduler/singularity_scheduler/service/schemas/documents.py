@@ -19,14 +19,11 @@ from singularity_scheduler.core.values.requested import BatchRun, Member, Part, 
 from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from singularity_scheduler.explain import planned
 from singularity_scheduler.explain.facts import reason_facts
-from singularity_scheduler.model.wishes import ENTRIES
+from singularity_scheduler.model.session import SHOWN
 from singularity_scheduler.requests.size_spec import policy_document
 from singularity_scheduler.text.reasons import render, render_change, render_words
 
 Json = dict[str, Any]
-
-SHOWN = tuple(each for each in ENTRIES if each.wish.shown is not None)
-"""What was said of a session when it was made and is shown as it was said."""
 
 MAX_OTHERS = 20
 """How many other waiting sessions a status names."""
@@ -81,7 +78,6 @@ def session_document(
         "node": view.node,
         "cluster": view.cluster,
         "region": state.geography.region(view.cluster),
-        "epoch": view.epoch,
         "created_at": iso(view.created_at),
         "updated_at": iso(view.updated_at),
         "waiting_since": iso(view.waiting_since),
@@ -90,21 +86,29 @@ def session_document(
         "last_checkpoint": checkpoint and checkpoint_document(checkpoint),
         "checkpoints": sum(not c.dropped for c in view.checkpoints),
         "undo_end": undo_document(view),
-        "incarnation": view.incarnation,
-        "called_back": view.called,
-        "forked_from": view.source or None,
         "loss": view.loss and loss_document(view.loss),
         "progress": state.progress.get(view.id),
         "held_back": view.held_back,
         "run": view.run and (run or run_document)(view.run),
-        "attempt": view.attempt,
         "group": view.member and member_document(view.member),
         "part": view.part and part_document(view.part),
         "recorded": json.loads(view.recorded),
-        **{each.key: each.show(getattr(view, each.name)) for each in SHOWN},
-        "exit_code": view.exit_code,
+        **_declared_fields(view),
         "owner": {} if view.server is None else {"server": view.server},
     }
+
+
+_SAME = tuple((each.key, each.name) for each in SHOWN if each.shows is None)
+_OTHER = tuple((each.key, each.name, each.shows) for each in SHOWN if each.shows is not None)
+
+
+def _declared_fields(view: SessionView) -> Json:
+    """The fields that are shown as they are."""
+    values = vars(view)
+    found = {key: values[name] for key, name in _SAME}
+    for key, name, shows in _OTHER:
+        found[key] = shows(values[name])
+    return found
 
 
 def keep_until(state: ClusterState, view: SessionView) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from singularity_scheduler.core.values.requested import Kind
 from singularity_scheduler.model.arguments import MAX_DEVICES
-from singularity_scheduler.model.wishes import ENTRIES
+from singularity_scheduler.model.session import WISHES
 from singularity_scheduler.requests.gang_spec import MAX_NODES
 from singularity_scheduler.requests.run_spec import MAX_RETRIES, MAX_TIMEOUT_S
 
@@ -197,8 +197,8 @@ NEW_SESSION = {
         "run": nullable(ref("Run")),
         "launch": nullable(ref("Launch")),
         **{
-            each.key: {**nullable(each.wish.asked), "description": each.wish.about}
-            for each in ENTRIES
+            each.key: {**nullable(each.fact.asked), "description": each.fact.about}
+            for each in WISHES
         },
     },
     "additionalProperties": False,

@@ -8,7 +8,7 @@ from singularity_scheduler.core.steps import goals
 from singularity_scheduler.explain import precedence
 from singularity_scheduler.explain.estimate import Basis
 from singularity_scheduler.explain.planned import Plan
-from singularity_scheduler.model.wishes import ENTRIES
+from singularity_scheduler.model.session import SHOWN
 
 from .vocabulary import (
     COUNT,
@@ -110,7 +110,6 @@ SESSION: dict[str, Schema] = {
     "node": TEXT,
     "cluster": {**TEXT, "description": "Of its node; of a suspended one where it was last."},
     "region": {**TEXT, "description": "In which its cluster lies."},
-    "epoch": COUNT,
     "created_at": TIME,
     "updated_at": TIME,
     "waiting_since": nullable(TIME),
@@ -139,12 +138,6 @@ SESSION: dict[str, Schema] = {
         "description": "Of an ended session: the checkpoint with which its end can be taken back "
         "(`reopen`), and until when that is kept, null: no limit. null: it cannot be taken back.",
     },
-    "incarnation": {**COUNT, "description": "+1 each time it went on from an older state."},
-    "called_back": {
-        "type": "boolean",
-        "description": "Suspended, and it comes back as soon as a node has room.",
-    },
-    "forked_from": {**nullable(TEXT), "description": "The session it began as a copy of."},
     "loss": {**nullable(ref("LossReport")), "description": "Of its last return from the store."},
     "progress": {
         **nullable(ref("Progress")),
@@ -178,12 +171,6 @@ SESSION: dict[str, Schema] = {
         ),
         "description": "The notebook or command that a batch session runs.",
     },
-    "attempt": {
-        "type": "integer",
-        "minimum": 1,
-        "description": "Of its run, which may make `max_retries` more than one; what it went on "
-        "from is in `loss`, null: it began anew.",
-    },
     "group": {
         **nullable(ref("Member")),
         "description": "Its part in a group of sessions that were submitted together.",
@@ -202,15 +189,7 @@ SESSION: dict[str, Schema] = {
         "description": "Its part in a run on several nodes (a gang); null: it is on one node.",
     },
     "recorded": {"type": "object", "description": "Values that it recorded: name -> last value."},
-    **{
-        each.key: {
-            **each.wish.shown,
-            **({"description": each.wish.shown_about} if each.wish.shown_about else {}),
-        }
-        for each in ENTRIES
-        if each.wish.shown is not None
-    },
-    "exit_code": nullable({"type": "integer"}),
+    **{each.key: each.schema for each in SHOWN},
     "owner": record({"server": TEXT}, "server"),
 }
 
