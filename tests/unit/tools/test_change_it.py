@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 COPIED = (
     *("scheduler/singularity_scheduler", "kernel_ext/singularity_kernel"),
-    *("ui_labext/singularity_labext", "ui_labext/src", "tools"),
+    *("ui_labext/singularity_labext", "ui_labext/src", "tools", "docs/how-to"),
 )
 """What the examples change, and what is made of it."""
 
@@ -252,6 +252,7 @@ def test_a_verb_has_its_words_and_its_question_in_jupyterlab(verb: Copy) -> None
     table = verb.text("ui_labext/src/model/words/verb_table.ts")
     for line in ("  rename: ['name']", "  rename: 'notEnded'", "texts.__('Its new name')"):
         assert line in table
+    assert "| `singularity:rename` |" in verb.text("docs/how-to/jupyterlab.md")
     order = table.partition("VERBS: readonly Verb[] = [")[2].partition("]")[0]
     assert order.index("'tier'") < order.index("'rename'") < order.index("'restore'")
 
