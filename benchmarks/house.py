@@ -50,7 +50,16 @@ BOUNDS: dict[str, float] = {
     "one_word_function_names": 0.25,
     "class_names_used_twice": 0,
     "product_python_lines": 70_000,
+    "files_to_add_a_field": 5,
+    "files_to_add_a_verb": 6,
 }
+
+EXAMPLES = {
+    "files_to_add_a_field": "Adding a field",
+    "files_to_add_a_verb": "Adding a verb",
+}
+"""Key -> section of `docs/explanation/change-it.md` whose patches are counted; a test applies them
+and finds everything else that they need made of tables."""
 
 Graph = Mapping[str, Iterable[str]]
 
@@ -68,6 +77,14 @@ def list_sources() -> list[PurePosixPath]:
     )
     found = [PurePosixPath(line) for line in listed.stdout.splitlines()]
     return [path for path in found if path.suffix in SOURCES and "versions" not in path.parts]
+
+
+def read_example(section: str) -> dict[str, str]:
+    """Return the patches of a worked example: path of the file -> patch."""
+    page = (ROOT / "docs/explanation/change-it.md").read_text()
+    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    patches = re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return {re.findall(r"^\+\+\+ b/(\S+)$", one, re.MULTILINE)[0]: one for one in patches}
 
 
 def find_circles(graph: Graph) -> list[list[str]]:
@@ -154,4 +171,6 @@ async def measure(quick: bool, say: Callable[[str], None]) -> dict[str, Figure]:
     circles += find_circles(graph_typescript_imports(sources))
     for circle in circles:
         say(f"circle of {len(circle)}: {', '.join(circle)}")
-    return {key: Figure([value]) for key, value in count(sources, circles).items()}
+    counts = count(sources, circles)
+    counts |= {key: len(read_example(section)) for key, section in EXAMPLES.items()}
+    return {key: Figure([value]) for key, value in counts.items()}

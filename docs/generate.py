@@ -164,13 +164,15 @@ def magics_page() -> str:
     )
 
 
-def help_of(module: str, word: str) -> str:
+def help_of(word: str) -> str:
     """The section of a command: a table of its own options, or what its `--help` prints."""
     from singularity_scheduler.cli.framework.base import CommandApp
+    from singularity_scheduler.cli.framework.commands import load_command
 
-    loaded = importlib.import_module(module)
-    own = (v for v in vars(loaded).values() if inspect.isclass(v) and issubclass(v, CommandApp))
-    app = next((cls for cls in own if cls.__module__ == module), None)
+    loaded, app = load_command(word)
+    if app is None:
+        own = (v for v in vars(loaded).values() if inspect.isclass(v) and issubclass(v, CommandApp))
+        app = next((cls for cls in own if cls.__module__ == loaded.__name__), None)
     if app is None:
         out = io.StringIO()
         os.environ["COLUMNS"] = "90"
@@ -234,7 +236,7 @@ def command_line_page() -> str:
         "Of commands that ask the scheduler:\n",
         table(("option", "meaning"), options_of(ServiceApp, ReportApp)),
     ]
-    out += [f"## {word}\n\n{help_of(module, word)}" for word, (module, _) in COMMANDS.items()]
+    out += [f"## {word}\n\n{help_of(word)}" for word in COMMANDS]
     return "\n".join(out)
 
 

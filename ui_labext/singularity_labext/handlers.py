@@ -17,6 +17,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from singularity_proxy.errors import SingularityError
 from singularity_scheduler.client import ServiceClient
+from singularity_scheduler.model.verbs import VERBS
 from tornado import web
 from tornado.http1connection import HTTP1Connection
 from tornado.iostream import StreamClosedError
@@ -153,29 +154,10 @@ class VerbHandler(_Handler):
     """POST sessions/ID/VERB, with the keys of the scheduler's own API in a JSON object. A `fork`
     may have an Idempotency-Key: with the same one again it is the session that was begun."""
 
-    KEYS = {
-        "checkpoint": ("name", "level"),
-        "suspend": ("name",),
-        "resume": ("checkpoint", "node"),
-        "migrate": ("device", "node", "cluster"),
-        "resize": ("devices",),
-        "park": (),
-        "keep": ("for_s",),
-        "tier": ("tier",),
-        "priority": ("priority",),
-        "restore": ("checkpoint", "discard"),
-        "fork": ("checkpoint", "name"),
-        "reopen": (),
-    }
+    KEYS = {row.name: tuple(each.name for each in row.arguments) for row in VERBS if row.in_server}
     """What a page may ask for: verb -> keys of its body."""
 
-    NEEDED = {
-        "restore": "checkpoint",
-        "resize": "devices",
-        "keep": "for_s",
-        "tier": "tier",
-        "priority": "priority",
-    }
+    NEEDED = {row.name: row.needs.name for row in VERBS if row.needs}
     """Verb -> the key that it cannot do without."""
 
     @web.authenticated

@@ -16,7 +16,7 @@ import { inWords, sentence } from './model/server/refused';
 import { ISession, otherSizes } from './model/sessions/session';
 import { canFork, canRestore, IStored, storedName } from './model/sessions/stored';
 import { OpenTiers } from './model/words/tiers';
-import { KEEP_S, KEYS, Said, target, Verb, verbLabel } from './model/words/verbs';
+import { ASKED, askedText, KEEP_S, KEYS, Said, target, Verb, verbLabel } from './model/words/verbs';
 import { cancelText, restoreText } from './model/words/warnings';
 import { ageText, duration, sizeText } from './model/words/words';
 
@@ -169,9 +169,27 @@ export class Actions {
         const name = value?.trim();
         return button.accept ? { checkpoint: stored.id, ...(name ? { name } : {}) } : null;
       }
-      default:
-        return said;
+      default: {
+        const key = ASKED[verb];
+        const missing = key !== undefined && said[key] === undefined;
+        return missing ? this._line(verb, key, title, session) : said;
+      }
     }
+  }
+
+  /** The argument of a verb that is a line of text; it begins with what the session has. */
+  private async _line(
+    verb: Verb,
+    key: string,
+    title: string,
+    session: ISession
+  ): Promise<Said | null> {
+    const label = askedText(verb, this._trans);
+    const okLabel = verbLabel(verb, this._trans);
+    const text = key === 'name' ? session.name : '';
+    const { button, value } = await InputDialog.getText({ title, label, text, okLabel });
+    const line = value?.trim();
+    return button.accept && line ? { [key]: line } : null;
   }
 
   private async _sure(title: string, body: string, no: string, yes: string): Promise<boolean> {

@@ -20,6 +20,9 @@ from IPython.display import display
 from singularity_proxy.errors import BadRequest, SingularityError
 from singularity_scheduler.client.verbs import VERBS
 from singularity_scheduler.client.words import kept, parse_duration
+from singularity_scheduler.model.arguments import Form
+from singularity_scheduler.model.verbs import BY_NAME
+from singularity_scheduler.model.verbs import VERBS as ROWS
 
 from .asking import CameBack, ask
 from .memory import device_memory
@@ -31,26 +34,10 @@ OUTSIDE = (
     'server of the platform, with the kernel "Python 3 (Singularity)" or any other.'
 )
 
-NAMES = {
-    "checkpoint": "name",
-    "suspend": "name",
-    "resume": "checkpoint",
-    "restore": "checkpoint",
-    "fork": "checkpoint",
-    "tier": "tier",
-    "priority": "priority",
-    "keep": "for_s",
-    "resize": "devices",
-}
+NAMES = {row.name: row.word.name for row in ROWS if row.word}
 """Verbs that take a word, and which argument that is."""
 
-NEEDED = {
-    "restore": "the name or id of a checkpoint: %singularity checkpoints",
-    "tier": "one of premium, standard and basic",
-    "priority": "one of low, medium and high",
-    "keep": "a length of time: 90s, 15min, 2h, or 0 for no longer",
-    "resize": "a number of physical devices, such as 1",
-}
+NEEDED = {row.name: row.word.needed for row in ROWS if row.word and row.word.needed}
 """Verbs that cannot do without theirs, and what it is."""
 
 SUBMIT = "submit"
@@ -58,6 +45,31 @@ SUBMIT = "submit"
 
 WHERE = ("device", "node", "cluster")
 """Options of migrate."""
+
+VERB_HELP = " ".join(
+    (
+        "status: state and reason, tier, devices, memory, last checkpoint, who waits.",
+        *(row.magic.help for row in ROWS if row.magic and row.magic.help),
+        "checkpoints: what is stored. why: why it is in its state. history: what happened so far.",
+        """submit NOTEBOOK: start a notebook as a batch run; --notebook: this one, as it was saved
+        last; on a cell (%%%%singularity submit): that cell. It takes -p NAME VALUE and the other
+        options of `jupyter singularity submit` for parameters, -o, -k, --name, --tier, --devices,
+        --share, --priority, --virtual-cluster and --env.
+        run: on a cell (%%%%singularity run --ranks 4 ARGUMENTS): run it as a script in so many
+        processes, each with a virtual device of its own and the variables of torchrun; default:
+        one for each device.""",
+    )
+)
+
+
+def describe_words() -> str:
+    """Return what the word of each verb is, verbs with the same kind of word together."""
+    groups: dict[str, list[str]] = {}
+    for row in ROWS:
+        if row.magic and row.magic.word:
+            groups.setdefault(row.magic.word, []).append(row.name)
+    said = "; ".join(f"{', '.join(names)}: {word}" for word, names in groups.items())
+    return f"{said}. It may have spaces."
 
 
 @magics_class
@@ -69,36 +81,9 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         "verb",
         nargs="?",
         default="status",
-        help="""status: state and reason, tier, devices, memory, last checkpoint, who waits.
-        park: free the devices; variables and tensors stay, the next device call goes on.
-        preempt: the same, but device calls wait until somebody resumes the session.
-        resume: take devices now instead of at the next device call, and end a preempt.
-        keep: keep it alive for a while (keep 2h) though nothing uses its devices; 0 ends that.
-        tier, priority: change them (tier basic).
-        migrate: go on with another device, with --node on another node, or with --cluster in
-        another cluster.
-        resize: run the virtual devices on so many physical ones (resize 1); nothing is lost.
-        suspend: put everything into the store, in the middle of this cell, and free the node; the
-        next request or `resume` brings it back, and only then the cell goes on.
-        checkpoint: store everything; execution goes on. checkpoints: what is stored.
-        restore: go back to a checkpoint, this cell is then undone too; the present is stored first.
-        fork: begin a second session where a checkpoint (default: the newest) is.
-        why: why it is in its state. history: what happened so far.
-        submit NOTEBOOK: start a notebook as a batch run; --notebook: this one, as it was saved
-        last; on a cell (%%%%singularity submit): that cell. It takes -p NAME VALUE and the other
-        options of `jupyter singularity submit` for parameters, -o, -k, --name, --tier, --devices,
-        --share, --priority, --virtual-cluster and --env.
-        run: on a cell (%%%%singularity run --ranks 4 ARGUMENTS): run it as a script in so many
-        processes, each with a virtual device of its own and the variables of torchrun; default:
-        one for each device.""",
+        help=VERB_HELP,
     )  # type: ignore[untyped-decorator]
-    @argument(
-        "name",
-        nargs="*",
-        help="""checkpoint, suspend: a name for the checkpoint; restore, resume, fork: the name or
-        id of one. It may have spaces. keep: for how long. tier, priority: which. resize: on how
-        many.""",
-    )  # type: ignore[untyped-decorator]
+    @argument("name", nargs="*", help=describe_words())  # type: ignore[untyped-decorator]
     @argument(
         "--device",
         help='migrate: the device to go to, its number or its name ("cpu:1"). Default: any other.',
@@ -187,15 +172,16 @@ def _arguments(verb: str, options: Any) -> dict[str, Any]:
             raise UsageError(f"'{verb}' takes no --{option}; only 'migrate' does.")
     if verb in NEEDED and not name:
         raise UsageError(f"'{verb}' needs {NEEDED[verb]}")
-    if verb == "keep":
+    word = BY_NAME[verb].word if verb in BY_NAME else None
+    if word and word.form is Form.SECONDS:
         try:
-            return {NAMES[verb]: parse_duration(str(name))}
+            return {word.name: parse_duration(str(name))}
         except BadRequest as error:
             raise UsageError(error.message) from None
-    if verb == "resize":
+    if word and word.form is Form.COUNT:
         if not str(name).isdecimal():
-            raise UsageError(f"'{verb}' needs {NEEDED[verb]}, not {name}")
-        return {NAMES[verb]: int(str(name))}
+            raise UsageError(f"'{verb}' needs {word.needed}, not {name}")
+        return {word.name: int(str(name))}
     if verb == "migrate":
         device = options.device
         if sum(getattr(options, option) is not None for option in WHERE) > 1:
@@ -247,7 +233,7 @@ def _done(verb: str, answer: Any, now: datetime) -> str:
         return f"A second session, {label}, begins there; it is {answer.get('state')} now."
     if verb == "keep":
         return f"This session is {kept(answer, now)}."
-    if verb in ("tier", "priority"):
+    if verb in BY_NAME and (command := BY_NAME[verb].command) and verb in command.shows:
         return f"Its {verb} is {answer.get(verb)} now."
     reason = str(answer.get("reason") or answer.get("state") or "done")
     where = f" ({rows['Devices']})" if answer.get("devices") else ""

@@ -48,6 +48,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
+    from singularity_kernel.batch.submitting.said import OPTIONS
+
     made = _Parser("%singularity submit", add_help=False, allow_abbrev=False)
     made.add_argument("path", nargs="?")
     made.add_argument("--notebook", action="store_true")
@@ -57,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--tier", default="")
     made.add_argument("--devices", type=int)
     made.add_argument("--share", type=float)
-    made.add_argument("--priority", default="")
-    made.add_argument("--virtual-cluster", default="")
+    for each in OPTIONS:
+        made.add_argument(f"--{each.key.replace('_', '-')}", default="")
     made.add_argument("--run-timeout", type=int)
     made.add_argument("--max-retries", type=int)
     made.add_argument("--checkpoint-every-s", type=float)
@@ -152,6 +154,7 @@ def _request(line: str, cell: str | None) -> tuple[Json, list[str], Path | None]
 
     from singularity_kernel.batch.running.fates import Fate
     from singularity_kernel.batch.submitting.options import split_options
+    from singularity_kernel.batch.submitting.said import OPTIONS
     from singularity_kernel.batch.submitting.submission import Asked, of_words, typed
     from singularity_kernel.batch.submitting.submit import surroundings
 
@@ -166,8 +169,7 @@ def _request(line: str, cell: str | None) -> tuple[Json, list[str], Path | None]
         "tier": options.tier,
         "devices": options.devices,
         "device_share": options.share,
-        "priority": options.priority,
-        "virtual_cluster": options.virtual_cluster,
+        **{each.key: getattr(options, each.key) for each in OPTIONS},
         "checkpoint_every_s": options.checkpoint_every_s,
     }
     try:

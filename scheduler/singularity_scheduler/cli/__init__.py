@@ -8,11 +8,10 @@ imports next to nothing, so a command starts as fast as what it needs itself.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 
-from .framework.commands import COMMANDS
+from .framework.commands import COMMANDS, load_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,7 +53,8 @@ def start(name: str, words: list[str]) -> int:
     """Load the command's module, run it, return its exit code."""
     module = COMMANDS[name][0]
     try:
-        return importlib.import_module(module).main(words) or 0
+        loaded, made = load_command(name)
+        return (made.launch if made else loaded.main)(words) or 0
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing.split(".")[0].startswith("singularity_") and missing != module:

@@ -10,18 +10,17 @@ answer was lost).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import quote, urlencode
 
-from .calls import Json
+from .calls import MOVE_S, Json
 from .groups import Groups
+from .made.methods import VerbMethods
+from .made.said import SaidOfSession
 from .reading import Reading
 
-MOVE_S = 600.0
-"""How long the verbs wait that write a whole session to the store or read it back."""
 
-
-class ServiceClient(Reading, Groups):
+class ServiceClient(VerbMethods, Reading, Groups):
     """Calls the service at `url` (its base, ending in ``/services/singularity/``) with `token`.
 
     One per process is enough; it holds no connection between calls. Use it on a running loop.
@@ -38,15 +37,9 @@ class ServiceClient(Reading, Groups):
         devices: int | None = None,
         name: str = "",
         key: str | None = None,
-        kernel_id: str | None = None,
-        every_s: float | None = None,
-        every_steps: int | None = None,
-        virtual_cluster: str | None = None,
-        priority: str | None = None,
-        locations: Sequence[str] | None = None,
-        device_share: float | None = None,
         elastic: bool | None = None,
         scale_policy: Mapping[str, Any] | None = None,
+        **said: Unpack[SaidOfSession],
     ) -> Json:
         """Start a session; returns its JSON plus ``"launch": {"pid", "connection", "env"}``.
 
@@ -54,25 +47,11 @@ class ServiceClient(Reading, Groups):
         what the service is configured with (standard, 1). `launch` is ``{"mode": "capsule" |
         "joined", "argv", "env", "cwd", "connection", "owner_pid"}`` and is passed to the node
         agent, never stored. A repeated call with the same `key` answers with the same session
-        instead of starting another. `kernel_id`: Jupyter's, for `suspended`; `every_s` and
-        `every_steps`: when a checkpoint is made by itself (0: never, None: as configured).
-        `virtual_cluster`: whose quota its devices count for; `priority` "low", "medium" or "high"
-        orders sessions of one tier; `locations`: clusters and regions that it may be in, none:
-        anywhere; `device_share`: part of the time of one device, None: all of it; `elastic`: it may
-        run on fewer physical devices than virtual ones, as `scale_policy` says more exactly.
+        instead of starting another. `elastic`: it may run on fewer physical devices than virtual
+        ones, as `scale_policy` says more exactly. `said`: what else is said of it.
         """
         body: Json = {"kind": kind, "name": name, "launch": launch}
-        wishes = {
-            "kernel_id": kernel_id,
-            "checkpoint_every_s": every_s,
-            "checkpoint_every_steps": every_steps,
-            "virtual_cluster": virtual_cluster,
-            "priority": priority,
-            "locations": list(locations) if locations else None,
-            "device_share": device_share,
-            "elastic": elastic,
-            "scale_policy": scale_policy,
-        }
+        wishes = {**said, "elastic": elastic, "scale_policy": scale_policy}
         body |= {key: value for key, value in wishes.items() if value is not None}
         if tier is not None:
             body["tier"] = tier
@@ -88,15 +67,10 @@ class ServiceClient(Reading, Groups):
         devices: int | None = None,
         name: str = "",
         key: str | None = None,
-        virtual_cluster: str | None = None,
-        priority: str | None = None,
-        locations: Sequence[str] | None = None,
-        device_share: float | None = None,
         elastic: bool | None = None,
         scale_policy: Mapping[str, Any] | None = None,
-        checkpoint_every_s: float | None = None,
-        checkpoint_every_steps: int | None = None,
         nodes: int | None = None,
+        **said: Unpack[SaidOfSession],
     ) -> Json:
         """Submit the run of a notebook; returns its session as soon as it is durable. It starts
         when it is its turn and needs neither the caller nor its server any more.
@@ -108,17 +82,7 @@ class ServiceClient(Reading, Groups):
         its part of the `devices` on each; what is returned is the first part (see its "part").
         """
         body: Json = {"kind": "batch", "name": name, "run": run}
-        wishes = {
-            "virtual_cluster": virtual_cluster,
-            "priority": priority,
-            "locations": list(locations) if locations else None,
-            "device_share": device_share,
-            "elastic": elastic,
-            "scale_policy": scale_policy,
-            "checkpoint_every_s": checkpoint_every_s,
-            "checkpoint_every_steps": checkpoint_every_steps,
-            "nodes": nodes,
-        }
+        wishes = {**said, "elastic": elastic, "scale_policy": scale_policy, "nodes": nodes}
         body |= {key: value for key, value in wishes.items() if value is not None}
         if tier is not None:
             body["tier"] = tier
@@ -137,71 +101,10 @@ class ServiceClient(Reading, Groups):
         """Send a signal to the session's main process (2 interrupts a kernel)."""
         return await self._verb(session, "signal", {"signum": signum})
 
-    async def park(self, session: str) -> Json:
-        """Free its devices, keep its process; the next device call brings it back."""
-        return await self._verb(session, "park", {})
-
-    async def keep(self, session: str, for_s: float) -> Json:
-        """Keep it alive for so many seconds from now on, though it may be idle; 0: no longer."""
-        return await self._verb(session, "keep", {"for_s": for_s})
-
-    async def tier(self, session: str, tier: str) -> Json:
-        """Change its tier; `Forbidden` for one that is not open to its user."""
-        return await self._verb(session, "tier", {"tier": tier})
-
-    async def priority(self, session: str, priority: str) -> Json:
-        """Change its priority among sessions of its tier: "low", "medium" or "high"."""
-        return await self._verb(session, "priority", {"priority": priority})
-
     async def devices(self, session: str) -> Json:
         """``{"session", "node", "at", "devices"}``: memory and utilisation of each of its devices,
         as its node told last."""
         return await self._json("GET", f"sessions/{quote(session, safe='')}/devices")
-
-    async def resume(
-        self, session: str, checkpoint: str | None = None, node: str | None = None
-    ) -> Json:
-        """Ask for its devices now instead of at the next device call; a suspended session comes
-        back, from `checkpoint` (id or name; None: the newest) and to `node` (None: any)."""
-        body = {"checkpoint": checkpoint, "node": node}
-        wanted = {k: v for k, v in body.items() if v is not None}
-        return await self._verb(session, "resume", wanted, timeout=MOVE_S)
-
-    async def migrate(
-        self,
-        session: str,
-        device: str | int | list[str] | None = None,
-        node: str | None = None,
-        cluster: str | None = None,
-    ) -> Json:
-        """Move it to `device` ("cpu:1" or 1; one per virtual device), None: to any other; or to
-        another `node` or `cluster`, through the store."""
-        named = {"device": device, "node": node, "cluster": cluster}
-        body: Json = {name: word for name, word in named.items() if word is not None}
-        body = body or {"device": None}
-        return await self._verb(session, "migrate", body, timeout=MOVE_S)
-
-    async def resize(self, session: str, devices: int) -> Json:
-        """Run its virtual devices on so many physical ones from now on; see its `resizable`."""
-        return await self._verb(session, "resize", {"devices": devices}, timeout=MOVE_S)
-
-    async def preempt(self, session: str) -> Json:
-        """Take its devices, nothing is lost, and hold it back until `resume` or `migrate`; a
-        queued run does not start meanwhile."""
-        return await self._verb(session, "preempt", {})
-
-    async def suspend(self, session: str, name: str | None = None) -> Json:
-        """Put everything of it into the store, as a checkpoint called `name`, and free its node."""
-        body = {} if name is None else {"name": name}
-        return await self._verb(session, "suspend", body, timeout=MOVE_S)
-
-    async def checkpoint(
-        self, session: str, name: str | None = None, level: str | None = None
-    ) -> Json:
-        """Store it; returns its JSON with `last_checkpoint`. `level`: "device" or "process"; None:
-        the best that its node can do."""
-        body: Json = {"name": name} if level is None else {"name": name, "level": level}
-        return await self._verb(session, "checkpoint", body, timeout=MOVE_S)
 
     async def checkpoints(self, session: str) -> list[Json]:
         """What the store has of it, newest first; of an ended session too."""
@@ -213,17 +116,6 @@ class ServiceClient(Reading, Groups):
         path = f"{_checkpoints_of(session)}/{quote(checkpoint, safe='')}"
         left: list[Json] = (await self._json("DELETE", path))["checkpoints"]
         return left
-
-    async def restore(self, session: str, checkpoint: str, discard: bool = False) -> Json:
-        """Go back to an older checkpoint (id or name) of its own; its present state is stored
-        first unless it is to be `discard`ed."""
-        body: Json = {"checkpoint": checkpoint, **({"discard": True} if discard else {})}
-        return await self._verb(session, "restore", body, timeout=MOVE_S)
-
-    async def reopen(self, session: str) -> Json:
-        """Take the end of a session back: it is suspended as of its newest checkpoint, with its own
-        id (a batch run goes on by itself). Its JSON has `undo_end` as long as that can be done."""
-        return await self._verb(session, "reopen", {})
 
     async def fork(
         self,

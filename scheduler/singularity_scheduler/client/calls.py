@@ -15,6 +15,9 @@ from .problems import to_error
 
 Json = dict[str, Any]
 
+MOVE_S = 600.0
+"""How long the verbs wait that write a whole session to the store or read it back."""
+
 
 class Calls:
     """Base of `ServiceClient`."""
@@ -95,3 +98,8 @@ class Calls:
         if not isinstance(document, dict):
             raise to_error(answer.status, answer.reason, content)
         return document
+
+
+def without_unsaid(body: Json) -> Json:
+    """Return the keys of `body` that say something: neither None nor False."""
+    return {key: value for key, value in body.items() if value is not None and value is not False}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-CHANGES = (
-    *("park", "preempt", "keep", "tier", "priority"),
-    *("suspend", "resume", "migrate", "resize", "checkpoint", "restore"),
-)
+from singularity_scheduler.model import verbs
+
+CHANGES = verbs.CHANGES
 """Each of them is also an operation of the API."""
 
 VERBS = ("status", *CHANGES, "fork", "checkpoints", "why", "history")

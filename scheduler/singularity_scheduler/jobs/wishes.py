@@ -11,14 +11,15 @@ from typing import Any
 
 from singularity_proxy.errors import BadRequest
 
+from singularity_scheduler.model.session import WISHES as DECLARED
 from singularity_scheduler.requests.run_spec import parse_run
 from singularity_scheduler.requests.spec import parse_spec
 
 from .errors import nearest, shown
 
 WISHES = (
-    *("tier", "priority", "devices", "device_share", "elastic", "scale_policy"),
-    *("virtual_cluster", "locations", "checkpoint_every_s", "checkpoint_every_steps", "nodes"),
+    *("tier", "devices", "elastic", "scale_policy", "nodes"),
+    *(each.key for each in DECLARED if each.fact.of_people),
 )
 """As the service's API calls them."""
 

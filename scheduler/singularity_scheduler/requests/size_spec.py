@@ -7,12 +7,10 @@ from typing import Any
 
 from singularity_scheduler.core.reasons.reason import because
 from singularity_scheduler.core.values.requested import ScalePolicy
+from singularity_scheduler.model.arguments import MAX_DEVICES
 from singularity_scheduler.text.errors import bad_request
 
 from .fields import parse_number, refuse_unknown, shown
-
-MAX_DEVICES = 4096
-"""The most virtual devices that the schema of a new session allows; a cluster allows fewer."""
 
 SCALE_SET = "auto_scale_instance_type_count_set"
 SCALE_LEAST, SCALE_MOST = "min_instance_type_count", "max_instance_type_count"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from singularity_scheduler.core.placement.geography import require_name
 from singularity_scheduler.core.reasons.reason import because
 from singularity_scheduler.core.values.requested import MAX_NAME, Kind, Priority, SessionSpec, Tier
+from singularity_scheduler.model.fields import WishField
+from singularity_scheduler.model.session import MAX_LOCATIONS, WISHES
 from singularity_scheduler.text.errors import bad_request, in_words
 
 from .fields import parse_number, shown
@@ -17,9 +19,6 @@ from .run_spec import KERNEL, parse_run, run_name
 from .size_spec import parse_share, parse_size
 
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-
-MAX_LOCATIONS = 64
-"""Most clusters and regions that one session names."""
 
 
 def parse_tier(value: object) -> Tier:
@@ -70,17 +69,32 @@ def parse_spec(
         scale=scale,
         name=parse_name(request.get("name") or "") or (run_name(run) if run else ""),
         run=run,
-        kernel_id=_kernel_id(request.get("kernel_id")),
-        every_s=parse_number(request, "checkpoint_every_s"),
-        every_steps=None
-        if (steps := parse_number(request, "checkpoint_every_steps")) is None
-        else int(steps),
-        virtual_cluster=parse_virtual_cluster(request.get("virtual_cluster")),
-        priority=parse_priority(request.get("priority")),
-        locations=parse_locations(request.get("locations")),
-        share_milli=parse_share(request),
         nodes=nodes,
+        **parse_wishes(request),
     )
+
+
+def parse_wishes(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Wishes` that are in a request."""
+    return {
+        each.name: _READERS[each.name](request) if each.name in _READERS else _text(each, request)
+        for each in WISHES
+    }
+
+
+def _text(each: WishField, request: Mapping[str, Any]) -> str:
+    """A wish that is a text with a greatest length; None: its default."""
+    value, most = request.get(each.key), each.fact.asked["maxLength"]
+    if value is None:
+        return str(each.default)
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
+        raise bad_request(because("not_a_line_of_text", key=each.key, most=most))
+    return value.strip()
+
+
+def _parse_steps(request: Mapping[str, Any]) -> int | None:
+    steps = parse_number(request, "checkpoint_every_steps")
+    return None if steps is None else int(steps)
 
 
 def parse_virtual_cluster(value: object) -> str:
@@ -132,6 +146,18 @@ def _kernel_id(value: object) -> str:
     if not isinstance(value, str) or not KERNEL.fullmatch(value) or len(value) > 128:
         raise bad_request(because("not_a_kernel_id", given=shown(value)))
     return value
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "kernel_id": lambda request: _kernel_id(request.get("kernel_id")),
+    "every_s": lambda request: parse_number(request, "checkpoint_every_s"),
+    "every_steps": _parse_steps,
+    "virtual_cluster": lambda request: parse_virtual_cluster(request.get("virtual_cluster")),
+    "priority": lambda request: parse_priority(request.get("priority")),
+    "locations": lambda request: parse_locations(request.get("locations")),
+    "share_milli": parse_share,
+}
+"""Field of `Wishes` -> what reads it; the others are lines of text."""
 
 
 def parse_launch(value: object) -> dict[str, Any]:

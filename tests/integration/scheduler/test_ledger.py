@@ -92,7 +92,9 @@ async def test_checkpoints_and_reports_come_back_as_they_were(place: str) -> Non
     ledger = await Ledger.open(place)
     world = World(1)
     write = functools.partial(written, ledger, world)
-    spec = SessionSpec(Kind.INTERACTIVE, Tier.BASIC, 1, "a", None, "kernel-1", 60.0, 500)
+    spec = SessionSpec(
+        Kind.INTERACTIVE, Tier.BASIC, 1, "a", kernel_id="kernel-1", every_s=60.0, every_steps=500
+    )
     loss = LossReport("process", ("its process",), ("1 socket",), True, 12, "k1", 9.0)
     try:
         await write(

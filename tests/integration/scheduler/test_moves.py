@@ -417,7 +417,7 @@ async def test_checkpoints_by_time_and_by_steps(
     async with two(tmp_path, controller={"keep_checkpoints": 2}) as p:
         client = p.client()
         by_steps = await client.create_session(
-            kind="interactive", launch=LAUNCH, name="s", every_steps=100
+            kind="interactive", launch=LAUNCH, name="s", checkpoint_every_steps=100
         )
         session = by_steps["id"]
         agent = p.agents[by_steps["node"]]
@@ -432,7 +432,7 @@ async def test_checkpoints_by_time_and_by_steps(
         await asyncio.sleep(0.3)
         assert len(p.store.checkpoints) == 1
         by_time = await client.create_session(
-            kind="interactive", launch=LAUNCH, name="t", every_s=0.2
+            kind="interactive", launch=LAUNCH, name="t", checkpoint_every_s=0.2
         )
         p.agents[by_time["node"]].busy(by_time["id"], True)
         mine = lambda: [k for k in p.store.checkpoints if k[0] == by_time["id"]]  # noqa: E731

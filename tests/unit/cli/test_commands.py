@@ -15,7 +15,8 @@ from singularity_scheduler.cli.look.board import STAYS_S, Board
 from singularity_scheduler.cli.look.logs import how_it_ended, keep_lines, last_lines
 from singularity_scheduler.cli.moves import checkpoint, migrate, resume
 from singularity_scheduler.cli.moves.migrate import target
-from singularity_scheduler.cli.sessions import cancel, park, preempt
+from singularity_scheduler.cli.sessions import cancel
+from singularity_scheduler.cli.sessions.verbs import APPS
 from support.cli_double import Double, session
 
 Captured = pytest.CaptureFixture[str]
@@ -112,8 +113,8 @@ def test_show_why_history(double: Double, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("main", "words", "call"),
     [
-        (park.main, [], ("park", FIRST)),
-        (preempt.main, [], ("preempt", FIRST)),
+        (APPS["park"].launch, [], ("park", FIRST)),
+        (APPS["preempt"].launch, [], ("preempt", FIRST)),
         (resume.main, [], ("resume", FIRST)),
         (migrate.main, [], ("migrate", FIRST, None)),
         (migrate.main, ["--device", "1"], ("migrate", FIRST, 1)),

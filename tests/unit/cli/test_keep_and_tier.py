@@ -11,7 +11,8 @@ from singularity_scheduler.cli.framework.base import ServiceApp
 from singularity_scheduler.cli.look import show
 from singularity_scheduler.cli.look.board import Board
 from singularity_scheduler.cli.look.views import session_card, session_table
-from singularity_scheduler.cli.sessions import keep, priority, tier
+from singularity_scheduler.cli.sessions import keep
+from singularity_scheduler.cli.sessions.verbs import APPS
 from singularity_scheduler.client.words import kept, left, parse_duration, plan
 from support.cli_double import Double, session
 
@@ -98,15 +99,15 @@ def test_keep_refuses_before_it_asks(double: Double, capsys: Captured) -> None:
 
 def test_tier_and_priority(double: Double, capsys: Captured) -> None:
     double.becomes = [{"tier": "basic", "priority": "medium"}]
-    assert tier.main(["nb1.ipynb", "basic"]) == 0
+    assert APPS["tier"].launch(["nb1.ipynb", "basic"]) == 0
     assert double.calls[-1] == ("tier", FIRST, "basic")
     assert capsys.readouterr().out.endswith("(tier basic, priority medium)\n")
-    assert priority.main(["nb1.ipynb", "high", "--json"]) == 0
+    assert APPS["priority"].launch(["nb1.ipynb", "high", "--json"]) == 0
     assert double.calls[-1] == ("priority", FIRST, "high")
-    assert tier.main(["nb1.ipynb"]) != 0
+    assert APPS["tier"].launch(["nb1.ipynb"]) != 0
     double.refusals[FIRST] = Forbidden("the tier premium is not open to ada")
     capsys.readouterr()
-    assert tier.main(["nb1.ipynb", "premium"]) != 0
+    assert APPS["tier"].launch(["nb1.ipynb", "premium"]) != 0
     assert "the tier premium is not open to ada" in capsys.readouterr().err
 
 

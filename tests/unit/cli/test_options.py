@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from singularity_proxy.errors import NoSpace
 from singularity_scheduler.cli import main
 from singularity_scheduler.cli.framework.base import ServiceApp
 from singularity_scheduler.cli.look import history, logs, ls, show
-from singularity_scheduler.cli.sessions import cancel, park
+from singularity_scheduler.cli.sessions import cancel
+from singularity_scheduler.cli.sessions.verbs import APPS
 from support.cli_double import Double, session
 
 Captured = pytest.CaptureFixture[str]
@@ -69,7 +71,7 @@ def test_with_json_a_refusal_is_a_problem_document(capsys: Captured) -> None:
 def test_the_number_of_words(double: Double, capsys: Captured) -> None:
     assert show.main([]) == 64
     assert "there is a word missing: jupyter singularity show SESSION" in capsys.readouterr().err
-    assert park.main(["a", "b"]) == 64
+    assert APPS["park"].launch(["a", "b"]) == 64
     assert "'b' is one word too many" in capsys.readouterr().err
     assert cancel.main([]) == 64
 
@@ -85,15 +87,20 @@ def test_words_behind_two_dashes_are_no_options(double: Double, capsys: Captured
     assert "no active session is called '--json'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("app", [ls, show, park, cancel, logs, history])
+@pytest.mark.parametrize(
+    "main", [ls.main, show.main, APPS["park"].launch, cancel.main, logs.main, history.main]
+)
 def test_every_command_has_help_and_shows_its_configuration(
-    app: object, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    main: Callable[[list[str]], int],
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    assert app.main(["--help"]) == 0  # type: ignore[attr-defined]
+    assert main(["--help"]) == 0
     assert "--json" in capsys.readouterr().out
-    assert app.main(["--help-all"]) == 0  # type: ignore[attr-defined]
+    assert main(["--help-all"]) == 0
     assert "--ServiceApp.timeout=<Float>" in capsys.readouterr().out
-    assert app.main(["--url", "http://a/", "--show-config"]) == 0  # type: ignore[attr-defined]
+    assert main(["--url", "http://a/", "--show-config"]) == 0
     assert "'http://a/'" in capsys.readouterr().out
 
 
@@ -173,7 +180,7 @@ def test_ctrl_c_while_a_command_is_loaded(
     def interrupted(name: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    monkeypatch.setattr(cli, "load_command", interrupted)
     assert main(["ls"]) == 130
     assert capsys.readouterr() == ("", "")
 

@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_the_table_of_commands_is_complete() -> None:
     source = ROOT / "ui_labext" / "src"
     verbs = re.search(
-        r"VERBS: readonly Verb\[\] = \[(.*?)\]", (source / "model/words/verbs.ts").read_text(), re.S
+        r"VERBS: readonly Verb\[\] = \[(.*?)\]",
+        (source / "model/words/verb_table.ts").read_text(),
+        re.S,
     )
     assert verbs
     commands = {f"singularity:{verb}" for verb in re.findall(r"'(\w+)'", verbs[1])}

@@ -48,6 +48,7 @@ from traitlets import Bool, Float, Integer, Unicode
 from singularity_kernel.batch.running.fates import Fate
 
 from .options import HELP, split_options
+from .said import OPTIONS, OptionTraits
 from .submission import Asked, Submission, make_folders, of_job, of_words, typed
 from .sweeps import parse_sweep
 from .swept import group_of, limits_of
@@ -69,7 +70,7 @@ AWAY_S = 30.0
 POLL_S = 0.5
 
 
-class SubmitApp(ServiceApp):
+class SubmitApp(OptionTraits, ServiceApp):
     name = "jupyter-singularity-submit"
     description = __doc__
     examples = """
@@ -91,15 +92,6 @@ class SubmitApp(ServiceApp):
         config=True,
         help="""SLA tier of the run: "premium", "standard" or "basic". Empty: SINGULARITY_TIER,
         which the spawn form sets, else the scheduler's default.""",
-    )
-    priority = Unicode(
-        config=True,
-        help="""Place among the runs of its tier: "low", "medium" or "high". Empty: medium.""",
-    )
-    virtual_cluster = Unicode(
-        config=True,
-        help="""The virtual cluster whose quota its devices count for, by its name or its Azure
-        resource id. Empty: none.""",
     )
     locations = Unicode(
         config=True,
@@ -226,8 +218,7 @@ class SubmitApp(ServiceApp):
         "tier": "SubmitApp.tier",
         "devices": "SubmitApp.devices",
         "share": "SubmitApp.share",
-        "priority": "SubmitApp.priority",
-        "virtual-cluster": "SubmitApp.virtual_cluster",
+        **{each.key.replace("_", "-"): f"SubmitApp.{each.key}" for each in OPTIONS},
         "locations": "SubmitApp.locations",
         ("k", "kernel"): "SubmitApp.kernel",
         "cwd": "SubmitApp.cwd",
@@ -361,8 +352,7 @@ class SubmitApp(ServiceApp):
         return {
             "tier": self.tier,
             "devices": self.devices,
-            "priority": self.priority,
-            "virtual_cluster": self.virtual_cluster,
+            **{each.key: getattr(self, each.key) for each in OPTIONS},
             "locations": split_names(self.locations),
             "device_share": self.share,
             "elastic": self.elastic or None,

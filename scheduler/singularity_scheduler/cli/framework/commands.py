@@ -1,6 +1,12 @@
-"""The commands of `jupyter singularity`: name -> (module with its `main`, what it does)."""
+"""The commands of `jupyter singularity`: name -> (module with its `main`, or with a class for each
+of its commands in `APPS`; what it does)."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from singularity_scheduler.model.verbs import VERBS
 
 COMMANDS = {
     "submit": (
@@ -29,58 +35,17 @@ COMMANDS = {
         "singularity_scheduler.cli.look.history",
         "Show what happened to a session, and why.",
     ),
-    "park": (
-        "singularity_scheduler.cli.sessions.park",
-        "Free a session's devices; its next device call takes devices again.",
-    ),
-    "preempt": (
-        "singularity_scheduler.cli.sessions.preempt",
-        "Take a session's devices and hold it back until it is resumed.",
-    ),
-    "keep": (
-        "singularity_scheduler.cli.sessions.keep",
-        "Keep a session alive for a while though nothing uses its devices.",
-    ),
-    "tier": ("singularity_scheduler.cli.sessions.tier", "Give a session another tier."),
-    "priority": (
-        "singularity_scheduler.cli.sessions.priority",
-        "Give a session another priority inside its tier.",
-    ),
-    "suspend": (
-        "singularity_scheduler.cli.moves.suspend",
-        "Put a session with its processes into the store and free its node.",
-    ),
-    "resume": (
-        "singularity_scheduler.cli.moves.resume",
-        "Bring a suspended session back; let one have its devices now.",
-    ),
-    "migrate": (
-        "singularity_scheduler.cli.moves.migrate",
-        "Let a session go on with another device, on another node or in another cluster.",
-    ),
-    "resize": (
-        "singularity_scheduler.cli.sessions.resize",
-        "Run a session's virtual devices on more or fewer physical ones.",
-    ),
-    "checkpoint": (
-        "singularity_scheduler.cli.moves.checkpoint",
-        "Store a session as it is now, under a name or without one.",
-    ),
+    **{
+        row.name: (
+            row.command.module or "singularity_scheduler.cli.sessions.verbs",
+            row.command.summary,
+        )
+        for row in VERBS
+        if row.command
+    },
     "checkpoints": (
         "singularity_scheduler.cli.look.checkpoints",
         "List what the store has of sessions; delete one of them.",
-    ),
-    "restore": (
-        "singularity_scheduler.cli.moves.restore",
-        "Undo: let a session go back to an older checkpoint.",
-    ),
-    "fork": (
-        "singularity_scheduler.cli.moves.fork",
-        "Begin a second session where a checkpoint of one is.",
-    ),
-    "reopen": (
-        "singularity_scheduler.cli.moves.reopen",
-        "Take the end of a session back: it was closed by mistake.",
     ),
     "connect": (
         "singularity_scheduler.cli.look.connect",
@@ -166,3 +131,9 @@ COMMANDS = {
         "The unattended tour: notebooks are preempted and go on, bit for bit.",
     ),
 }
+
+
+def load_command(name: str) -> tuple[Any, Any]:
+    """Import a command; return its module and, if that has several, its class (else None)."""
+    module = importlib.import_module(COMMANDS[name][0])
+    return module, getattr(module, "APPS", {}).get(name)

@@ -6,7 +6,6 @@ parser is made and asked; no command is ever started and nothing is printed but 
 
 from __future__ import annotations
 
-import importlib
 import os
 
 
@@ -29,7 +28,7 @@ def _complete() -> None:
 
     from .app import SingularityApp
     from .base import CommandApp
-    from .commands import COMMANDS
+    from .commands import COMMANDS, load_command
 
     words = (get_argcomplete_cwords() or [""])[1:]
     if not words:
@@ -38,7 +37,10 @@ def _complete() -> None:
     if words[0] not in COMMANDS:
         return
     increment_argcomplete_index()
-    module = importlib.import_module(COMMANDS[words[0]][0])
+    module, made = load_command(words[0])
+    if made:
+        made().offer()
+        return
     own = (v for v in vars(module).values() if isinstance(v, type) and issubclass(v, CommandApp))
     for cls in own:
         if cls.__module__ == module.__name__:

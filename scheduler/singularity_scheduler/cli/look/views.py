@@ -11,8 +11,12 @@ from typing import Any
 from singularity_scheduler.cli.framework import texts
 from singularity_scheduler.cli.framework.tables import Card, Column, Table
 from singularity_scheduler.client.words import duration, kept, plan, squashing
+from singularity_scheduler.model.session import SHOWN
 
 Json = Mapping[str, Any]
+
+LABELLED = tuple(each for each in SHOWN if each.fact.label)
+"""Fields that have a line of their own without more words."""
 
 STYLES = {
     "running": "green",
@@ -112,7 +116,7 @@ def session_card(session: Json, now: datetime) -> Card:
         ("Kind", str(session.get("kind") or "")),
         ("Tier", str(session.get("tier") or "")),
         ("Priority", _unless(session.get("priority"), "medium")),
-        ("Virtual cluster", texts.clean(session.get("virtual_cluster"))),
+        *((each.fact.label, texts.clean(session.get(each.key))) for each in LABELLED),
         ("State", texts.outcome({**session, "state": state_word(session)})),
         ("Transfer", progress_text(session)),
         ("Activity", _activity(session, now)),
@@ -130,10 +134,8 @@ def session_card(session: Json, now: datetime) -> Card:
         ("Checkpoint", checkpoint_text(session, now)),
         ("Checkpoints", _checkpoints(session)),
         ("Last return", _loss(session, now)),
-        ("Forked from", str(session.get("forked_from") or "")),
         ("Created", _ago(session.get("created_at"), now)),
         ("Changed", _ago(session.get("updated_at"), now)),
-        ("Exit code", "" if session.get("exit_code") is None else str(session["exit_code"])),
         *_run(session),
     ]
     return Card([(label, text) for label, text in rows if text])

@@ -33,6 +33,7 @@ from singularity_scheduler.core.values.states import (
     ProcessEvent,
     ProcessState,
 )
+from singularity_scheduler.model.session import copy_wishes
 
 from . import device_restores
 
@@ -423,6 +424,7 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
             because("run_is_not_forked", who=source.label, output=source.run.output),
             session=source.id,
         )
+    kernel = str(uuid.uuid5(uuid.NAMESPACE_OID, event.session)) if source.kernel_id else ""
     view = SessionView(
         id=event.session,
         user=source.user,
@@ -431,7 +433,6 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
         tier=source.tier,
         virtual_devices=source.virtual_devices,
         scale=source.scale,
-        share_milli=source.share_milli,
         node=source.node,
         created_at=draft.now,
         updated_at=draft.now,
@@ -440,17 +441,12 @@ def fork_asked(draft: Draft, event: ev.ForkAsked) -> None:
         saved=source.saved,
         server=event.server if event.server is not None else source.server,
         source=source.id,
-        kernel_id=str(uuid.uuid5(uuid.NAMESPACE_OID, event.session)) if source.kernel_id else "",
         restore_from=reference.id,
         # Its own begins behind that of the image, which says so when it comes back.
         incarnation=max(source.incarnation, reference.incarnation),
         rollback=True,
         undo=True,
-        every_s=source.every_s,
-        every_steps=source.every_steps,
-        virtual_cluster=source.virtual_cluster,
-        priority=source.priority,
         cluster=source.cluster,
-        locations=source.locations,
+        **{**copy_wishes(source), "kernel_id": kernel},
     )
     call(draft, view, move_reasons.forked(event.by, source, reference), "user.fork")

@@ -16,6 +16,7 @@ from singularity_scheduler.core.state.draft import Draft
 from singularity_scheduler.core.values import events as ev
 from singularity_scheduler.core.values.model import SessionView
 from singularity_scheduler.core.values.requested import SessionSpec
+from singularity_scheduler.model.session import copy_wishes
 
 from . import tiers
 
@@ -65,13 +66,7 @@ def _create(
         run=spec.run,
         member=spec.member,
         part=spec.part,
-        kernel_id=spec.kernel_id,
-        every_s=spec.every_s,
-        every_steps=spec.every_steps,
-        virtual_cluster=spec.virtual_cluster,
-        priority=spec.priority,
-        locations=spec.locations,
-        share_milli=spec.share_milli,
+        **copy_wishes(spec),
     )
     if view.run is None:
         queue.start(draft, view, "start")

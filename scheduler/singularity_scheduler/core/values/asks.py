@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from singularity_scheduler.core.reasons.reason import Reason
@@ -210,3 +211,18 @@ Ask = (
     | DrainAsked
     | ReturnAsked
 )
+
+ASKED: dict[str, Callable[..., Ask]] = {
+    "park": ParkAsked,
+    "preempt": PreemptAsked,
+    "keep": KeepAsked,
+    "tier": TierAsked,
+    "priority": TierAsked,
+    "suspend": SuspendAsked,
+    "resume": ResumeAsked,
+    "migrate": MigrateAsked,
+    "resize": ResizeAsked,
+    "checkpoint": CheckpointAsked,
+    "restore": RestoreAsked,
+}
+"""Verb -> its event, which has the arguments of the verb by their names."""

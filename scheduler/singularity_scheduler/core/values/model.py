@@ -13,8 +13,9 @@ from singularity_proxy.capsule.images.machine import Machine
 
 from singularity_scheduler.core.reasons.reason import NONE, Reason
 from singularity_scheduler.core.state.stored import CheckpointRef, LossReport
+from singularity_scheduler.model.session import KeptFacts, Wishes
 
-from .requested import BEHIND, BatchRun, Kind, Member, Part, Priority, ScalePolicy, Tier
+from .requested import BEHIND, BatchRun, Kind, Member, Part, ScalePolicy, Tier
 from .states import FINAL, LEASED, DeviceState, ProcessState, word
 
 _V = TypeVar("_V")
@@ -94,7 +95,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class SessionView:
+class SessionView(Wishes, KeptFacts):
     """Everything the scheduler knows of one session; replaced, never changed."""
 
     id: str
@@ -120,8 +121,6 @@ class SessionView:
     """The most physical devices that somebody wants it to have; 0: nobody said."""
     scaled_at: float | None = None
     """When their number was changed last."""
-    epoch: int = 0
-    """Lease epoch: +1 with every grant."""
     seq: int = 0
     """Number of its last command to the agent; with `epoch` it makes commands idempotent."""
     busy: bool | None = None
@@ -149,7 +148,6 @@ class SessionView:
     """Devices to take at the next grant when they can be had."""
     stopped_by: str | None = None
     """Who sent its process a signal that ends it; its end by a signal is then no failure."""
-    exit_code: int | None = None
     ended: bool = False
     """Final, and its agent has confirmed that nothing of it is left."""
     server: str | None = None
@@ -158,25 +156,16 @@ class SessionView:
     """Seconds its process gets after SIGTERM when it is ended."""
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Oldest first; those in the store that somebody may still come back to."""
-    incarnation: int = 1
-    """+1 each time it goes on from something older than what it was."""
     loss: LossReport | None = None
     """Of its last return from the store."""
     origin: str = ""
     """The node where its kernel connection (relay) stays while it moves; "": none yet."""
-    called: bool = False
-    """Suspended, or about to be, and to come back as soon as a node has room."""
     target: str = ""
     """The only node it may come back to; "": any."""
     target_cluster: str = ""
     """The only cluster it may come back to; "": any."""
     cluster: str = ""
     """The cluster that its node belongs to, as far as that is known; kept by `Draft.put`."""
-    share_milli: int = 1000
-    """Thousandths of the time of its one device that it asks for; below 1000 it takes turns with
-    others that share."""
-    locations: tuple[str, ...] = ()
-    """Clusters and regions that it may be in; (): anywhere."""
     came_from: str = ""
     """The node it was on before the one it is coming to; "": the same."""
     restore_from: str = ""
@@ -193,18 +182,8 @@ class SessionView:
     leaving: str | None = None
     """Name of the checkpoint with which it is suspended as soon as its devices stand still
     ("" for one without a name); None: it stays."""
-    source: str = ""
-    """The session it was forked from."""
-    kernel_id: str = ""
-    """Jupyter's id of its kernel, so that a restarted server finds it again."""
-    every_s: float | None = None
-    """Seconds between checkpoints that are made by themselves; 0: none; None: as configured."""
-    every_steps: int | None = None
-    """Optimizer steps between them; 0: none; None: as configured."""
     run: BatchRun | None = None
     """What it runs; None for kernels and for commands that joined."""
-    attempt: int = 1
-    """Which attempt of its run this is; more than one: those before were killed."""
     retrying: bool = False
     """Its attempt before was killed, and the next one has not begun to run."""
     started_at: float | None = None
@@ -215,8 +194,6 @@ class SessionView:
     """Its part in a gang; None: it runs on its own."""
     recorded: str = "{}"
     """JSON object: what it recorded, name -> last value; see `recorded`."""
-    virtual_cluster: str = ""
-    priority: Priority = Priority.MEDIUM
     held_by: str | None = None
     """Who preempted it: it gets no devices, and a queued run does not start, until it is
     resumed."""

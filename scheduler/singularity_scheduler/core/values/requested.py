@@ -6,46 +6,24 @@ Requests are read by `spec`; what became of a session is in `model`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from singularity_scheduler.core.reasons.reason import Words
+from singularity_scheduler.model.arguments import MAX_NAME
+from singularity_scheduler.model.session import Wishes
+from singularity_scheduler.model.words import Kind, Priority, Tier
 
-
-class Tier(str, Enum):
-    """Service level. `rank` orders them: a higher rank is served first."""
-
-    PREMIUM = "premium"
-    STANDARD = "standard"
-    BASIC = "basic"
-
-    @property
-    def rank(self) -> int:
-        return _RANK[self]
-
-
-_RANK = {Tier.PREMIUM: 2, Tier.STANDARD: 1, Tier.BASIC: 0}
-
-
-class Priority(str, Enum):
-    """Orders sessions of one tier; `rank` as that of a tier."""
-
-    HIGH = "high"
-    MEDIUM = "medium"
-    LOW = "low"
-
-    @property
-    def rank(self) -> int:
-        return _PRIORITY[self]
-
-
-_PRIORITY = {Priority.HIGH: 2, Priority.MEDIUM: 1, Priority.LOW: 0}
-
-
-class Kind(str, Enum):
-    """What a session is: a notebook with a person in front, or a run on its own."""
-
-    INTERACTIVE = "interactive"
-    BATCH = "batch"
+__all__ = [
+    "BEHIND",
+    "MAX_NAME",
+    "BatchRun",
+    "Kind",
+    "Member",
+    "Part",
+    "Priority",
+    "ScalePolicy",
+    "SessionSpec",
+    "Tier",
+]
 
 
 @dataclass(frozen=True)
@@ -146,15 +124,12 @@ class ScalePolicy:
     """Least time between two changes that the scheduler makes; None: as the policy is set."""
 
 
-MAX_NAME = 200
-"""Characters of a session's name."""
-
 BEHIND = 1 << 62
 """Where members of a group that have no place in the queue yet stand in it; see `groups`."""
 
 
 @dataclass(frozen=True)
-class SessionSpec:
+class SessionSpec(Wishes):
     """What was asked for, validated by `requests.spec`."""
 
     kind: Kind
@@ -163,16 +138,6 @@ class SessionSpec:
     """Virtual devices; of one on several nodes: on each of them."""
     name: str = ""
     run: BatchRun | None = None
-    kernel_id: str = ""
-    every_s: float | None = None
-    every_steps: int | None = None
-    virtual_cluster: str = ""
-    """"": none; its devices count for nobody's quota."""
-    priority: Priority = Priority.MEDIUM
-    share_milli: int = 1000
-    """Thousandths of the time of its one device that it asks for; 1000: whole devices."""
-    locations: tuple[str, ...] = ()
-    """Clusters and regions that it may be in; (): anywhere."""
     member: Member | None = None
     scale: ScalePolicy | None = None
     """None: it runs on as many physical devices as it has virtual ones."""

@@ -5,6 +5,8 @@ One table, because histories, metrics (a label value each) and the event schemas
 
 from __future__ import annotations
 
+from singularity_scheduler.model import verbs
+
 RULES: dict[str, str] = {
     "submit": "a run was accepted into the queue",
     "start": "a session's process is started",
@@ -35,19 +37,8 @@ RULES: dict[str, str] = {
     "device.park_failed": "device state could not be saved",
     "device.resized": "a session runs on more or fewer devices",
     "device.resize_failed": "the number of a session's devices could not be changed",
-    "user.park": "somebody asked to park",
-    "user.preempt": "somebody took the devices away until a resume",
-    "user.keep": "somebody keeps a session alive for a while, or that is over",
-    "user.tier": "somebody changed the tier or the priority of a session",
-    "user.resume": "somebody asked for the devices",
-    "user.migrate": "somebody asked for other devices",
-    "user.resize": "somebody asked for more or fewer devices",
-    "user.suspend": "somebody asked to suspend, or its Jupyter server is gone",
-    "user.restore": "somebody asked to go back to a checkpoint",
+    **verbs.RULES,
     "user.restored": "what became of a request to put device state back",
-    "user.fork": "somebody asked for a second session from a checkpoint",
-    "user.reopen": "somebody took the end of a session back",
-    "user.checkpoint": "somebody asked for a checkpoint",
     "user.end": "somebody ended the session",
     "process.live": "the session's process runs",
     "process.exited": "the session's process ended",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,13 +14,19 @@ from singularity_scheduler.core.state.devices import DeviceHealth, DeviceView
 from singularity_scheduler.core.values import events as ev
 from singularity_scheduler.core.values.model import Abilities, AgentFacts
 from singularity_scheduler.core.values.requested import Priority
-from singularity_scheduler.requests.spec import parse_move, parse_priority, parse_tier
+from singularity_scheduler.model.arguments import MAX_CHECKPOINT_NAME, Form
+from singularity_scheduler.model.verbs import BY_NAME, Verb
+from singularity_scheduler.requests.spec import (
+    parse_move,
+    parse_name,
+    parse_priority,
+    parse_tier,
+)
 from singularity_scheduler.service.ports import AgentSession, Hello
 from singularity_scheduler.service.schemas.documents import parse_iso
 
 Json = Mapping[str, Any]
 
-MAX_CHECKPOINT_NAME = 200
 MAX_HISTORY = 10_000
 
 TOLD_TWICE = frozenset({"session.suspended", "session.restored"})
@@ -170,42 +176,31 @@ def verb_event(
     session: str, verb: str, args: Json, by: str, device_types: Mapping[str, str]
 ) -> ev.Event:
     """The event of a verb on a session (REST body or magic arguments `args`)."""
-    if verb == "park":
-        return ev.ParkAsked(session, by)
-    if verb == "preempt":
-        return ev.PreemptAsked(session, by)
-    if verb == "keep":
-        return ev.KeepAsked(session, by, seconds(args.get("for_s")))
-    if verb == "tier":
-        return ev.TierAsked(session, by, tier=parse_tier(args.get("tier")))
-    if verb == "priority":
-        return ev.TierAsked(session, by, priority=priority_word(args.get("priority")))
-    if verb == "resume":
-        return ev.ResumeAsked(
-            session, by, checkpoint_word(args.get("checkpoint")), node_word(args.get("node"))
+    row = BY_NAME[verb]
+    if (
+        verb == "migrate"
+        and sum(args.get(each.name) not in (None, "") for each in row.arguments) > 1
+    ):
+        raise BadRequest(
+            "name either the device, the node or the cluster to move to, not two of them"
         )
-    if verb == "migrate":
-        node, cluster = node_word(args.get("node")), node_word(args.get("cluster"), "cluster")
-        if sum(word is not None for word in (node, cluster, args.get("device"))) > 1:
-            raise BadRequest(
-                "name either the device, the node or the cluster to move to, not two of them"
-            )
-        if node is not None or cluster is not None:
-            return ev.MigrateAsked(session, by, (), node, cluster)
-        return ev.MigrateAsked(session, by, parse_move(args.get("device"), device_types))
-    if verb == "resize":
-        return ev.ResizeAsked(session, by, device_count(args.get("devices")))
-    if verb == "suspend":
-        return ev.SuspendAsked(session, by, checkpoint_name(args.get("name")) or "")
-    if verb == "restore":
-        word = checkpoint_word(args.get("checkpoint"))
-        if word is None:
-            raise BadRequest("checkpoint is missing: the id or the name of the one to go back to")
-        return ev.RestoreAsked(session, by, word, args.get("discard") is True)
-    level = args.get("level")
-    if level not in (None, "device", "process"):
-        raise BadRequest("level must be device or process", level=level)
-    return ev.CheckpointAsked(session, by, checkpoint_name(args.get("name")), level)
+    return ev.ASKED[verb](session, by, **read_arguments(row, args, device_types))
+
+
+def read_arguments(verb: Verb, args: Json, device_types: Mapping[str, str]) -> dict[str, Any]:
+    """What was said to a verb, by the names of its event; `device_types`: of the session's node."""
+    said = {}
+    for each in verb.arguments:
+        told = args.get(each.name)
+        if each.form is Form.PLACES:
+            found: Any = parse_move(told, device_types)
+        else:
+            found = _READERS[each.form](told)
+        if found is None and not each.optional:
+            raise BadRequest(f"{each.name} is missing: give {each.form.value}")
+        if found is not None:
+            said[each.field or each.name] = found
+    return said
 
 
 def device_count(value: object) -> int:
@@ -259,6 +254,33 @@ def node_word(word: object, what: str = "node") -> str | None:
     if not isinstance(word, str) or len(word) > 255 or not word.isprintable():
         raise BadRequest(f"a {what} is named by its name, see `jupyter singularity {what}s`")
     return word
+
+
+def _required_name(name: object) -> str:
+    if not (found := parse_name(name)):
+        raise BadRequest("the name is empty; nothing was changed: give one")
+    return found
+
+
+def _level(level: object) -> str | None:
+    if level is None or level in ("device", "process"):
+        return level
+    raise BadRequest("level must be device or process", level=level)
+
+
+_READERS: dict[Form, Callable[[object], Any]] = {
+    Form.NAME: _required_name,
+    Form.LABEL: checkpoint_name,
+    Form.STORED: checkpoint_word,
+    Form.LEVEL: _level,
+    Form.SECONDS: seconds,
+    Form.COUNT: device_count,
+    Form.TIER: parse_tier,
+    Form.PRIORITY: priority_word,
+    Form.NODE: node_word,
+    Form.CLUSTER: lambda word: node_word(word, "cluster"),
+    Form.FLAG: lambda value: value is True,
+}
 
 
 def limit(value: object, fallback: int) -> int:

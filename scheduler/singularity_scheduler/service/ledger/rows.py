@@ -6,6 +6,7 @@ import functools
 import json
 import zlib
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from singularity_scheduler.core.reasons.reason import Reason, Words, because, from_json, to_json
@@ -17,11 +18,11 @@ from singularity_scheduler.core.values.requested import (
     Kind,
     Member,
     Part,
-    Priority,
     ScalePolicy,
     Tier,
 )
 from singularity_scheduler.core.values.states import DeviceState, ProcessState
+from singularity_scheduler.model.session import FIELDS
 from singularity_scheduler.text.reasons import is_known, render
 
 Row = dict[str, Any]
@@ -36,7 +37,6 @@ _SAME = (
     "virtual_devices",
     "node",
     "server",
-    "epoch",
     "seq",
     "busy",
     "idle_since",
@@ -50,7 +50,6 @@ _SAME = (
     "asked",
     "moving",
     "stopped_by",
-    "exit_code",
     "ended",
     "grace_s",
     "held_by",
@@ -60,28 +59,25 @@ _SAME = (
     "cluster",
     "came_from",
     "restore_from",
-    "source",
-    "kernel_id",
-    "called",
     "rollback",
     "undo",
     "unwind",
     "lost",
-    "incarnation",
     "leaving",
-    "every_s",
-    "every_steps",
-    "virtual_cluster",
-    "share_milli",
     "keep_until",
     "keep_from",
-    "attempt",
     "retrying",
     "started_at",
     "recorded",
     "created_at",
     "updated_at",
 )
+
+
+_DEFAULTS = {each.name: each.default for each in FIELDS}
+_LISTS = tuple(each.name for each in FIELDS if isinstance(each.default, tuple))
+_WORDS = {each.name: each.type for each in FIELDS if isinstance(each.default, Enum)}
+_PLAIN = tuple(name for name in _DEFAULTS if name not in _WORDS and name not in _LISTS)
 
 
 def mark_to_row(mark: DeviceMark) -> Row:
@@ -104,15 +100,14 @@ def session_to_row(view: SessionView) -> Row:
     why = _why_to_row(view.why)
     return {
         **{name: getattr(view, name) for name in _SAME},
+        **_fields_to_row(vars(view)),
         **why,
         "reason_sum": _sum_of(why["reason"]),
         "kind": view.kind.value,
         "tier": view.tier.value,
-        "priority": view.priority.value,
         "process_state": view.process_state.value,
         "device_state": view.device_state.value,
         "preferred": json.dumps(view.preferred),
-        "locations": json.dumps(view.locations),
         "run": _run_text(view.run) if view.run else None,
         "group": view.member.group if view.member else "",
         "member": _member_text(view.member) if view.member else None,
@@ -122,6 +117,27 @@ def session_to_row(view: SessionView) -> Row:
         "elastic": _elastic(view),
         "experiment": experiment_of(view.run.metadata) if view.run else "",
     }
+
+
+def _fields_to_row(values: Row) -> Row:
+    """The declared fields: lists are JSON texts, words their values."""
+    found = {name: values[name] for name in _PLAIN}
+    for name in _LISTS:
+        found[name] = json.dumps(values[name])
+    for name in _WORDS:
+        found[name] = values[name].value
+    return found
+
+
+def _fields_from_row(row: Mapping[str, Any]) -> Row:
+    """A field that was not there yet when the row was written has its default."""
+    found = {**_DEFAULTS, **{name: row[name] for name in _DEFAULTS if name in row}}
+    for name in _LISTS:
+        if name in row:
+            found[name] = tuple(json.loads(row[name]))
+    for name, kind in _WORDS.items():
+        found[name] = kind(found[name])
+    return found
 
 
 @functools.lru_cache(256)
@@ -199,15 +215,14 @@ def session_from_row(
 ) -> SessionView:
     return SessionView(
         **{name: row[name] for name in _SAME},
+        **_fields_from_row(row),
         why=_why_of_session(row),
         kind=Kind(row["kind"]),
         tier=Tier(row["tier"]),
-        priority=Priority(row["priority"]),
         process_state=ProcessState(row["process_state"]),
         device_state=DeviceState(row["device_state"]),
         **_of_elastic(row.get("elastic") or "", leased),
         preferred=tuple(json.loads(row["preferred"])),
-        locations=tuple(json.loads(row["locations"])),
         checkpoints=stored,
         loss=_loss(row["loss"]),
         # One that was never accounted begins now, and not in 1970.

@@ -7,6 +7,10 @@ are: what was accepted is run, also after a restart.
 
 from __future__ import annotations
 
+import json
+from enum import Enum
+from typing import Any, get_args
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -22,12 +26,36 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    true,
 )
+
+from singularity_scheduler.model.fields import SessionField
+from singularity_scheduler.model.session import FIELDS
 
 metadata = MetaData()
 
 # SQLite numbers rows by itself only in an INTEGER column; PostgreSQL's INTEGER is too small.
 _Serial = BigInteger().with_variant(Integer, "sqlite")
+
+
+def _column_of(each: SessionField) -> Column[Any]:
+    """The column of a field that is declared."""
+    default = each.default
+    if default is None:
+        number = BigInteger if each.fact.grows else Integer
+        return Column(each.name, Float if float in get_args(each.type) else number)
+    if isinstance(default, tuple):
+        return Column(each.name, Text, nullable=False, server_default=json.dumps(default))
+    if isinstance(default, bool):
+        return Column(
+            each.name, Boolean, nullable=False, server_default=true() if default else false()
+        )
+    if isinstance(default, int):
+        number = BigInteger if each.fact.grows else Integer
+        return Column(each.name, number, nullable=False, server_default=str(default))
+    text = default.value if isinstance(default, Enum) else default
+    return Column(each.name, String(each.fact.length), nullable=False, server_default=text)
+
 
 sessions = Table(
     "sessions",
@@ -46,7 +74,6 @@ sessions = Table(
     Column("reason_code", String(64), nullable=False, server_default=""),
     Column("reason_args", Text, nullable=False, server_default="{}"),
     Column("reason_sum", String(8), nullable=False, server_default=""),
-    Column("epoch", BigInteger, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("busy", Boolean),
     Column("idle_since", Float),
@@ -61,7 +88,6 @@ sessions = Table(
     Column("moving", Boolean, nullable=False),
     Column("preferred", Text, nullable=False),
     Column("stopped_by", String(255)),
-    Column("exit_code", Integer),
     Column("ended", Boolean, nullable=False),
     Column("grace_s", Float, nullable=False),
     Column("held_by", String(255)),
@@ -70,25 +96,15 @@ sessions = Table(
     Column("target", String(255), nullable=False, server_default=""),
     Column("came_from", String(255), nullable=False, server_default=""),
     Column("restore_from", String(255), nullable=False, server_default=""),
-    Column("source", String(255), nullable=False, server_default=""),
-    Column("kernel_id", String(255), nullable=False, server_default=""),
-    Column("called", Boolean, nullable=False, server_default=false()),
     Column("rollback", Boolean, nullable=False, server_default=false()),
     Column("undo", Boolean, nullable=False, server_default=false()),
     Column("unwind", Boolean, nullable=False, server_default=false()),
     Column("lost", Boolean, nullable=False, server_default=false()),
-    Column("incarnation", BigInteger, nullable=False, server_default="1"),
     Column("leaving", String(255)),
     Column("loss", Text),
-    Column("every_s", Float),
-    Column("every_steps", BigInteger),
-    Column("virtual_cluster", String(255), nullable=False, server_default=""),
-    Column("priority", String(16), nullable=False, server_default="medium"),
     Column("cluster", String(255), nullable=False, server_default=""),
     Column("target_cluster", String(255), nullable=False, server_default=""),
-    Column("locations", Text, nullable=False, server_default="[]"),
     Column("share", Text, nullable=False, server_default="{}"),
-    Column("share_milli", Integer, nullable=False, server_default="1000"),
     Column("elastic", Text, nullable=False, server_default=""),
     Column("group", String(32), nullable=False, server_default=""),
     Column("member", Text),
@@ -96,10 +112,10 @@ sessions = Table(
     Column("recorded", Text, nullable=False, server_default="{}"),
     Column("keep_until", Float),
     Column("keep_from", Float),
-    Column("attempt", Integer, nullable=False, server_default="1"),
     Column("retrying", Boolean, nullable=False, server_default=false()),
     Column("started_at", Float),
     Column("experiment", String(255), nullable=False, server_default=""),
+    *map(_column_of, FIELDS),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
     Index("sessions_by_user", "user", "created_at"),

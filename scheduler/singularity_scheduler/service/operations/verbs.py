@@ -13,21 +13,12 @@ from singularity_proxy.errors import (
     Unsupported,
 )
 
-from singularity_scheduler.requests.size_spec import MAX_DEVICES
+from singularity_scheduler.model.verbs import BY_NAME, VERBS, Verb
 from singularity_scheduler.service.api import translate
 from singularity_scheduler.service.api.endpoint import Endpoint
-from singularity_scheduler.service.api.translate import MAX_CHECKPOINT_NAME
 from singularity_scheduler.service.schemas import common as schemas
 from singularity_scheduler.service.schemas import documents
-from singularity_scheduler.service.schemas.vocabulary import (
-    NAME,
-    PRIORITY,
-    SECONDS,
-    TIER,
-    listed,
-    nullable,
-    record,
-)
+from singularity_scheduler.service.schemas.vocabulary import nullable, record
 
 from .table import Parameter, Reply, Who, operation
 
@@ -36,101 +27,16 @@ _STORE = (Unsupported, StoreRefused, DamagedCheckpoint)
 
 MAX_WAIT_S = 3600
 
-_NAMED = nullable({"type": "string", "maxLength": MAX_CHECKPOINT_NAME, "format": "printable"})
-_NODE = nullable({"type": "string", "maxLength": 255, "format": "printable"})
-
 schemas.COMPONENTS |= {
     "Signal": record({"signum": {"type": "integer", "minimum": 1, "maximum": 64}}),
-    "Move": record(
-        {
-            "device": {
-                "description": 'A device ("cpu:1"), its number, one per virtual device, or null '
-                "for any other.",
-                "oneOf": [
-                    {"type": "null"},
-                    {"type": "string"},
-                    {"type": "integer"},
-                    listed({"type": ["string", "integer"]}),
-                ],
-            },
-            "node": {**_NODE, "description": "Another node instead; not together with device."},
-            "cluster": {
-                **_NODE,
-                "description": "The best node of this cluster instead; not together with others.",
-            },
-        },
-        "device",
-        "node",
-        "cluster",
-    ),
-    "Size": record(
-        {
-            "devices": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": MAX_DEVICES,
-                "description": "Physical devices, from 1 to the number of its virtual ones; see "
-                "`resizable` of the session.",
-            }
-        }
-    ),
-    "Checkpoint": record(
-        {
-            "name": _NAMED,
-            "level": {
-                **nullable({"type": "string", "enum": ["device", "process"]}),
-                "description": "null: the best that its node can do.",
-            },
-        },
-        "name",
-        "level",
-    ),
-    "Keep": record(
-        {
-            "for_s": {
-                **SECONDS,
-                "maximum": 1_000_000_000,
-                "description": "From now on; 0: no longer.",
-            }
-        }
-    ),
-    "TierChange": record({"tier": TIER}),
-    "PriorityChange": record({"priority": PRIORITY}),
-    "Suspension": record(
-        {"name": {**_NAMED, "description": "For the checkpoint that it becomes."}}, "name"
-    ),
-    "Return": record(
-        {
-            "checkpoint": {**_NAMED, "description": "Id or name; null: the newest."},
-            "node": {**_NODE, "description": "Only there; null: where it was, else anywhere."},
-        },
-        "checkpoint",
-        "node",
-    ),
-    "Restoration": record(
-        {
-            "checkpoint": {
-                "type": "string",
-                "minLength": 1,
-                "maxLength": MAX_CHECKPOINT_NAME,
-                "format": "printable",
-                "description": "Id or name.",
-            },
-            "discard": {
-                "type": "boolean",
-                "description": "Give its present state up instead of storing it first.",
-            },
-        },
-        "discard",
-    ),
-    "Fork": record(
-        {
-            "checkpoint": {**_NAMED, "description": "Id or name; null: the newest."},
-            "name": nullable(NAME),
-        },
-        "checkpoint",
-        "name",
-    ),
+    **{
+        row.body: record(
+            {each.name: each.schema for each in row.arguments},
+            *(each.name for each in row.arguments if each.optional),
+        )
+        for row in VERBS
+        if row.arguments
+    },
     "Server": record(
         {
             "server": {
@@ -178,115 +84,43 @@ async def signal_session(call: Endpoint) -> Reply:
     return Reply(call.controller.status(await call.session()))
 
 
-def _explain_checkpoint(call: Endpoint, body: dict[str, Any]) -> None:
-    raise BadRequest(
-        f"a checkpoint's name must be printable text of at most {MAX_CHECKPOINT_NAME} characters"
-    )
-
-
-def _explain_keep(call: Endpoint, body: dict[str, Any]) -> None:
-    raise BadRequest("for_s must be a number of seconds, 0 or more: for how long from now on")
-
-
-def _explain_resize(call: Endpoint, body: dict[str, Any]) -> None:
-    """The session knows what it could be asked for."""
-    translate.device_count(body.get("devices"))
-
-
-def _verb(verb: str, summary: str, body: str = "Nothing", **more: Any) -> None:
+def _declare_change(row: Verb) -> None:
     """Declare ``POST sessions/{session}/VERB``; the operation is called VERB_session."""
 
     async def act(call: Endpoint) -> Reply:
         view = await call.session()
         done = await call.controller.desk.act(
-            view, verb, call.body, call.caller.name, call.key, call.fingerprint
+            view, row.name, call.body, call.caller.name, call.key, call.fingerprint
         )
         return Reply(call.controller.status(done))
 
-    act.__name__ = f"{verb}_session"
-    path = f"sessions/{{session}}/{verb}"
-    operation("POST", path, summary, answer="SessionStatus", body=body, verb=verb, **more)(act)
+    def explain(call: Endpoint, body: dict[str, Any]) -> None:
+        translate.read_arguments(row, body, {})
+
+    act.__name__ = f"{row.name}_session"
+    operation(
+        "POST",
+        f"sessions/{{session}}/{row.name}",
+        row.summary,
+        answer="SessionStatus",
+        body=row.body,
+        verb=row.name,
+        explain=explain if row.reads_again else None,
+        errors=_STORE if row.uses_store else (),
+    )(act)
 
 
-_verb(
-    "park", "Free its devices; its process and state stay, the next device call brings them back."
-)
-_verb(
-    "preempt",
-    "Take its devices, nothing is lost, and hold it back until resume or migrate; a queued run "
-    "does not start meanwhile.",
-)
-_verb(
-    "keep",
-    "Keep it alive for so many seconds from now on, in place of what was asked before; 0: no "
-    "longer. It is not parked for being idle, and counts as busy when others look for devices: a "
-    "higher tier still goes first. The parameter `keep_max_s` is the longest time in all while "
-    "nothing uses its devices.",
-    "Keep",
-    explain=_explain_keep,
-)
-_verb(
-    "tier",
-    "Change its tier, to one that is open to its user; from then on it is served, and measured, by "
-    "that. Devices that it holds may go to a session that comes before it now.",
-    "TierChange",
-)
-_verb(
-    "priority",
-    "Change its priority among sessions of its tier.",
-    "PriorityChange",
-)
-_verb(
-    "suspend",
-    "Put everything of it into the store and free its node; nothing is lost. Answered when that is "
-    "done or under way; `resume`, or a request of its notebook, brings it back.",
-    "Suspension",
-    errors=_STORE,
-)
-_verb(
-    "resume",
-    "Take devices now instead of at the next device call; ends a preempt. A suspended session "
-    "comes back, from its newest checkpoint and where it was, or as asked; it waits when there is "
-    "no room.",
-    "Return",
-    errors=_STORE,
-)
-_verb(
-    "migrate",
-    "Go on with other devices, on another node, or in another cluster.",
-    "Move",
-    errors=_STORE,
-)
-_verb(
-    "resize",
-    "Run its virtual devices, whose number does not change, on so many physical ones from now on; "
-    "nothing is lost. It gets more when they are free, and its next devices when it has none.",
-    "Size",
-    explain=_explain_resize,
-)
-_verb(
-    "checkpoint",
-    "Store it; execution goes on. Its process too where its node can do that, else its device "
-    "state.",
-    "Checkpoint",
-    explain=_explain_checkpoint,
-    errors=_STORE,
-)
-_verb(
-    "restore",
-    "Go back to an older checkpoint of its own. Its present state is stored first.",
-    "Restoration",
-    errors=_STORE,
-)
+for _row in VERBS:
+    if _row.is_change:
+        _declare_change(_row)
 
 
 @operation(
     "POST",
     "sessions/{session}/fork",
-    "Begin a second session, with an id of its own, where a checkpoint of this one is; answers the "
-    "new one.",
+    BY_NAME["fork"].summary,
     answer="SessionStatus",
-    body="Fork",
+    body=BY_NAME["fork"].body,
     status=201,
     errors=_STORE,
     headers={"Location": "Address of the new session."},
@@ -304,8 +138,7 @@ async def fork_session(call: Endpoint) -> Reply:
 @operation(
     "POST",
     "sessions/{session}/reopen",
-    "Take its end back: it is suspended as of its newest checkpoint, under its own id; a batch run "
-    "goes on by itself. Every end keeps that checkpoint for a while, see its `undo_end`.",
+    BY_NAME["reopen"].summary,
     answer="SessionStatus",
     body="Nothing",
     verb="reopen",

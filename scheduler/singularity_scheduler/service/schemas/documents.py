@@ -19,6 +19,7 @@ from singularity_scheduler.core.values.requested import BatchRun, Member, Part, 
 from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from singularity_scheduler.explain import planned
 from singularity_scheduler.explain.facts import reason_facts
+from singularity_scheduler.model.session import SHOWN
 from singularity_scheduler.requests.size_spec import policy_document
 from singularity_scheduler.text.reasons import render, render_change, render_words
 
@@ -57,8 +58,6 @@ def session_document(
         "kind": view.kind.value,
         "name": view.name,
         "tier": view.tier.value,
-        "priority": view.priority.value,
-        "virtual_cluster": view.virtual_cluster or None,
         "state": view.word,
         "process_state": view.process_state.value,
         "device_state": view.device_state.value,
@@ -79,32 +78,37 @@ def session_document(
         "node": view.node,
         "cluster": view.cluster,
         "region": state.geography.region(view.cluster),
-        "locations": list(view.locations),
-        "epoch": view.epoch,
         "created_at": iso(view.created_at),
         "updated_at": iso(view.updated_at),
         "waiting_since": iso(view.waiting_since),
         "queue": queue_document(state, view),
         "sla": sla_document(state, view),
-        "checkpoint_every_s": view.every_s,
-        "checkpoint_every_steps": view.every_steps,
         "last_checkpoint": checkpoint and checkpoint_document(checkpoint),
         "checkpoints": sum(not c.dropped for c in view.checkpoints),
         "undo_end": undo_document(view),
-        "incarnation": view.incarnation,
-        "called_back": view.called,
-        "forked_from": view.source or None,
         "loss": view.loss and loss_document(view.loss),
         "progress": state.progress.get(view.id),
         "held_back": view.held_back,
         "run": view.run and (run or run_document)(view.run),
-        "attempt": view.attempt,
         "group": view.member and member_document(view.member),
         "part": view.part and part_document(view.part),
         "recorded": json.loads(view.recorded),
-        "exit_code": view.exit_code,
+        **_declared_fields(view),
         "owner": {} if view.server is None else {"server": view.server},
     }
+
+
+_SAME = tuple((each.key, each.name) for each in SHOWN if each.shows is None)
+_OTHER = tuple((each.key, each.name, each.shows) for each in SHOWN if each.shows is not None)
+
+
+def _declared_fields(view: SessionView) -> Json:
+    """The fields that are shown as they are."""
+    values = vars(view)
+    found = {key: values[name] for key, name in _SAME}
+    for key, name, shows in _OTHER:
+        found[key] = shows(values[name])
+    return found
 
 
 def keep_until(state: ClusterState, view: SessionView) -> float | None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from singularity_scheduler.core.values.requested import Kind
+from singularity_scheduler.model.arguments import MAX_DEVICES
+from singularity_scheduler.model.session import WISHES
 from singularity_scheduler.requests.gang_spec import MAX_NODES
 from singularity_scheduler.requests.run_spec import MAX_RETRIES, MAX_TIMEOUT_S
-from singularity_scheduler.requests.size_spec import MAX_DEVICES
-from singularity_scheduler.requests.spec import MAX_LOCATIONS
 
 from .vocabulary import (
     KIND,
     NAME,
     PATH,
-    PLACE,
-    PRIORITY,
     TEXT,
     TIER,
     listed,
@@ -190,49 +188,17 @@ NEW_SESSION = {
             "each, with its part of the devices. They start, have devices and end together; the "
             "answer is the first of them. null: 1.",
         },
-        "priority": {**nullable(PRIORITY), "description": "null: medium."},
-        "virtual_cluster": {
-            **nullable({"type": "string", "maxLength": 500}),
-            "description": "Whose quota its devices count for; an Azure resource id stands for "
-            "its last part. null: nobody's.",
-        },
-        "device_share": {
-            **nullable({"type": "number", "minimum": 0.001, "maximum": 1}),
-            "description": "Part of the time of one device: below 1 it takes turns with others "
-            "that share. null: 1.",
-        },
         "elastic": {
             **nullable({"type": "boolean"}),
             "description": "true: it may run on 1 to all of its devices, as `scale_policy` says "
             "more exactly; false or null: only on all of them.",
         },
         "scale_policy": {**nullable(SCALE_POLICY), "description": SCALE_POLICY["description"]},
-        "locations": {
-            **nullable(
-                {
-                    "type": "array",
-                    "items": {"type": "string", "pattern": PLACE},
-                    "maxItems": MAX_LOCATIONS,
-                    "uniqueItems": True,
-                }
-            ),
-            "description": "Clusters and regions that it may be in, see `GET clusters`; null or "
-            "none: anywhere.",
-        },
         "run": nullable(ref("Run")),
         "launch": nullable(ref("Launch")),
-        "kernel_id": {
-            **nullable({"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,128}$"}),
-            "description": "Jupyter's id of the kernel, so that a restarted server finds it.",
-        },
-        "checkpoint_every_s": {
-            **nullable({"type": "number", "minimum": 0, "maximum": 1e9}),
-            "description": "Seconds between checkpoints made by themselves; 0: none; null: as the "
-            "service is configured.",
-        },
-        "checkpoint_every_steps": {
-            **nullable({"type": "integer", "minimum": 0, "maximum": 1_000_000_000}),
-            "description": "The same by optimizer steps.",
+        **{
+            each.key: {**nullable(each.fact.asked), "description": each.fact.about}
+            for each in WISHES
         },
     },
     "additionalProperties": False,

@@ -8,13 +8,13 @@ from singularity_scheduler.core.steps import goals
 from singularity_scheduler.explain import precedence
 from singularity_scheduler.explain.estimate import Basis
 from singularity_scheduler.explain.planned import Plan
+from singularity_scheduler.model.session import SHOWN
 
 from .vocabulary import (
     COUNT,
     DEVICE_STATE,
     FRACTION,
     KIND,
-    PRIORITY,
     PROCESS_STATE,
     REASON_FACTS,
     RULE,
@@ -40,8 +40,6 @@ SESSION: dict[str, Schema] = {
     "kind": KIND,
     "name": TEXT,
     "tier": TIER,
-    "priority": {**PRIORITY, "description": "Orders sessions of one tier."},
-    "virtual_cluster": {**nullable(TEXT), "description": "Whose quota its devices count for."},
     "state": {**STATE, "description": "The one word for people."},
     "process_state": PROCESS_STATE,
     "device_state": DEVICE_STATE,
@@ -112,11 +110,6 @@ SESSION: dict[str, Schema] = {
     "node": TEXT,
     "cluster": {**TEXT, "description": "Of its node; of a suspended one where it was last."},
     "region": {**TEXT, "description": "In which its cluster lies."},
-    "locations": {
-        **listed(TEXT),
-        "description": "Clusters and regions that it may be in; none: anywhere.",
-    },
-    "epoch": COUNT,
     "created_at": TIME,
     "updated_at": TIME,
     "waiting_since": nullable(TIME),
@@ -138,12 +131,6 @@ SESSION: dict[str, Schema] = {
         ),
         "description": "What it got of the device time that its tier promises.",
     },
-    "checkpoint_every_s": {
-        **nullable({"type": "number", "minimum": 0}),
-        "description": "Seconds between checkpoints made by themselves, as it was asked for; 0: "
-        "none; null: as the service is configured.",
-    },
-    "checkpoint_every_steps": {**nullable(COUNT), "description": "The same by optimizer steps."},
     "last_checkpoint": nullable(ref("StoredCheckpoint")),
     "checkpoints": {**COUNT, "description": "How many the store has of it."},
     "undo_end": {
@@ -151,12 +138,6 @@ SESSION: dict[str, Schema] = {
         "description": "Of an ended session: the checkpoint with which its end can be taken back "
         "(`reopen`), and until when that is kept, null: no limit. null: it cannot be taken back.",
     },
-    "incarnation": {**COUNT, "description": "+1 each time it went on from an older state."},
-    "called_back": {
-        "type": "boolean",
-        "description": "Suspended, and it comes back as soon as a node has room.",
-    },
-    "forked_from": {**nullable(TEXT), "description": "The session it began as a copy of."},
     "loss": {**nullable(ref("LossReport")), "description": "Of its last return from the store."},
     "progress": {
         **nullable(ref("Progress")),
@@ -190,12 +171,6 @@ SESSION: dict[str, Schema] = {
         ),
         "description": "The notebook or command that a batch session runs.",
     },
-    "attempt": {
-        "type": "integer",
-        "minimum": 1,
-        "description": "Of its run, which may make `max_retries` more than one; what it went on "
-        "from is in `loss`, null: it began anew.",
-    },
     "group": {
         **nullable(ref("Member")),
         "description": "Its part in a group of sessions that were submitted together.",
@@ -214,7 +189,7 @@ SESSION: dict[str, Schema] = {
         "description": "Its part in a run on several nodes (a gang); null: it is on one node.",
     },
     "recorded": {"type": "object", "description": "Values that it recorded: name -> last value."},
-    "exit_code": nullable({"type": "integer"}),
+    **{each.key: each.schema for each in SHOWN},
     "owner": record({"server": TEXT}, "server"),
 }
 

@@ -17,6 +17,10 @@ def not_a_number(key: str, given: str) -> str:
     return f"{key} must be a number, 0 or more, not {given}"
 
 
+def not_a_line_of_text(key: str, most: int) -> str:
+    return f"{key} must be printable text of at most {most} characters"
+
+
 # -- runs on several nodes -----------------------------------------------------------------
 
 

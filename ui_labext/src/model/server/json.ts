@@ -10,6 +10,15 @@ export function text(value: unknown): string {
   return typeof value === 'string' ? value : '';
 }
 
+export function flag(value: unknown): boolean {
+  return value === true;
+}
+
+/** A number; null: unknown. */
+export function numberOrNull(value: unknown): number | null {
+  return typeof value === 'number' && Number.isFinite(value) ? value : null;
+}
+
 /** A number that is not negative; 0: unknown. */
 export function count(value: unknown): number {
   return countOrNull(value) ?? 0;

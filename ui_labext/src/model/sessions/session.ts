@@ -5,6 +5,7 @@
  * `state` are needed; a key that is missing or of another type counts as unknown.
  */
 
+import { IDeclared, readDeclared } from './declared';
 import { count, countOrNull, counts, isObject, text, texts, time } from '../server/json';
 
 /** Told after each change of what it listens to. */
@@ -77,7 +78,7 @@ export interface IPlanned {
 }
 
 /** Times are in milliseconds since 1970, null where unknown. */
-export interface ISession {
+export interface ISession extends IDeclared {
   id: string;
   user: string;
   kind: string;
@@ -252,6 +253,7 @@ export function readSession(value: unknown): ISession | null {
     part: readPart(value.part),
     progress: readProgress(value.progress),
     loss: readLoss(value.loss),
-    planned: readPlanned(value.planned)
+    planned: readPlanned(value.planned),
+    ...readDeclared(value)
   };
 }

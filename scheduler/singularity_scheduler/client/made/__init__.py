@@ -1,0 +1,1 @@
+"""Written by tools/derive.py from the tables in `model`; do not edit."""
