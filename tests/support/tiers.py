@@ -107,6 +107,7 @@ TIERS: Mapping[str, Tier] = {
     "tests/integration/checkpoint": Tier.NODE,
     "tests/integration/elastic": Tier.NODE,
     "tests/integration/elastic/test_libraries_of_torch.py": Tier.LIBRARIES,
+    "tests/integration/fleet": Tier.NODE,
     "tests/integration/kernel": Tier.NODE,
     "tests/integration/proxy_device": Tier.NODE,
     "tests/integration/proxy_device/test_sanitized.py": Tier.TOOLS,

@@ -17,11 +17,13 @@ import signal
 import socket
 import sys
 import uuid
+from collections.abc import Coroutine
 from typing import Any
 
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.checkpoint.device import park_policy
 from singularity_proxy.errors import SingularityError
+from singularity_proxy.membership.identity import Identity
 from singularity_proxy.wire import rpc
 from singularity_proxy.wire.systemd import Systemd
 from traitlets import Bool, Enum, Float, Integer, Unicode, default
@@ -272,6 +274,13 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
             self.load_config_file(name, folder)
             self.parse_command_line(argv)
 
+    def join(self, identity: Identity) -> None:
+        """Be the node that has joined a fleet, which only its certificate says; use the fleet's
+        store unless another one is set, and wait for a service that is away for ever."""
+        self.node = identity.membership.node
+        self.checkpoint_store = self.checkpoint_store or identity.membership.store
+        self.idle_exit_s = 0.0
+
     def start(self) -> None:
         """Run until stopped; exit code 0 after an orderly stop, 1 with one sentence otherwise."""
         handler = logging.StreamHandler()
@@ -310,6 +319,8 @@ class AgentProcess:
                 "device_count and journal_bytes must not be negative, and a device needs a capacity"
             )
         state_dir, held = lock(app.state_dir)
+        if Identity.kept(state_dir):
+            app.join(Identity.load(state_dir))
         try:
             adopt_orphans()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -373,7 +384,7 @@ class AgentProcess:
         records = [SessionRecord.from_json(body) for _, body in ledger.all("session")]
         await asyncio.gather(*(lifecycle.adopt(record) for record in records))
         await lifecycle.relays.take_over()
-        commands = CommandServer(node, lifecycle, devices, self.stop)
+        self._commands = commands = CommandServer(node, lifecycle, devices, self.stop)
         path = os.path.join(settings.runtime_dir, "agent.sock")
         self._announce(settings.state_dir, path)  # first: who is connected may rely on it
         server = await rpc.serve(
@@ -392,6 +403,7 @@ class AgentProcess:
         jobs = (
             *(rounds.run(), Pulse(node).run(), health.run()),
             *(self._systemd.report(), AbilityWatch(node).run()),
+            *self._dialling(),
         )
         watchers = [asyncio.ensure_future(job) for job in jobs]
         await self._stopped.wait()
@@ -405,6 +417,22 @@ class AgentProcess:
         await node.cancel_jobs()
         node.stores.close()
         await end_strays(node.settings.private_dir, set())
+
+    def _dialling(self) -> list[Coroutine[Any, Any, None]]:
+        """What keeps the connection to the service of a fleet that this machine has joined."""
+        node, commands = self.node, self._commands
+        if not Identity.kept(node.settings.state_dir):
+            return []
+        from singularity_proxy.membership.dialling import Dialler  # needs a library
+
+        dialler = Dialler(
+            node.settings.state_dir,
+            commands.handlers(),
+            commands.closed,
+            instance=node.instance,
+            version=node.version,
+        )
+        return [dialler.run()]
 
     def _remove_place(self, settings: Settings, ledger: Ledger) -> None:
         with contextlib.suppress(SingularityError):
