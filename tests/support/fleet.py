@@ -238,6 +238,10 @@ class FarAgent:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen([*CLI, *self._words], stdout=log, stderr=log)
 
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
     def kill(self) -> None:
         """SIGKILL: its sessions go on."""
         assert self.process is not None

@@ -148,6 +148,7 @@ DEFAULT: Mapping[str, Take] = {
     "tests/integration/agent/test_whole_sessions.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/capsule/test_criu_routes.py": Take.NONE,
     "tests/integration/capsule/test_joint.py": Take.ONE_OF_EACH_FILE,
+    "tests/integration/fleet/test_joined_agents.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/elastic": Take.NONE,
     "tests/integration/elastic/test_agent_ranks.py": Take.ONE_OF_EACH_FILE,
     "tests/integration/elastic/test_gangs.py": Take.ONE_OF_EACH_FILE,

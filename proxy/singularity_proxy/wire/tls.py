@@ -257,7 +257,8 @@ async def dial(
             f"nobody answered at {place} within {limit_s:g} s", address=place
         ) from None
     except OSError as error:
-        why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+        number = error.errno or 0
+        why = os.strerror(number) if number > 0 else error.strerror or str(error)
         raise Unavailable(f"nobody answers at {place} ({why})", address=place) from None
     assert wire.peer is not None
     return wire.peer

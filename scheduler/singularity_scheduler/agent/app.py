@@ -43,7 +43,7 @@ from .devices.pulse import Pulse
 from .folders import end_strays, lock
 from .ledger import Ledger
 from .memory import load_early, set_up_allocator
-from .move_settings import MoveSettings, open_stores
+from .move_settings import MoveSettings, is_loopback, open_stores
 from .node import Node, Settings
 from .place import take_place
 from .processes import adopt_orphans
@@ -280,6 +280,12 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
         self.node = identity.membership.node
         self.checkpoint_store = self.checkpoint_store or identity.membership.store
         self.idle_exit_s = 0.0
+        if is_loopback(self.tunnel_ip) and not is_loopback(identity.membership.address):
+            log.warning(
+                "notebooks cannot move to this node: other machines do not reach its relays at %s; "
+                "batch runs can be here. Set NodeAgent.tunnel_ip to an address of this machine",
+                self.tunnel_ip,
+            )
 
     def start(self) -> None:
         """Run until stopped; exit code 0 after an orderly stop, 1 with one sentence otherwise."""

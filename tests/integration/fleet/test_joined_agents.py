@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
+import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client.connect import write_connection_file
 from singularity_proxy.errors import SingularityError, Unavailable, Unsupported
 from singularity_scheduler.fleet import MachineFleet
 from singularity_scheduler.fleet.registry import FleetSettings, Registry
+from support.agent_kernels import KERNEL, NO_HISTORY, client_of, run
 from support.agent_trains import STEPS, TRAINING, losses, native_losses
 from support.capsules import needs_criu
 from support.fleet import Door, FarAgent, free_port, run_cli
@@ -42,10 +46,11 @@ class Machines:
         nodes = self.service.controller.state.nodes
         return FAR in nodes and nodes[FAR].connected
 
-    async def start(self, *argv: str, name: str) -> dict[str, Any]:
-        """A session of alice that belongs to no process."""
+    async def start(self, *argv: str, name: str, **more: Any) -> dict[str, Any]:
+        """A session of alice; `more`: of its launch."""
         env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "HOME": "/tmp"}
         launch = {"mode": "capsule", "argv": [sys.executable, *argv], "env": env, "cwd": "/"}
+        launch.update(more)
         return await self.service.client().create_session(
             kind="interactive", launch=launch, name=name
         )
@@ -117,9 +122,11 @@ async def test_a_training_on_a_joined_node_outlives_a_cut_line(tmp_path: Path) -
         session = made["id"]
         assert made["node"] == FAR
         await box.until_printed(session, "step 3 ")
-        parked = await client.park(session)
-        assert parked["devices"] == [] or parked["state"] != "running", parked
-        await box.until_printed(session, "step 5 ")  # its next call took the device again
+        await client.park(session)
+        at = max(losses(await box.printed(session)))
+        await box.until_printed(session, f"step {at + 2} ")  # its next call took a device again
+        told = [change["device_state"] for change in await client.history(session)]
+        assert {"parked", "held"} <= set(told), told
         kept = await client.checkpoint(session)
         assert kept["last_checkpoint"] is not None
         came = box.door.came
@@ -145,6 +152,10 @@ async def test_sessions_outlive_their_agent_and_what_cannot_be_is_said(tmp_path:
                 **{"tier": "standard", "virtual_devices": 1, "epoch": 0},
                 launch={"mode": "capsule", "argv": ["true"], "env": {}, "owner_pid": os.getpid()},
             )
+        box.agent.signal(signal.SIGSTOP)  # its kernel still answers for it
+        await until(lambda: not box.connected(), "the frozen node is hung up on")
+        box.agent.signal(signal.SIGCONT)
+        await until(box.connected, "the thawed node is connected again")
         box.agent.kill()
         await until(lambda: not box.connected(), "the far node is gone")
         with pytest.raises(Unavailable, match=f"node '{FAR}' is not connected now"):
@@ -166,9 +177,60 @@ async def test_a_session_moves_between_the_services_machine_and_a_joined_one(
         count = "import time\nfor n in range(10**6): print('tick', n, flush=True); time.sleep(0.1)"
         made = await box.start("-u", "-c", count, name="ticks")
         session = made["id"]
+        assert made["node"] == FAR
         for node in ("local", FAR):
-            await box.until_printed(session, "tick 3")
+            said = await box.until_printed(session, "tick 3\n")
             moved = await client.migrate(session, node=node)
             assert moved["node"] == node, moved
-        await box.until_printed(session, "tick")
+            await box.until_printed(session, f"tick {len(ticks(said)) + 10}\n")
+        counted = ticks(await box.printed(session))
+        assert counted == list(range(counted[0], counted[-1] + 1))
         await client.end_session(session)
+
+
+@needs_criu
+async def test_a_notebook_starts_beside_its_server_and_moves_to_a_joined_node(
+    tmp_path: Path,
+) -> None:
+    async with machines(tmp_path) as box:
+        client = box.service.client()
+        info = {"kernel_name": "python3", "ip": "127.0.0.1", "key": b"secret"}
+        _, connection = write_connection_file(str(tmp_path / "client.json"), **info)
+        argv = [*KERNEL[1:], NO_HISTORY, "--ext", "singularity_kernel"]
+        made = await box.start(*argv, name="train.ipynb", connection=dict(connection))
+        assert made["node"] == "local"  # though the other one goes first
+        kernel = await client_of(dict(made["launch"]["connection"]))
+        try:
+            await run(kernel, "import torch; x = torch.arange(4.0, device='cuda') * 2")
+            for node in (FAR, "local"):
+                moved = await client.migrate(made["id"], node=node)
+                assert moved["node"] == node, moved
+                assert await run(kernel, "x += 1; print(x.sum().item())") != ""
+            assert await run(kernel, "print(x.tolist())") == "[2.0, 4.0, 6.0, 8.0]\n"
+            await client.end_session(made["id"])
+        finally:
+            kernel.stop_channels()
+
+
+async def test_a_batch_run_runs_on_a_joined_node(tmp_path: Path) -> None:
+    async with machines(tmp_path) as box:
+        client = box.service.client()
+        variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        command = {"command": "echo run by $(id -u)", "folder": "/tmp", "python": sys.executable}
+        made = await client.submit(run={**command, "variables": variables}, name="words")
+        said = await box.until_printed(made["id"], "run by ")
+        ended: dict[str, Any] = {}
+
+        async def over() -> bool:
+            ended.update(await client.get_session(made["id"]))
+            return ended["state"] in ("completed", "failed")
+
+        for _ in range(3000):  # the limit only bounds a failure
+            if await over():
+                break
+            await asyncio.sleep(0.05)
+        assert (ended["state"], ended["node"]) == ("completed", FAR), (ended, said)
+
+
+def ticks(said: str) -> list[int]:
+    return [int(n) for n in re.findall(r"^tick (\d+)$", said, re.MULTILINE)]
