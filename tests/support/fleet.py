@@ -215,10 +215,16 @@ MAIN = "import sys; from singularity_scheduler.cli import main; sys.exit(main())
 CLI = [sys.executable, "-c", MAIN]
 
 
-async def run_cli(*words: str, given: str = "") -> tuple[int, str, str]:
+def inside(network: str) -> list[str]:
+    """What runs a command in a network namespace; "": nothing is needed."""
+    return ["ip", "netns", "exec", network] if network else []
+
+
+async def run_cli(*words: str, given: str = "", network: str = "") -> tuple[int, str, str]:
     """Run `jupyter singularity WORDS` in a process of its own: exit code and what it said."""
+    command = [*inside(network), *CLI, *words]
     done = await asyncio.to_thread(
-        subprocess.run, [*CLI, *words], input=given, capture_output=True, text=True, check=False
+        subprocess.run, command, input=given, capture_output=True, text=True, check=False
     )
     return done.returncode, done.stdout.strip(), done.stderr.strip()
 
@@ -226,17 +232,17 @@ async def run_cli(*words: str, given: str = "") -> tuple[int, str, str]:
 class FarAgent:
     """The agent of a machine that has joined, started by `jupyter singularity node run`."""
 
-    def __init__(self, state: Path, *options: str) -> None:
-        self.state = state
+    def __init__(self, state: Path, *options: str, network: str = "") -> None:
         few = ["--NodeAgent.device_type=cpu", "--NodeAgent.device_count=1"]
         few += ["--NodeAgent.warm_proxies=1", "--NodeAgent.proxy_threads=1"]
-        self._words = ["node", "run", "--state", str(state), "--", *few, *options]
+        self._command = [*inside(network), *CLI]
+        self._command += ["node", "run", "--state", str(state), "--", *few, *options]
         self._log = state / "agent.log"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen([*CLI, *self._words], stdout=log, stderr=log)
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
 
     def signal(self, number: int) -> None:
         assert self.process is not None

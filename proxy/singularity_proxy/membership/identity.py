@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
-from singularity_proxy.errors import NotFound
+from singularity_proxy.errors import BadRequest, NotFound
 
 FOLDER = "fleet"
 """In the agent's state folder, 0700."""
@@ -61,7 +61,7 @@ class Identity:
 
     @classmethod
     def load(cls, state_dir: str) -> Identity:
-        """Read what was kept; raises `NotFound` where nothing has joined."""
+        """Read what was kept; raises `NotFound` where nothing has joined, and `BadRequest`."""
         folder = os.path.join(state_dir, FOLDER)
         try:
             body, authority, certificate, key = (
@@ -73,7 +73,14 @@ class Identity:
                 f"({error.strerror}): `jupyter singularity node join` joins one",
                 folder=folder,
             ) from None
-        return cls(Membership(**json.loads(body)), authority, certificate, key)
+        try:
+            membership = Membership(**json.loads(body))
+        except (ValueError, TypeError):
+            raise BadRequest(
+                f"{os.path.join(folder, MEMBERSHIP)} is damaged, so nothing was started: let this "
+                "machine join again, with `jupyter singularity node join --again`"
+            ) from None
+        return cls(membership, authority, certificate, key)
 
     @staticmethod
     def kept(state_dir: str) -> bool:

@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import ssl
+from asyncio import sslproto
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from singularity_proxy.errors import (
 )
 
 from .limits import FLEET, JOINING, Held, Pace, too_many_peers
-from .rpc import Anonymous, Certified, Handler, Peer, Who, Wire
+from .rpc import READ_BYTES, Anonymous, Certified, Handler, Peer, Who, Wire
 
 SERVICE_NAME = "service.jupyter-singularity.internal"
 """What the service's certificate is for, at whatever address it is reached."""
@@ -43,6 +44,11 @@ ANONYMOUS_S = 60.0
 
 PROTOCOL = 1
 """Of what service and agent say to each other. An agent of another one is refused."""
+
+
+sslproto.SSLProtocol.max_size = READ_BYTES
+"""asyncio's buffer of every TLS connection in this process, 256 KiB by itself: more than a whole
+connection may take where there are 1,000 nodes. Nothing here reads more at a time."""
 
 
 @dataclass(frozen=True)

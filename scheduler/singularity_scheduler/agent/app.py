@@ -276,10 +276,17 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
 
     def join(self, identity: Identity) -> None:
         """Be the node that has joined a fleet, which only its certificate says; use the fleet's
-        store unless another one is set, and wait for a service that is away for ever."""
+        store unless another one is set, and wait for ever for a service that is away. Raises
+        `SingularityError` where users could be mistaken for each other."""
         self.node = identity.membership.node
         self.checkpoint_store = self.checkpoint_store or identity.membership.store
         self.idle_exit_s = 0.0
+        if os.geteuid() == 0 and not self.uids_file:
+            raise SingularityError(
+                "this agent runs as root and would give users uids that mean other users on other "
+                "machines, so nothing was started: name a file that the agents of all machines "
+                "share (NodeAgent.uids_file), or run it as the one user that it is to serve"
+            )
         if is_loopback(self.tunnel_ip) and not is_loopback(identity.membership.address):
             log.warning(
                 "notebooks cannot move to this node: other machines do not reach its relays at %s; "

@@ -83,7 +83,8 @@ class Registry:
                 f"there is no fleet in {self.folder}: `jupyter singularity fleet init` makes one",
                 folder=self.folder,
             )
-        return FleetSettings(**json.loads(self._read(SETTINGS)))
+        with self._readable(SETTINGS):
+            return FleetSettings(**json.loads(self._read(SETTINGS)))
 
     def authority(self) -> Authority:
         """Return the fleet's authority."""
@@ -91,7 +92,8 @@ class Registry:
 
     def book(self) -> Book:
         """Return the book as it is now."""
-        return Book.from_json(json.loads(self._read(BOOK)))
+        with self._readable(BOOK):
+            return Book.from_json(json.loads(self._read(BOOK)))
 
     # -- changes ----------------------------------------------------------------------------------
 
@@ -150,6 +152,17 @@ class Registry:
     def _read(self, name: str) -> bytes:
         with _told(self.folder, "read"), open(self._path(name), "rb") as file:
             return file.read()
+
+    @contextlib.contextmanager
+    def _readable(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, KeyError, TypeError):
+            raise Unavailable(
+                f"the fleet's file {self._path(name)} is damaged, so no node is let in; nothing of "
+                "it was changed: put it right, or bring back a copy",
+                folder=self.folder,
+            ) from None
 
     def _write(self, name: str, data: bytes) -> None:
         write_private(self._path(name), data)

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client.asynchronous import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 from singularity_proxy.errors import SingularityError, Unavailable, Unsupported
-from singularity_scheduler.fleet import MachineFleet
+from singularity_scheduler.fleet import MachineFleet, namespaces
 from singularity_scheduler.fleet.registry import FleetSettings, Registry
 from support.agent_kernels import KERNEL, NO_HISTORY, client_of, run
 from support.agent_trains import STEPS, TRAINING, losses, native_losses
@@ -76,12 +78,14 @@ class Machines:
 
 
 @contextlib.asynccontextmanager
-async def machines(tmp_path: Path, *options: str) -> AsyncIterator[Machines]:
-    """The service, and a machine that has joined; everything is gone afterwards."""
+async def machines(tmp_path: Path, network: str = "") -> AsyncIterator[Machines]:
+    """The service, and a machine that has joined, in a network namespace if one is named. All of
+    it is gone afterwards."""
     state, far, store = tmp_path / "state", tmp_path / "far", tmp_path / "store"
     for folder in (state, store):
         folder.mkdir(mode=0o700)
-    registry = Registry(str(state))
+    there = namespaces.address_of(network) if network else "127.0.0.1"
+    here = there.rpartition(".")[0] + ".1"  # the machine's own, of the bridge
     uids = f"--NodeAgent.uids_file={tmp_path / 'uids.json'}"
 
     class Fleet(MachineFleet):
@@ -89,29 +93,31 @@ async def machines(tmp_path: Path, *options: str) -> AsyncIterator[Machines]:
             super().__init__(**traits)
             self.local.device_type, self.local.cpu_devices = "cpu", 1
             self.local.agent_args = [
-                f"--NodeAgent.checkpoint_store={store}",
-                *(uids, "--NodeAgent.warm_proxies=1", "--NodeAgent.proxy_threads=1"),
+                *(uids, f"--NodeAgent.checkpoint_store={store}"),
+                *(f"--NodeAgent.tunnel_ip={here}", "--NodeAgent.warm_proxies=1"),
+                "--NodeAgent.proxy_threads=1",
             ]
 
-    port = free_port()
-    agent = FarAgent(far, uids, *options)
-    async with Door(port) as door:
-        registry.create(FleetSettings("127.0.0.1", port, "127.0.0.1", store=str(store)))
-        async with platform(tmp_path, fleet=Fleet) as service:
-            fleet: Any = service.controller.fleet.bare
-            try:
-                string = replace(registry.make_join_string(FAR), port=door.port)
-                words = ("node", "join", "-", "--state", str(far))
-                code, said, told = await run_cli(*words, given=str(string))
-                assert (code, told) == (0, ""), told
-                assert f"the node '{FAR}'" in said
-                agent.start()
-                box = Machines(service, agent, door)
-                await until(box.connected, "the far node is connected")
-                yield box
-            finally:
-                await agent.stop()
-                await fleet.stop_agent()
+    registry, port = Registry(str(state)), free_port()
+    registry.create(FleetSettings(here, port, here, store=str(store)))
+    agent = FarAgent(far, uids, f"--NodeAgent.tunnel_ip={there}", network=network)
+    async with Door(port) as door, platform(tmp_path, fleet=Fleet) as service:
+        fleet: Any = service.controller.fleet.bare
+        try:
+            string = registry.make_join_string(FAR)
+            if not network:  # the door is on the loopback
+                string = replace(string, port=door.port)
+            words = ("node", "join", "-", "--state", str(far))
+            code, said, told = await run_cli(*words, given=str(string), network=network)
+            assert (code, told) == (0, ""), told
+            assert f"the node '{FAR}'" in said
+            agent.start()
+            box = Machines(service, agent, door)
+            await until(box.connected, "the far node is connected")
+            yield box
+        finally:
+            await agent.stop()
+            await fleet.stop_agent()
 
 
 async def test_a_training_on_a_joined_node_outlives_a_cut_line(tmp_path: Path) -> None:
@@ -189,27 +195,46 @@ async def test_a_session_moves_between_the_services_machine_and_a_joined_one(
 
 
 @needs_criu
-async def test_a_notebook_starts_beside_its_server_and_moves_to_a_joined_node(
+async def test_a_notebook_moves_to_another_machine_whose_link_is_cut_and_mended(
     tmp_path: Path,
 ) -> None:
-    async with machines(tmp_path) as box:
-        client = box.service.client()
-        info = {"kernel_name": "python3", "ip": "127.0.0.1", "key": b"secret"}
-        _, connection = write_connection_file(str(tmp_path / "client.json"), **info)
-        argv = [*KERNEL[1:], NO_HISTORY, "--ext", "singularity_kernel"]
-        made = await box.start(*argv, name="train.ipynb", connection=dict(connection))
-        assert made["node"] == "local"  # though the other one goes first
-        kernel = await client_of(dict(made["launch"]["connection"]))
-        try:
-            await run(kernel, "import torch; x = torch.arange(4.0, device='cuda') * 2")
-            for node in (FAR, "local"):
-                moved = await client.migrate(made["id"], node=node)
-                assert moved["node"] == node, moved
-                assert await run(kernel, "x += 1; print(x.sum().item())") != ""
-            assert await run(kernel, "print(x.tolist())") == "[2.0, 4.0, 6.0, 8.0]\n"
-            await client.end_session(made["id"])
-        finally:
-            kernel.stop_channels()
+    if reason := namespaces.why_not():
+        pytest.skip(reason)
+    tag = f"j{os.getpid() % 1000000}"
+    try:
+        network = namespaces.create(tag, [FAR])[FAR]
+        async with machines(tmp_path, network) as box, kernel(box, tmp_path) as (session, client):
+            await run(client, "import torch; x = torch.arange(4.0, device='cuda') * 2")
+            moved = await box.service.client().migrate(session, node=FAR)
+            assert moved["node"] == FAR, moved
+            assert await run(client, "x += 1; print(x.tolist())") == "[1.0, 3.0, 5.0, 7.0]\n"
+            link = ("ip", "-n", network, "link", "set", "eth0")
+            await asyncio.to_thread(subprocess.run, [*link, "down"], check=True)
+            await until(lambda: not box.connected(), "the cut is noticed")
+            await asyncio.to_thread(subprocess.run, [*link, "up"], check=True)
+            await until(box.connected, "the far node is connected again")
+            assert await run(client, "x += 1; print(x.tolist())") == "[2.0, 4.0, 6.0, 8.0]\n"
+            moved = await box.service.client().migrate(session, node="local")
+            assert moved["node"] == "local", moved
+            assert await run(client, "x += 1; print(x.tolist())") == "[3.0, 5.0, 7.0, 9.0]\n"
+    finally:
+        namespaces.remove(tag)
+
+
+@contextlib.asynccontextmanager
+async def kernel(box: Machines, tmp_path: Path) -> AsyncIterator[tuple[str, AsyncKernelClient]]:
+    """A notebook's kernel, which starts beside its server, and a client."""
+    info = {"kernel_name": "python3", "ip": "127.0.0.1", "key": b"secret"}
+    _, connection = write_connection_file(str(tmp_path / "client.json"), **info)
+    argv = [*KERNEL[1:], NO_HISTORY, "--ext", "singularity_kernel"]
+    made = await box.start(*argv, name="train.ipynb", connection=dict(connection))
+    assert made["node"] == "local"  # though the other one goes first
+    client = await client_of(dict(made["launch"]["connection"]))
+    try:
+        yield made["id"], client
+        await box.service.client().end_session(made["id"])
+    finally:
+        client.stop_channels()
 
 
 async def test_a_batch_run_runs_on_a_joined_node(tmp_path: Path) -> None:

@@ -191,6 +191,16 @@ def test_a_join_that_is_refused_leaves_its_token(registry: Registry) -> None:
         registry.admit(string.token, "a", make_request(make_key()))
 
 
+@pytest.mark.parametrize("name", ["book.json", "settings.json"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"more": 1}'])
+def test_a_damaged_file_is_told_and_left(registry: Registry, name: str, text: str) -> None:
+    path = Path(registry.folder, name)
+    path.write_text(text)
+    with pytest.raises(Unavailable, match=f"{name} is damaged, so no node is let in"):
+        registry.make_join_string("a")
+    assert path.read_text() == text
+
+
 # -- the node's folder ----------------------------------------------------------------------------
 
 
@@ -208,3 +218,11 @@ def test_a_node_keeps_who_it_is(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     replace(identity, certificate=b"NEWER").save_certificate(state)
     assert Identity.load(state).pem == b"NEWERKEY"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"node": "a"}'])
+def test_a_damaged_membership_is_told(tmp_path: Path, text: str) -> None:
+    Identity(Membership("a", "192.0.2.7", 8766), b"CA", b"CERT", b"KEY").save(str(tmp_path))
+    (tmp_path / "fleet" / "membership.json").write_text(text)
+    with pytest.raises(BadRequest, match=r"is damaged, .* let this machine join again"):
+        Identity.load(str(tmp_path))

@@ -12,6 +12,7 @@ from singularity_proxy.errors import BadRequest, Conflict
 from traitlets import Bool, Unicode
 
 from singularity_scheduler.cli.framework.base import ReportApp
+from singularity_scheduler.cli.framework.exits import CannotWrite
 from singularity_scheduler.installed import default_state_dir, own_version
 
 VERBS = {"join": 2, "run": 1}
@@ -85,7 +86,13 @@ class NodeApp(ReportApp):
             )
         require_writable(folder)  # before the token is used up
         identity = asyncio.run(join(string, own_version()))
-        identity.save(folder)
+        try:
+            identity.save(folder)
+        except OSError as error:
+            raise CannotWrite(
+                f"the certificate of '{string.node}' could not be kept in {folder} "
+                f"({error.strerror}), and the token is used up: make room and another token"
+            ) from None
         told = {"node": string.node, "state": folder}
         self.show(
             told,
