@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from singularity_proxy.errors import BadRequest, TooLarge, Unavailable
@@ -89,15 +89,18 @@ RELAY = Limits(
 """Between an agent and a relay, which runs as its session's user."""
 
 
-FLEET = Limits(
+NODE = Limits(
     line_bytes=TRUSTED.line_bytes,
-    peers=4096,
-    held_bytes=512 << 20,
+    peers=1,
+    held_bytes=64 << 20,
     unsent_bytes=64 << 20,
     calls=1024,
     line_s=60.0,
 )
-"""Between the service and the agents of other machines, of all their connections together."""
+"""A connection between the service and an agent of another machine, at either end."""
+
+FLEET = replace(NODE, peers=4096, held_bytes=512 << 20)
+"""All of them together at the service: `peers` and `held_bytes` count."""
 
 JOINING = Limits(
     line_bytes=64 << 10,

@@ -27,7 +27,7 @@ from singularity_proxy.errors import (
     to_wire,
 )
 
-from .limits import FLEET, JOINING, Held, Pace, too_many_peers
+from .limits import FLEET, JOINING, NODE, Held, Pace, too_many_peers
 from .rpc import READ_BYTES, Anonymous, Certified, Handler, Peer, Who, Wire
 
 SERVICE_NAME = "service.jupyter-singularity.internal"
@@ -162,25 +162,25 @@ async def serve(
     listen: str, port: int, context: ssl.SSLContext, gate: Gate, care: Care
 ) -> asyncio.Server:
     """Listen for nodes; raises `Conflict` when that cannot be. Who is refused gets a sentence."""
-    held, pace = Held(FLEET), Pace(FLEET)
-    held_by_strangers, pace_of_strangers = Held(JOINING), Pace(JOINING)
+    by_nodes, by_strangers = Held(FLEET), Held(JOINING)
+    pace_of_strangers = Pace(JOINING)
 
     def made(transport: asyncio.Transport) -> Peer | None:
         who = identify(transport)
         ours = isinstance(who, Certified)
-        bounds = held if ours else held_by_strangers
+        held = Held(NODE, by_nodes) if ours else by_strangers
         try:
             handlers = gate.members(who) if isinstance(who, Certified) else gate.strangers
-            if not bounds.admit():
-                raise too_many_peers(bounds.limits)
+            if not held.admit():
+                raise too_many_peers(FLEET if ours else JOINING)
         except SingularityError as error:
             line = json.dumps({"id": None, "error": to_wire(error)}).encode()
             transport.write(line + b"\n")
             transport.close()
             return None
         tune(transport.get_extra_info("socket"), care)
-        paces = pace if ours else pace_of_strangers
-        peer = Peer(transport, handlers, gate.on_close, bounds, paces, who)
+        pace = Pace(NODE) if ours else pace_of_strangers
+        peer = Peer(transport, handlers, gate.on_close, held, pace, who)
         if not ours:
             asyncio.get_running_loop().call_later(ANONYMOUS_S, peer.abort)
         return peer
@@ -232,7 +232,7 @@ async def dial(
     """Connect to the service. Raises `Unavailable` when it does not answer, and `Forbidden` when it
     is not the service of the authority that is believed. Whether it takes the certificate that it
     was shown is known after the first answer (TLS 1.3)."""
-    held, pace = Held(FLEET), Pace(FLEET)
+    held, pace = Held(NODE), Pace(NODE)
     held.admit()
 
     def made(transport: asyncio.Transport) -> Peer:

@@ -74,7 +74,6 @@ class JoinedNodes:
         self._care = care or Care()
         self._look_s = look_s
         self._links: dict[str, AgentLink] = {}
-        self._arriving: dict[str, asyncio.Lock] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._settings: FleetSettings
@@ -142,9 +141,11 @@ class JoinedNodes:
         token, node = _text(params, "token"), _text(params, "node")
         self._registry.book().check_token(token, node, self._registry.clock())
         self._refuse_local(node)
+        probes: list[folder_probe.Probe] = peer.data.get("probes") or []
         if "probes" not in peer.data:
-            peer.data["probes"] = await asyncio.to_thread(self._begin_probes)
-        probes: list[folder_probe.Probe] = peer.data["probes"]
+            peer.data["probes"] = probes = await asyncio.to_thread(self._begin_probes)
+            if peer.closed.is_set():  # meanwhile: `_closed` has found none
+                self._end_probes(peer)
         return {"folders": [p.to_json() for p in probes], "store": self._settings.store}
 
     def _begin_probes(self) -> list[folder_probe.Probe]:
@@ -187,8 +188,11 @@ class JoinedNodes:
         """Any connection ended."""
         if isinstance(peer.who, Certified):
             self._links[peer.who.name].closed(peer)
-        for probe in peer.data.get("probes", ()):
-            folder_probe.end(probe)
+        self._end_probes(peer)
+
+    def _end_probes(self, peer: Peer) -> None:
+        for probe in peer.data.get("probes", ()):  # not here: a network's file system may hang
+            self._spawn(asyncio.to_thread(folder_probe.end, probe))
 
     # -- who has one ------------------------------------------------------------------------------
 
