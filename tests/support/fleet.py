@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 import subprocess
@@ -23,7 +24,8 @@ from singularity_proxy.wire.rpc import Peer
 from singularity_proxy.wire.tls import Care
 from singularity_scheduler.fleet.base import Callbacks
 from singularity_scheduler.fleet.joined import JoinedNodes
-from singularity_scheduler.fleet.registry import FleetSettings, Registry
+from singularity_scheduler.fleet.registry import Registry
+from singularity_scheduler.fleet.settings import FleetSettings
 
 VERSION = "1.0"
 QUICK = Care(ping_s=0.1, ping_limit_s=2.0)
@@ -261,6 +263,11 @@ class FarAgent:
             self.process.terminate()
             await asyncio.to_thread(self.process.wait, 60)
             self.process = None
+
+    def folders(self) -> list[str]:
+        """Its folders in /tmp and in shared memory, which nobody removes when its machine dies."""
+        told = json.loads((self._log.parent / "agent.json").read_text())
+        return [told["runtime_dir"], told["shm_dir"]]
 
     def log(self) -> str:
         return self._log.read_text() if self._log.exists() else ""

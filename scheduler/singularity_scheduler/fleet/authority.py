@@ -24,12 +24,12 @@ from singularity_proxy.membership.certificates import (
 )
 from singularity_proxy.wire.tls import SERVICE_NAME
 
+from .settings import NODE_LIFE_S
+
 DAY_S = 86_400.0
 
 AUTHORITY_LIFE_S = 3650 * DAY_S
 SERVICE_LIFE_S = 90 * DAY_S
-NODE_LIFE_S = 30 * DAY_S
-"""Renewed at half of it, so a node may be switched off for two weeks."""
 
 SKEW_S = 300.0
 """Certificates count so much before they were made, but no more than a tenth of their life: clocks

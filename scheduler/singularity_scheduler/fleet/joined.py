@@ -39,7 +39,8 @@ from singularity_proxy.wire.tls import (
 from .authority import Authority
 from .base import AgentLink, Callbacks
 from .book import Book
-from .registry import FleetSettings, Registry
+from .registry import Registry
+from .settings import FleetSettings
 
 if TYPE_CHECKING:
     from logging import Logger
@@ -80,8 +81,8 @@ class JoinedNodes:
         self._authority: Authority
 
     async def start(self) -> None:
-        """Listen, if `fleet init` was done here. Idempotent; raises `Conflict`, `Unavailable`."""
-        if self._server is not None or not self._registry.exists:
+        """Listen. Idempotent; raises `Conflict`, `Unavailable`, and `NotFound` without a fleet."""
+        if self._server is not None:
             return
         self._settings, self._authority = self._registry.settings(), self._registry.authority()
         identity = self._authority.certify_service(time.time())

@@ -11,9 +11,8 @@ from traitlets.config import LoggingConfigurable
 from singularity_scheduler.installed import own_version
 
 from .base import Callbacks
-from .joined import JoinedNodes
 from .local import LocalFleet
-from .registry import Registry
+from .settings import has_fleet
 
 if TYPE_CHECKING:
     from singularity_scheduler.service.ports import (
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
         EventCallback,
         Hello,
     )
+
+    from .joined import JoinedNodes
 
 
 class MachineFleet(LoggingConfigurable):  # type: ignore[misc]
@@ -42,14 +43,8 @@ class MachineFleet(LoggingConfigurable):  # type: ignore[misc]
         super().__init__(**kwargs)
         self._callbacks = Callbacks()
         self.local = LocalFleet(parent=self.parent)
-        self.joined = JoinedNodes(
-            Registry(getattr(self.parent, "state_dir", "") or "."),
-            self._callbacks,
-            self.local.has,
-            self.log,
-            own_version(),
-            Care(ping_limit_s=self.silent_s),
-        )
+        self.joined: JoinedNodes | None = None
+        """None before `start`, and where nothing was made to be joined."""
         self._local_runs = False
 
     # -- Fleet ------------------------------------------------------------------------------------
@@ -74,32 +69,54 @@ class MachineFleet(LoggingConfigurable):  # type: ignore[misc]
         """Listen for nodes of other machines, and start those of this one. Each is done though the
         other fails; called again, what was done stays. Raises `Unavailable`, `Conflict`."""
         try:
-            await self.joined.start()
+            await self._listen()
         finally:
             if not self._local_runs:
                 await self.local.start()
                 self._local_runs = True
 
+    async def _listen(self) -> None:
+        state_dir = getattr(self.parent, "state_dir", "")
+        if not has_fleet(state_dir):
+            return
+        if self.joined is None:
+            from .joined import JoinedNodes  # needs a library, and is rarely needed
+            from .registry import Registry
+
+            self.joined = JoinedNodes(
+                Registry(state_dir),
+                self._callbacks,
+                self.local.has,
+                self.log,
+                own_version(),
+                Care(ping_limit_s=self.silent_s),
+            )
+        await self.joined.start()
+
     async def stop(self) -> None:
         """Close the connections; all agents and their sessions go on. Idempotent."""
-        await self.joined.stop()
+        await self._hang_up()
         await self.local.stop()
-        self._local_runs = False
 
     async def stop_agent(self) -> None:
         """End all sessions and agents of this machine; those of others are theirs to end."""
-        await self.joined.stop()
+        await self._hang_up()
         await self.local.stop_agent()
+
+    async def _hang_up(self) -> None:
         self._local_runs = False
+        if self.joined is not None:
+            await self.joined.stop()
 
     async def hello(self) -> list[Hello]:
         """`hello` of every agent that is connected."""
-        return [*await self.local.hello(), *await self.joined.hello()]
+        far = await self.joined.hello() if self.joined is not None else []
+        return [*await self.local.hello(), *far]
 
     async def call(
         self, node: str, method: str, timeout: float | None = 60.0, **params: Any
     ) -> Any:
         """Call the agent of `node`; see `service.ports.Fleet`."""
-        if self.joined.has(node):
+        if self.joined is not None and self.joined.has(node):
             return await self.joined.call(node, method, timeout, params)
         return await self.local.call(node, method, timeout, **params)

@@ -12,53 +12,33 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from singularity_proxy.errors import Conflict, NotFound, Unavailable
 from singularity_proxy.membership.identity import write_private
 from singularity_proxy.membership.join_string import JoinString
 
-from .authority import NODE_LIFE_S, Authority, Issued
+from .authority import Authority, Issued
 from .book import Book
+from .settings import FOLDER, SETTINGS, FleetSettings, has_fleet
 
-FOLDER = "fleet"
-"""In the service's state folder, 0700."""
-
-CERTIFICATE, KEY, SETTINGS, BOOK, LOCK = (
-    *("authority.pem", "authority.key"),
-    *("settings.json", "book.json", "lock"),
-)
-
-
-@dataclass(frozen=True)
-class FleetSettings:
-    """What `fleet init` was told."""
-
-    address: str
-    """At which other machines reach the service; it goes into join strings."""
-    port: int
-    listen: str = "0.0.0.0"
-    """The address of this machine at which the service listens."""
-    certificate_s: float = NODE_LIFE_S
-    """How long a node's certificate counts."""
-    store: str = ""
-    """Folder of the checkpoint store, which a node that joins must share; "": it is not tried."""
-    homes: str = ""
-    """Folder of the users' homes, likewise."""
+CERTIFICATE, KEY = "authority.pem", "authority.key"
+BOOK, LOCK = "book.json", "lock"
 
 
 class Registry:
     """What is in the folder. `clock` is in seconds since 1970."""
 
     def __init__(self, state_dir: str, clock: Callable[[], float] = time.time) -> None:
+        self._state_dir = state_dir
         self.folder = os.path.join(state_dir, FOLDER)
         self.clock = clock
 
     @property
     def exists(self) -> bool:
         """Whether `fleet init` was done here."""
-        return os.path.exists(self._path(SETTINGS))
+        return has_fleet(self._state_dir)
 
     def create(self, settings: FleetSettings) -> None:
         """Make the folder with a new authority; raises `Conflict` when there is one."""

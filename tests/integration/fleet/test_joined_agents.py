@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from jupyter_client.asynchronous import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 from singularity_proxy.errors import SingularityError, Unavailable, Unsupported
 from singularity_scheduler.fleet import MachineFleet, namespaces
-from singularity_scheduler.fleet.registry import FleetSettings, Registry
+from singularity_scheduler.fleet.registry import Registry
+from singularity_scheduler.fleet.settings import FleetSettings
 from support.agent_kernels import KERNEL, NO_HISTORY, client_of, run
 from support.agent_trains import STEPS, TRAINING, losses, native_losses
 from support.capsules import needs_criu
@@ -32,6 +34,9 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(400)]
 
 FAR = "a-far"
 """Goes before `local` where both have the same room."""
+
+
+COUNT = "import time\nfor n in range(10**6): print('tick', n, flush=True); time.sleep(0.1)"
 
 
 class Machines:
@@ -78,9 +83,9 @@ class Machines:
 
 
 @contextlib.asynccontextmanager
-async def machines(tmp_path: Path, network: str = "") -> AsyncIterator[Machines]:
+async def machines(tmp_path: Path, network: str = "", **controller: Any) -> AsyncIterator[Machines]:
     """The service, and a machine that has joined, in a network namespace if one is named. All of
-    it is gone afterwards."""
+    it is gone afterwards. `controller`: its settings."""
     state, far, store = tmp_path / "state", tmp_path / "far", tmp_path / "store"
     for folder in (state, store):
         folder.mkdir(mode=0o700)
@@ -101,7 +106,8 @@ async def machines(tmp_path: Path, network: str = "") -> AsyncIterator[Machines]
     registry, port = Registry(str(state)), free_port()
     registry.create(FleetSettings(here, port, here, store=str(store)))
     agent = FarAgent(far, uids, f"--NodeAgent.tunnel_ip={there}", network=network)
-    async with Door(port) as door, platform(tmp_path, fleet=Fleet) as service:
+    about: dict[str, Any] = {"fleet": Fleet, "controller": controller}
+    async with Door(port) as door, platform(tmp_path, **about) as service:
         fleet: Any = service.controller.fleet.bare
         try:
             string = registry.make_join_string(FAR)
@@ -180,8 +186,7 @@ async def test_a_session_moves_between_the_services_machine_and_a_joined_one(
 ) -> None:
     async with machines(tmp_path) as box:
         client = box.service.client()
-        count = "import time\nfor n in range(10**6): print('tick', n, flush=True); time.sleep(0.1)"
-        made = await box.start("-u", "-c", count, name="ticks")
+        made = await box.start("-u", "-c", COUNT, name="ticks")
         session = made["id"]
         assert made["node"] == FAR
         for node in ("local", FAR):
@@ -198,11 +203,7 @@ async def test_a_session_moves_between_the_services_machine_and_a_joined_one(
 async def test_a_notebook_moves_to_another_machine_whose_link_is_cut_and_mended(
     tmp_path: Path,
 ) -> None:
-    if reason := namespaces.why_not():
-        pytest.skip(reason)
-    tag = f"j{os.getpid() % 1000000}"
-    try:
-        network = namespaces.create(tag, [FAR])[FAR]
+    with far_network() as network:
         async with machines(tmp_path, network) as box, kernel(box, tmp_path) as (session, client):
             await run(client, "import torch; x = torch.arange(4.0, device='cuda') * 2")
             moved = await box.service.client().migrate(session, node=FAR)
@@ -217,6 +218,45 @@ async def test_a_notebook_moves_to_another_machine_whose_link_is_cut_and_mended(
             moved = await box.service.client().migrate(session, node="local")
             assert moved["node"] == "local", moved
             assert await run(client, "x += 1; print(x.tolist())") == "[3.0, 5.0, 7.0, 9.0]\n"
+
+
+@needs_criu
+async def test_a_session_whose_machine_dies_goes_on_at_the_services(tmp_path: Path) -> None:
+    quick = {"lease_ttl_s": 2.0, "lease_margin_s": 0.5}
+    with far_network() as network:
+        async with machines(tmp_path, network, **quick) as box:
+            client = box.service.client()
+            made = await box.start("-u", "-c", COUNT, name="ticks")
+            session, left = made["id"], box.agent.folders()
+            assert made["node"] == FAR
+            await box.until_printed(session, "tick 3\n")
+            kept = (await client.checkpoint(session))["last_checkpoint"]
+            assert kept["level"] == "process"
+            stored = len(ticks(await box.printed(session)))
+            await box.until_printed(session, f"tick {stored + 5}\n")
+            await asyncio.to_thread(namespaces.destroy, network)
+            await until(
+                lambda: box.service.controller.state.sessions[session].node == "local",
+                "it comes back",
+            )
+            said = await box.until_printed(session, f"tick {stored + 10}\n")
+            counted = ticks(said)
+            assert counted == list(range(counted[0], counted[-1] + 1))  # none twice
+            view = await client.get_session(session)
+            assert view["loss"]["rolled_back"] is True, view
+            await client.end_session(session)
+            for folder in left:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def far_network() -> Iterator[str]:
+    """A network namespace for the machine that joins. Skips the test where that cannot be."""
+    if reason := namespaces.why_not():
+        pytest.skip(reason)
+    tag = f"j{os.getpid() % 1000000}"
+    try:
+        yield namespaces.create(tag, [FAR])[FAR]
     finally:
         namespaces.remove(tag)
 

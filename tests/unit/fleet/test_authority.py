@@ -21,7 +21,8 @@ from singularity_proxy.membership.certificates import (
     read_request,
     write_key,
 )
-from singularity_scheduler.fleet.authority import NODE_LIFE_S, SKEW_S, Authority
+from singularity_scheduler.fleet.authority import SKEW_S, Authority
+from singularity_scheduler.fleet.settings import NODE_LIFE_S
 
 NOW = 1_800_000_000.0
 

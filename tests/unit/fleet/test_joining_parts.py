@@ -22,7 +22,8 @@ from singularity_proxy.membership.identity import Identity, Membership
 from singularity_proxy.membership.join_string import JoinString
 from singularity_proxy.membership.joining import require_same
 from singularity_proxy.wire.tls import PROTOCOL
-from singularity_scheduler.fleet.registry import FleetSettings, Registry, describe_members
+from singularity_scheduler.fleet.registry import Registry, describe_members
+from singularity_scheduler.fleet.settings import FleetSettings
 
 SETTINGS = FleetSettings("scheduler.example.org", 8766)
 STRING = JoinString("scheduler.example.org", 8766, "gpu-1", "ab" * 32, "cd" * 32)

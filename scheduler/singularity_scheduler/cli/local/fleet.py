@@ -21,7 +21,8 @@ from singularity_scheduler.client.words import duration
 from singularity_scheduler.installed import default_state_dir
 
 if TYPE_CHECKING:
-    from singularity_scheduler.fleet.registry import FleetSettings, Registry
+    from singularity_scheduler.fleet.registry import Registry
+from singularity_scheduler.fleet.settings import FleetSettings
 
 VERBS = {"init": 1, "token": 2, "withdraw": 2}
 """Verb -> how many words it is, with what it is about."""
@@ -116,7 +117,7 @@ class FleetApp(ReportApp):
         )
 
     def _settings(self) -> FleetSettings:
-        from singularity_scheduler.fleet.registry import FleetSettings
+        from singularity_scheduler.fleet.settings import FleetSettings
 
         if not self.address or not texts.clean(self.address).strip() or " " in self.address:
             raise BadRequest(
