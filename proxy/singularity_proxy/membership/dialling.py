@@ -7,7 +7,6 @@ known at the first answer); then the service says `hello` and leads, as on the a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -30,6 +29,7 @@ from singularity_proxy.wire.tls import (
     format_place,
     keep_alive,
     make_node_context,
+    wait_closed,
 )
 
 from .certificates import life_of, make_request, read_key
@@ -158,13 +158,13 @@ class Dialler:
         while not peer.closed.is_set():
             left = life_of(identity.certificate).half - time.time()
             if left > 0:
-                await _wait_closed(peer, min(left, RENEW_LOOK_S))
+                await wait_closed(peer, min(left, RENEW_LOOK_S))
                 continue
             try:
                 identity = await self._renew(peer, identity)
             except (SingularityError, OSError) as error:
                 log.error("the certificate of this node was not renewed: %s", error)
-                await _wait_closed(peer, RENEW_AGAIN_S)
+                await wait_closed(peer, RENEW_AGAIN_S)
 
     async def _renew(self, peer: Peer, identity: Identity) -> Identity:
         request = make_request(read_key(identity.key)).decode()
@@ -179,11 +179,6 @@ class Dialler:
         if text != self._told:
             log.log(level, "%s", text)
             self._told = text
-
-
-async def _wait_closed(peer: Peer, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(peer.closed.wait(), seconds)
 
 
 def _place(identity: Identity) -> str:

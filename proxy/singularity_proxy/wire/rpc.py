@@ -150,8 +150,9 @@ class Peer:
         self._waiting[call_id] = future
         try:
             self._send({"id": call_id, "method": method, "params": params})
-            return await asyncio.wait_for(future, timeout)
-        except (asyncio.TimeoutError, TimeoutError):
+            async with asyncio.timeout(timeout):  # `wait_for` of 3.11 may swallow a cancellation
+                return await future
+        except TimeoutError:
             raise Unreached(f"'{method}' was not answered within {timeout:g} s") from None
         finally:
             self._waiting.pop(call_id, None)

@@ -138,8 +138,14 @@ async def keep_alive(peer: Peer, care: Care) -> None:
             peer.abort()
         except SingularityError:
             pass  # refused: an answer all the same
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(peer.closed.wait(), care.ping_s)
+        await wait_closed(peer, care.ping_s)
+
+
+async def wait_closed(peer: Peer, seconds: float) -> None:
+    """Wait until the connection ends, or so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await peer.closed.wait()
 
 
 async def answer_ping(_: Peer, __: dict[str, Any]) -> dict[str, Any]:

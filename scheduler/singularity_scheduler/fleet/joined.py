@@ -103,10 +103,10 @@ class JoinedNodes:
         if self._server is not None:
             self._server.close()
             self._server = None
+        await asyncio.gather(*(link.close() for link in self._links.values()))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(link.close() for link in self._links.values()))
 
     def has(self, node: str) -> bool:
         """Whether `node` has been connected since this service started."""
