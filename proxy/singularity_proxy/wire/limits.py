@@ -1,4 +1,4 @@
-"""How much of a process's memory and time its peers may take on a unix socket. Declared here once.
+"""How much of a process's memory and time its peers may take on a socket. Declared here once.
 
 `wire.rpc` enforces it, and so does the relay's control socket. What peers hold is counted in a
 `Held`, which may be a part of a larger one: a session's in that of its user. A peer that
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from singularity_proxy.errors import BadRequest, TooLarge, Unavailable
@@ -87,6 +87,33 @@ RELAY = Limits(
     burst=500,
 )
 """Between an agent and a relay, which runs as its session's user."""
+
+
+NODE = Limits(
+    line_bytes=TRUSTED.line_bytes,
+    peers=1,
+    held_bytes=64 << 20,
+    unsent_bytes=64 << 20,
+    calls=1024,
+    line_s=60.0,
+)
+"""A connection between the service and an agent of another machine, at either end."""
+
+FLEET = replace(NODE, peers=4096, held_bytes=512 << 20)
+"""All of them together at the service: `peers` and `held_bytes` count."""
+
+JOINING = Limits(
+    line_bytes=64 << 10,
+    peers=32,
+    held_bytes=4 << 20,
+    unsent_bytes=256 << 10,
+    calls=1,
+    depth=8,
+    line_s=10.0,
+    calls_per_s=50.0,
+    burst=100,
+)
+"""At the same port, for who shows no certificate."""
 
 
 class Held:

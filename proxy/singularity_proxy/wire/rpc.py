@@ -1,4 +1,4 @@
-"""Calls between our processes on one machine: JSON lines over a unix socket, both ways.
+"""Calls between our processes: JSON lines over a unix socket, or mutual TLS (`tls`), both ways.
 
 One connection, two equal peers: each may call the other. A line is one of
 
@@ -11,7 +11,8 @@ Who calls: the scheduler service and the node agent (`agent.sock`), magics and w
 agent (the per-session socket), the agent with its device proxies. What a peer may take is in
 `limits`; an error without an id refuses the whole connection. Sockets are created 0600 and every
 accepted peer's uid is checked with SO_PEERCRED (`Credentials`), because a file mode alone does not
-protect against a descriptor that was handed on.
+protect against a descriptor that was handed on. On a TCP socket SO_PEERCRED says uid 0 without an
+error, so only what accepts unix sockets asks for it; over TLS a certificate says who it is.
 """
 
 from __future__ import annotations
@@ -71,6 +72,24 @@ class Credentials:
         return cls(*struct.unpack("3i", data))
 
 
+@dataclass(frozen=True)
+class Certified:
+    """Who is at the other end, by its certificate, which our own authority has signed."""
+
+    name: str
+    serial: str
+    """Of the certificate, in hexadecimal digits."""
+
+
+@dataclass(frozen=True)
+class Anonymous:
+    """Somebody who shows nothing: a machine that is about to join, at `address`."""
+
+    address: str
+
+
+Who = Credentials | Certified | Anonymous
+
 Handler = Callable[["Peer", dict[str, Any]], Awaitable[Any]]
 """Serves one method: `await handler(peer, params)`; what it returns is the JSON answer."""
 
@@ -85,6 +104,7 @@ class Peer:
         on_close: Callable[[Peer], None] | None,
         held: Held,
         pace: Pace,
+        who: Who,
     ) -> None:
         self._transport = transport
         self._handlers = handlers
@@ -104,10 +124,19 @@ class Peer:
         """Looks at lines that came too fast."""
         self._writable = asyncio.Event()
         self._writable.set()
-        self.credentials = Credentials.of(transport.get_extra_info("socket"))
+        self.who = who
         self.closed = asyncio.Event()
+        self.error: Exception | None = None
+        """What ended the connection, where the other end, the system or TLS says so."""
         self.data: dict[str, Any] = {}
         """Free for the owner: what it knows of this connection."""
+
+    @property
+    def credentials(self) -> Credentials:
+        """The process at the other end; `Forbidden` when it is not one of this machine."""
+        if not isinstance(self.who, Credentials):
+            raise Forbidden("only a process of this machine can ask this; nothing was done")
+        return self.who
 
     async def call(self, method: str, timeout: float | None = 60.0, **params: Any) -> Any:
         """Call the other end and return its answer; raises its typed error, `Unavailable` when the
@@ -121,8 +150,9 @@ class Peer:
         self._waiting[call_id] = future
         try:
             self._send({"id": call_id, "method": method, "params": params})
-            return await asyncio.wait_for(future, timeout)
-        except (asyncio.TimeoutError, TimeoutError):
+            async with asyncio.timeout(timeout):  # `wait_for` of 3.11 may swallow a cancellation
+                return await future
+        except TimeoutError:
             raise Unreached(f"'{method}' was not answered within {timeout:g} s") from None
         finally:
             self._waiting.pop(call_id, None)
@@ -136,6 +166,16 @@ class Peer:
         """End the connection; what was said before still goes out. Calls in hand go on."""
         self._end()
 
+    def abort(self) -> None:
+        """End the connection at once: the other end may not be there to read anything."""
+        if not self.closed.is_set():
+            self._end()
+            self._transport.abort()
+
+    def refuse(self, error: SingularityError) -> None:
+        """Say why, and end the connection: every call of the other end gets this error."""
+        self._refuse(error)
+
     # ---- what goes out
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -144,8 +184,7 @@ class Peer:
     def _write(self, line: bytes) -> None:
         self._transport.write(line)
         if self._transport.get_write_buffer_size() > self._held.limits.unsent_bytes:
-            self._end()
-            self._transport.abort()
+            self.abort()
 
     def _refuse(self, error: SingularityError, call_id: int | str | None = None) -> None:
         """Say why, and end the connection."""
@@ -168,7 +207,8 @@ class Peer:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(Unreached("the other process closed the connection"))
-        self._transport.close()
+        if not self._transport.is_closing():  # a TLS transport that is closed twice is broken
+            self._transport.close()
         if self._transport.get_write_buffer_size():
             asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)
         if self._on_close:
@@ -247,6 +287,8 @@ class Peer:
             task.add_done_callback(lambda done: self._ended(done, cost))
             return
         error, call_id = message.get("error"), message.get("id")
+        if error is not None and call_id is None:
+            self.error = from_wire(error)
         asked = list(self._waiting.values()) if call_id is None else [self._waiting.get(call_id)]
         for future in asked:  # a refusal of the connection is one of every call
             if future is None or future.done():
@@ -300,7 +342,7 @@ class Peer:
             self._held.give_back(len(line))
 
 
-class _Wire(asyncio.BufferedProtocol):
+class Wire(asyncio.BufferedProtocol):
     """Reads for a peer with one small buffer; `made` makes the peer, or None after it refused."""
 
     def __init__(self, made: Callable[[asyncio.Transport], Peer | None]) -> None:
@@ -324,6 +366,7 @@ class _Wire(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.peer is not None:
+            self.peer.error = self.peer.error or exc
             self.peer._end()
 
     def pause_writing(self) -> None:
@@ -346,11 +389,12 @@ async def connect(
     held.admit()
 
     def made(transport: asyncio.Transport) -> Peer:
-        return Peer(transport, handlers or {}, on_close, held, pace)
+        who = Credentials.of(transport.get_extra_info("socket"))
+        return Peer(transport, handlers or {}, on_close, held, pace, who)
 
     try:
         _, wire = await asyncio.get_running_loop().create_unix_connection(
-            lambda: _Wire(made), os.fspath(path)
+            lambda: Wire(made), os.fspath(path)
         )
     except OSError as error:
         raise Unavailable(f"nobody answers at {path} ({error.strerror})", path=str(path)) from None
@@ -399,7 +443,7 @@ async def serve(
         elif not held.admit():
             refusal = too_many_peers(limits)
         else:
-            peer = Peer(transport, handlers, on_close, held, pace)
+            peer = Peer(transport, handlers, on_close, held, pace, who)
             if on_connect:
                 on_connect(peer)
             return peer
@@ -407,7 +451,7 @@ async def serve(
         transport.close()
         return None
 
-    return await asyncio.get_running_loop().create_unix_server(lambda: _Wire(made), sock=sock)
+    return await asyncio.get_running_loop().create_unix_server(lambda: Wire(made), sock=sock)
 
 
 class ConnectionCut(Unreached):

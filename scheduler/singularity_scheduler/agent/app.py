@@ -17,11 +17,13 @@ import signal
 import socket
 import sys
 import uuid
+from collections.abc import Coroutine
 from typing import Any
 
 from singularity_proxy.capsule.process import ProcessIdentity
 from singularity_proxy.checkpoint.device import park_policy
 from singularity_proxy.errors import SingularityError
+from singularity_proxy.membership.identity import Identity
 from singularity_proxy.wire import rpc
 from singularity_proxy.wire.systemd import Systemd
 from traitlets import Bool, Enum, Float, Integer, Unicode, default
@@ -41,7 +43,7 @@ from .devices.pulse import Pulse
 from .folders import end_strays, lock
 from .ledger import Ledger
 from .memory import load_early, set_up_allocator
-from .move_settings import MoveSettings, open_stores
+from .move_settings import MoveSettings, is_loopback, open_stores
 from .node import Node, Settings
 from .place import take_place
 from .processes import adopt_orphans
@@ -272,6 +274,26 @@ class NodeAgent(MoveSettings, Application):  # type: ignore[misc]
             self.load_config_file(name, folder)
             self.parse_command_line(argv)
 
+    def join(self, identity: Identity) -> None:
+        """Be the node that has joined a fleet, which only its certificate says; use the fleet's
+        store unless another one is set, and wait for ever for a service that is away. Raises
+        `SingularityError` where users could be mistaken for each other."""
+        self.node = identity.membership.node
+        self.checkpoint_store = self.checkpoint_store or identity.membership.store
+        self.idle_exit_s = 0.0
+        if os.geteuid() == 0 and not self.uids_file:
+            raise SingularityError(
+                "this agent runs as root and would give users uids that mean other users on other "
+                "machines, so nothing was started: name a file that the agents of all machines "
+                "share (NodeAgent.uids_file), or run it as the one user that it is to serve"
+            )
+        if is_loopback(self.tunnel_ip) and not is_loopback(identity.membership.address):
+            log.warning(
+                "notebooks cannot move to this node: other machines do not reach its relays at %s; "
+                "batch runs can be here. Set NodeAgent.tunnel_ip to an address of this machine",
+                self.tunnel_ip,
+            )
+
     def start(self) -> None:
         """Run until stopped; exit code 0 after an orderly stop, 1 with one sentence otherwise."""
         handler = logging.StreamHandler()
@@ -310,6 +332,8 @@ class AgentProcess:
                 "device_count and journal_bytes must not be negative, and a device needs a capacity"
             )
         state_dir, held = lock(app.state_dir)
+        if Identity.kept(state_dir):
+            app.join(Identity.load(state_dir))
         try:
             adopt_orphans()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -373,7 +397,7 @@ class AgentProcess:
         records = [SessionRecord.from_json(body) for _, body in ledger.all("session")]
         await asyncio.gather(*(lifecycle.adopt(record) for record in records))
         await lifecycle.relays.take_over()
-        commands = CommandServer(node, lifecycle, devices, self.stop)
+        self._commands = commands = CommandServer(node, lifecycle, devices, self.stop)
         path = os.path.join(settings.runtime_dir, "agent.sock")
         self._announce(settings.state_dir, path)  # first: who is connected may rely on it
         server = await rpc.serve(
@@ -392,6 +416,7 @@ class AgentProcess:
         jobs = (
             *(rounds.run(), Pulse(node).run(), health.run()),
             *(self._systemd.report(), AbilityWatch(node).run()),
+            *self._dialling(),
         )
         watchers = [asyncio.ensure_future(job) for job in jobs]
         await self._stopped.wait()
@@ -405,6 +430,22 @@ class AgentProcess:
         await node.cancel_jobs()
         node.stores.close()
         await end_strays(node.settings.private_dir, set())
+
+    def _dialling(self) -> list[Coroutine[Any, Any, None]]:
+        """What keeps the connection to the service of a fleet that this machine has joined."""
+        node, commands = self.node, self._commands
+        if not Identity.kept(node.settings.state_dir):
+            return []
+        from singularity_proxy.membership.dialling import Dialler  # needs a library
+
+        dialler = Dialler(
+            node.settings.state_dir,
+            commands.handlers(),
+            commands.closed,
+            instance=node.instance,
+            version=node.version,
+        )
+        return [dialler.run()]
 
     def _remove_place(self, settings: Settings, ledger: Ledger) -> None:
         with contextlib.suppress(SingularityError):

@@ -3,6 +3,8 @@ what nodes must agree on."""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import logging
 import os
 from urllib.parse import urlsplit
@@ -111,6 +113,13 @@ class MoveSettings(HasTraits):  # type: ignore[misc]
     def uids(self, ledger: Ledger) -> Uids:
         """Where the uids of users stand."""
         return FileUids(self.uids_file, ledger) if self.uids_file else LedgerUids(ledger)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, or name, is one that no other machine can reach."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address).is_loopback
+    return address == "localhost"
 
 
 def open_stores(settings: MoveSettings, state_dir: str, ledger: Ledger) -> Stores:

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.capsule.files.writers import WriterWatch
@@ -19,6 +18,8 @@ from singularity_proxy.checkpoint.steps import OnStep, nothing
 from singularity_proxy.errors import NotFound, SingularityError
 from singularity_proxy.wire.limits import USER, Held
 from singularity_proxy.wire.rpc import Peer
+
+from singularity_scheduler.installed import own_version
 
 from .devices.probe import TorchVersion
 from .devices.proxies import ProxyPool
@@ -106,14 +107,6 @@ class Settings:
     def private_dir(self) -> str:
         """0700: sockets of proxies, sockets before they are handed to a user, probe output."""
         return os.path.join(self.runtime_dir, "p")
-
-
-def own_version() -> str:
-    """Of the installed distribution; "" when it runs from a bare checkout."""
-    try:
-        return metadata.version("jupyter-singularity")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 @dataclass

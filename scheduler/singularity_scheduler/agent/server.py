@@ -12,8 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from singularity_proxy.errors import BadRequest, SingularityError, from_wire, to_wire
-from singularity_proxy.wire.rpc import Handler, Peer
+from singularity_proxy.errors import BadRequest, SingularityError, Unsupported, from_wire, to_wire
+from singularity_proxy.wire.rpc import Credentials, Handler, Peer
 
 from singularity_scheduler import logs
 
@@ -198,8 +198,10 @@ class CommandServer:
     async def identity(self, _: Peer, params: dict[str, Any]) -> Any:
         return (await self._node.identities.of(text(params, "user"))).to_json()
 
-    async def start(self, _: Peer, params: dict[str, Any]) -> Any:
+    async def start(self, peer: Peer, params: dict[str, Any]) -> Any:
         request = LaunchRequest.parse(params)
+        if request.owner_pid is not None:
+            _require_this_machine(peer)
         return await self._once(params, "session.start", lambda: self._lifecycle.start(request))
 
     async def signal(self, _: Peer, params: dict[str, Any]) -> Any:
@@ -368,7 +370,8 @@ class CommandServer:
             "clients": read_client_file(self._node.settings, session),
         }
 
-    async def own(self, _: Peer, params: dict[str, Any]) -> Any:
+    async def own(self, peer: Peer, params: dict[str, Any]) -> Any:
+        _require_this_machine(peer)
         session, owner_pid = text(params, "session"), number(params, "owner_pid")
         await self._lifecycle.owners.own(session, owner_pid)
         return {}
@@ -416,6 +419,16 @@ class CommandServer:
     async def shutdown(self, _: Peer, params: dict[str, Any]) -> Any:
         await self._stop()
         return {}
+
+
+def _require_this_machine(peer: Peer) -> None:
+    """Raise `Unsupported` when the service is on another machine: a pid means a process there, and
+    here maybe another one."""
+    if not isinstance(peer.who, Credentials):
+        raise Unsupported(
+            "the session belongs to a process of the service's machine, so it cannot start on this "
+            "one; nothing was done: start it there, and migrate it here"
+        )
 
 
 def _seconds(params: dict[str, Any], name: str) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from singularity_proxy.errors import Unavailable
+from singularity_proxy.errors import Conflict, SingularityError, Unavailable
 from singularity_proxy.wire import rpc
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class AgentLink:
         self._peer: rpc.Peer | None = None
         self.node = ""
         """Name of the node, known after the first `connect`."""
+        self.instance = ""
+        """Of the agent that was connected last."""
 
     @property
     def connected(self) -> bool:
@@ -52,17 +54,33 @@ class AgentLink:
 
     async def connect(self, socket: str) -> Hello:
         """Connect to the agent at `socket` and become its service. Raises `Unavailable`."""
-        peer = await rpc.connect(
-            socket, {"event": self._event, "session.command": self._command}, self._closed
-        )
+        peer = await rpc.connect(socket, self.handlers(), self.closed)
         try:
-            hello = cast("Hello", await peer.call("hello", HELLO_LIMIT_S, **self._callbacks.leader))
+            return await self.lead(peer)
         except BaseException:
             await peer.close()
             raise
+
+    def handlers(self) -> dict[str, rpc.Handler]:
+        """What an agent may ask of the service."""
+        return {"event": self._event, "session.command": self._command}
+
+    async def lead(self, peer: rpc.Peer, node: str = "") -> Hello:
+        """Become the service of the agent at the other end of `peer`, in place of an older
+        connection. Raises `Unavailable`, and `Conflict` when it is not the agent of `node`, where
+        that is given."""
+        hello = cast("Hello", await peer.call("hello", HELLO_LIMIT_S, **self._callbacks.leader))
+        if node and hello["node"] != node:
+            raise Conflict(
+                f"the agent calls itself '{hello['node']}', but its certificate says '{node}': "
+                f"nothing was asked of it; start it with the name '{node}'",
+                node=node,
+            )
+        if self._peer is not None and self._peer is not peer:
+            self._peer.abort()
         if peer.closed.is_set():
-            raise Unavailable(f"the node agent at {socket} closed the connection")
-        self._peer, self.node = peer, hello["node"]
+            raise Unavailable("the node agent closed the connection")
+        self._peer, self.node, self.instance = peer, hello["node"], hello["instance"]
         if self._callbacks.connection:
             self._callbacks.connection(self.node, True)
         return hello
@@ -81,12 +99,23 @@ class AgentLink:
             )
         return await self._peer.call(method, timeout, **params)
 
+    def refuse(self, error: SingularityError) -> None:
+        """Tell the agent why, and close the connection."""
+        if self._peer is not None:
+            self._peer.refuse(error)
+
+    @property
+    def who(self) -> rpc.Who | None:
+        """Who is connected; None: nobody."""
+        return self._peer.who if self._peer is not None and self.connected else None
+
     async def close(self) -> None:
         """Close the connection; the agent goes on."""
         if self._peer is not None:
             await self._peer.close()
 
-    def _closed(self, peer: rpc.Peer) -> None:
+    def closed(self, peer: rpc.Peer) -> None:
+        """A connection ended; every one that `lead` is given tells so."""
         if peer is self._peer and self._callbacks.connection:
             self._callbacks.connection(self.node, False)
 

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from singularity_proxy.errors import BadRequest, NotFound, SingularityError, Unavailable
+from singularity_proxy.membership.join_string import NODE_NAME
 from traitlets import Bool, Dict, Enum, Float, Integer, List, TraitError, Unicode, default, validate
 from traitlets.config import LoggingConfigurable
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 UIDS = "uids.json"
 """In the fleet's folder: which uid each Hub user has on all of its nodes."""
-
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
@@ -126,7 +125,7 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
     def _check_nodes(self, proposal: Any) -> list[str]:
         names: list[str] = proposal["value"]
         for name in names:
-            if not _NODE.fullmatch(name):
+            if not NODE_NAME.fullmatch(name):
                 raise TraitError(
                     f"{name!r} cannot be the name of a node: letters, digits, dots and dashes can"
                 )
@@ -138,7 +137,7 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
     def _check_clusters(self, proposal: Any) -> dict[str, str]:
         found: dict[str, str] = proposal["value"]
         for node, cluster in found.items():
-            if not _NODE.fullmatch(cluster):
+            if not NODE_NAME.fullmatch(cluster):
                 raise TraitError(f"{cluster!r} of {node} cannot be the name of a cluster")
         return found
 
@@ -219,6 +218,10 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
         """Call the agent of `node`; after "shutdown" it is not started again."""
         return await self._agent(node).call(method, timeout, params)
 
+    def has(self, node: str) -> bool:
+        """Whether `node` is one of this machine's."""
+        return node in (self.nodes or [self.node])
+
     def _agent(self, node: str) -> LocalAgent:
         for agent in self._agents:
             if agent.link.node == node:
@@ -244,7 +247,6 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
             f"--NodeAgent.device_type={self.device_type}",
             f"--NodeAgent.device_count={self.cpu_devices}",
             f"--NodeAgent.device_capacity_bytes={parse_bytes(self.cpu_capacity)}",
-            f"--NodeAgent.uids_file={os.path.join(os.path.abspath(self.state_dir), UIDS)}",
             *self._addresses(node or self.node),
         ]
         if cluster := self.clusters.get(node or self.node):
@@ -253,6 +255,9 @@ class LocalFleet(LoggingConfigurable):  # type: ignore[misc]
             command.append(f"--NodeAgent.runtime_dir={_beside(self.runtime_dir, node)}")
         if self.shm_dir:
             command.append(f"--NodeAgent.shm_dir={_beside(self.shm_dir, node)}")
+        if not self._says("uids_file"):
+            uids = os.path.join(os.path.abspath(self.state_dir), UIDS)
+            command.append(f"--NodeAgent.uids_file={uids}")
         if not self._says("checkpoint_store"):
             store = os.path.join(os.path.abspath(self.state_dir), "store")
             command.append(f"--NodeAgent.checkpoint_store={store}")

@@ -34,6 +34,8 @@ from traitlets.config import Application
 
 from singularity_scheduler import logs
 from singularity_scheduler.fleet.local import LocalFleet
+from singularity_scheduler.fleet.machines import MachineFleet
+from singularity_scheduler.installed import default_state_dir
 
 from .api.auth import Gate, make_hub_auth, read_operator_token
 from .api.callers import BoundedServer, Bounds, Callers
@@ -74,7 +76,7 @@ class SchedulerApp(Application):  # type: ignore[misc]
 
     name = "jupyter-singularity-service"
     description = "The scheduler service of Singularity, run by JupyterHub."
-    classes = [Controller, Leader, LocalFleet]
+    classes = [Controller, Leader, LocalFleet, MachineFleet]
     aliases = Dict({"config": "SchedulerApp.config_file", "log-level": "Application.log_level"})
 
     state_dir = Unicode(
@@ -89,11 +91,11 @@ class SchedulerApp(Application):  # type: ignore[misc]
         password is better in PGPASSWORD, ~/.pgpass or a service file than here.""",
     )
     fleet_class = Type(
-        "singularity_scheduler.fleet.local.LocalFleet",
+        "singularity_scheduler.fleet.machines.MachineFleet",
         klass=object,
         config=True,
         help="""How node agents are reached (see `singularity_scheduler.service.ports.Fleet`). The
-        default runs one agent on this machine.""",
+        default runs one agent on this machine, and takes those of machines that have joined.""",
     )
     config_file = Unicode("", config=True, help="Python file with settings. Empty: none is read.")
     keep_history_days = Float(
@@ -193,8 +195,7 @@ class SchedulerApp(Application):  # type: ignore[misc]
 
     @default("state_dir")  # type: ignore[untyped-decorator]
     def _default_state_dir(self) -> str:
-        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-        return os.path.join(base, "jupyter-singularity")
+        return default_state_dir()
 
     def initialize(self, argv: list[str] | None = None) -> None:
         super().initialize(argv)

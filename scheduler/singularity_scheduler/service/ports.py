@@ -1,7 +1,7 @@
 """What the service needs from the outside world, as protocols: the fleet of node agents.
 
-`LocalFleet` (the embedded default) and later `RayFleet` implement `Fleet`; the controller is the
-only caller. The service finds the class by the trait `SchedulerApp.fleet_class` and creates it as
+`MachineFleet` (the default) and `LocalFleet` implement `Fleet`; the controller is the only caller.
+The service finds the class by the trait `SchedulerApp.fleet_class` and creates it as
 `fleet_class(parent=app)`, so its own settings are traits on it.
 """
 
@@ -110,6 +110,8 @@ class Hello(TypedDict):
     """Whether its machine may be taken back with a notice."""
     cluster: NotRequired[str]
     """Name of the cluster that it belongs to; "": the embedded one."""
+    far: NotRequired[bool]
+    """Whether it is on another machine than the service; the fleet says so, not the agent."""
     health: NotRequired[list[AgentDeviceHealth]]
     """Its devices' last report, as in the event node.devices."""
 

@@ -291,3 +291,19 @@ async def test_depth_is_counted() -> None:
         read_message(nested(8), SMALL)
     flat = b'{"id": 1, "result": [' + b"[],".join([b""] * 1000) + b"[]]}"
     assert len(read_message(flat, SMALL)["result"]) == 1000
+
+
+async def test_a_call_that_is_cancelled_just_when_it_is_answered_is_cancelled(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as box:
+        peer = await box.peer()
+        call = asyncio.ensure_future(peer.call("wait"))
+        while not box.waiting:
+            await asyncio.sleep(0)
+        [future] = peer._waiting.values()
+        future.set_result({})
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        box.go.set()

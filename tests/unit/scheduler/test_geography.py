@@ -475,3 +475,20 @@ def test_a_copy_of_the_state_learns_of_places_alone() -> None:
     made.join("b", 1, Abilities(cluster="elsewhere"))
     assert "elsewhere" in made.state.geography.places.parents
     assert before.geography.places.parents == known
+
+
+# -- machines besides the service's ---------------------------------------------------------
+
+
+def test_what_belongs_to_a_process_starts_on_the_services_machine() -> None:
+    made = world(("near", "west-1", 1))
+    made.join("far", 4, Abilities(cluster="west-1", far=True))
+    owned = [start(made, f"o{n}", owned=True) for n in range(3)]
+    assert {view.node for view in owned} == {"near"}
+    assert start(made, "free").node == "far"  # what belongs to nobody goes where there is room
+    assert start(made, "here", "westus", owned=True).node == "near"
+    with pytest.raises(BadRequest, match="2 devices asked, but this cluster has at most 1"):
+        start(made, "large", devices=2, owned=True)
+    made.do(ev.NodeAway("near"))
+    with pytest.raises(Unavailable, match="no node agent is connected"):
+        start(made, "alone", owned=True)

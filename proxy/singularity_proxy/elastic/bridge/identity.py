@@ -7,10 +7,10 @@ it and takes no other. So there are no certificates to hand out, and nothing but
 from __future__ import annotations
 
 import datetime
-import os
 import ssl
 
 from singularity_proxy.errors import BadRequest, Unsupported
+from singularity_proxy.wire.tls import load_identity
 
 KEY_BYTES = 32
 
@@ -36,23 +36,13 @@ def contexts(key: bytes) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=certificate.decode())
-        _load(context, certificate + secret)
+        load_identity(context, certificate + secret)
     return listens, connects
 
 
 def token(key: bytes) -> bytes:
     """What the rendezvous of the same part shows to its bridge."""
     return _derived(key, b"rendezvous")
-
-
-def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """`ssl` reads certificates from files only; this one is never on a disk."""
-    fd = os.memfd_create("bridge", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, pem)
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
 
 
 def _certificate(key: bytes) -> tuple[bytes, bytes]:

@@ -114,6 +114,14 @@ COMMANDS = {
         "singularity_scheduler.cli.local.up",
         "Start JupyterHub, the scheduler and a node agent on this machine.",
     ),
+    "fleet": (
+        "singularity_scheduler.cli.local.fleet",
+        "Let other machines join this scheduler, see who has, and withdraw them.",
+    ),
+    "node": (
+        "singularity_scheduler.cli.local.node",
+        "Make this machine a node of a scheduler on another one, and run its agent.",
+    ),
     "doctor": (
         "singularity_scheduler.cli.local.doctor",
         "Say what this machine can and cannot do, and why.",

@@ -41,6 +41,8 @@ from . import routes
 def place(draft: Draft, session: str, spec: SessionSpec) -> str:
     """The node for a new session: inside the cluster that the levels above choose by sums."""
     state = draft.state
+    if spec.owned and any(node.abilities.far for node in state.nodes.values()):
+        return _choose_near(state, spec)
     cluster = routes.cluster_for(state, session, spec, draft.now)
     if cluster is not None:
         found = state.geography.clusters[cluster].least_loaded(spec.needs)
@@ -49,6 +51,16 @@ def place(draft: Draft, session: str, spec: SessionSpec) -> str:
         return choose_node(state, spec.needs)
     among = routes.nodes_of(state, routes.allowed(state, spec.locations))
     return choose_node(state, spec.needs, among=among, locations=spec.locations)
+
+
+def _choose_near(state: ClusterState, spec: SessionSpec) -> str:
+    """The node for a session that belongs to a process of the service's machine: one of that."""
+    state.geography.check(spec.locations)
+    among: Collection[str] = state.nodes
+    if spec.locations:
+        among = routes.nodes_of(state, routes.allowed(state, spec.locations))
+    near = [name for name in among if not state.nodes[name].abilities.far]
+    return choose_node(state, spec.needs, among=near, locations=spec.locations)
 
 
 def place_parts(draft: Draft, spec: SessionSpec) -> list[str]:

@@ -61,6 +61,8 @@ class Abilities:
     store_id: str = ""
     """Of the store that is there; "": it does not say. The same place with another id is another
     store: a folder that is not mounted on one of the nodes."""
+    far: bool = False
+    """It is on another machine than the service and the Jupyter servers."""
 
     @property
     def trouble(self) -> str:

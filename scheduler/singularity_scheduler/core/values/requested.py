@@ -145,6 +145,9 @@ class SessionSpec(Wishes):
     """More than one: it is a gang with a part on each of so many nodes."""
     part: Part | None = None
     """Which part of a gang it is; None: it runs on its own."""
+    owned: bool = False
+    """It belongs to a process of the service's machine (a Jupyter server, a terminal), so it starts
+    on a node of that machine; it may leave it later."""
 
     @property
     def needs(self) -> int:

@@ -111,6 +111,7 @@ def node_joined(
             version=str(hello.get("version") or ""),
             spot=hello.get("spot") is True,
             cluster=str(hello.get("cluster") or ""),
+            far=hello.get("far") is True,
         ),
         starting,
     )

@@ -80,6 +80,8 @@ class Desk:
                 self.refuse_too_many(user)
                 spec = replace(spec, run=run_of(spec.run, session))
             else:
+                owned = any(launch.get(key) is not None for key in ("owner_pid", "connection"))
+                spec = replace(spec, owned=owned)
                 self._c.commander.prepare(session, launch)
             try:
                 event = ev.SessionCreated(session, user, spec, server)
