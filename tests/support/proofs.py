@@ -43,7 +43,7 @@ while True:
     n += 1
     counter.write(f"{n}\\n"); own.write("x"); memory[:8] = n.to_bytes(8, "little")
     time.sleep(0.002)
-"""  # noqa: E501
+"""
 
 
 class Taken:
@@ -52,6 +52,7 @@ class Taken:
 
     def __init__(self, place: Place, folder: Path) -> None:
         self.place, self.folder = place, folder
+        folder.mkdir()
         self.image, self.archive = folder / "image", folder / "scratch.tar"
 
     async def take(self, capsule: NamespaceCapsule) -> None:
@@ -75,7 +76,8 @@ class Taken:
         for folder in (self.own, self.own / "s", self.own / "s/tmp", self.own / "shm"):
             folder.mkdir()
             os.chown(folder, self.place.uid, -1)
-        self.folder.chmod(0o711)
+        self.folder.chmod(0o711)  # stand-ins are made as the session's user
+        self.folder.parent.chmod(0o711)
         owner = {"uid": self.place.uid, "gid": None}
         self.rehearsal = await asyncio.to_thread(
             rehearsal.rehearse,

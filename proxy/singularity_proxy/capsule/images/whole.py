@@ -62,9 +62,7 @@ def check_back(capsule: NamespaceCapsule, folder: str) -> None:
     _compare(capsule, folder, _not_back)
 
 
-def _compare(
-    capsule: NamespaceCapsule, folder: str, refused: Callable[[str], ImageFailed]
-) -> None:
+def _compare(capsule: NamespaceCapsule, folder: str, refused: Callable[[str], ImageFailed]) -> None:
     try:
         taken = _read_tree(folder)
         for member in capsule.members():
