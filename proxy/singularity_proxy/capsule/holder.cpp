@@ -333,7 +333,7 @@ void die_with_parent(int alive) {
 [[noreturn]] void be_init(const Options& o, int outer) {
   char go;
   if (read(outer, &go, 1) != 1) _exit(kFailed);
-  prctl(PR_SET_NAME, "capsule-init", 0, 0, 0);
+  prctl(PR_SET_NAME, o.sealed ? "proof-init" : "capsule-init", 0, 0, 0);
   setsid();  // a signal to the outer process's group comes once, passed on by that process
   sigset_t all;
   sigfillset(&all);
@@ -407,7 +407,7 @@ void map_user(pid_t child) {
     be_init(o, ends[1]);
   }
   close(ends[1]);
-  prctl(PR_SET_NAME, "capsule-outer", 0, 0, 0);
+  prctl(PR_SET_NAME, o.sealed ? "proof-outer" : "capsule-outer", 0, 0, 0);
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,14 +185,17 @@ async def test_a_killed_agent_leaves_nothing_of_a_proof(step: str) -> None:
         proving = asyncio.ensure_future(prove(box, session, id))
         await held.wait()
         new = processes_of_agent(box) - before
-        spaces = {space for one in new for space in namespaces(one.pid)} - own_namespaces(before)
-        assert len(spaces) >= 4  # pid, mnt, net, ipc
+        known = own_namespaces(before)
         assert (step == "restored") == (capsules(box, session) != processes)
-        await box.kill_agent()
-        with pytest.raises(SingularityError):
-            await proving
-        await until(lambda: all(has_ended(one) for one in new), lambda: str(new))
-        assert not spaces & {s for p in all_pids() for s in namespaces(p)}
+        with contextlib.ExitStack() as stack:
+            own = [path for path in namespaces(new) if seen(path) not in known]
+            spaces = {hold(stack, path) for path in own}
+            assert len(spaces) >= 4  # pid, mnt, net, ipc
+            await box.kill_agent()
+            with pytest.raises(SingularityError):
+                await proving
+            await until(lambda: all(has_ended(one) for one in new), lambda: str(new))
+            assert not spaces & {seen(path) for path in namespaces(all_processes())}
         assert capsules(box, session) == processes
         await until(lambda: nothing_left(box))
         await counts_on(box)
@@ -206,15 +211,31 @@ def processes_of_agent(box: AgentBox) -> set[ProcessIdentity]:
 
 def own_namespaces(of: set[ProcessIdentity]) -> set[str]:
     """Those of the test, and of processes that were there before."""
-    return {s for pid in (os.getpid(), *(one.pid for one in of)) for s in namespaces(pid)}
+    return {seen(path) for path in namespaces({*of, ProcessIdentity.of(os.getpid())})}
 
 
-def namespaces(pid: int) -> set[str]:
+def namespaces(of: set[ProcessIdentity]) -> Iterator[str]:
+    for one in of:
+        yield from (f"/proc/{one.pid}/ns/{kind}" for kind in ("pid", "mnt", "net", "ipc"))
+
+
+def seen(path: str) -> str:
     try:
-        return {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "mnt", "net", "ipc")}
+        return os.readlink(path)
     except OSError:
-        return set()
+        return ""
 
 
-def all_pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+def hold(stack: contextlib.ExitStack, path: str) -> str:
+    """The namespace, whose number nobody else gets until `stack` is closed."""
+    fd = os.open(path, os.O_RDONLY)
+    stack.callback(os.close, fd)
+    return os.readlink(path)
+
+
+def all_processes() -> set[ProcessIdentity]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            found.add(ProcessIdentity.of(int(entry.name)))
+    return found

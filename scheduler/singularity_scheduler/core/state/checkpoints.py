@@ -218,10 +218,11 @@ def mark_damaged(draft: Draft, session: str, checkpoint: str, sentence: str) -> 
             draft.put(replace(view, checkpoints=tuple(changed)))
 
 
-def unproved(view: SessionView) -> list[CheckpointRef]:
-    """Those of which nobody has tried yet whether they come back, oldest first. Those of a set are
-    none: nothing comes back from one of them alone."""
-    return [c for c in view.checkpoints if c.whole and not c.set_id and not c.proof_at]
+def unproved(view: SessionView, before: float) -> list[CheckpointRef]:
+    """Those made before that time of which nobody has tried yet whether they come back, oldest
+    first. Those of a set are none: nothing comes back from one of them alone."""
+    known = [c for c in view.checkpoints if c.at < before and not c.proof_at]
+    return [c for c in known if c.whole and not c.set_id]
 
 
 def stands_still(view: SessionView) -> bool:

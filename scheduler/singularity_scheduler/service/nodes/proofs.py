@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from singularity_proxy.errors import NotFound, SingularityError, Unavailable, Unsupported
@@ -30,6 +31,9 @@ OUTCOMES = ("proved", "failed", "put_off")
 
 LOOK_S = 5.0
 """How often it is looked whether there is something to prove."""
+
+SETTLED_S = 30.0
+"""A younger checkpoint is left alone: much is stored because the session is about to move."""
 
 REST_S = 300.0
 """What could not be proved now is left alone for so long."""
@@ -54,11 +58,12 @@ class ProofKeeper:
 
     async def run(self) -> None:
         """Work until cancelled."""
+        if not self._c.prove_every_s:
+            return
         try:
             while True:
                 await asyncio.sleep(LOOK_S)
-                if self._c.prove_every_s:
-                    self.start_due()
+                self.start_due()
         finally:
             for task in self._busy.values():
                 task.cancel()
@@ -73,12 +78,16 @@ class ProofKeeper:
                 continue
             task = asyncio.ensure_future(self._by_itself(node.id, view, reference))
             self._busy[node.id] = task
-            task.add_done_callback(lambda _, id=node.id: self._busy.pop(id, None))
+            task.add_done_callback(partial(self._over, node.id))
+
+    def _over(self, node: str, _: asyncio.Task[None]) -> None:
+        self._busy.pop(node, None)
 
     def due(self) -> Iterator[tuple[SessionView, CheckpointRef]]:
         """Yield what is to be proved: the newest of each session first, then the others."""
+        before = self._c.now() - SETTLED_S
         views = [v for v in self._c.state.sessions.values() if checkpoints.stands_still(v)]
-        wanted = [(view, list(reversed(checkpoints.unproved(view)))) for view in views]
+        wanted = [(view, list(reversed(checkpoints.unproved(view, before)))) for view in views]
         newest = [(view, some[0]) for view, some in wanted if some]
         others = [(view, one) for view, some in wanted for one in some[1:]]
         for view, reference in (*newest, *others):
