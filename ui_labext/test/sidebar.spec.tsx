@@ -285,7 +285,9 @@ test('a checkpoint has its size, what is in it, and what can be done with it', a
   ];
   await showPanel();
   await page.do(() => sidebar.show('a1', 'checkpoints'));
-  const [whole, damaged, device, unproved] = page.all('.jp-Singularity-stored li').map(x => x.textContent);
+  const [whole, damaged, device, unproved] = page
+    .all('.jp-Singularity-stored li')
+    .map(x => x.textContent);
   expect(whole).toContain('before lr5 min agoeverything · 3.0 GiB, 512 MiB in the store');
   expect(whole).toContain('in the storeproved 4 min ago');
   expect(damaged).toContain('without a name');

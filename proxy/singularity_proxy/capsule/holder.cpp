@@ -270,6 +270,8 @@ void make_mounts(const Options& o) {
   // What keeps its place outside of those two: a folder that another one is shown in, or below a view.
   for (int i = 0; i < o.kept && o.sealed; i++) {
     if ((tmp >= 0 && below(o.at[i], "/tmp")) || (o.shm && below(o.at[i], "/dev/shm"))) continue;
+    // In a view: a session that is away has no folder.
+    if (mkdir(o.at[i], 0700) && errno != EEXIST && errno != EROFS) fail("keep");
     const int target = seal::open_plain(o.at[i]);
     if (target < 0) fail("keep");
     char to[40];

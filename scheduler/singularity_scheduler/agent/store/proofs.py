@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -224,10 +224,11 @@ class Prover:
         def rehearse() -> tuple[rehearsal.Rehearsal, list[str]]:
             _place_rings(os.path.join(folder, files.SHM), shm, told["uid"], told["gid"])
             kept = [p for p in told["kept"] or () if p not in places.values()]
+            made = made_paths(image) | _missing_places(places.values(), told["kept"] is not None)
             found = rehearsal.rehearse(
                 opened,
                 own=(places["folder"], session_folder),
-                made=made_paths(image),
+                made=made,
                 uid=told["uid"],
                 gid=told["gid"],
             )
@@ -293,6 +294,13 @@ def _make_folders(folder: str, own: str, uid: int, gid: int) -> None:
     if os.geteuid() == 0:
         for name in ("shm", "s/tmp", "s"):  # what is inside first
             os.chown(os.path.join(own, name), uid, gid, follow_symlinks=False)
+
+
+def _missing_places(places: Iterable[str], private_tmp: bool) -> set[str]:
+    """The folders of the session that have to be made to be shown at their place: it is away, and
+    they are not in what is its own inside."""
+    own = ("/dev/shm/", "/tmp/") if private_tmp else ("/dev/shm/",)
+    return {path for path in places if not path.startswith(own) and not os.path.isdir(path)}
 
 
 def _place_rings(found: str, shm: str, uid: int, gid: int) -> None:

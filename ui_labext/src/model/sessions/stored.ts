@@ -59,7 +59,9 @@ export function proofText(stored: IStored, now: number, texts: ITexts): string {
   if (stored.unproved) {
     return texts.__('could not be proved: %1', stored.unproved);
   }
-  return stored.provedAt === null ? '' : texts.__('proved %1', ageText(stored.provedAt, now, texts));
+  return stored.provedAt === null
+    ? ''
+    : texts.__('proved %1', ageText(stored.provedAt, now, texts));
 }
 
 /** Whether a session may go back to a checkpoint: as a whole, or its device state while it lives. */

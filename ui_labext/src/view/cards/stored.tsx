@@ -2,7 +2,14 @@ import * as React from 'react';
 
 import { Load } from '../../model/server/load';
 import { ISession } from '../../model/sessions/session';
-import { canFork, canRestore, IStored, levelText, proofText, storedName } from '../../model/sessions/stored';
+import {
+  canFork,
+  canRestore,
+  IStored,
+  levelText,
+  proofText,
+  storedName
+} from '../../model/sessions/stored';
 import { ageText, bytes, ITexts, moment } from '../../model/words/words';
 import { Trouble } from '../trouble';
 
