@@ -35,8 +35,8 @@ LOOK_S = 5.0
 SETTLED_S = 30.0
 """A younger checkpoint is left alone: much is stored because the session is about to move."""
 
-REST_S = 300.0
-"""What could not be proved now is left alone for so long."""
+REST_S, LONGEST_REST_S = 300.0, 86_400.0
+"""What could not be proved now is left alone for so long, and for twice as long each time."""
 
 LIMIT_S = 3600.0
 """Longer than any proof takes; a node that says nothing until then has lost it."""
@@ -51,6 +51,8 @@ class ProofKeeper:
         """Called with each of `OUTCOMES` as it comes."""
         self._rest: dict[tuple[str, str], float] = {}
         """(session, checkpoint) -> until when it is left alone (the loop's clock)."""
+        self._put_off: dict[tuple[str, str], int] = {}
+        """The same -> how often that was so."""
         self._next: dict[str, float] = {}
         """node -> when it may prove the next one."""
         self._busy: dict[str, asyncio.Task[None]] = {}
@@ -71,6 +73,8 @@ class ProofKeeper:
     def start_due(self) -> None:
         """Begin what may begin now."""
         now = asyncio.get_running_loop().time()
+        known = self._c.state.sessions
+        self._put_off = {one: count for one, count in self._put_off.items() if one[0] in known}
         self._rest = {one: until for one, until in self._rest.items() if until > now}
         for view, reference in self.due():
             node = self._node_for(view)
@@ -99,7 +103,10 @@ class ProofKeeper:
         try:
             await self._ask(node, view, reference)
         except SingularityError as error:
-            self._rest[(view.id, reference.id)] = loop.time() + REST_S
+            one = (view.id, reference.id)
+            self._put_off[one] = count = self._put_off.get(one, 0) + 1
+            rest = min(LONGEST_REST_S, REST_S * 2 ** min(count - 1, 20))
+            self._rest[one] = loop.time() + rest
             log.info("checkpoint %s was not proved: %s", reference.id, error.message)
         finally:
             self._next[node] = loop.time() + self._c.prove_every_s
