@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from singularity_proxy.capsule.files.scratch import mount_points
 
 from . import reconcile
-from .reconcile import Checked, Outlook, Plan
+from .reconcile import Change, Checked, Outlook, Plan
 from .record import OpenFile, Record
 from .rules import Action, Way
 
@@ -45,15 +45,31 @@ def rehearse(
     called inside, and the one to throw away; `made`: paths at which a restore makes something.
     Raises `OpenFilesChanged` for what the session cannot come back without now, and `ImageFailed`
     when the files cannot be looked at."""
-    alone = replace(record, tcp=[])  # it has a network of its own
-    looked = reconcile.check(alone, way=Way.RESUME, own=own, uid=uid, gid=gid)
+    quiet = replace(record, tcp=[], files=[_as_looked_at(one) for one in record.files])
+    looked = reconcile.check(quiet, way=Way.RESUME, own=own, uid=uid, gid=gid)
     harmless = Outlook([_as_rehearsed(one) for one in looked.files], looked.way, looked.own)
     plan = reconcile.carry_out(harmless, uid=uid, gid=gid, label="").plan
-    # Below a view a file has another number, and its locks are those of the session that runs.
-    changes = [c if c.target else replace(c, inode=None) for c in plan.changes]
+    anew = {one.file.path for one in looked.files if one.action is Action.ANEW}
+    changes = [_as_opened(one, one.path in anew) for one in plan.changes]
     held = {(one.pid, one.number) for file in record.files for one in file.held}
     views = _folders_of(record, made)
     return Rehearsal(Plan(changes, frozenset(held)), views, _mounted_below(views))
+
+
+def _as_looked_at(one: OpenFile) -> OpenFile:
+    """The file as if it were only read, without locks: whoever looks whether it can be written to
+    opens it for writing, which ends leases, and takes a lock to see whether it is free."""
+    held = [replace(descriptor, locks=[]) for descriptor in one.held]
+    use = "read" if one.use == "write" else one.use
+    return replace(one, use=use, held=held, digest=None)
+
+
+def _as_opened(one: Change, anew: bool) -> Change:
+    """The change in the image. What would be made anew is its stand-in; below a view a file has
+    another number."""
+    if anew:
+        return replace(one, action=Action.ANEW)
+    return one if one.target else replace(one, inode=None)
 
 
 def _as_rehearsed(one: Checked) -> Checked:
