@@ -25,6 +25,9 @@ rows = open("rows", "w+"); rows.write("0123456789" * 500); rows.flush(); rows.se
 deleted = open("deleted", "w+"); deleted.write("boo"); deleted.flush(); os.unlink("deleted")
 locked = open("locked", "w"); fcntl.flock(locked, fcntl.LOCK_EX)
 record = open("record", "w"); record.write("x"); record.flush(); fcntl.lockf(record, fcntl.LOCK_EX)
+open("leased", "w").close(); leased = os.open("leased", os.O_RDONLY)
+fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_RDLCK)  # a writer would end us (SIGIO)
+taken = open("taken", "w")
 mapped = open("mapped", "w+b"); mapped.truncate(8192); memory = mmap.mmap(mapped.fileno(), 8192)
 named = socket.socket(socket.AF_UNIX); named.bind("named"); named.listen()
 os.mkfifo("fifo"); fifo = os.open("fifo", os.O_RDWR); os.write(fifo, b"piped")
@@ -41,7 +44,9 @@ print("ready", listener.getsockname()[1], flush=True)
 n = 0
 while True:
     n += 1
-    counter.write(f"{n}\\n"); own.write("x"); memory[:8] = n.to_bytes(8, "little")
+    fcntl.flock(taken, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an error when somebody else has it
+    fcntl.flock(taken, fcntl.LOCK_UN)
+    counter.write(f"{n}\\n"); own.write("x\\n"); memory[:8] = n.to_bytes(8, "little")
     time.sleep(0.002)
 """
 

@@ -25,6 +25,8 @@ async def test_a_proof_touches_nothing_of_the_tree_that_it_is_of(tmp_path: Path)
     async with Places() as place:
         running = await place.python(BUSY)
         await place.logged("ready")
+        own = place.tmp / "own"
+        await place.until(lambda: own.exists() and own.stat().st_size > 5)
         taken = Taken(place, tmp_path / "taken")
         await taken.take(running)
         before = fingerprint(place.home), fingerprint(place.folder)
@@ -36,6 +38,8 @@ async def test_a_proof_touches_nothing_of_the_tree_that_it_is_of(tmp_path: Path)
         for kind in ("net", "ipc", "mnt", "pid"):
             assert namespace_of(capsule.init.pid, kind) != namespace_of(os.getpid(), kind)
         assert (fingerprint(place.home), fingerprint(place.folder)) == before
+        # It writes there all the time when it runs.
+        assert (taken.own / "s/tmp/own").stat().st_size == own.stat().st_size > 5
         await capsule.end(0)
         assert (fingerprint(place.home), fingerprint(place.folder)) == before
         lines = (place.home / "counter").read_text().splitlines()
