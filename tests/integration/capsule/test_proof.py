@@ -13,12 +13,16 @@ import pytest
 from singularity_proxy.capsule import namespace
 from singularity_proxy.capsule.tree import is_stopped, namespace_of
 from singularity_proxy.errors import ImageFailed
-from support import proofs
+from support import kernel_objects, proofs
 from support.capsules import OWN_UID, Places, needs_criu
+from support.matrix import some_of
 from support.proofs import BUSY, Taken, fingerprint
 from support.uids import needs_own_uids
 
 pytestmark = [needs_criu, pytest.mark.asyncio]
+
+VERDICTS = json.loads(Path(kernel_objects.__file__).with_suffix(".json").read_text())
+BACK = [one["kind"] for one in VERDICTS if one["verdict"] == "back"]
 
 
 async def test_a_proof_touches_nothing_of_the_tree_that_it_is_of(tmp_path: Path) -> None:
@@ -107,3 +111,22 @@ async def test_a_process_too_few_is_told(tmp_path: Path) -> None:
         with pytest.raises(ImageFailed, match="2 processes came back where the session had 3"):
             await taken.prove(capsule)
         await capsule.end(0)
+
+
+@pytest.mark.parametrize("name", some_of(BACK, 6))
+async def test_every_kind_of_object_is_proved_and_stays_what_it_is(
+    name: str, tmp_path: Path
+) -> None:
+    async with Places() as place:
+        running = await place.start(sys.executable, "-c", kernel_objects.RUN, name)
+        await place.logged("on\n")
+        taken = Taken(place, tmp_path / "taken")
+        await taken.take(running)
+        capsule = await taken.sealed()
+        await taken.prove(capsule)
+        await capsule.end(0)
+        await asyncio.to_thread(running.thaw)
+        (place.tmp / "go").touch()
+        await place.logged("end\n")
+        lines = place.log().splitlines()
+        assert [line for line in lines if line.startswith(("ok", "wrong"))] == [f"ok {name}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,23 @@ async def test_by_itself_once_and_newest_first(
         assert (await of(client, session, "three"))["unproved"] == WHY
         p.controller.proofs.start_due()
         assert asked(p) == ["k0001", "k0003", "k0004"], "what was put off rests"
+
+
+async def test_one_that_is_deleted_meanwhile_has_not_failed(tmp_path: Path) -> None:
+    async with one_node(tmp_path, 0.0) as p:
+        client = p.client()
+        session = await p.holder(name="a")
+        for name in ("one", "two"):
+            await client.checkpoint(session, name)
+        p.agent.faults["k0001"] = WHY
+        gate = p.agent.hold["checkpoints.prove"] = asyncio.Event()
+        proving = asyncio.ensure_future(client.prove_checkpoint(session, "one"))
+        await until(lambda: asked(p) == ["k0001"], "asked")
+        await client.delete_checkpoint(session, "one")
+        gate.set()
+        with pytest.raises(Unavailable, match="was deleted while it was proved"):
+            await proving
+        assert counted(p) == {"proved": 0.0, "failed": 0.0, "put_off": 1.0}
 
 
 async def test_never_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,13 @@ class ProofKeeper:
                 id=reference.id,
             )
             fault = "" if answer["proved"] else str(answer["why"])
+            if fault and self._is_gone(view.id, reference.id):
+                raise Unavailable(
+                    f"checkpoint {reference.id} was deleted while it was proved; nothing else was "
+                    "changed",
+                    session=view.id,
+                    checkpoint=reference.id,
+                )
             outcome = "failed" if fault else "proved"
         except NotFound as error:
             if "method" in error.fields:
@@ -147,6 +154,10 @@ class ProofKeeper:
         if fault:
             log.warning("checkpoint %s did not come back: %s", reference.id, fault)
         await self._note(view, reference, fault)
+
+    def _is_gone(self, session: str, checkpoint: str) -> bool:
+        view = self._c.state.sessions.get(session)
+        return view is not None and checkpoint not in {c.id for c in checkpoints.visible(view)}
 
     async def _note(self, view: SessionView, reference: CheckpointRef, fault: str) -> None:
         controller = self._c
