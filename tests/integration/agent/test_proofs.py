@@ -17,6 +17,7 @@ from singularity_proxy.capsule.tree import descendants, has_ended
 from singularity_proxy.errors import CheckpointCancelled, NotFound, SingularityError, Unavailable
 from support.agent import AgentBox, until
 from support.agent_held import Held
+from support.agent_kernels import client_of, run, start_kernel
 from support.agent_moves import after, checkpoint, gone, listed, suspend
 from support.agent_trains import hurry, losses, native_losses, start_training
 from support.capsules import needs_criu
@@ -70,6 +71,27 @@ async def test_a_good_checkpoint_is_proved_and_the_session_unharmed() -> None:
         assert [one["id"] for one in await listed(box, session)] == [id]
         with pytest.raises(NotFound):
             await prove(box, session, "20200101T000000-none")
+        await box.end(session)
+
+
+async def test_a_kernel_answers_while_it_is_proved_and_knows_nothing_of_it() -> None:
+    async with AgentBox(script=FAULT) as box:
+        session, info = await start_kernel(box)
+        client = await client_of(info)
+        try:
+            assert await run(client, "n = 40; print(n)") == "40\n"
+            made = await checkpoint(box, session, 0)
+            held = Held(box, "proof.restored")
+            proving = asyncio.ensure_future(prove(box, session, made["id"]))
+            await held.wait()
+            relays = box.relays(session)
+            assert await run(client, "n += 2; print(n)") == "42\n"
+            assert box.relays(session) == relays
+            held.release()
+            assert (await proving)["proved"]
+            assert await run(client, "print(n, len(In))") == "42 4\n"
+        finally:
+            client.stop_channels()
         await box.end(session)
 
 

@@ -31,7 +31,6 @@ from singularity_proxy.errors import (
     CheckpointCancelled,
     DamagedCheckpoint,
     ImageFailed,
-    NoSpace,
     OpenFilesChanged,
     SingularityError,
     Unavailable,
@@ -41,9 +40,9 @@ from singularity_proxy.errors import (
 from singularity_scheduler.agent.memory import return_memory
 from singularity_scheduler.agent.node import Node
 from singularity_scheduler.agent.sessions.logs import CAPSULE_LOG
-from singularity_scheduler.client.words import size
 
 from . import parts as files
+from .proof_room import ON_DISK, refuse_room
 from .resumes import refuse_machine
 
 T = TypeVar("T")
@@ -56,14 +55,10 @@ STEPS = {
 }
 """Where an agent can die in the middle; `Node.on_step` is called there, by tests alone."""
 
-FREE_PERCENT = 25.0
-"""Of the machine's memory, and of the disk, so much stays free beside what a proof takes."""
-
 IDLE = 19
 """The niceness of what reads and checks. CRIU has that of the agent: what it restores gets its own
 niceness back, which takes a right to do from a lower one."""
 
-_PLACED = ("image", "scratch", "ring")
 _FAILURES = (DamagedCheckpoint, ImageFailed, OpenFilesChanged)
 """What says that the checkpoint, as it is now, does not come back; all else says nothing of it."""
 
@@ -168,7 +163,7 @@ class Prover:
         own = os.path.join(self._node.settings.proofs_dir, name)
         try:
             await asyncio.to_thread(_make_folders, folder, own, told["uid"], told["gid"])
-            await self._read(job, user, summary, but=_PLACED, folder=folder)
+            await self._read(job, user, summary, but=ON_DISK, folder=folder)
             job.check()
             await self._bring_back(job, told, folder, own)
         finally:
@@ -195,7 +190,7 @@ class Prover:
         if told.get("format") != files.FORMAT:
             raise Unsupported("the checkpoint was taken by another version of the node agent")
         await refuse_machine(node, told)
-        await asyncio.to_thread(_refuse_room, summary, node.settings.images_dir)
+        await asyncio.to_thread(refuse_room, summary, node.settings.images_dir)
 
     async def _read(
         self, job: _Job, user: str, summary: Summary, but: tuple[str, ...], folder: str = ""
@@ -311,33 +306,3 @@ def _place_rings(found: str, shm: str, uid: int, gid: int) -> None:
         os.chmod(target, 0o600)
         if os.geteuid() == 0:
             os.chown(target, uid, gid, follow_symlinks=False)
-
-
-def _refuse_room(summary: Summary, folder: str) -> None:
-    """Raise `Unavailable` or `NoSpace` when the machine could not spare what a proof takes."""
-    image = int(summary.parts.get("image", {}).get("bytes", 0))
-    free, total = _memory()
-    if free - image < total * FREE_PERCENT / 100:
-        raise Unavailable(
-            f"the checkpoint was not proved because its processes need {size(image)} of memory and "
-            f"{size(free)} of {size(total)} are free; it is kept as it was, try again later"
-        )
-    need = sum(int(summary.parts.get(kind, {}).get("bytes", 0)) for kind in _PLACED)
-    info = os.statvfs(folder)
-    left = info.f_bavail * info.f_frsize - 2 * need
-    if left < info.f_blocks * info.f_frsize * FREE_PERCENT / 1000:
-        raise NoSpace(
-            f"the checkpoint was not proved because that takes {size(2 * need)} in {folder}, which "
-            "is nearly full; it is kept as it was",
-            path=folder,
-        )
-
-
-def _memory() -> tuple[int, int]:
-    """(bytes that are free or can be freed, bytes in all) of this machine."""
-    found: dict[str, int] = {}
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            name, value, *_ = line.split()
-            found[name.rstrip(":")] = int(value) << 10
-    return found["MemAvailable"], found["MemTotal"]
