@@ -133,8 +133,9 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         config=True,
         help="""Seconds that a node rests after it has proved a checkpoint, before it proves the
         next one that nobody has tried yet: all of it is read, and its processes are brought back
-        without a trace and thrown away. One at a time, with the least priority, where it takes
-        no more than a quarter of the free memory, and given up when the session moves. 0: only when somebody asks.""",
+        without a trace and thrown away. One at a time, read with the least priority, where it
+        takes no more than a quarter of the free memory, and given up when the session moves. 0:
+        only when somebody asks.""",
     )
     keep_checkpoints = Integer(
         5,
