@@ -137,10 +137,15 @@ def descendants(pids: Iterable[int]) -> set[int]:
 
 def of_session(session: str) -> set[int]:
     """The processes with this session in their environment that still run, helpers of ours
-    aside."""
+    aside, and what is only there to prove a checkpoint."""
     wanted = f"SINGULARITY_SESSION={session}".encode()
+    entries = os.listdir("/proc")
+    proofs = [int(e) for e in entries if e.isdigit() and _read(int(e), "comm") == b"proof-init\n"]
+    proved = descendants(proofs)
     found = set()
-    for entry in os.listdir("/proc"):
+    for entry in entries:
+        if entry.isdigit() and int(entry) in proved:
+            continue
         if entry.isdigit() and wanted in _read(int(entry), "environ").split(b"\0"):
             process = read_process(int(entry))
             if process is not None and not process.zombie:

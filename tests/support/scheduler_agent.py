@@ -32,6 +32,7 @@ WHOLE = (
     "session.own",
     "checkpoints.list",
     "checkpoints.delete",
+    "checkpoints.prove",
 )
 """What only agents with a store know."""
 
@@ -80,6 +81,8 @@ class PaperAgent:
         self.node = node
         self.store = store
         self.image_trouble = ""
+        self.faults: dict[str, str] = {}
+        """Checkpoint -> why it does not come back."""
         self.instance = os.urandom(4).hex()
         self.devices = [
             {"id": f"cpu:{i}", "type": "cpu", "capacity_bytes": 4 << 30, "name": f"core {i}"}
@@ -300,6 +303,13 @@ class PaperAgent:
         if self.store.checkpoints.pop((params["session"], params["id"]), None) is None:
             raise NotFound(f"there is no checkpoint {params['id']}")
         return {}
+
+    def _checkpoints_prove(self, params: dict[str, Any]) -> Any:
+        assert self.store is not None
+        if (params["session"], params["id"]) not in self.store.checkpoints:
+            raise NotFound(f"there is no checkpoint {params['id']}")
+        why = self.faults.get(params["id"], "")
+        return {"proved": not why, "why": why, "ms": 12.5}
 
     def _session_signal(self, params: dict[str, Any]) -> Any:
         self._known(params)

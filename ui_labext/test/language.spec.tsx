@@ -61,8 +61,8 @@ const STATES = [
 ];
 const STORED = { id: 'c1', name: 'good', at: DOCUMENT.created_at, level: 'process', bytes: 1024 };
 const KEPT = [
-  { ...STORED, stored_bytes: 512, restorable: true },
-  { ...STORED, id: 'c2', name: '', level: 'device', reason: 'REASON' },
+  { ...STORED, stored_bytes: 512, restorable: true, proved_at: DOCUMENT.created_at },
+  { ...STORED, id: 'c2', name: '', level: 'device', reason: 'REASON', unproved: 'REASON' },
   { ...STORED, id: 'c3', level: 'files', damaged: 'REASON' }
 ].map(each => readStored(each) as IStored);
 

@@ -28,6 +28,8 @@ const STORED = {
   stored_bytes: 2 ** 29,
   reason: '',
   damaged: null,
+  proved_at: '2026-01-01T10:01:00Z',
+  unproved: null,
   restorable: true
 };
 
@@ -278,15 +280,22 @@ test('a checkpoint has its size, what is in it, and what can be done with it', a
   server.known = [
     stored(),
     stored({ id: 'c2', name: '', damaged: 'a chunk is missing', restorable: false }),
-    stored({ id: 'c3', name: 'w', level: 'device', restorable: false, reason: 'no CRIU here' })
+    stored({ id: 'c3', name: 'w', level: 'device', restorable: false, reason: 'no CRIU here' }),
+    stored({ id: 'c4', name: 'x', proved_at: null, unproved: 'a file is gone' })
   ];
   await showPanel();
   await page.do(() => sidebar.show('a1', 'checkpoints'));
-  const [whole, damaged, device] = page.all('.jp-Singularity-stored li').map(x => x.textContent);
+  const [whole, damaged, device, unproved] = page
+    .all('.jp-Singularity-stored li')
+    .map(x => x.textContent);
   expect(whole).toContain('before lr5 min agoeverything · 3.0 GiB, 512 MiB in the store');
+  expect(whole).toContain('in the storeproved 4 min ago');
   expect(damaged).toContain('without a name');
   expect(damaged).toContain('damaged: a chunk is missing');
+  expect(damaged).not.toContain('proved');
   expect(damaged).not.toContain('Restore');
+  expect(unproved).toContain('could not be proved: a file is gone');
+  expect(unproved).toContain('Restore');
   expect(device).toContain('device state only');
   expect(device).toContain('no CRIU here');
   await page.do(() => page.button('Restore before lr').click());

@@ -9,7 +9,7 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
-from singularity_scheduler.client.words import age, kept, plan, plural, size
+from singularity_scheduler.client.words import age, checkpoint_note, kept, plan, plural, size
 
 Json = Mapping[str, Any]
 
@@ -138,7 +138,7 @@ def checkpoint_rows(stored: Sequence[Json], now: datetime) -> list[tuple[str, st
             size(one.get("bytes") or 0),
             f"{size(one.get('stored_bytes') or 0)} stored",
             ago(one.get("at"), now),
-            f"damaged: {one['damaged']}" if one.get("damaged") else "",
+            checkpoint_note({**one, "reason": ""}, now),
         ]
         word = str(one.get("name") or one.get("id"))
         rows.append((word, ", ".join(part for part in parts if part)))

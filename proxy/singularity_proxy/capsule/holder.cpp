@@ -1,8 +1,10 @@
 // The holder of a capsule: makes the namespaces, starts the command inside, tells how it ended.
 //
 //   holder run --report FD --uid N --gid N --umask N --cwd DIR --log FILE [--user] [--tmp DIR]
-//              [--shm] [--keep DIR [--at DIR]]... [--lease FD] [--idle] -- PROGRAM ARGUMENT...
-//   holder enter --pidfd FD [--user] [--uid N --gid N [--root [--own-files [--handles]]]] [--last-pid N] -- PROGRAM ARGUMENT...
+//              [--shm] [--keep DIR [--at DIR] [--writable]]... [--lease FD] [--idle]
+//              [--sealed PARENT [--view DIR]...] -- PROGRAM ARGUMENT...
+//   holder enter --pidfd FD [--user] [--sealed 1] [--uid N --gid N [--root [--own-files [--handles]]]] [--last-pid N]
+//                -- PROGRAM ARGUMENT...
 //
 // `run` is two processes. The inner one is pid 1 of a new pid and mount namespace: it reaps for ever
 // and ends when the main process (always pid kMainPid) has ended, whether it started that process or
@@ -14,6 +16,10 @@
 // `--lease` names a file in which the agent says until when the tree may run (capsule/lease_word.py).
 // When that time is over pid 1 stops everything, and lets it go on when the agent has moved the time:
 // an agent that is dead or hangs cannot do it, and another node may start the session by then.
+//
+// `--sealed` is for a tree that must leave no trace (a checkpoint that is being proved): it has no network and
+// no IPC of the machine, everything is read-only but what is `--writable`, below each `--view` what is written
+// goes to memory and away, and all of it ends with the process PARENT. seal.h has these.
 //
 // `enter` runs a program (CRIU) in the namespaces of a holder, and can say from which pid on the
 // namespace goes on counting. With `--root` the program has the user's uid and yet all rights: to read
@@ -43,6 +49,7 @@
 #include <unistd.h>
 
 #include "lease.h"
+#include "seal.h"
 
 namespace {
 
@@ -55,8 +62,10 @@ struct Options {
   int report = -1, pidfd = -1, lease = -1;
   long uid = -1, gid = -1, umask = 022, last_pid = 0;
   const char *cwd = "/", *log = nullptr, *tmp = nullptr;
-  const char *keep[kMaxKept], *at[kMaxKept];
-  int kept = 0;
+  const char *keep[kMaxKept], *at[kMaxKept], *view[kMaxKept];
+  bool writable[kMaxKept] = {};
+  int kept = 0, views = 0;
+  long sealed = 0;  // whose end is its end
   bool user = false, shm = false, idle = false, root = false, own_files = false, handles = false;
   char** argv = nullptr;
   char* first = nullptr;  // where the words of our own command line begin
@@ -94,6 +103,7 @@ Options parse(char** words) {
     else if (!strcmp(name, "--root")) o.root = true;
     else if (!strcmp(name, "--own-files")) o.own_files = true;
     else if (!strcmp(name, "--handles")) o.handles = true;
+    else if (!strcmp(name, "--writable") && o.kept) o.writable[o.kept - 1] = true;
     else {
       const char* value = *++words;
       if (!value) fail("options", EINVAL);
@@ -104,6 +114,8 @@ Options parse(char** words) {
       else if (!strcmp(name, "--gid")) o.gid = number(value);
       else if (!strcmp(name, "--umask")) o.umask = number(value);
       else if (!strcmp(name, "--last-pid")) o.last_pid = number(value);
+      else if (!strcmp(name, "--sealed")) o.sealed = number(value);
+      else if (!strcmp(name, "--view") && o.views < kMaxKept) o.view[o.views++] = value;
       else if (!strcmp(name, "--cwd")) o.cwd = value;
       else if (!strcmp(name, "--log")) o.log = value;
       else if (!strcmp(name, "--tmp")) o.tmp = value;
@@ -232,8 +244,13 @@ void make_mounts(const Options& o) {
     if ((kept[i] = open(o.keep[i], O_PATH | O_DIRECTORY | O_CLOEXEC)) < 0) fail("keep");
   // Nothing that is mounted here reaches the machine; what it mounts later (home folders) comes in.
   if (mount(nullptr, "/", nullptr, MS_REC | MS_SLAVE, nullptr)) fail("mounts");
+  int below_view[kMaxKept];
+  for (int i = 0; i < o.views; i++)
+    if ((below_view[i] = seal::open_plain(o.view[i])) < 0) fail("view");
+  if (o.sealed && !seal::set_writable("/", false)) fail("read-only");
   if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr)) fail("proc");
   if (tmp >= 0) bind_mount(tmp, "/tmp", 0);
+  if (tmp >= 0 && o.sealed && !seal::set_writable("/tmp", true)) fail("tmp");
   if (o.shm && mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")) fail("shm");
   for (int i = 0; i < o.kept; i++) {
     const char* base = tmp >= 0 && below(o.at[i], "/tmp")      ? "/tmp"
@@ -246,13 +263,31 @@ void make_mounts(const Options& o) {
       bind_mount(kept[i], to, MS_REC);
       close(target);
     }
-    close(kept[i]);
+    if (!base || !o.sealed) continue;
+    if (o.writable[i] && !seal::set_writable(o.at[i], true)) fail("writable");
   }
+  if (o.views && !seal::make_views(o.view, below_view, o.views, o.user)) fail("view");
+  // What keeps its place outside of those two: a folder that another one is shown in, or below a view.
+  for (int i = 0; i < o.kept && o.sealed; i++) {
+    if ((tmp >= 0 && below(o.at[i], "/tmp")) || (o.shm && below(o.at[i], "/dev/shm"))) continue;
+    // In a view: a session that is away has no folder.
+    if (mkdir(o.at[i], 0700) && errno != EEXIST && errno != EROFS) fail("keep");
+    const int target = seal::open_plain(o.at[i]);
+    if (target < 0) fail("keep");
+    char to[40];
+    snprintf(to, sizeof to, "/proc/self/fd/%d", target);
+    bind_mount(kept[i], to, MS_REC);
+    close(target);
+    if (o.writable[i] && !seal::set_writable(o.at[i], true)) fail("writable");
+  }
+  for (int i = 0; i < o.kept; i++) close(kept[i]);
   if (tmp >= 0) close(tmp);
   // Terminals of its own, so that a restored one finds its number free. Not everywhere permitted, and
   // only programs that ask for a terminal need it.
   if (!mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620"))
     mount("/dev/pts/ptmx", "/dev/ptmx", nullptr, MS_BIND, nullptr);
+  else if (o.sealed)
+    fail("terminals");  // else it would have the machine's
 }
 
 // ---- the main process
@@ -300,12 +335,13 @@ void die_with_parent(int alive) {
 [[noreturn]] void be_init(const Options& o, int outer) {
   char go;
   if (read(outer, &go, 1) != 1) _exit(kFailed);
-  prctl(PR_SET_NAME, "capsule-init", 0, 0, 0);
+  prctl(PR_SET_NAME, o.sealed ? "proof-init" : "capsule-init", 0, 0, 0);
   setsid();  // a signal to the outer process's group comes once, passed on by that process
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
   make_mounts(o);
+  if (o.sealed) seal::make_loopback();
   if (!o.idle && !set_last_pid(kMainPid - 1)) fail("ns_last_pid");
   if (chdir("/")) fail("chdir");
   drop_privileges(o);
@@ -364,7 +400,8 @@ void map_user(pid_t child) {
 [[noreturn]] void run(Options o) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) fail("socketpair");
-  const unsigned long flags = CLONE_NEWPID | CLONE_NEWNS | (o.user ? CLONE_NEWUSER : 0) | SIGCHLD;
+  const unsigned long flags =
+      CLONE_NEWPID | CLONE_NEWNS | (o.user ? CLONE_NEWUSER : 0) | (o.sealed ? seal::kNamespaces : 0) | SIGCHLD;
   const pid_t inner = static_cast<pid_t>(syscall(SYS_clone, flags, nullptr, nullptr, nullptr, nullptr));
   if (inner < 0) fail("clone");
   if (inner == 0) {
@@ -372,7 +409,7 @@ void map_user(pid_t child) {
     be_init(o, ends[1]);
   }
   close(ends[1]);
-  prctl(PR_SET_NAME, "capsule-outer", 0, 0, 0);
+  prctl(PR_SET_NAME, o.sealed ? "proof-outer" : "capsule-outer", 0, 0, 0);
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
@@ -381,6 +418,10 @@ void map_user(pid_t child) {
   if (write(ends[0], "g", 1) != 1) fail("start");
   o.user = false;  // this process is not in it
   drop_privileges(o);
+  if (o.sealed) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    if (getppid() != o.sealed) _exit(kFailed);  // it had ended before
+  }
   prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);  // the session's user may look at it as at any process of theirs
   retitle(o, "singularity capsule: holder");
   close(report_fd);
@@ -398,7 +439,8 @@ void map_user(pid_t child) {
 }
 
 [[noreturn]] void enter(const Options& o) {
-  if (setns(o.pidfd, CLONE_NEWPID | CLONE_NEWNS | (o.user ? CLONE_NEWUSER : 0))) fail("setns");
+  const int flags = CLONE_NEWPID | CLONE_NEWNS | (o.user ? CLONE_NEWUSER : 0);
+  if (setns(o.pidfd, flags | (o.sealed ? static_cast<int>(seal::kNamespaces) : 0))) fail("setns");
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) fail("socketpair");
   const pid_t child = fork();

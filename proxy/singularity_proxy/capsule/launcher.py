@@ -99,6 +99,9 @@ class CapsuleSpec:
     a checkpoint find the folders of their session where they were on another node."""
     lease: str | None = None
     """The file of a `LeaseWord`, which the capsule obeys where the launcher can do that."""
+    views: tuple[str, ...] | None = None
+    """Not None: it leaves no trace. It has no network, ends with this process, and everything but
+    `tmp` and what is `moved` is read-only; what is written below these folders goes to memory."""
 
 
 class Capsule:

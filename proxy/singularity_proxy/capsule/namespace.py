@@ -292,6 +292,8 @@ class NamespaceCapsule(Capsule):
             if ProcessIdentity.of(self.init.pid) != self.init:
                 raise Unavailable(ended)
             words = [os.fspath(holder_program()), "enter", "--pidfd", str(fd)]
+            if namespace_of(self.init.pid, "net") != namespace_of(os.getpid(), "net"):
+                words += ["--sealed", "1"]
             if self.user_namespace:
                 words.append("--user")
             elif uid != os.geteuid():
@@ -357,13 +359,18 @@ class NamespaceLauncher(CapsuleLauncher):
         for folder in keep or [f for f in spec.keep if _private_base(f) == "/dev/shm"]:
             words += ["--keep", folder]
         for path, folder in sorted(spec.moved.items()):
-            if not _private_base(path):
+            if not _private_base(path) and spec.views is None:
                 raise Unsupported(
                     f"the session was started in {path}, which is neither below /tmp nor below "
                     "/dev/shm, so its processes cannot be restored in another place",
                     path=path,
                 )
             words += ["--keep", folder, "--at", path]
+            words += ["--writable"] if spec.views is not None else []
+        if spec.views is not None:
+            words += ["--sealed", str(os.getpid())]
+            for folder in spec.views:
+                words += ["--view", folder]
         words += ["--idle", "--"] if argv is None else ["--", *argv]
         read, write = os.pipe()
         passed = [write]

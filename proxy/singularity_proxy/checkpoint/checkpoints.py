@@ -16,7 +16,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from singularity_proxy.errors import (
@@ -184,15 +184,17 @@ class Checkpoints:
         session: str,
         checkpoint: str | None = None,
         *,
+        but: Collection[str] = (),
         progress: OnProgress | None = None,
         cancel: threading.Event | None = None,
         threads: int | None = None,
     ) -> int:
-        """Read a checkpoint and check every chunk; how many. Raises what `restore` raises. A chunk
-        that is found damaged is sent again by the next save that has it."""
+        """Read a checkpoint and check every chunk, without those of the kinds `but`, which
+        `restore` has read; how many. Raises what `restore` raises. A chunk that is found damaged is
+        sent again by the next save that has it."""
         summary = self.find(session, checkpoint)
         reader = self._reader(summary, self._manifest(summary))
-        return reader.verify(progress=progress, cancel=cancel, threads=threads)
+        return reader.verify(but=but, progress=progress, cancel=cancel, threads=threads)
 
     # ---- removing --------------------------------------------------------------------------------
 

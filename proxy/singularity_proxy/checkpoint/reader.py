@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -117,18 +117,27 @@ class Reader:
     def verify(
         self,
         *,
+        but: Collection[str] = (),
         progress: OnProgress | None = None,
         cancel: threading.Event | None = None,
         threads: int | None = None,
     ) -> int:
-        """Read and check every chunk; how many there are. Raises DamagedCheckpoint."""
+        """Read and check every chunk that parts of the kinds `but` do not need; how many there are.
+        Raises DamagedCheckpoint."""
+        read = {
+            extent.chunk
+            for part in self._manifest.parts
+            if part.kind in but
+            for extent in part.extents
+        }
+        numbers = [n for n in range(len(self._manifest.chunks)) if n not in read]
         meter = Meter(progress)
-        meter.total = sum(chunk.size for chunk in self._manifest.chunks)
+        meter.total = sum(self._manifest.chunks[n].size for n in numbers)
 
         def one(number: int, data: Data) -> None:
             meter.add(done=len(data), sent=self._manifest.chunks[number].stored)
 
-        checked = self._each(range(len(self._manifest.chunks)), one, cancel, threads)
+        checked = self._each(numbers, one, cancel, threads)
         meter.finish()
         return checked
 

@@ -54,6 +54,7 @@ from .server import CommandServer
 from .sessions.capsules import choose_launcher
 from .sessions.lifecycle import Lifecycle
 from .sessions.record import Life, SessionRecord
+from .store.proofs import Prover
 from .store.suspends import clear_stages
 
 log = logging.getLogger("singularity.agent")
@@ -397,7 +398,8 @@ class AgentProcess:
         records = [SessionRecord.from_json(body) for _, body in ledger.all("session")]
         await asyncio.gather(*(lifecycle.adopt(record) for record in records))
         await lifecycle.relays.take_over()
-        self._commands = commands = CommandServer(node, lifecycle, devices, self.stop)
+        self._prover = Prover(node)
+        self._commands = commands = CommandServer(node, lifecycle, devices, self._prover, self.stop)
         path = os.path.join(settings.runtime_dir, "agent.sock")
         self._announce(settings.state_dir, path)  # first: who is connected may rely on it
         server = await rpc.serve(
@@ -519,6 +521,7 @@ class AgentProcess:
     async def _stop(self) -> None:
         node = self.node
         node.stopping = True
+        proved = asyncio.ensure_future(self._prover.close())
         ends = [
             asyncio.ensure_future(self._lifecycle.end(live, "the node agent was stopped", 0.5))
             for live in list(node.sessions.values())
@@ -526,7 +529,7 @@ class AgentProcess:
         ]
         _, late = await asyncio.wait(
             [
-                *ends,
+                *(*ends, proved),
                 asyncio.ensure_future(node.pool.close()),
                 asyncio.ensure_future(self._lifecycle.relays.end_all()),
             ],

@@ -104,6 +104,11 @@ class Settings:
         return os.path.join(self.state_dir, "images")
 
     @property
+    def proofs_dir(self) -> str:
+        """Folders that stand in for those of a session while a checkpoint of it is proved."""
+        return os.path.join(self.runtime_dir, "v")
+
+    @property
     def private_dir(self) -> str:
         """0700: sockets of proxies, sockets before they are handed to a user, probe output."""
         return os.path.join(self.runtime_dir, "p")

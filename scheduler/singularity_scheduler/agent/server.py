@@ -28,6 +28,7 @@ from .rights.node_lease import Renewal
 from .sessions.launch import LaunchRequest, number, text
 from .sessions.lifecycle import Lifecycle
 from .sessions.live import LiveSession
+from .store.proofs import Prover
 from .store.resumes import ResumeRequest
 from .store.return_checks import check_return
 from .store.stores import reference
@@ -38,6 +39,14 @@ log = logging.getLogger("singularity.agent")
 LEADER = ("node", "leader")
 """Which service was obeyed last, in the agent's ledger."""
 
+
+MOVES = frozenset(
+    {
+        *("session.checkpoint", "session.suspend", "session.resume", "session.end"),
+        *("device.checkpoint", "device.put_back"),
+    }
+)
+"""Commands that a proof of the session's checkpoints gives way to."""
 
 MAX_WAIT_S = 600.0
 """No call of a barrier holds its session's lock for longer."""
@@ -51,9 +60,11 @@ class CommandServer:
         node: Node,
         lifecycle: Lifecycle,
         devices: DeviceKeeper,
+        prover: Prover,
         stop: Callable[[], Awaitable[None]],
     ) -> None:
         self._node = node
+        self._prover = prover
         self._lifecycle = lifecycle
         self._devices = devices
         self._suspender = Suspender(node, devices, lifecycle.relays)
@@ -90,6 +101,7 @@ class CommandServer:
             "session.peers": self.peers,
             "checkpoints.list": self.list_checkpoints,
             "checkpoints.delete": self.delete_checkpoint,
+            "checkpoints.prove": self.prove_checkpoint,
             "renew": self.renew,
             "shutdown": self.shutdown,
         }
@@ -103,6 +115,8 @@ class CommandServer:
                 self._leaders.hello(peer, params)
             else:
                 self._leaders.check(peer)
+            if name in MOVES:
+                self._prover.give_way(str(params.get("session")))
             return await method(peer, params)
 
         return call
@@ -395,6 +409,10 @@ class CommandServer:
         if (live := self._node.sessions.get(session)) is not None:
             self._node.spawn(self._lifecycle.relays.retain(live), "retention")
         return {}
+
+    async def prove_checkpoint(self, _: Peer, params: dict[str, Any]) -> Any:
+        session, user, id = text(params, "session"), text(params, "user"), text(params, "id")
+        return await self._prover.prove(session, user, id)
 
     async def renew(self, _: Peer, params: dict[str, Any]) -> Any:
         now = boot_clock()

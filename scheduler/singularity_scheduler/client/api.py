@@ -117,6 +117,13 @@ class ServiceClient(VerbMethods, Reading, Groups):
         left: list[Json] = (await self._json("DELETE", path))["checkpoints"]
         return left
 
+    async def prove_checkpoint(self, session: str, checkpoint: str) -> list[Json]:
+        """See now whether one (id or name) comes back: it is brought back without a trace and
+        thrown away. Returns all of them, with `proved_at` or `unproved` of that one."""
+        path = f"{_checkpoints_of(session)}/{quote(checkpoint, safe='')}/proof"
+        found: list[Json] = (await self._json("POST", path, {}, timeout=MOVE_S))["checkpoints"]
+        return found
+
     async def fork(
         self,
         session: str,

@@ -61,6 +61,7 @@ class Client(BlockingVerbs):
 
     checkpoints = _call(ServiceClient.checkpoints)
     delete_checkpoint = _call(ServiceClient.delete_checkpoint)
+    prove_checkpoint = _call(ServiceClient.prove_checkpoint)
     usage = _call(ServiceClient.usage)
     devices = _call(ServiceClient.devices)
     tiers = _call(ServiceClient.tiers)

@@ -66,6 +66,17 @@ def parse_duration(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
+def checkpoint_note(stored: Mapping[str, Any], now: datetime) -> str:
+    """What there is to say of a checkpoint of the API: what is wrong with it, else whether it was
+    proved, and why its level is not higher. "" for nothing."""
+    if stored.get("damaged"):
+        return f"damaged: {stored['damaged']}"
+    if stored.get("unproved"):
+        return f"could not be proved: {stored['unproved']}"
+    proved = f"proved {age(stored['proved_at'], now)} ago" if stored.get("proved_at") else ""
+    return ", ".join(part for part in (proved, str(stored.get("reason") or "")) if part)
+
+
 def parse_time(text: object) -> datetime | None:
     """The moment of an ISO 8601 text; None for None and for what is none."""
     try:

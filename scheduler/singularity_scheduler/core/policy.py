@@ -553,6 +553,7 @@ _HANDLERS: dict[type, Handler] = {
     ev.ContentsBack: device_restores.done,
     ev.CheckpointsFound: checkpoints.found,
     ev.CheckpointGone: checkpoints.gone,
+    ev.CheckpointProved: checkpoints.proved,
     ev.Suspended: answers.note_suspended,
     ev.SuspendFailed: answers.note_suspend_failed,
     ev.Fenced: answers.note_fenced,

@@ -48,6 +48,7 @@ from .nodes.commander import Commander
 from .nodes.device_board import DeviceBoard
 from .nodes.peers import Peers
 from .nodes.progress import ProgressBoard
+from .nodes.proofs import ProofKeeper
 from .nodes.reports import NodeReports
 from .nodes.store import StoreKeeper
 from .operations.archive import Archive
@@ -125,6 +126,16 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         min=0,
         config=True,
         help="""Optimizer steps (or barriers) between such checkpoints. 0: none by steps.""",
+    )
+    prove_every_s = Float(
+        60.0,
+        min=0.0,
+        config=True,
+        help="""Seconds that a node rests after it has proved a checkpoint, before it proves the
+        next one that nobody has tried yet: all of it is read, and its processes are brought back
+        without a trace and thrown away. One at a time, read with the least priority, where it
+        takes no more than a quarter of the free memory, and given up when the session moves. 0:
+        only when somebody asks.""",
     )
     keep_checkpoints = Integer(
         5,
@@ -247,6 +258,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self.desk = Desk(self)
         self.groups = GroupDesk(self)
         self.store = StoreKeeper(self)
+        self.proofs = ProofKeeper(self)
         self.progress = ProgressBoard(self.state)
         self.device_board = DeviceBoard(self.state, clock)
         self.peers = Peers(self)
@@ -296,6 +308,7 @@ class Controller(LoggingConfigurable):  # type: ignore[misc]
         self._spawn(self.reports.run())
         self._spawn(self.leases.run())
         self._spawn(self.store.run())
+        self._spawn(self.proofs.run())
         self._spawn(GroupLimits(self.state, self.report, self._clock).run())
         self._spawn(self._start_fleet())
 

@@ -69,7 +69,11 @@ def test_everything_comes_back(stores: StoreBox, tmp_path: Path) -> None:
     info = os.stat(tmp_path / "out/scratch/text")
     assert info.st_mode & 0o7777 == 0o640
     assert info.st_mtime_ns == 1_234_567_890_123_456_789
-    assert other.verify("s") == len(other.manifest("s").chunks)
+    manifest = other.manifest("s")
+    assert other.verify("s") == len(manifest.chunks)
+    for kind in {part.kind for part in manifest.parts}:  # without what one kind alone needs
+        read = {e.chunk for p in manifest.parts if p.kind == kind for e in p.extents} - {ZERO}
+        assert other.verify("s", but=[kind]) == len(manifest.chunks) - len(read)
 
 
 def test_unchanged_chunks_are_not_sent_again(stores: StoreBox, tmp_path: Path) -> None:

@@ -38,6 +38,14 @@ async def test_store_suspend_move_and_undo(tmp_path: Path) -> None:
         )
         listed = (await cli("checkpoints", session)).out.splitlines()
         assert [line.split("  ")[0] for line in listed] == ["NAME", "at noon", "before fine tuning"]
+        proved = (await cli("checkpoints", session, "--prove", "at noon")).out.splitlines()
+        assert ["proved 0 s ago" in line for line in proved] == [False, True, False]
+        running.agent.faults["k0001"] = "a chunk is missing"
+        running.agents["node-2"].faults["k0001"] = "a chunk is missing"
+        bad = await cli("checkpoints", session, "--prove", "before fine tuning")
+        assert "could not be proved: a chunk is missing" in bad.out
+        for words in (("--prove", "x"), (session, "--prove", "x", "--delete", "y")):
+            assert (await cli("checkpoints", *words)).code == 64
         back = await cli("resume", "train.ipynb", "--on", "node-2")
         assert back.code == 0, back
         assert "12 hashes" in back.out

@@ -54,9 +54,26 @@ async def test_migrations_make_exactly_the_tables_we_use(place: str) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_ledger_of_the_first_version_is_taken_over(place: str) -> None:
+    await (await Ledger.open(place)).close()
+    engine = create_engine(parse(place))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0023'"))
+        for column in ("proof_at", "proof_fault"):
+            connection.execute(text(f"ALTER TABLE checkpoints DROP COLUMN {column}"))
+    ledger = await Ledger.open(place)
+    try:
+        with engine.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    finally:
+        await ledger.close()
+        engine.dispose()
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("version", "whose"),
-    [("0022", "an unreleased version from before"), ("0024", "a newer version")],
+    [("0022", "an unreleased version from before"), ("0025", "a newer version")],
 )
 async def test_a_ledger_of_another_version_is_refused_and_stays_as_it_is(
     place: str, version: str, whose: str
@@ -80,7 +97,7 @@ async def test_a_ledger_of_another_version_is_refused_and_stays_as_it_is(
             await Ledger.open(place)
         said = caught.value.message
         assert f"was written by {whose}" in said
-        assert f"its tables are of version {version}, this one reads 0023 to 0023" in said
+        assert f"its tables are of version {version}, this one reads 0023 to 0024" in said
         assert "nothing was changed" in said
         assert everything() == before
     finally:
@@ -102,6 +119,9 @@ async def test_checkpoints_and_reports_come_back_as_they_were(place: str) -> Non
             ev.Started("a"),
             ev.CheckpointTaken("a", whole("k1", 5.0, "one", damaged="", reason="ö")),
             ev.CheckpointTaken("a", whole("k2", 6.0, "two")),
+            ev.CheckpointProved("a", "k1", ""),
+            ev.CheckpointProved("a", "k2", "it is gone"),
+            ev.CheckpointProved("a", "k0", "there is none of that name"),
             ev.DropAsked("a", "ada", "two"),
             ev.RestoreAsked("a", "ada", "k1"),
         )
@@ -114,6 +134,8 @@ async def test_checkpoints_and_reports_come_back_as_they_were(place: str) -> Non
         [view] = await ledger.active()
         assert view == world["a"]
         assert [c.id for c in view.checkpoints] == ["k1", "k2", "k3"]
+        assert [c.proof_fault for c in view.checkpoints] == ["", "it is gone", ""]
+        assert [c.proved_at is None for c in view.checkpoints] == [False, True, True]
         assert view.loss is not None
         assert (view.loss.lost, view.kernel_id, view.every_steps) == (
             ("1 socket",),

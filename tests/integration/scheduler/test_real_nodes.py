@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from singularity_proxy.errors import SingularityError
 from singularity_scheduler.fleet import LocalFleet
+from singularity_scheduler.service.nodes import proofs
 from support.agent import ScriptFleet
 from support.agent_trains import STEPS, TRAINING, losses, native_losses
 from support.capsules import needs_criu
@@ -64,6 +66,46 @@ async def test_sessions_spread_and_each_node_says_what_it_can(tmp_path: Path) ->
                 await client.end_session(session["id"])
         finally:
             await fleet.stop_agent()
+
+
+@needs_criu
+@pytest.mark.asyncio
+async def test_checkpoints_are_proved_in_the_background_here_and_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session works in /tmp itself, so its folder keeps its place among the machine's."""
+    monkeypatch.setattr(proofs, "LOOK_S", 0.05)
+    monkeypatch.setattr(proofs, "SETTLED_S", 0.0)
+    settings: Any = {"nodes": NODES, "fleet": Nodes, "controller": {"prove_every_s": 0.1}}
+    async with platform(tmp_path, **settings) as p:
+        fleet: Any = p.controller.fleet.bare
+        client = p.client()
+
+        async def proved() -> bool:
+            found = await client.checkpoints(session)
+            assert [c["unproved"] for c in found if c["unproved"]] == []
+            return all(c["proved_at"] for c in found)
+
+        try:
+            session = (await sleeper(p, "one"))["id"]
+            await client.checkpoint(session, "first")
+            await until_async(proved)
+            assert (await client.get_session(session))["state"] == "ready"
+            await client.suspend(session, "second")
+            await until_async(proved)
+            assert (await client.get_session(session))["state"] == "suspended"
+            back = await client.resume(session)
+            assert (back["state"], back["loss"]["lost"]) == ("ready", [])
+            await client.prove_checkpoint(session, "first")
+            await client.end_session(session)
+        finally:
+            await fleet.stop_agent()
+
+
+async def until_async(true: Callable[[], Awaitable[bool]], limit_s: float = 60.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not await true():
+            await asyncio.sleep(0.05)
 
 
 class Trainers(LocalFleet):

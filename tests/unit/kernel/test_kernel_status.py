@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from singularity_kernel.kernel.memory import device_memory
-from singularity_kernel.kernel.status import Sentence, Table, ago, status_rows
+from singularity_kernel.kernel.status import Sentence, Table, ago, checkpoint_rows, status_rows
 from singularity_proxy.wire.ring import RingFile, RingState
 from singularity_scheduler.client.words import size
 
@@ -59,6 +59,19 @@ def test_the_last_checkpoint_has_an_age() -> None:
     last = {"id": "a1", "at": "2026-05-01T11:55:00Z", "bytes": 3 << 20, "level": "device"}
     assert rows(last_checkpoint=last)["Last checkpoint"] == "a1, 5 min ago, 3 MiB, device state"
     assert rows(last_checkpoint=None)["Last checkpoint"] == "none yet"
+
+
+def test_a_checkpoint_says_whether_it_comes_back() -> None:
+    one = {"id": "k1", "name": "good", "level": "process", "bytes": 1, "stored_bytes": 1}
+    for more, said in (
+        ({}, ""),
+        ({"reason": "no CRIU"}, ""),
+        ({"proved_at": NOW.isoformat()}, ", proved 0 s ago"),
+        ({"unproved": "a file is gone"}, ", could not be proved: a file is gone"),
+        ({"damaged": "it is cut", "unproved": "a file is gone"}, ", damaged: it is cut"),
+    ):
+        [(word, text)] = checkpoint_rows([{**one, **more}], NOW)
+        assert (word, text) == ("good", f"k1, process state, 1 B, 1 B stored{said}")
 
 
 def test_a_place_in_the_queue_is_shown_while_it_waits() -> None:

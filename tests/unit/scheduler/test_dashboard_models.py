@@ -15,6 +15,7 @@ from singularity_scheduler.cli import COMMANDS
 from singularity_scheduler.core.reasons.reason import because
 from singularity_scheduler.core.state.cluster import ClusterState
 from singularity_scheduler.core.state.devices import DeviceMark, DeviceView
+from singularity_scheduler.core.state.stored import CheckpointRef
 from singularity_scheduler.core.values.administration import NodeDuty
 from singularity_scheduler.core.values.model import Abilities, SessionView
 from singularity_scheduler.core.values.parameters import Parameters
@@ -193,6 +194,22 @@ def test_a_queue_of_many_works_out_one_page(large: ClusterState) -> None:
     own = queue(large, NOW, "user-7", tier="basic")
     assert {row.view.user for row in own.rows} == {"user-7"}
     assert {row.view.tier for row in own.rows} == {Tier.BASIC}
+
+
+def test_a_row_says_whether_its_newest_checkpoint_comes_back() -> None:
+    state = cluster(1, 1)
+    stored = CheckpointRef("k1", NOW - 600, 2048, "process", "good")
+    tried = replace(stored, proof_at=NOW - 120)
+    failed = replace(tried, proof_fault="a file is gone")
+    said = [
+        session_row(state, session(1, "node-0", (), checkpoints=(one,)), NOW).checkpoint
+        for one in (stored, tried, failed)
+    ]
+    assert said == [
+        '"good", 10 min ago, 2 KiB',
+        '"good", 10 min ago, 2 KiB, proved 2 min ago',
+        '"good", 10 min ago, 2 KiB, could not be proved: a file is gone',
+    ]
 
 
 def test_a_row_says_how_many_devices_stand_for_how_many() -> None:

@@ -19,7 +19,15 @@ from singularity_proxy.capsule.files.rules import Action
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.errors import ImageFailed
 
-from .format import BYTES, VARINT, change_messages, encode_message, encode_number, fields
+from .format import (
+    BYTES,
+    VARINT,
+    change_messages,
+    encode_message,
+    encode_number,
+    fields,
+    messages,
+)
 
 _FILES, _LOCKS, _GHOSTS = "files.img", "filelocks.img", "remap-fpath.img"
 _AS_TAKEN = ".taken"
@@ -29,6 +37,13 @@ _REG = 3
 _ID, _FLAGS, _POS, _NAME, _SIZE, _MODE = 1, 2, 3, 6, 8, 10
 _LOCK_PID, _LOCK_FD = 3, 4
 _GHOST_OF = 1
+
+_UNIX, _FIFO = 16, 17
+"""Fields of a `file_entry`: it is a Unix socket, or a pipe with a name."""
+_UNIX_NAME = 11
+"""Field of a `unix_sk_entry`."""
+_FIFO_REG = 3
+"""Field of a `fifo_entry`: the id of the `reg_file_entry` that has its name."""
 
 
 def apply(folder: str, plan: Plan) -> None:
@@ -40,12 +55,16 @@ def apply(folder: str, plan: Plan) -> None:
         _rewrite(folder, _FILES, lambda entry: _changed(entry, changes, ghosts))
         _rewrite(folder, _LOCKS, lambda lock: _kept(lock, plan.unlocked))
     except (IndexError, struct.error, ValueError, KeyError) as error:
-        raise ImageFailed(
-            f"the process image could not be restored: its files are not where they are expected "
-            f"in it ({error}); the checkpoint is as it was",
-            step="restore",
-            log=[],
-        ) from None
+        raise _unexpected(error) from None
+
+
+def _unexpected(error: Exception) -> ImageFailed:
+    return ImageFailed(
+        f"the process image could not be restored: its files are not where they are expected "
+        f"in it ({error}); the checkpoint is as it was",
+        step="restore",
+        log=[],
+    )
 
 
 def verify(capsule: NamespaceCapsule, plan: Plan) -> str | None:
@@ -63,6 +82,33 @@ def verify(capsule: NamespaceCapsule, plan: Plan) -> str | None:
             if (info.st_dev, info.st_ino) != inode:
                 return os.readlink(link)
     return None
+
+
+def made_paths(folder: str) -> frozenset[str]:
+    """Paths at which a restore of the image in `folder` makes something: of files that were
+    deleted and of sockets; also of pipes with a name, which it fills. Raises `ImageFailed` when it
+    is not the image that is expected."""
+    regular: dict[int, bytes] = {}
+    found: set[bytes] = set()
+    piped: set[int] = set()
+    try:
+        with open(os.path.join(folder, _FILES), "rb") as file:
+            entries = [one for entry in messages(file.read()) for one in fields(entry)]
+        for one in entries:
+            if one.number not in (_REG, _UNIX, _FIFO) or one.kind != BYTES:
+                continue
+            inner = {f.number: f for f in fields(one.value)}
+            if one.number == _REG:
+                regular[inner[_ID].number_value] = inner[_NAME].value
+            elif one.number == _UNIX:
+                found.add(inner[_UNIX_NAME].value.rstrip(b"\0"))
+            elif _FIFO_REG in inner:
+                piped.add(inner[_FIFO_REG].number_value)
+        ghosts = _ghosts(folder)
+    except (OSError, IndexError, struct.error, ValueError, KeyError) as error:
+        raise _unexpected(error) from None
+    found |= {name for id, name in regular.items() if id in ghosts or id in piped}
+    return frozenset(os.fsdecode(name) for name in found if name.startswith(b"/"))
 
 
 def _rewrite(folder: str, name: str, change: Callable[[bytes], bytes | None]) -> None:

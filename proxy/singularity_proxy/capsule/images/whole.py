@@ -8,6 +8,7 @@ descriptor: a difference is an error, and nothing was taken down yet.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.capsule.tree import descendants, inner_pid, namespace_of, state_of
@@ -52,30 +53,40 @@ def check_tree(capsule: NamespaceCapsule) -> None:
 def check_image(capsule: NamespaceCapsule, folder: str) -> None:
     """Raise `ImageFailed` when a process, thread or descriptor of the frozen `capsule` is not in
     the image that `folder` holds, or the other way round."""
+    _compare(capsule, folder, _refused)
+
+
+def check_back(capsule: NamespaceCapsule, folder: str) -> None:
+    """Raise `ImageFailed` when what was restored in `capsule` from the image in `folder`, and does
+    not run, is not what the image has: a process, thread or descriptor is missing or too many."""
+    _compare(capsule, folder, _not_back)
+
+
+def _compare(capsule: NamespaceCapsule, folder: str, refused: Callable[[str], ImageFailed]) -> None:
     try:
         taken = _read_tree(folder)
         for member in capsule.members():
             pid = member.identity.pid
             threads = taken.pop(member.pid, None)
             if threads is None:
-                raise _refused(f"its process {_name(pid, member.pid)} is not in the image")
+                raise refused(f"its process {_name(pid, member.pid)} is not in the image")
             if state_of(pid) in ("Z", "X", ""):
                 continue
             if threads != _threads(pid):
-                raise _refused(
+                raise refused(
                     f"threads of its process {_name(pid, member.pid)} are not in the image"
                 )
             missing = _descriptors(pid) ^ _read_descriptors(folder, member.pid)
             if missing:
                 number = min(missing)
-                raise _refused(
+                raise refused(
                     f"its process {_name(pid, member.pid)} has descriptor {number} "
                     f"({_link(pid, number)}) beside the image"
                 )
     except (OSError, IndexError, KeyError, ValueError) as error:
-        raise _refused(f"the image cannot be held against it ({error})") from None
+        raise refused(f"the image cannot be held against it ({error})") from None
     if taken:
-        raise _refused(f"its process {min(taken)} has ended meanwhile")
+        raise refused(f"its process {min(taken)} is not there")
 
 
 def _refused(why: str) -> ImageFailed:
@@ -85,6 +96,15 @@ def _refused(why: str) -> ImageFailed:
         step="dump",
         log=[],
         intact=True,
+    )
+
+
+def _not_back(why: str) -> ImageFailed:
+    return ImageFailed(
+        f"what came back from the process image is not what it holds: {why}; the checkpoint is as "
+        "it was",
+        step="restore",
+        log=[],
     )
 
 

@@ -76,10 +76,15 @@ def state_parts(folder: str, rings: list[RingRecord]) -> list[Part]:
 def scratch_roots(record: SessionRecord, folder: str) -> tuple[list[str], list[str]]:
     """(folders inside the capsule whose files travel with the session, paths in them that do not).
     `folder`: the session's own, as it is called inside."""
+    return roots_of(record.kept, folder)
+
+
+def roots_of(kept: list[str] | None, folder: str) -> tuple[list[str], list[str]]:
+    """The same of a session that keeps these folders of /tmp at their place."""
     own_tmp = os.path.join(folder, "tmp")
     roots = [folder, "/dev/shm"]
     skip = [os.path.join(folder, name) for name in (TUNNEL, RENDEZVOUS)]
-    if record.kept is not None:  # else /tmp is the machine's, and the folder for it unused
+    if kept is not None:  # else /tmp is the machine's, and the folder for it unused
         roots.append("/tmp")
         skip.append(own_tmp)
     return roots, skip

@@ -171,7 +171,7 @@ class Resumer:
         if not found["available"] or not isinstance(node.launcher, NamespaceLauncher):
             why = str(found["reason"]).rstrip(".")
             raise Unsupported(f"no session can be resumed on node {node.settings.node}: {why}")
-        await self._refuse_machine(record)
+        await refuse_machine(node, record)
         ours = node.torch.git_version if node.torch else ""
         if record["rings"] and record["torch"] != ours:
             raise Unsupported(
@@ -207,23 +207,6 @@ class Resumer:
                 f"the session works in {missing[0]}, which is not on node {settings.node}; {kept}: "
                 "put it on storage that all nodes share, or resume it where it is",
                 path=missing[0],
-            )
-
-    async def _refuse_machine(self, record: dict[str, Any]) -> None:
-        """Refuse an image that needs more of its machine than is here, or other files."""
-        node, there = self._node.settings.node, record["node"]
-        instead = f"the checkpoint was kept, resume it on a node like {there}"
-        why = why_not(Machine.from_json(record.get("machine")), await self._node.images.machine())
-        if why:
-            raise Unsupported(f"the session cannot come back here: node {node} {why}; {instead}")
-        opened = open_files.Record.from_json(record["opened"])
-        others = await asyncio.to_thread(open_files.other_libraries, opened)
-        if others:
-            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-            raise Unsupported(
-                f"the session cannot come back here: node {node} has another or no {others[0]}"
-                f"{more}, which it has loaded; {instead}, or install the same there",
-                files=others[:20],
             )
 
     def record_of(
@@ -487,6 +470,24 @@ class Resumer:
         lost = live.rings.adopt()
         if lost:
             raise Unavailable(f"ring {lost[0].ring_id} of the session is gone; try again")
+
+
+async def refuse_machine(agent: Node, record: dict[str, Any]) -> None:
+    """Refuse an image that needs more of its machine than is here, or other files."""
+    node, there = agent.settings.node, record["node"]
+    instead = f"the checkpoint was kept, resume it on a node like {there}"
+    why = why_not(Machine.from_json(record.get("machine")), await agent.images.machine())
+    if why:
+        raise Unsupported(f"the session cannot come back here: node {node} {why}; {instead}")
+    opened = open_files.Record.from_json(record["opened"])
+    others = await asyncio.to_thread(open_files.other_libraries, opened)
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise Unsupported(
+            f"the session cannot come back here: node {node} has another or no {others[0]}"
+            f"{more}, which it has loaded; {instead}, or install the same there",
+            files=others[:20],
+        )
 
 
 def say_kept(error: SingularityError) -> None:

@@ -469,7 +469,8 @@ def remove_copies(node: Node, live: LiveSession) -> None:
 def clear_stages(settings: Settings) -> None:
     """Make the agent's own folders for images anew, and remove what an agent that was killed had
     on its way there or back; called before sessions are taken over."""
-    shutil.rmtree(settings.images_dir, ignore_errors=True)
+    for folder in (settings.images_dir, settings.proofs_dir):
+        shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(settings.images_dir, 0o700)
     for name in os.listdir(settings.shm_dir):
         if name.endswith(files.STAGE):

@@ -10,7 +10,7 @@ from typing import Any
 
 from singularity_scheduler.cli.framework import texts
 from singularity_scheduler.cli.framework.tables import Card, Column, Table
-from singularity_scheduler.client.words import duration, kept, plan, squashing
+from singularity_scheduler.client.words import checkpoint_note, duration, kept, plan, squashing
 from singularity_scheduler.model.session import SHOWN
 
 Json = Mapping[str, Any]
@@ -287,13 +287,12 @@ def checkpoint_table(stored: Sequence[Json], now: datetime, one: bool, empty: st
             texts.size(int(c.get("bytes") or 0)),
             texts.size(int(c.get("stored_bytes") or 0)),
             texts.age(c.get("at"), now),
-            f"damaged: {texts.clean(c['damaged'])}"
-            if c.get("damaged")
-            else texts.clean(c.get("reason")),
+            texts.clean(checkpoint_note(c, now)),
         ]
         for c in stored
     ]
-    return Table(columns, rows, empty, ["red" if c.get("damaged") else "" for c in stored])
+    bad = [bool(c.get("damaged") or c.get("unproved")) for c in stored]
+    return Table(columns, rows, empty, ["red" if one else "" for one in bad])
 
 
 def _attempt(session: Json, run: Json) -> str:

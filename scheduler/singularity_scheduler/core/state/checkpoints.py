@@ -218,6 +218,22 @@ def mark_damaged(draft: Draft, session: str, checkpoint: str, sentence: str) -> 
             draft.put(replace(view, checkpoints=tuple(changed)))
 
 
+def unproved(view: SessionView, before: float) -> list[CheckpointRef]:
+    """Those made before that time of which nobody has tried yet whether they come back, oldest
+    first. Those of a set are none: nothing comes back from one of them alone."""
+    known = [c for c in view.checkpoints if c.at < before and not c.proof_at]
+    return [c for c in known if c.whole and not c.set_id]
+
+
+def stands_still(view: SessionView) -> bool:
+    """Whether the session is not being moved, nor about to be, so that nothing waits for a proof of
+    what it has stored."""
+    if view.process_state is ProcessState.SUSPENDED:
+        return not view.called
+    live = view.process_state is ProcessState.LIVE
+    return live and view.leaving is None and view.device_state not in CHANGING
+
+
 # -- events (see `policy`) ------------------------------------------------------------------
 
 
@@ -311,6 +327,14 @@ def drop_one(draft: Draft, view: SessionView, reference: CheckpointRef) -> None:
             checkpoint=reference.id,
         )
     draft.put(drop(draft, view, {reference.id}))
+
+
+def proved(draft: Draft, event: ev.CheckpointProved) -> None:
+    view = draft.get(event.session)
+    known = next((c for c in view.checkpoints if c.id == event.checkpoint), None) if view else None
+    if view is not None and known is not None:
+        tried = replace(known, proof_at=draft.now, proof_fault=event.fault)
+        draft.put(put(draft, view, tried))
 
 
 def gone(draft: Draft, event: ev.CheckpointGone) -> None:

@@ -35,11 +35,20 @@ class CheckpointRef:
     undo_until: float = 0.0
     """Until when it is kept although its session has ended, so that the end can be taken back
     (UNIX seconds); 0.0: it is not kept for that."""
+    proof_at: float = 0.0
+    """When it was tried whether it comes back (UNIX seconds); 0.0: never."""
+    proof_fault: str = ""
+    """Why it did not; "": it did, or that was never tried."""
 
     @property
     def whole(self) -> bool:
         """Whether a session can come back from it."""
         return self.level == "process" and not self.damaged and not self.dropped
+
+    @property
+    def proved_at(self) -> float | None:
+        """When it was found to come back; None: it was not."""
+        return self.proof_at if self.proof_at and not self.proof_fault else None
 
 
 @dataclass(frozen=True)

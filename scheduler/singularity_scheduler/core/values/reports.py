@@ -318,6 +318,14 @@ class CheckpointGone(OfSession):
     checkpoint: str
 
 
+@dataclass(frozen=True)
+class CheckpointProved(OfSession):
+    """It was tried whether it comes back. `fault`: why it did not; "": it did."""
+
+    checkpoint: str
+    fault: str
+
+
 Report = (
     DevicesLooked
     | NodeJoined
@@ -361,4 +369,5 @@ Report = (
     | ContentsBack
     | CheckpointsFound
     | CheckpointGone
+    | CheckpointProved
 )

@@ -16,6 +16,7 @@ from singularity_scheduler.core.values import events as ev
 from singularity_scheduler.core.values.requested import Kind, Tier
 from singularity_scheduler.core.values.rules import RULES
 from singularity_scheduler.core.values.states import WORDS, DeviceState, ProcessState
+from singularity_scheduler.service.nodes.proofs import OUTCOMES as PROOFS
 from singularity_scheduler.service.operations.table import TABLE, Operation
 
 from .problems import OUTCOMES
@@ -124,6 +125,15 @@ class Metrics:
             registry=registry,
         )
         _all(self.requests, verbs(), OUTCOMES)
+        self.proofs = Counter(
+            "checkpoint_proofs",
+            "Checkpoints that were tried, by outcome: proved (it comes back), failed (it does "
+            "not), put off (that could not be found out then).",
+            ("outcome",),
+            namespace=PREFIX,
+            registry=registry,
+        )
+        _all(self.proofs, PROOFS)
         self.devices = Gauge(
             "devices",
             "Devices of all nodes, by type and whether a session holds them.",
@@ -221,6 +231,10 @@ class Metrics:
             if view.ended:
                 self._since.pop(view.id, None)
                 self._transfer_since.pop(view.id, None)
+
+    def tried(self, outcome: str) -> None:
+        """A proof of a checkpoint has ended."""
+        self.proofs.labels(outcome).inc()
 
     def _moved(self, session: str, state: DeviceState, at: float) -> None:
         before = self._since.get(session)

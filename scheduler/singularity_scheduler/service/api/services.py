@@ -49,6 +49,7 @@ class Services:
         controller.progress.on_change = self.announcer.progress
         board.on_change = self.announcer.devices
         controller.ledger.on_write = self.metrics.ledger_write
+        controller.proofs.told = self.metrics.tried
 
     def _magic(self, verb: str, view: SessionView, error: Exception | None) -> None:
         refused = error if isinstance(error, SingularityError) else None

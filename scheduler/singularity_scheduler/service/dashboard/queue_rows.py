@@ -134,6 +134,10 @@ def session_row(state: ClusterState, view: SessionView, now: float) -> SessionRo
     if checkpoint is not None:
         named = f'"{checkpoint.name}", ' if checkpoint.name else ""
         stored = f"{named}{duration(max(0.0, now - checkpoint.at))} ago, {size(checkpoint.bytes)}"
+        if checkpoint.proof_fault:
+            stored += f", could not be proved: {checkpoint.proof_fault}"
+        elif checkpoint.proved_at is not None:
+            stored += f", proved {duration(max(0.0, now - checkpoint.proved_at))} ago"
     return SessionRow(
         view,
         f"{view.node} {where}" if where else "",

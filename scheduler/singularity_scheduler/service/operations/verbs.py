@@ -173,6 +173,23 @@ async def delete_checkpoint(call: Endpoint) -> Reply:
 
 
 @operation(
+    "POST",
+    "sessions/{session}/checkpoints/{checkpoint}/proof",
+    "Prove one checkpoint now, by its id or name: read all of it, bring its processes back without "
+    "a trace and throw them away. Answers when that is done, with `proved_at` or `unproved` of it; "
+    "the session is not touched.",
+    answer="CheckpointList",
+    body="Nothing",
+    verb="prove",
+    errors=_STORE,
+)
+async def prove_checkpoint(call: Endpoint) -> Reply:
+    view = await call.session()
+    await call.controller.proofs.prove(view, call.path_values["checkpoint"])
+    return Reply({"checkpoints": documents.checkpoints_document(await call.session())})
+
+
+@operation(
     "GET",
     "sessions/{session}/devices",
     "Memory and utilisation of each of its devices, as its node told last; in the event stream as "

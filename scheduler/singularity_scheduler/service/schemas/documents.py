@@ -156,6 +156,8 @@ def checkpoint_document(reference: CheckpointRef) -> Json:
         "incarnation": reference.incarnation,
         "reason": reference.reason,
         "damaged": reference.damaged or None,
+        "proved_at": iso(reference.proved_at),
+        "unproved": reference.proof_fault or None,
         # Gangs go back by themselves alone, and are not forked.
         "restorable": reference.whole and not reference.set_id,
     }

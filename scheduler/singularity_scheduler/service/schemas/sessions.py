@@ -229,6 +229,14 @@ STORED_CHECKPOINT = record(
         "incarnation": COUNT,
         "reason": {**TEXT, "description": "Why its level is not higher."},
         "damaged": {**nullable(TEXT), "description": "What was found wrong with it."},
+        "proved_at": {
+            **nullable(TIME),
+            "description": "When it was brought back without a trace to see that it can be.",
+        },
+        "unproved": {
+            **nullable(TEXT),
+            "description": "Why it did not come back when that was tried.",
+        },
         "restorable": {
             "type": "boolean",
             "description": "Whether a session can be brought back from it; not those of a run on "

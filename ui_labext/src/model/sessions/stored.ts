@@ -1,6 +1,6 @@
-import { count, isObject, text } from '../server/json';
+import { count, isObject, text, time } from '../server/json';
 import { hasEnded, ICheckpoint, ISession, readCheckpoint } from './session';
-import { ITexts } from '../words/words';
+import { ageText, ITexts } from '../words/words';
 
 /** A checkpoint as the list of them has it. */
 export interface IStored extends ICheckpoint {
@@ -10,6 +10,10 @@ export interface IStored extends ICheckpoint {
   reason: string;
   /** What was found wrong with it; empty: nothing. */
   damaged: string;
+  /** When it was seen to come back, in ms since 1970; null: it was not. */
+  provedAt: number | null;
+  /** Why it did not come back when that was tried; empty: it did, or nobody has tried. */
+  unproved: string;
   /** Whether a session can come back from it. */
   restorable: boolean;
 }
@@ -25,6 +29,8 @@ export function readStored(value: unknown): IStored | null {
     storedBytes: count(value.stored_bytes),
     reason: text(value.reason),
     damaged: text(value.damaged),
+    provedAt: time(value.proved_at),
+    unproved: text(value.unproved),
     restorable: value.restorable === true
   };
 }
@@ -46,6 +52,16 @@ export function levelText(level: string, texts: ITexts): string {
     default:
       return level;
   }
+}
+
+/** Whether it comes back, in a few words; empty: nobody has tried. */
+export function proofText(stored: IStored, now: number, texts: ITexts): string {
+  if (stored.unproved) {
+    return texts.__('could not be proved: %1', stored.unproved);
+  }
+  return stored.provedAt === null
+    ? ''
+    : texts.__('proved %1', ageText(stored.provedAt, now, texts));
 }
 
 /** Whether a session may go back to a checkpoint: as a whole, or its device state while it lives. */

@@ -2,7 +2,14 @@ import * as React from 'react';
 
 import { Load } from '../../model/server/load';
 import { ISession } from '../../model/sessions/session';
-import { canFork, canRestore, IStored, levelText, storedName } from '../../model/sessions/stored';
+import {
+  canFork,
+  canRestore,
+  IStored,
+  levelText,
+  proofText,
+  storedName
+} from '../../model/sessions/stored';
 import { ageText, bytes, ITexts, moment } from '../../model/words/words';
 import { Trouble } from '../trouble';
 
@@ -25,14 +32,16 @@ function Checkpoint(props: {
   const size = stored.storedBytes
     ? texts.__('%1, %2 in the store', bytes(stored.bytes), bytes(stored.storedBytes))
     : bytes(stored.bytes);
+  const proof = proofText(stored, now, texts);
   return (
-    <li className={stored.damaged ? 'jp-mod-damaged' : ''}>
+    <li className={stored.damaged || stored.unproved ? 'jp-mod-damaged' : ''}>
       <div className="jp-Singularity-entryHead">
         <strong title={stored.id}>{stored.name || texts.__('without a name')}</strong>
         <span title={when}>{ageText(stored.at, now, texts)}</span>
       </div>
       <p>{[levelText(stored.level, texts), size].filter(Boolean).join(' · ')}</p>
       {stored.damaged && <p>{texts.__('damaged: %1', stored.damaged)}</p>}
+      {!stored.damaged && proof && <p>{proof}</p>}
       {!stored.damaged && stored.reason && <p>{stored.reason}</p>}
       <div className="jp-Singularity-verbs">
         {canRestore(session, stored) && (
