@@ -314,6 +314,10 @@ test('the list is asked for anew when there is another checkpoint', async () => 
   expect(server.asked.filter(q => q === 'checkpoints')).toHaveLength(1);
   await page.do(() => sessions.take('session', { ...DOCUMENT, checkpoints: 2 }));
   expect(page.query('[role=tabpanel]').textContent).toContain('after');
+  server.known = [stored({ id: 'c9', name: 'after', unproved: 'a file is gone' })];
+  const tried = { ...STORED, unproved: 'a file is gone' };
+  await page.do(() => sessions.take('session', { ...DOCUMENT, last_checkpoint: tried }));
+  expect(page.query('[role=tabpanel]').textContent).toContain('could not be proved');
 });
 
 test('a server that refuses is one line, and asked again on demand', async () => {

@@ -51,6 +51,7 @@ def _checkpoint(status: Json, now: datetime) -> str:
         parts.append(size(last["bytes"]))
     if last.get("level"):
         parts.append(f"{last['level']} state")
+    parts.append(checkpoint_note({**last, "reason": ""}, now))
     if last.get("reason"):
         parts.append(f"no more because {last['reason']}")
     return ", ".join(part for part in parts if part)

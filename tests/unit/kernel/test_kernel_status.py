@@ -74,6 +74,11 @@ def test_a_checkpoint_says_whether_it_comes_back() -> None:
         assert (word, text) == ("good", f"k1, process state, 1 B, 1 B stored{said}")
 
 
+def test_the_last_checkpoint_says_whether_it_comes_back() -> None:
+    last = {"id": "a1", "level": "process", "reason": "", "proved_at": NOW.isoformat()}
+    assert rows(last_checkpoint=last)["Last checkpoint"] == "a1, process state, proved 0 s ago"
+
+
 def test_a_place_in_the_queue_is_shown_while_it_waits() -> None:
     found = rows(queue={"place": 2, "ahead": ["x"]}, waiting_since="2026-05-01T11:59:30Z")
     assert found["Queue"] == "place 2, 1 ahead, since 30 s ago"

@@ -62,6 +62,10 @@ niceness back, which takes a right to do from a lower one."""
 _FAILURES = (DamagedCheckpoint, ImageFailed, OpenFilesChanged)
 """What says that the checkpoint, as it is now, does not come back; all else says nothing of it."""
 
+_SEALED = ("Read-only file system", "Permission denied")
+"""In what CRIU says: the sealed capsule was in the way. Where root has no rights (shared storage) a
+view has none either."""
+
 
 @dataclass(eq=False)
 class _Job:
@@ -133,7 +137,7 @@ class Prover:
             await self._try(job, user, checkpoint)
         except _FAILURES as error:
             job.check()  # a capsule that was ended in the middle is no fault
-            if any("Read-only file system" in line for line in error.fields.get("log") or ()):
+            if any(word in line for line in error.fields.get("log") or () for word in _SEALED):
                 raise Unsupported(
                     "the checkpoint cannot be proved while its session's files stay untouched: "
                     f"{error.message}"

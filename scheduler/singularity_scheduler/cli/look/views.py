@@ -261,6 +261,7 @@ def checkpoint_text(session: Json, now: datetime) -> str:
         parts.append(texts.size(last["bytes"]))
     if last.get("level"):
         parts.append(f"{last['level']} state")
+    parts.append(texts.clean(checkpoint_note({**last, "reason": ""}, now)))
     if last.get("reason"):
         parts.append(f"no more because {texts.clean(last['reason'])}")
     return ", ".join(part for part in parts if part)

@@ -94,7 +94,9 @@ export class Details {
 
   private _changed(before: ISession | null, now: ISession): void {
     const other = (key: keyof ISession) => before?.[key] !== now[key];
-    const fresh = before?.checkpoint?.id !== now.checkpoint?.id || other('checkpoints');
+    const [old, last] = [before?.checkpoint, now.checkpoint];
+    const tried = old?.provedAt !== last?.provedAt || old?.unproved !== last?.unproved;
+    const fresh = old?.id !== last?.id || tried || other('checkpoints');
     const moved = other('state') || other('reason');
     const refused = this.log?.state === 'refused' && other('processState');
     if (

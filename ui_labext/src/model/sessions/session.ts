@@ -32,6 +32,10 @@ export interface ICheckpoint {
   level: string;
   /** What it would take unshared and uncompressed. */
   bytes: number;
+  /** When it was seen to come back, in ms since 1970; null: it was not. */
+  provedAt: number | null;
+  /** Why it did not come back when that was tried; empty: it did, or nobody has tried. */
+  unproved: string;
 }
 
 /** With what the end of a session can be taken back. */
@@ -153,7 +157,9 @@ export function readCheckpoint(value: unknown): ICheckpoint | null {
     name: text(value.name),
     at: time(value.at),
     level: text(value.level),
-    bytes: count(value.bytes)
+    bytes: count(value.bytes),
+    provedAt: time(value.proved_at),
+    unproved: text(value.unproved)
   };
 }
 

@@ -1,4 +1,4 @@
-import { count, isObject, text, time } from '../server/json';
+import { count, isObject, text } from '../server/json';
 import { hasEnded, ICheckpoint, ISession, readCheckpoint } from './session';
 import { ageText, ITexts } from '../words/words';
 
@@ -10,10 +10,6 @@ export interface IStored extends ICheckpoint {
   reason: string;
   /** What was found wrong with it; empty: nothing. */
   damaged: string;
-  /** When it was seen to come back, in ms since 1970; null: it was not. */
-  provedAt: number | null;
-  /** Why it did not come back when that was tried; empty: it did, or nobody has tried. */
-  unproved: string;
   /** Whether a session can come back from it. */
   restorable: boolean;
 }
@@ -29,8 +25,6 @@ export function readStored(value: unknown): IStored | null {
     storedBytes: count(value.stored_bytes),
     reason: text(value.reason),
     damaged: text(value.damaged),
-    provedAt: time(value.proved_at),
-    unproved: text(value.unproved),
     restorable: value.restorable === true
   };
 }
