@@ -146,16 +146,24 @@ class Peer:
             raise Unavailable(f"the connection closed before '{method}' could be sent")
         self._next_id += 1
         call_id = self._next_id
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         self._waiting[call_id] = future
+
+        def give_up() -> None:
+            if not future.done():
+                future.set_exception(Unreached(f"'{method}' was not answered within {timeout:g} s"))
+
+        # No `wait_for`, which may swallow a cancellation up to Python 3.11, and no `timeout`, which
+        # a kernel's Python 3.10 does not have.
+        limit = None if timeout is None else loop.call_later(timeout, give_up)
         try:
             self._send({"id": call_id, "method": method, "params": params})
-            async with asyncio.timeout(timeout):  # `wait_for` of 3.11 may swallow a cancellation
-                return await future
-        except TimeoutError:
-            raise Unreached(f"'{method}' was not answered within {timeout:g} s") from None
+            return await future
         finally:
             self._waiting.pop(call_id, None)
+            if limit is not None:
+                limit.cancel()
 
     def notify(self, method: str, **params: Any) -> None:
         """Tell the other end without waiting; silently dropped when the connection is gone."""

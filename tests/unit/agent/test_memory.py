@@ -74,7 +74,7 @@ del (first := [bytearray(8 << 20)])[0]  # the default allocator maps no such buf
 kept, large = [], []
 for _ in range(40):
     large.append(bytearray(b"x") * (1 << 20))
-    kept.append(bytearray(4000))  # what stays lies between what goes
+    kept.append(bytearray(100_000))  # stays, between what goes: larger than any hole before
 large.clear()
 with open("/proc/self/status", encoding="ascii") as file:
     print(next(int(line.split()[1]) for line in file if line.startswith("RssAnon")))

@@ -15,16 +15,16 @@ pytestmark = pytest.mark.timeout(400)  # all programs are compiled in front of t
 PACKAGE = Path(singularity_proxy.__file__).parent
 HERE = Path(__file__).parent
 PROGRAMS = {
-    "bulk_copies": [],
-    "ring_stress": [],
-    "server_stress": [PACKAGE / "device/src" / f"{n}.cpp" for n in ("guard", "journal", "files")],
-    "exchange_stress": [
-        PACKAGE / "device/src" / f"{n}.cpp"
-        for n in ("guard", "files", "exchange_files", "mirror", "slicer")
-    ],
-    "squash_order": [PACKAGE / "device/src/ranks/identity.cpp"],
+    "bulk_copies": (),
+    "ring_stress": (),
+    "server_stress": ("ring/guard", "recovery/journal", "recovery/files"),
+    "exchange_stress": (
+        *("ring/guard", "ring/slicer", "recovery/files"),
+        *("exchange/exchange_files", "exchange/mirror"),
+    ),
+    "squash_order": ("ranks/identity",),
 }
-"""Program -> the sources of the product that it is linked with."""
+"""Program -> the sources of the device proxy that it is linked with."""
 SANITIZERS = {"thread": "-fsanitize=thread", "memory": "-fsanitize=address,undefined"}
 
 
@@ -43,7 +43,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
                 command.append("-fno-sanitize-recover=all")
             # GCC tells that its thread sanitizer ignores stand-alone fences; the ring uses none.
             target = folder / f"{program}-{name}"
-            command += [f"-I{PACKAGE}", str(HERE / f"{program}.cpp"), *map(str, sources)]
+            own = (str(PACKAGE / f"device/src/{source}.cpp") for source in sources)
+            command += [f"-I{PACKAGE}", str(HERE / f"{program}.cpp"), *own]
             command += ["-o", str(target), "-pthread"]
             jobs[program, name] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for (program, name), job in jobs.items():
