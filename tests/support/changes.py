@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePosixPath
 
+from singularity_scheduler.model.verbs import VERBS
+
 PACKAGES = {
     "singularity_proxy": "proxy",
     "singularity_scheduler": "scheduler",
@@ -48,8 +50,16 @@ LOADED = {
     ),
     "singularity_kernel": ("singularity_kernel.kernel.shim",),
     "singularity_kernel.kernel.shim": ("singularity_kernel.provision.provisioner",),
+    **{
+        f"singularity_scheduler.cli.{row.command.module or 'sessions.verbs'}": (
+            "singularity_scheduler.cli.framework.commands",
+        )
+        for row in VERBS
+        if row.command
+    },
 }
-"""Module that a session's Python loads by itself -> packages that begin such sessions."""
+"""Module that is loaded by a name which is made at run time, or that a session's Python loads by
+itself -> packages that load it, or begin such sessions."""
 
 PRODUCT = ("proxy", "scheduler", "kernel_ext", "hub_spawner", "ui_labext")
 

@@ -20,14 +20,15 @@ from singularity_proxy.capsule.tree import children
 from singularity_proxy.errors import NoSpace, Unavailable
 from singularity_proxy.probes import PAUSE_S, TRIES, CutShort, check_ended
 
-_PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER = 36
+"""Of prctl(2)."""
 
 
 def adopt_orphans() -> None:
     """Make this process the parent of everything that its descendants leave behind (prctl(2)),
     and reap it, so that a daemon a user's code forked is never a zombie. Called once at start."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(ctypes.c_int(_PR_SET_CHILD_SUBREAPER), ctypes.c_ulong(1), 0, 0, 0)
+    libc.prctl(ctypes.c_int(PR_SET_CHILD_SUBREAPER), ctypes.c_ulong(1), 0, 0, 0)
     asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reap_orphans)
 
 

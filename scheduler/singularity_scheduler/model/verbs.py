@@ -20,7 +20,8 @@ class VerbCommand:
     summary: str
     """For the list of commands."""
     module: str = ""
-    """Where it is written, if it does more than ask for the verb; "": it is made of this row."""
+    """Where below `cli` it is written, if it does more than ask for the verb; "": it is made of
+    this row."""
     description: str = ""
     """What `--help` says, before how a session is named."""
     examples: tuple[str, ...] = ()
@@ -79,7 +80,6 @@ class Verb:
         return self.arguments[0] if self.magic and self.magic.word else None
 
 
-_MOVES = "singularity_scheduler.cli.moves"
 _STORED = "the name or id of one"
 _NAMED = "a name for the checkpoint"
 
@@ -142,7 +142,7 @@ VERBS: tuple[Verb, ...] = (
         reads_again=True,
         command=VerbCommand(
             "Keep a session alive for a while though nothing uses its devices.",
-            module="singularity_scheduler.cli.sessions.keep",
+            module="sessions.keep",
         ),
         magic=Magic(
             "keep: keep it alive for a while (keep 2h) though nothing uses its devices; 0 ends "
@@ -210,7 +210,7 @@ VERBS: tuple[Verb, ...] = (
         takes_long=True,
         command=VerbCommand(
             "Put a session with its processes into the store and free its node.",
-            module=f"{_MOVES}.suspend",
+            module="moves.suspend",
         ),
         magic=Magic(
             "suspend: put everything into the store, in the middle of this cell, and free the "
@@ -242,7 +242,7 @@ VERBS: tuple[Verb, ...] = (
         takes_long=True,
         command=VerbCommand(
             "Bring a suspended session back; let one have its devices now.",
-            module=f"{_MOVES}.resume",
+            module="moves.resume",
         ),
         magic=Magic(
             "resume: take devices now instead of at the next device call, and end a preempt.",
@@ -281,7 +281,7 @@ VERBS: tuple[Verb, ...] = (
         takes_long=True,
         command=VerbCommand(
             "Let a session go on with another device, on another node or in another cluster.",
-            module=f"{_MOVES}.migrate",
+            module="moves.migrate",
         ),
         magic=Magic(
             "migrate: go on with another device, with --node on another node, or with --cluster in "
@@ -350,7 +350,7 @@ VERBS: tuple[Verb, ...] = (
         reads_again=True,
         command=VerbCommand(
             "Store a session as it is now, under a name or without one.",
-            module=f"{_MOVES}.checkpoint",
+            module="moves.checkpoint",
         ),
         magic=Magic("checkpoint: store everything; execution goes on.", _NAMED),
         button=Button(
@@ -384,7 +384,7 @@ VERBS: tuple[Verb, ...] = (
         takes_long=True,
         command=VerbCommand(
             "Undo: let a session go back to an older checkpoint.",
-            module=f"{_MOVES}.restore",
+            module="moves.restore",
         ),
         magic=Magic(
             "restore: go back to a checkpoint, this cell is then undone too; the present is stored "
@@ -409,7 +409,7 @@ VERBS: tuple[Verb, ...] = (
         is_change=False,
         has_method=False,  # it has a key, too
         command=VerbCommand(
-            "Begin a second session where a checkpoint of one is.", module=f"{_MOVES}.fork"
+            "Begin a second session where a checkpoint of one is.", module="moves.fork"
         ),
         magic=Magic(
             "fork: begin a second session where a checkpoint (default: the newest) is.", _STORED
@@ -430,7 +430,7 @@ VERBS: tuple[Verb, ...] = (
         rule="somebody took the end of a session back",
         is_change=False,
         command=VerbCommand(
-            "Take the end of a session back: it was closed by mistake.", module=f"{_MOVES}.reopen"
+            "Take the end of a session back: it was closed by mistake.", module="moves.reopen"
         ),
         button=Button(
             "Take back",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -17,15 +18,18 @@ from singularity_proxy.capsule.tree import children
 from singularity_proxy.device.template import Template, proxy_command
 from singularity_proxy.errors import ProxyNotReady, Unavailable
 from singularity_proxy.wire import rpc
-from singularity_scheduler.agent.processes import adopt_orphans
+from singularity_scheduler.agent.processes import PR_SET_CHILD_SUBREAPER, adopt_orphans
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+async def folder(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
     adopt_orphans()
-    return tmp_path_factory.mktemp("t")
+    yield tmp_path_factory.mktemp("t")
+    # Orphans that other tests of this process make are none of its children again.
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -156,6 +156,8 @@ async def test_verbs_by_rest_and_by_magic(tmp_path: Path) -> None:
             "reason": "",
             "damaged": None,
             "restorable": False,
+            "proved_at": None,
+            "unproved": None,
         }
         assert (await p.agent.command(session, "why"))["sentence"].startswith("alice/a is running")
         lines = await p.agent.command(session, "history", limit=2)

@@ -32,9 +32,10 @@ def surroundings(source: Path) -> dict[str, str]:
 
 
 def as_the_next_revision(patch: str) -> str:
-    """Return a patch whose revision of the ledger, if it has one, follows the newest there is."""
+    """Return a patch or a path whose revision of the ledger, if any, follows the newest one."""
     newest = int(newest_revision())
-    patch = patch.replace('"0024"', f'"{newest + 1:04}"')
+    for before, after in (('"', '"'), ("v", "_")):  # its number, and its file's name
+        patch = patch.replace(f"{before}0024{after}", f"{before}{newest + 1:04}{after}")
     return patch.replace('"0023"', f'"{newest:04}"')
 
 
@@ -46,8 +47,9 @@ class Copy:
         for name in COPIED:
             shutil.copytree(ROOT / name, folder / name, ignore=NOT_COPIED)
         before = self._read()
-        self.patches = house.read_example(section)
-        for patch in map(as_the_next_revision, self.patches.values()):
+        found = house.read_example(section)
+        self.patches = {as_the_next_revision(k): as_the_next_revision(v) for k, v in found.items()}
+        for patch in self.patches.values():
             self.call("git", "apply", "--whitespace=nowarn", "-", words=patch)
         self.call(sys.executable, "tools/derive.py")
         self.changed = {name for name, text in self._read().items() if before.get(name) != text}

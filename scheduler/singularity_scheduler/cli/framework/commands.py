@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     **{
         row.name: (
-            row.command.module or "singularity_scheduler.cli.sessions.verbs",
+            f"singularity_scheduler.cli.{row.command.module or 'sessions.verbs'}",
             row.command.summary,
         )
         for row in VERBS
