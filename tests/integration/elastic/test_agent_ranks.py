@@ -44,6 +44,14 @@ async def goes_on(box: AgentBox, session: str) -> None:
     await until(lambda: step(box, session) > before, lambda: box.log(session))
 
 
+async def stands(box: AgentBox, session: str) -> None:
+    """Wait until its ranks wait for one that is stopped: they are ahead of it then."""
+    before = -1
+    while before != (now := step(box, session)):
+        before = now
+        await asyncio.sleep(0.5)
+
+
 @needs_criu
 @pytest.mark.parametrize("torchrun", [True, False], ids=["torchrun", "singularity run"])
 async def test_launcher_and_ranks_are_suspended_and_come_back(
@@ -94,6 +102,7 @@ async def test_killed_in_the_middle_of_a_resize(victim: str) -> None:
         launcher, ranks = processes(box, session)
         assert list(ranks) == list(range(RANKS))
         os.kill(ranks[1], signal.SIGSTOP)
+        await stands(box, session)
         resize = asyncio.ensure_future(box.resize(session, 2, *PHYSICAL[1]))
         await asyncio.sleep(1.0)
         assert not resize.done()
