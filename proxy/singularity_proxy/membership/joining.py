@@ -11,7 +11,7 @@ import hmac
 import ssl
 from typing import Any
 
-from singularity_proxy.errors import Forbidden, SingularityError, Unsupported
+from singularity_proxy.errors import Forbidden, SingularityError, Unavailable, Unsupported
 from singularity_proxy.wire.rpc import Peer
 from singularity_proxy.wire.tls import (
     PROTOCOL,
@@ -85,4 +85,11 @@ def require_same(told: dict[str, Any], version: str) -> None:
 
 
 async def _dial(string: JoinString, context: ssl.SSLContext) -> Peer:
-    return await dial(string.address, string.port, context)
+    try:
+        return await dial(string.address, string.port, context)
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error.message}, so nothing was joined and the token is as good as before: start the "
+            "scheduler service, or compare the address",
+            **error.fields,
+        ) from None
