@@ -116,7 +116,9 @@ async def test_nobody_answers() -> None:
         await box.joined.stop()
         with pytest.raises(Unavailable):
             await join(string, VERSION)
-        with pytest.raises(Unavailable, match=r"nobody answers at 127\.0\.0\.1:"):
+        with pytest.raises(
+            Unavailable, match=r"nobody answers at 127.* the token is as good as before"
+        ):
             await join(replace(string, port=box.settings.port), VERSION)
 
 
