@@ -22,6 +22,7 @@ from singularity_proxy.capsule.lease_word import LeaseWord
 from singularity_proxy.capsule.namespace import NamespaceCapsule, NamespaceLauncher
 
 from . import uids
+from .uids import OWN_UID
 
 LAUNCHER, WHY = namespace.probe()
 needs_namespaces = pytest.mark.skipif(LAUNCHER is None, reason=WHY)
@@ -33,8 +34,6 @@ def _criu() -> criu.Criu:
 
 
 needs_criu = pytest.mark.skipif(LAUNCHER is None or not _criu().ok, reason=_criu().reason)
-
-OWN_UID = 1_900_009_000
 
 
 class Place:

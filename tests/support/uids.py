@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+OWN_UID = 1_900_009_000
 
 
 def blocked_folder() -> Path | None:
@@ -28,3 +33,25 @@ needs_own_uids = pytest.mark.skipif(
 skip_root_alone = pytest.mark.skipif(
     os.geteuid() == 0 and not OWN_UIDS, reason="root in a checkout that other uids cannot read"
 )
+
+
+def run_without_root(script: Path, home: Path, timeout: float) -> dict[str, Any]:
+    """Run a program of ours as a user who is not root, whose home is `home`; return the JSON object
+    that it prints. Skips the test where it prints that it cannot be (`why`)."""
+    home.chmod(0o777)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        user=OWN_UID,
+        group=OWN_UID,
+        extra_groups=[],
+        env={**os.environ, "TMPDIR": str(home), "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    if "user_namespace" not in found:
+        pytest.skip(found["why"])
+    return found

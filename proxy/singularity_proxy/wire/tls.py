@@ -46,11 +46,6 @@ PROTOCOL = 1
 """Of what service and agent say to each other. An agent of another one is refused."""
 
 
-sslproto.SSLProtocol.max_size = READ_BYTES
-"""asyncio's buffer of every TLS connection in this process, 256 KiB by itself: more than a whole
-connection may take where there are 1,000 nodes. Nothing here reads more at a time."""
-
-
 @dataclass(frozen=True)
 class Care:
     """How soon a dead line is noticed, in seconds. All of it is to be below the lease of a node."""
@@ -116,6 +111,14 @@ def load_identity(context: ssl.SSLContext, pem: bytes) -> None:
 # -- connections ------------------------------------------------------------------------------
 
 
+def bound_buffers() -> None:
+    """Let asyncio's buffer of every TLS connection that this process makes from now on be no larger
+    than what a peer reads at a time. It is 256 KiB by itself: more than a whole connection may take
+    where there are 1,000 nodes. Called by who serves or dials, and not for whoever imports this:
+    the bridges of ranks want the large one."""
+    sslproto.SSLProtocol.max_size = READ_BYTES
+
+
 def tune(sock: socket.socket, care: Care) -> None:
     """Have the kernel notice a dead line, and send at once what is said."""
     tcp, probes = socket.IPPROTO_TCP, 3
@@ -168,6 +171,7 @@ async def serve(
     listen: str, port: int, context: ssl.SSLContext, gate: Gate, care: Care
 ) -> asyncio.Server:
     """Listen for nodes; raises `Conflict` when that cannot be. Who is refused gets a sentence."""
+    bound_buffers()
     by_nodes, by_strangers = Held(FLEET), Held(JOINING)
     pace_of_strangers = Pace(JOINING)
 
@@ -238,6 +242,7 @@ async def dial(
     """Connect to the service. Raises `Unavailable` when it does not answer, and `Forbidden` when it
     is not the service of the authority that is believed. Whether it takes the certificate that it
     was shown is known after the first answer (TLS 1.3)."""
+    bound_buffers()
     held, pace = Held(NODE), Pace(NODE)
     held.admit()
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from singularity_proxy.capsule.process import ProcessIdentity, ProcessWatch
 from singularity_proxy.capsule.tree import owner_of, state_of
 from singularity_proxy.errors import BadRequest, Unavailable
 from support.capsules import OWN_UID, Places, needs_namespaces
-from support.uids import needs_own_uids
+from support.uids import needs_own_uids, run_without_root
 
 pytestmark = [needs_namespaces, pytest.mark.asyncio]
 
@@ -388,25 +387,8 @@ print("processes", sorted(int(p) for p in os.listdir("/proc") if p.isdigit()))
 @needs_own_uids
 async def test_an_agent_that_is_not_root_makes_a_user_namespace(short_dir: Path) -> None:
     namespace.holder_program()  # in a folder that everybody may read
-    os.chmod(short_dir, 0o777)
     script = Path(namespace.__file__).parents[3] / "tests/support/capsule_without_root.py"
-    env = {**os.environ, "TMPDIR": str(short_dir), "HOME": str(short_dir)}
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, str(script)],
-        user=OWN_UID,
-        group=OWN_UID,
-        extra_groups=[],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    if "user_namespace" not in found:
-        pytest.skip(found["why"])
+    found = await asyncio.to_thread(run_without_root, script, short_dir, 60)
     assert found["why"] == "capsules have pid, mount and user namespaces of their own."
     assert found["user_namespace"]
     assert found["frozen"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,10 +13,10 @@ from singularity_proxy.capsule import namespace
 from singularity_proxy.capsule.tree import is_stopped, namespace_of
 from singularity_proxy.errors import ImageFailed
 from support import kernel_objects, proofs
-from support.capsules import OWN_UID, Places, needs_criu
+from support.capsules import Places, needs_criu
 from support.matrix import some_of
 from support.proofs import BUSY, Taken, fingerprint
-from support.uids import needs_own_uids
+from support.uids import needs_own_uids, run_without_root
 
 pytestmark = [needs_criu, pytest.mark.asyncio]
 
@@ -59,24 +58,7 @@ async def test_a_proof_touches_nothing_of_the_tree_that_it_is_of(tmp_path: Path)
 async def test_an_agent_that_is_not_root_proves_too(short_dir: Path) -> None:
     namespace.holder_program()  # in a folder that everybody may read
     script = Path(proofs.__file__).with_name("proof_without_root.py")
-    await asyncio.to_thread(os.chmod, short_dir, 0o777)
-    own = {"TMPDIR": str(short_dir), "HOME": str(short_dir)}
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, str(script)],
-        user=OWN_UID,
-        group=OWN_UID,
-        extra_groups=[],
-        env={**os.environ, **own},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    if "user_namespace" not in found:
-        pytest.skip(found["why"])
+    found = await asyncio.to_thread(run_without_root, script, short_dir, 120)
     assert {key: found[key] for key in ("user_namespace", "frozen", "unchanged")} == {
         "user_namespace": True,
         "frozen": True,

@@ -7,6 +7,8 @@ import asyncio
 import logging
 import os
 import ssl
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -22,7 +24,7 @@ from singularity_proxy.errors import (
 from singularity_proxy.membership.certificates import life_of, make_key, make_request, write_key
 from singularity_proxy.membership.identity import Identity
 from singularity_proxy.membership.joining import join
-from singularity_proxy.wire.rpc import Certified, Credentials
+from singularity_proxy.wire.rpc import READ_BYTES, Certified, Credentials
 from singularity_proxy.wire.tls import dial, make_node_context, make_unproven_context
 from singularity_scheduler.fleet.authority import Authority
 from support.fleet import LOCAL, VERSION, FleetBox, fleet_box, until
@@ -405,3 +407,16 @@ async def test_a_line_without_an_end_is_refused() -> None:
         with pytest.raises(SingularityError, match="at most 65536 bytes"):
             await peer.call("fleet.join", 10.0, token="x" * (1 << 20))
         await peer.close()
+
+
+async def test_the_bridges_of_ranks_keep_their_large_buffers() -> None:
+    """They use certificates as nodes do, and carry tensors."""
+    code = (
+        "from asyncio import sslproto; before = sslproto.SSLProtocol.max_size;"
+        "import singularity_proxy.elastic.bridge.bridge;"
+        "print(before, sslproto.SSLProtocol.max_size)"
+    )
+    command = [sys.executable, "-c", code]
+    said = await asyncio.to_thread(subprocess.check_output, command, text=True)
+    before, after = map(int, said.split())
+    assert before == after > READ_BYTES
