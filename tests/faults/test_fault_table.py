@@ -43,6 +43,10 @@ TABLE: dict[str, dict[str, list[str]]] = {
         "suspend": ["suspend.closed"],
         "resume": ["resume.unpacked"],
     },
+    "program": {
+        "checkpoint": ["suspend.frozen", "suspend.device", "suspend.closed", "suspend.copied"],
+        "suspend": ["suspend.frozen", "suspend.device", "suspend.closed", "suspend.dumped"],
+    },
     "uploader": {"checkpoint": _SAVE, "suspend": _SAVE, "resume": ["resume.begun", *_RESTORE]},
     "store": {"checkpoint": _SAVE, "suspend": _SAVE, "resume": ["resume.begun", *_RESTORE]},
 }

@@ -61,6 +61,7 @@ class Trial:
             "agent": self._kill_agent,
             "proxy": self._kill_proxies,
             "criu": self._kill_criu,
+            "program": self._kill_program,
             "service": self._kill_service,
             "uploader": self._cut_line,
             "store": self._busy_store,
@@ -136,6 +137,12 @@ class Trial:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    async def _kill_program(self, *_: object) -> None:
+        """What the session runs, as the kernel does it when memory is short."""
+        for process in self.box.processes(self.session):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
     async def _kill_service(self, _: Fault, held: Held) -> None:
         """For the agent its connection ends, and somebody else calls a moment later."""
         await self.box.fleet.stop()
@@ -183,7 +190,14 @@ class Trial:
             assert WHAT_NOW.search(told), told
             assert "\n" not in told, told
             assert len(told) < 500, told
-        if fault.verb != "resume" and not self.made and fault.who != "criu":
+        if fault.who == "program":
+            assert self.error is None or "goes on" not in self.error.message, self.error
+            assert self.made or self.error is not None, "nobody says that nothing was saved"
+            if mine or not self.made:
+                await until(lambda: self._told("process.exited"))
+            await self._end()
+            mine = []
+        elif fault.verb != "resume" and not self.made and fault.who != "criu":
             assert mine, "nothing was saved, and nothing goes on"
         if mine and not mine[0]["devices"]:
             await self._attach()
@@ -202,18 +216,18 @@ class Trial:
         """Whether it trains on to its end. What CRIU was at work on when it was killed may end by
         what CRIU had changed in it; it comes back from the store then."""
 
-        def over() -> bool:
-            told = [(session, type) for session, type, _ in self.box.events]
-            return (self.session, "process.exited") in told
+        await until(lambda: "done" in self.box.log(self.session) or self._told("process.exited"))
+        over = self._told("process.exited")
+        assert not over or fault.who == "criu", "it ended"
+        return not over
 
-        await until(lambda: "done" in self.box.log(self.session) or over())
-        assert not over() or fault.who == "criu", "it ended"
-        return not over()
+    def _told(self, event: str) -> bool:
+        return (self.session, event) in [(session, type) for session, type, _ in self.box.events]
 
     async def _check_base(self) -> None:
         """The session can go back to the checkpoint from before the fault."""
-        box, words = self.box, {"reason": "test", "grace_s": 0.0, "keep": True}
-        await box.call("session.end", session=self.session, **words)
+        box = self.box
+        await self._end()
         await self._resume(self.base["id"], incarnation=2)
         before = len(box.log(self.session))  # what it printed since then stays in its log
         await self._attach()
@@ -222,6 +236,11 @@ class Trial:
         first, last = self.base_steps
         assert first < min(again) <= last + 1
         assert self.reference.items() >= again.items()
+
+    async def _end(self) -> None:
+        """End what is here of the session; its checkpoints stay."""
+        words = {"reason": "test", "grace_s": 0.0, "keep": True}
+        await self.box.call("session.end", session=self.session, **words)
 
     async def _resume(self, id: str, **more: Any) -> None:
         self.epoch, self.seq = self.epoch + 1, self.seq + 1

@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -26,6 +26,7 @@ from singularity_proxy.capsule import connections
 from singularity_proxy.capsule.images.io_rings import with_io_ring
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.capsule.sockets import end_without_trace
+from singularity_proxy.capsule.tree import has_ended
 from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.files import Part
 from singularity_proxy.checkpoint.manifest import Summary
@@ -104,7 +105,7 @@ class Suspender:
         Raises `Conflict` when there is nothing to save or they do not stand, `Unsupported` for a
         level that cannot be had, what `dump` and the store raise."""
         live.record.check_live()
-        with storing(live, standing):
+        with storing(live, standing), _telling_its_end(live):
             if standing and level is None:
                 level = "process"
             return await self._checkpoint(live, epoch, name, level, standing)
@@ -173,7 +174,7 @@ class Suspender:
         no room for it nothing of it was stopped. `standing`: as of `checkpoint`. `urgent`: what is
         not stored is lost, so it may use the room that the store keeps back."""
         live.record.check_live()
-        with storing(live, standing):
+        with storing(live, standing), _telling_its_end(live):
             return await self._suspend(live, epoch, seq, name, reason, standing, urgent)
 
     async def _suspend(
@@ -424,6 +425,35 @@ class Suspender:
 
 def _command(work: Work) -> str | None:
     return None if work.seq is None else f"session.suspend/{work.epoch}/{work.seq}"
+
+
+@contextlib.contextmanager
+def _telling_its_end(live: LiveSession) -> Iterator[None]:
+    """Raise `Conflict` in place of an error that came because the session's processes ended in the
+    middle: such an error says that the session goes on."""
+    try:
+        yield
+    except (Conflict, CheckpointCancelled):
+        raise
+    except SingularityError as error:
+        if live.record.published or not _is_over(live):
+            raise
+        raise Conflict(
+            f"no checkpoint of session {live.record.session} was made, because its processes ended "
+            "meanwhile; older checkpoints were kept",
+            session=live.record.session,
+        ) from error
+
+
+def _is_over(live: LiveSession) -> bool:
+    """Whether the session's first process has ended; the agent may learn of that a moment later."""
+    capsule = live.capsule
+    if capsule is None or not capsule.watch.alive:
+        return True
+    if not isinstance(capsule, NamespaceCapsule):
+        return False
+    first = capsule.main()
+    return first is None or has_ended(first)
 
 
 def _unsaved(live: LiveSession, checkpoint: str, error: OSError) -> SingularityError:
