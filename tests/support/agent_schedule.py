@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from singularity_proxy.errors import SingularityError, Unavailable
-from support.agent import AgentBox, until
+from support.agent import AgentBox, alive, until
 from support.agent_moves import checkpoint, gone, listed, resume, suspend
 from support.agent_trains import ENDED, TRAINING, losses
 
@@ -247,7 +247,8 @@ class Walk:
         assert done["loss"]["checkpoint"] == newest
         first, last = self.saved[newest]
         printed = len(re.findall(r"^step ", self.log(), re.M))
-        older = done["loss"]["rolled_back"] and printed > last + 2
+        # The log may tell of steps that are undone, also when the checkpoint may be of the last.
+        older = done["loss"]["rolled_back"]
         self._stood = (printed, first, last) if older else (-1, -1, -1)
         assert first <= self.seen() <= last + 1, f"it came back at {self.seen()}: {self.saved}"
 
@@ -295,8 +296,10 @@ class Walk:
         """Agent, capsule, proxies and all that the agent runs besides, at once."""
         box, before = self.place, self.place.log(self.session)
         os.kill(box.agent_pid, signal.SIGSTOP)
+        killed: set[int] = set()
         for _ in range(3):  # CRIU may have been about to fork
-            for pid in _all_of(box, self.session):
+            killed |= {*(found := _all_of(box, self.session))}
+            for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.01)
@@ -305,6 +308,8 @@ class Walk:
         self.lost += len(losses(self._last_words))
         self.incarnation += 1
         await box.kill_agent()
+        # On a busy machine they take a while to end, and the next agent finds them alive.
+        await until(lambda: not any(map(alive, killed)))
 
     # -- the end ----------------------------------------------------------------------------------
 
