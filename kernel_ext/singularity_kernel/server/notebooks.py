@@ -91,6 +91,20 @@ class SingularitySessionManager(SessionManager):  # type: ignore[misc]
         await self._known()
         return await super().get_session(**kwargs)
 
+    async def delete_session(self, session_id: Any) -> None:
+        """Close a notebook and end its kernel. Where the same notebook is open a second time, on a
+        kernel that is there, only this row goes: JupyterLab opens it twice when a cell is run
+        before the page knows the notebook's kernel, and then closes it once, for good."""
+        self.cursor.execute(
+            "SELECT twin.kernel_id FROM session AS twin JOIN session AS own ON twin.path = own.path "
+            "WHERE own.session_id = ? AND twin.session_id <> own.session_id AND own.path <> ''",
+            (session_id,),
+        )
+        if any(row["kernel_id"] in self.kernel_manager for row in self.cursor.fetchall()):
+            self.cursor.execute("DELETE FROM session WHERE session_id = ?", (session_id,))
+            return
+        await super().delete_session(session_id)
+
     async def list_sessions(self) -> Any:
         """Which notebook has which kernel; called by the REST handler. Raises 504 while that is not
         known of one: a page drops the kernel of a notebook that is not listed."""

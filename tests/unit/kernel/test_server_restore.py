@@ -14,6 +14,7 @@ import pytest
 from jupyter_client.provisioning import KernelProvisionerFactory
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 from nbformat.v4 import new_code_cell, new_notebook
 from singularity_kernel.server import kernels as kernels_module
 from singularity_kernel.server.forks import name_of_copy
@@ -64,6 +65,43 @@ async def test_lists_wait_for_the_scheduler_once(tmp_path, monkeypatch):
         assert [row[0] for row in rows] == ["a.ipynb", "b.ipynb"], "their kernels may be there"
     finally:
         await kernels.shutdown_all()
+        notebooks.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("second", ["first", "second", "", "gone"])
+async def test_a_notebook_that_a_page_opened_twice_keeps_its_kernel(tmp_path, monkeypatch, second):
+    """JupyterLab does that when a cell is run before the page knows the notebook's kernel."""
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
+    ended = []
+
+    class Kernels(AsyncMappingKernelManager):
+        def __contains__(self, kernel_id):
+            return kernel_id in {"first", "second"} - {*ended}
+
+        async def shutdown_kernel(self, kernel_id, **_):
+            ended.append(kernel_id)
+
+        def kernel_model(self, kernel_id):
+            return {"id": kernel_id}
+
+    notebooks = SingularitySessionManager(kernel_manager=Kernels())
+    try:
+        rows = [("a", "n.ipynb", "first"), ("other", "m.ipynb", "first")]
+        for name, path, kernel in [*rows, *([("b", "n.ipynb", second)] if second else [])]:
+            notebooks.cursor.execute(
+                "INSERT INTO session (session_id, path, name, type, kernel_id) "
+                "VALUES (?, ?, ?, 'notebook', ?)",
+                (name, path, path, kernel),
+            )
+        await notebooks.delete_session("a")
+        assert ended == ([] if second in ("first", "second") else ["first"])
+        if second in ("first", "second"):
+            await notebooks.delete_session("b")
+            assert ended == [second], "the last one is closed as ever"
+        left = notebooks.cursor.execute("SELECT session_id FROM session").fetchall()
+        assert {row[0] for row in left} == {"other"} | ({"b"} if second == "gone" else set())
+    finally:
         notebooks.close()
 
 
