@@ -161,3 +161,21 @@ async def test_a_person_sees_the_session_of_a_notebook(tmp_path: Path) -> None:
         if keep := os.environ.get("SCREENSHOTS"):
             for name in ("taken", "panel", "dark"):
                 shutil.copy(tmp_path / f"{name}.png", keep)
+
+
+@pytest.mark.asyncio
+async def test_a_cell_that_is_run_before_the_page_knows_its_kernel_runs_in_it(
+    tmp_path: Path,
+) -> None:
+    async with running_platform(devices=1) as platform:
+        server = await platform.start_server("alice", {"tier": "standard", "devices": 1})
+        service = platform.service()
+        async with lab_page(platform, f"{server}lab", tmp_path) as page:
+            await page.do("notebook")
+            await page.do("run", "n = 41; print('first', n)")
+            await page.do("output", "first 41")
+            (session,) = await service.sessions("active")
+            await page.do("early", "print('early', n + 1)")
+            await page.do("output", "early 42")
+            assert [one["id"] for one in await service.sessions("active")] == [session["id"]]
+            assert await page.end() == []

@@ -215,6 +215,19 @@ const steps = {
     await page.locator('.jp-Singularity-button[data-state="running"], ' +
       '.jp-Singularity-button[data-state="parked"]').waitFor(LIMIT);
   },
+  // The page anew, and a cell that is run before it learns which notebook has which kernel.
+  async early(page, code) {
+    const asked = (url) => url.pathname.endsWith('/api/sessions');
+    await page.route(asked, async (route) => {
+      if (route.request().method() === 'GET') await new Promise((resolve) => setTimeout(resolve, 8000));
+      await route.continue().catch(() => {});
+    });
+    await page.reload();
+    await page.locator('.jp-NotebookPanel .jp-Cell').first().waitFor(LIMIT);
+    await steps.insert(page, code);
+    await page.waitForTimeout(2000);
+    await page.unroute(asked);
+  },
   // A card that has ended.
   async ended(page, state) {
     await page.locator('.jp-Singularity-card', { hasText: state }).first().waitFor(LIMIT);

@@ -2,6 +2,7 @@ import { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application'
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 
 import { kernelStatus } from '../model/sessions/kernel';
+import { waitForOwnKernel } from '../model/sessions/starting';
 import { INotebooks, Notebooks } from '../notebooks';
 import { ISingularity } from '../tokens';
 
@@ -10,11 +11,11 @@ interface IEmitter {
   emit(status: string): void;
 }
 
-/** The kernel's status as JupyterLab words it, of notebooks with a session. */
+/** The kernel of a notebook: that it keeps its own, and its status as JupyterLab words it. */
 export const kernelPlugin: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-singularity:kernel',
   description:
-    'Keeps the kernel status from saying "unknown" of a session that is parked or stored.',
+    'Lets cells wait for the kernel of their notebook; keeps its status from saying "unknown" of a session that is parked or stored.',
   autoStart: true,
   requires: [ISingularity, INotebooks, INotebookTracker],
   activate: (
@@ -24,6 +25,7 @@ export const kernelPlugin: JupyterFrontEndPlugin<void> = {
     tracker: INotebookTracker
   ): void => {
     const attend = (panel: NotebookPanel) => {
+      waitForOwnKernel(panel.sessionContext);
       const followed = notebooks.of(panel);
       const context = panel.sessionContext;
       const own = inherited(context, 'kernelDisplayStatus');
