@@ -96,7 +96,8 @@ class SingularitySessionManager(SessionManager):  # type: ignore[misc]
         kernel that is there, only this row goes: JupyterLab opens it twice when a cell is run
         before the page knows the notebook's kernel, and then closes it once, for good."""
         self.cursor.execute(
-            "SELECT twin.kernel_id FROM session AS twin JOIN session AS own ON twin.path = own.path "
+            "SELECT twin.kernel_id FROM session AS twin "
+            "JOIN session AS own ON twin.path = own.path "
             "WHERE own.session_id = ? AND twin.session_id <> own.session_id AND own.path <> ''",
             (session_id,),
         )
