@@ -110,9 +110,7 @@ def test_ranks_stop_within_a_step_or_two() -> None:
         job.stop()
     far = sorted(max(cut.advanced.values()) / per_step for cut in cuts)
     assert far[len(far) // 2] <= 1
-    assert far[int(0.99 * (len(far) - 1))] <= 2
-    # A rank that waits for a core hears of its barrier later than the others.
-    assert far[-1] <= 3
+    assert far[-1] <= 2
     assert max(cut.seconds for cut in cuts) < 10
 
 
