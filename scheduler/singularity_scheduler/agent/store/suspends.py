@@ -441,7 +441,7 @@ def _telling_its_end(live: LiveSession) -> Iterator[None]:
         raise Conflict(
             f"no checkpoint of session {live.record.session} was made, because its processes ended "
             "meanwhile; older checkpoints were kept",
-            session=live.record.session,
+            **{**error.fields, "session": live.record.session},
         ) from error
 
 
