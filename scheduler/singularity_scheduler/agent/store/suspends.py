@@ -18,7 +18,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -80,6 +80,10 @@ STEPS = {
 comes in any order with those of the process."""
 
 
+ENDS_WITHIN_S = 0.2
+"""A process that was killed may still free its memory when what is asked of it already fails."""
+
+
 class Suspender:
     """Takes checkpoints. One object per agent; `Lifecycle` ends what has been suspended."""
 
@@ -105,10 +109,11 @@ class Suspender:
         Raises `Conflict` when there is nothing to save or they do not stand, `Unsupported` for a
         level that cannot be had, what `dump` and the store raise."""
         live.record.check_live()
-        with storing(live, standing), _telling_its_end(live):
+        with storing(live, standing):
             if standing and level is None:
                 level = "process"
-            return await self._checkpoint(live, epoch, name, level, standing)
+            async with _telling_its_end(live):
+                return await self._checkpoint(live, epoch, name, level, standing)
 
     async def _checkpoint(
         self,
@@ -174,8 +179,9 @@ class Suspender:
         no room for it nothing of it was stopped. `standing`: as of `checkpoint`. `urgent`: what is
         not stored is lost, so it may use the room that the store keeps back."""
         live.record.check_live()
-        with storing(live, standing), _telling_its_end(live):
-            return await self._suspend(live, epoch, seq, name, reason, standing, urgent)
+        with storing(live, standing):
+            async with _telling_its_end(live):
+                return await self._suspend(live, epoch, seq, name, reason, standing, urgent)
 
     async def _suspend(
         self,
@@ -427,8 +433,8 @@ def _command(work: Work) -> str | None:
     return None if work.seq is None else f"session.suspend/{work.epoch}/{work.seq}"
 
 
-@contextlib.contextmanager
-def _telling_its_end(live: LiveSession) -> Iterator[None]:
+@contextlib.asynccontextmanager
+async def _telling_its_end(live: LiveSession) -> AsyncIterator[None]:
     """Raise `Conflict` in place of an error that came because the session's processes ended in the
     middle: such an error says that the session goes on."""
     try:
@@ -436,8 +442,13 @@ def _telling_its_end(live: LiveSession) -> Iterator[None]:
     except (Conflict, CheckpointCancelled):
         raise
     except SingularityError as error:
-        if live.record.published or not _is_over(live):
+        if live.record.published:
             raise
+        deadline = time.monotonic() + ENDS_WITHIN_S
+        while not _is_over(live):
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.02)
         raise Conflict(
             f"no checkpoint of session {live.record.session} was made, because its processes ended "
             "meanwhile; older checkpoints were kept",
