@@ -19,6 +19,7 @@ from support.agent import SUPPORT, AgentBox, alive, until
 from support.agent_kernels import connection
 from support.agent_moves import listed
 from support.disks import fill, needs_root, small_disk
+from support.processes import stop_process
 
 
 @pytest.mark.asyncio
@@ -319,7 +320,7 @@ async def test_an_agent_that_dies_while_it_starts_a_relay_leaves_none_alone() ->
         deadline = time.monotonic() + 60.0
         while not _listens(place):  # in no time: the agent hears of it next
             assert time.monotonic() < deadline, box.agent_log()
-        os.kill(box.agent_pid, signal.SIGSTOP)
+        stop_process(box.agent_pid)
         found = set(box.relays(session))
         await box.kill_agent()
         await until(lambda: len(box.relays(session)) == 1 and _listens(place))

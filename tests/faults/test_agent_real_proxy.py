@@ -21,6 +21,7 @@ from singularity_proxy.errors import Conflict, NoSpace
 from singularity_proxy.wire.ring import RingFile
 from support.agent import SUPPORT, AgentBox, alive, until
 from support.agent_trains import TRAINING, go, losses, native_losses, reach, start_training
+from support.processes import stop_process
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ async def test_a_stopped_proxy_is_replaced_and_nobody_notices(reference: dict[in
         await box.attach(session, 1, "cpu:0")
         await until(lambda: 3 in losses(box.log(session)))
         [stopped] = box.proxies_of(session)
-        os.kill(stopped, signal.SIGSTOP)
+        stop_process(stopped)
         data = await box.event("proxy.recovered", session)
         assert data["why"].startswith("was stopped")
         assert not alive(stopped)

@@ -21,6 +21,7 @@ from singularity_scheduler.service.ledger.database import Database, parse
 from singularity_scheduler.service.ledger.tables import decisions
 from sqlalchemy import select
 from support.postgres import PostgresServer, needs_postgres
+from support.processes import stop_process
 
 from benchmarks.admissions import LAUNCH, Service
 from benchmarks.simulated_nodes import SimulatedNode
@@ -126,7 +127,7 @@ async def test_a_leader_that_stood_still_does_nothing_any_more(ledger_url: str) 
         p.node.need(made["id"])
         await until(lambda: bool(p.node.sessions[made["id"]]["devices"]), "it has its device")
 
-        os.kill(a.pid, signal.SIGSTOP)
+        stop_process(a.pid)
         await b.ready(1)
         kept = await p.client("B").get_session(made["id"])
         assert (kept["id"], kept["devices"]) == (made["id"], ["cpu:0"])

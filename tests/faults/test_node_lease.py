@@ -22,6 +22,7 @@ from support.agent import SUPPORT, AgentBox, until
 from support.agent_held import Held
 from support.agent_moves import checkpoint
 from support.capsules import needs_criu
+from support.processes import stop_process
 from support.scheduler_service import Platform, platform
 
 pytestmark = needs_criu
@@ -97,7 +98,7 @@ async def test_an_agent_that_sleeps_does_not_keep_its_sessions_running() -> None
         session, written = await writer(box)
         await leased(box, session, 4.0)
         end = boot_clock() + 4.0
-        os.kill(box.agent_pid, signal.SIGSTOP)
+        stop_process(box.agent_pid)
         try:
             await written.grows()
             await asyncio.sleep(max(0.0, end - boot_clock()) + 0.3)
@@ -350,7 +351,7 @@ async def test_a_node_that_comes_back_before_that_goes_on_and_nothing_is_lost(
         session, node, written = await session_with_checkpoint(p, home / "shared")
         await asyncio.sleep(8.0)  # it has more to lose than the wait that follows
         pid = fleet.pid(node)
-        os.kill(pid, signal.SIGSTOP)
+        stop_process(pid)
         try:
             await asyncio.sleep(2.5)
             await written.stands()

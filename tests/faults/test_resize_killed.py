@@ -18,6 +18,7 @@ from singularity_scheduler.client import ServiceClient
 from support import agent_resizing
 from support.agent_resizing import printed, training
 from support.agent_trains import logged
+from support.processes import stop_process
 from support.service_process import ServiceProcess
 from support.service_resizing import begin, four, size, word
 
@@ -67,7 +68,7 @@ async def resized_meanwhile(
     """Kill in the middle of a resize to `wanted`, which one device proxy that is stopped holds up.
     Returns the seconds from there until the session runs on so many devices."""
     held_up = service.proxies_of(session)[-1]
-    os.kill(held_up, signal.SIGSTOP)
+    stop_process(held_up)
     asked = asyncio.ensure_future(client.resize(session, wanted))
     try:
         await word(client, session, "resizing")

@@ -26,6 +26,7 @@ from support.agent_moves import after, checkpoint, gone, listed, resume, suspend
 from support.agent_trains import STEPS, hurry, losses, native_losses, start_training
 from support.capsules import needs_criu
 from support.disks import needs_root, small_disk
+from support.processes import stop_process
 
 pytestmark = needs_criu
 
@@ -171,7 +172,7 @@ async def test_everything_of_a_node_killed_at_once(reference: dict[int, str]) ->
         await after(box, session, 2)
         made = await checkpoint(box, session, 1)
         agent, everything = box.agent_pid, box.everything_of(session)
-        os.kill(agent, signal.SIGSTOP)
+        stop_process(agent)
         for process in everything:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)

@@ -24,6 +24,7 @@ from singularity_proxy.errors import SingularityError, Unavailable
 from support.agent import AgentBox, alive, until
 from support.agent_moves import checkpoint, gone, listed, resume, suspend
 from support.agent_trains import ENDED, TRAINING, losses
+from support.processes import stop_process
 
 STEPS = 60
 PAUSE_S = 0.03
@@ -295,7 +296,7 @@ class Walk:
     async def kill_node(self) -> None:
         """Agent, capsule, proxies and all that the agent runs besides, at once."""
         box, before = self.place, self.place.log(self.session)
-        os.kill(box.agent_pid, signal.SIGSTOP)
+        stop_process(box.agent_pid)
         killed: set[int] = set()
         for _ in range(3):  # CRIU may have been about to fork
             killed |= {*(found := _all_of(box, self.session))}

@@ -13,7 +13,7 @@ import shutil
 import signal
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from typing import Any
 from singularity_proxy.errors import Unavailable
 from singularity_proxy.wire import ring as ring_file
 from singularity_proxy.wire.rpc import SyncPeer
-from support.proxy_zygote import Forked, Zygote, state_of_task
+from support.processes import stop_process
+from support.proxy_zygote import Forked, Zygote
 
 OP, DEFINE, FREE, ALLOCATE, RESIZE, WRITE, READ, SEED, GET_RNG, SET_RNG, SYNC = range(1, 12)
 EVENT_RECORD, EVENT_TIME, SETTINGS, COMPILE = 12, 13, 14, 15
@@ -429,12 +430,7 @@ class Proxy:
 
     def stop(self) -> None:
         """Freeze it: its memory is now what a kill at this instant would leave in shared files."""
-        self.process.send_signal(signal.SIGSTOP)
-        while any(state_of_task(task) != "T" for task in self._tasks()):
-            time.sleep(0)
-
-    def _tasks(self) -> Iterator[Path]:
-        return Path(f"/proc/{self.process.pid}/task").iterdir()
+        stop_process(self.process.pid)
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)

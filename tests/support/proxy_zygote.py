@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 
 class Zygote:
     """The forking process, seen from a test run; started when the first proxy is wanted."""
@@ -58,9 +60,12 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        if self.returncode is None and state_of_task(Path(f"/proc/{self.pid}")) == "Z":
+        if self.returncode is None and self._is_zombie():
             self.wait()
         return self.returncode
+
+    def _is_zombie(self) -> bool:
+        return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
 
     def wait(self) -> int:
         if self.returncode is None:
@@ -85,11 +90,6 @@ class Forked:
     def close(self) -> None:
         for file in self._files:
             file.close()
-
-
-def state_of_task(folder: Path) -> str:
-    """The letter in a process's or thread's `stat`: R, S, T (stopped), Z (ended), ..."""
-    return (folder / "stat").read_text().rpartition(") ")[2][0]
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from singularity_proxy.capsule.process import uid_of
 from singularity_proxy.errors import BadRequest, Conflict, SingularityError, Unsupported
 from support.agent import AgentBox, alive, until
 from support.agent_gang import bridges
+from support.processes import stop_process
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio]
 
@@ -113,7 +114,7 @@ async def test_the_next_agent_adopts_it_or_replaces_it() -> None:
         lost, other = await part(box)
         first, second, at = bridge(box, session), bridge(box, lost), ports(box, lost)
         await box.call("session.peers", session=lost, peers={"0": "127.0.0.1:1"})
-        os.kill(box.agent_pid, signal.SIGSTOP)
+        stop_process(box.agent_pid)
         os.kill(second, signal.SIGKILL)
         await box.kill_agent()
         await until(lambda: bridge(box, lost) != 0 and listens(other))
@@ -124,7 +125,7 @@ async def test_the_next_agent_adopts_it_or_replaces_it() -> None:
         assert listens(address)
         # It ends also when its session has ended while there was no agent.
         [process] = box.processes(session)
-        os.kill(box.agent_pid, signal.SIGSTOP)
+        stop_process(box.agent_pid)
         os.kill(process.pid, signal.SIGKILL)
         await box.kill_agent()
         await until(lambda: not alive(first))

@@ -26,6 +26,7 @@ from support.agent_kernels import NO_HISTORY, client_of, run, start_kernel
 from support.agent_moves import checkpoint, gone, resume, suspend
 from support.capsules import needs_criu
 from support.kernel_relay import Everything
+from support.processes import stop_process
 
 pytestmark = [needs_criu, pytest.mark.asyncio]
 
@@ -99,7 +100,7 @@ async def test_a_user_who_changes_the_tunnel_file_harms_nobody(tmp_path: Path) -
         told = json.loads(path.read_text())
         [init] = children((await two.session(session))["pid"])
         [shim] = children(init)
-        os.kill(shim, signal.SIGSTOP)  # it would end by what its user has written
+        stop_process(shim)  # it would end by what its user has written
         for number in (-1, float("inf")):
             path.write_text(json.dumps({**told, "incarnation": number}))
             await checkpoint(two, session, 2, seq=2 + (number > 0))
@@ -126,7 +127,7 @@ async def test_back_to_a_checkpoint_of_a_node_that_died(tmp_path: Path) -> None:
 
             here = output()
             await until(lambda: output() > here + 20)
-            os.kill(two.agent_pid, signal.SIGSTOP)
+            stop_process(two.agent_pid)
             for process in one.everything_of(session):  # their environment names that node
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
@@ -230,7 +231,7 @@ async def test_the_node_of_the_relay_is_lost(tmp_path: Path, place_free: bool) -
         await run(client, "x = 1")
         made = await checkpoint(one, session, 1)
         await run(client, "x = 2")
-        os.kill(one.agent_pid, signal.SIGSTOP)
+        stop_process(one.agent_pid)
         with contextlib.ExitStack() as stack:
             for process in one.everything_of(session):
                 with contextlib.suppress(ProcessLookupError):  # it ended with one before

@@ -23,6 +23,7 @@ from support.agent_moves import after, checkpoint, gone, listed, resume, suspend
 from support.agent_trains import STEPS, hurry, losses, native_losses, start_training
 from support.capsules import needs_criu
 from support.matrix import some_of
+from support.processes import stop_process
 
 pytestmark = needs_criu
 
@@ -368,7 +369,7 @@ async def test_a_kernel_goes_back_to_an_older_checkpoint_behind_the_same_relay()
             await resume(box, session, 3, made["id"], incarnation=3, seq=4)
             assert await run(client, "print(x)") == "12\n"
             # Everything of it is killed at once; its relay is there again before it is needed.
-            os.kill(box.agent_pid, signal.SIGSTOP)
+            stop_process(box.agent_pid)
             for pid in [relay, *(process.pid for process in box.everything_of(session))]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -15,6 +15,7 @@ from singularity_proxy import build
 from support.agent import until
 from support.batch_kills import Jobs
 from support.batch_runs import Json, read, without_times
+from support.processes import stop_process
 from support.service_process import ServiceProcess
 
 FEW = ["--NodeAgent.warm_proxies=1", "--NodeAgent.proxy_threads=1"]
@@ -25,7 +26,7 @@ WAITS = "waiting for the device: its device proxy does not answer; nothing is lo
 def stopped(pids: list[int]) -> Iterator[None]:
     """They do nothing meanwhile."""
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        stop_process(pid)
     try:
         yield
     finally:

@@ -19,6 +19,7 @@ from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.capsule.tree import state_of
 from singularity_scheduler.agent.rights.leases import boot_clock
 from support.capsules import Place, Places, needs_criu, needs_namespaces
+from support.processes import stop_process
 
 pytestmark = needs_namespaces
 
@@ -112,8 +113,7 @@ async def test_what_the_user_had_stopped_stays_stopped() -> None:
         leased = Leased(place)
         capsule = await leased.start()
         [child] = [m for m in capsule.members() if m.pid != 5001]
-        os.kill(child.identity.pid, signal.SIGSTOP)
-        await place.until(lambda: state_of(child.identity.pid) == "T")
+        stop_process(child.identity.pid)
         leased.word.write(1.0)
         await leased.stands()
         leased.word.write(None)
@@ -140,7 +140,7 @@ async def test_what_is_frozen_after_pid_1_has_answered_stays_so() -> None:
             assert leased.numbers() == before
             await asyncio.to_thread(capsule.thaw)
             await leased.goes_on()
-        os.kill(capsule.init.pid, signal.SIGSTOP)
+        stop_process(capsule.init.pid)
         assert not leased.word.obeyed(capsule.init, 0.2)
         os.kill(capsule.init.pid, signal.SIGCONT)
         await capsule.end(0)

@@ -13,6 +13,7 @@ from support.agent import AgentBox, until
 from support.agent_moves import gone, resume, suspend
 from support.agent_ranks import PHYSICAL, RANKS, processes, result, step, trains
 from support.capsules import needs_criu
+from support.processes import stop_process
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.asyncio]
 
@@ -101,7 +102,7 @@ async def test_killed_in_the_middle_of_a_resize(victim: str) -> None:
         session = await trains(box, 1_000_000)
         launcher, ranks = processes(box, session)
         assert list(ranks) == list(range(RANKS))
-        os.kill(ranks[1], signal.SIGSTOP)
+        stop_process(ranks[1])
         await stands(box, session)
         resize = asyncio.ensure_future(box.resize(session, 2, *PHYSICAL[1]))
         await asyncio.sleep(1.0)

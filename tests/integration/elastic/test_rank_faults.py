@@ -16,6 +16,7 @@ import pytest
 from singularity_proxy.elastic.ranks import environments
 from singularity_proxy.errors import BarrierFailed, SingularityError
 from singularity_proxy.standalone import Standalone
+from support.processes import stop_process
 
 from benchmarks.jobs import DDP, Job, numbers
 
@@ -114,7 +115,7 @@ def test_a_rank_killed_during_a_barrier(session: Standalone) -> None:
     job = Job(session, "mlp", "--steps", "100000", "--bucket-mb", "0.02")
     job.wait_for_step(5)
     victim = job.pids()[3]
-    os.kill(victim, signal.SIGSTOP)  # it does not come to the barrier
+    stop_process(victim)  # it does not come to the barrier
     time.sleep(0.3)
     threading.Timer(1.0, os.kill, (victim, signal.SIGKILL)).start()
     began = time.monotonic()

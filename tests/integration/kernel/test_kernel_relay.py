@@ -47,6 +47,7 @@ from support.kernel_relay import (
     shim,
     wait_until,
 )
+from support.processes import stop_process
 
 
 @pytest.fixture
@@ -293,7 +294,7 @@ def test_requests_sent_while_the_kernel_is_frozen_run_afterwards_once_and_in_ord
         run(found, "seen = []")
         pids = [process.pid, *children(process.pid)]
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+            stop_process(pid)
         found.hb_channel.start()
         found.hb_channel.unpause()
         wait_until(found.hb_channel.is_beating, why="the heartbeat stopped")

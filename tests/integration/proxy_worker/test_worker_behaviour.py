@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from singularity_proxy.standalone import Standalone
 from support.kernel_relay import wait_until
+from support.processes import stop_process
 
 
 @pytest.fixture
@@ -217,7 +218,7 @@ def test_a_device_proxy_that_does_not_answer_is_named(
         assert worker.stderr is not None
         assert worker.stdout.readline() == "[1.0, 1.0]\n"
         (proxy,) = session.proxy_pids()
-        os.kill(proxy, signal.SIGSTOP)
+        stop_process(proxy)
         worker.stdin.write("\n")
         worker.stdin.flush()
         sentence = (
