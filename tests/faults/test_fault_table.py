@@ -7,7 +7,7 @@ An uploader is a thread of the agent and dies with it, so it is its connection t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
@@ -16,7 +16,7 @@ from singularity_proxy.checkpoint.stores.urls import open_store
 from singularity_scheduler.agent.store import resumes, suspends
 from support.agent import AgentBox
 from support.agent_faults import Fault, Trial
-from support.agent_trains import STEPS, native_losses
+from support.agent_trains import native_losses
 from support.azurite import KEY, Azurite
 from support.capsules import needs_criu
 from support.matrix import some_of
@@ -60,8 +60,12 @@ FAULTS = [
     for step in found
     for after_s in (CRIU_AFTER_S if who == "criu" else (0.0,))
 ]
-LOCAL = [fault for fault in FAULTS if fault.who not in ("uploader", "store")]
-AZURE = [fault for fault in FAULTS if fault.who in ("uploader", "store")]
+_LOCAL = some_of((fault for fault in FAULTS if fault.who not in ("uploader", "store")), 7)
+_AZURE = some_of((fault for fault in FAULTS if fault.who in ("uploader", "store")), 3)
+
+
+STEPS = 3000
+"""More than a session trains while it is struck once at each step of a verb."""
 
 
 @pytest.fixture(scope="module")
@@ -93,21 +97,69 @@ async def azure() -> AsyncIterator[tuple[AgentBox, str, FaultProxy]]:
             yield running, direct, line
 
 
+class Trials:
+    """The session that is struck at one step of a verb after the other, by one kind of fault. The
+    next kind begins with a new session, as does a fault after one that failed. After the last fault
+    of each kind in `faults` the session goes back to what it was before all of them."""
+
+    def __init__(self, make: Callable[[], Trial], faults: list[Fault]) -> None:
+        self._make = make
+        self._last = {fault.kind: fault for fault in faults}
+        self._trial: Trial | None = None
+        self._kind = ""
+
+    async def run(self, fault: Fault) -> None:
+        """Strike once; all must hold."""
+        if self._kind != fault.kind:
+            await self.finish()
+        if self._trial is None:
+            self._trial, self._kind = self._make(), fault.kind
+            await self._trial.begin()
+        try:
+            await self._trial.run(fault)
+        except BaseException:
+            trial, self._trial = self._trial, None
+            await trial.drop()
+            raise
+        if fault == self._last[fault.kind]:
+            await self.finish()
+
+    async def finish(self) -> None:
+        """Have the session, if there is one, go back to what it was before all faults."""
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            await trial.finish()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def local_trials(box: AgentBox, reference: dict[int, str]) -> AsyncIterator[Trials]:
+    trials = Trials(lambda: Trial(box, reference, (str(box.root / "state" / "store"), {})), _LOCAL)
+    yield trials
+    await trials.finish()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def azure_trials(
+    azure: tuple[AgentBox, str, FaultProxy], reference: dict[int, str]
+) -> AsyncIterator[Trials]:
+    box, direct, line = azure
+    trials = Trials(lambda: Trial(box, reference, (direct, {"account_key": KEY}), line), _AZURE)
+    yield trials
+    await trials.finish()
+
+
 def test_every_step_is_in_the_table() -> None:
     named = {step for verbs in TABLE.values() for found in verbs.values() for step in found}
     assert named == {*_SUSPEND, *_RESUME, *_SAVE, *_RESTORE}
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("fault", some_of(LOCAL, 7), ids=str)
-async def test_somebody_is_killed(box: AgentBox, reference: dict[int, str], fault: Fault) -> None:
-    await Trial(box, reference, (str(box.root / "state" / "store"), {})).run(fault)
+@pytest.mark.parametrize("fault", _LOCAL, ids=str)
+async def test_somebody_is_killed(local_trials: Trials, fault: Fault) -> None:
+    await local_trials.run(fault)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("fault", some_of(AZURE, 3), ids=str)
-async def test_the_store_is_gone(
-    azure: tuple[AgentBox, str, FaultProxy], reference: dict[int, str], fault: Fault
-) -> None:
-    box, direct, line = azure
-    await Trial(box, reference, (direct, {"account_key": KEY}), line).run(fault)
+@pytest.mark.parametrize("fault", _AZURE, ids=str)
+async def test_the_store_is_gone(azure_trials: Trials, fault: Fault) -> None:
+    await azure_trials.run(fault)

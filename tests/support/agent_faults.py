@@ -18,7 +18,7 @@ from singularity_proxy.errors import SingularityError
 from support.agent import AgentBox, alive, until
 from support.agent_held import Held
 from support.agent_moves import after, checkpoint, gone, listed, resume, suspend
-from support.agent_trains import STEPS, hurry, losses, start_training
+from support.agent_trains import losses, start_training
 from support.store_faults import FaultProxy
 
 WHAT_NOW = re.compile(r"kept|goes on|as it was|try again|nothing was|were not")
@@ -35,14 +35,20 @@ class Fault:
     step: str
     after_s: float = 0.0
 
+    @property
+    def kind(self) -> str:
+        """Who is hit during what: one session goes through all faults of a kind."""
+        return f"{self.who}-{self.verb}"
+
     def __str__(self) -> str:
         after = f"+{self.after_s:g}s" if self.who == "criu" else ""
-        return f"{self.who}-{self.verb}-{self.step}{after}"
+        return f"{self.kind}-{self.step}{after}"
 
 
 class Trial:
-    """One session that trains on `box`, whose agent is `agent_with_fault.py`. `store`: options that
-    open its store; `line`: what is between the two, for Azure."""
+    """One session that trains on `box`, whose agent is `agent_with_fault.py`, through one fault
+    after the other. `store`: options that open its store; `line`: what is between the two, for
+    Azure."""
 
     def __init__(
         self,
@@ -53,10 +59,11 @@ class Trial:
     ) -> None:
         self.box, self.reference, self.line = box, reference, line
         self._url, self._options = store
-        self.session, self.epoch, self.seq = "", 1, 10
+        self.session, self.epoch, self.seq = "", 1, 1
         self.base: dict[str, Any] = {}
         self.base_steps = (0, 0)
         self.error: SingularityError | None = None
+        self._known: list[str] = []
         self._hits: dict[str, Callable[[Fault, Held], Awaitable[None]]] = {
             "agent": self._kill_agent,
             "proxy": self._kill_proxies,
@@ -67,40 +74,61 @@ class Trial:
             "store": self._busy_store,
         }
 
-    async def run(self, fault: Fault) -> None:
-        """Everything from the start of the session to its end."""
+    async def begin(self) -> None:
+        """Start the session, let it train and make the checkpoint that no fault may harm."""
         box = self.box
-        box.forget_events()
-        self.session = await start_training(box, pause_s=0.15)
-        try:
-            await box.attach(self.session, 1)
-            await after(box, self.session, 2)
-            seen = self.seen()
-            self.base = await checkpoint(box, self.session, 1, "before", seq=1)
-            self.base_steps = seen, self.seen() + 1
-            await self._strike(fault)
-            await self._settle()
-            hurry(box)
-            await self._check_store(fault)
-            await self._check_session(fault)
-            await self._check_base()
-        finally:
-            with contextlib.suppress(SingularityError):
-                await box.end(self.session)
+        self.session = await start_training(box, pause_s=0.15, steps=len(self.reference))
+        await box.attach(self.session, 1)
+        await after(box, self.session, 2)
+        seen = self._seen()
+        self.base = await checkpoint(box, self.session, 1, "before", seq=1)
+        self.base_steps = seen, self._seen() + 1
+        self._known = [self.base["id"]]
 
-    def seen(self) -> int:
+    async def run(self, fault: Fault) -> None:
+        """Strike the session once and check all that must hold afterwards."""
+        self.box.forget_events()
+        self.error = None
+        await self._strike(fault)
+        await self._settle()
+        await self._check_store(fault)
+        await self._check_session(fault)
+
+    async def finish(self) -> None:
+        """Go back to the checkpoint from before all faults, and end the session."""
+        box = self.box
+        await self._end()
+        await self._resume(self.base["id"], incarnation=2)
+        before = len(box.log(self.session))  # what it printed since then stays in its log
+        await self._attach()
+        await until(lambda: losses(box.log(self.session)[before:]) != {})
+        again = losses(box.log(self.session)[before:])
+        first, last = self.base_steps
+        assert first < min(again) <= last + 1
+        assert self.reference.items() >= again.items()
+        await self.drop()
+
+    async def drop(self) -> None:
+        """End the session, however it is."""
+        with contextlib.suppress(SingularityError):
+            await self.box.end(self.session)
+
+    def _seen(self) -> int:
         return max(losses(self.box.log(self.session)), default=-1)
 
     # -- the fault --------------------------------------------------------------------------------
 
     async def _strike(self, fault: Fault) -> None:
+        self.seq += 2
+        epoch, seq = self.epoch, self.seq
         if fault.verb == "resume":
-            done = await suspend(self.box, self.session, 1, seq=2)
-            self.epoch, newest = 2, done["checkpoint"]["id"]
-            command = lambda: resume(self.box, self.session, 2, newest, seq=3)  # noqa: E731
+            done = await suspend(self.box, self.session, epoch, seq=seq)
+            self.epoch, newest = epoch + 1, done["checkpoint"]["id"]
+            self.seq += 1
+            command = lambda: resume(self.box, self.session, epoch + 1, newest, seq=seq + 1)  # noqa: E731
         else:
             verb = {"suspend": suspend, "checkpoint": checkpoint}[fault.verb]
-            command = lambda: verb(self.box, self.session, 1, seq=3)  # noqa: E731
+            command = lambda: verb(self.box, self.session, epoch, seq=seq)  # noqa: E731
         held = Held(self.box, fault.step)
         job = asyncio.ensure_future(command())
         try:
@@ -165,7 +193,7 @@ class Trial:
         await until(lambda: self.box.connections[-1:] == [True])
 
     async def _check_store(self, fault: Fault) -> None:
-        """Whatever is listed is whole, and the checkpoint from before is among it."""
+        """Whatever is listed is whole, and all the checkpoints from before are among it."""
 
         def read() -> list[str]:
             with contextlib.closing(open_store(self._url, **self._options)) as store:
@@ -176,10 +204,11 @@ class Trial:
                 return found
 
         whole = await asyncio.to_thread(read)
-        assert whole[0] == self.base["id"]
+        assert whole[: len(self._known)] == self._known
         assert whole == [c["id"] for c in await listed(self.box, self.session)]
-        self.made = len(whole) - 1
+        self.made = len(whole) - len(self._known)
         assert self.made in ((1,) if fault.verb == "resume" else (0, 1))
+        self._known = whole
 
     async def _check_session(self, fault: Fault) -> None:
         """It goes on here, or comes back from the store, and computes the same."""
@@ -204,38 +233,29 @@ class Trial:
         if mine and await self._goes_on(fault):
             assert list((self.box.root / "state" / "images").iterdir()) == []
         else:
+            if mine:
+                await self._end()  # as a service does that has heard of its end
             await gone(self.box, self.session)
-            newest = (await listed(self.box, self.session))[-1]["id"]
-            await self._resume(newest)
+            self.box.forget_events()
+            await self._resume(self._known[-1])
             await self._attach()
-        await self.box.logged(self.session, "done")
-        assert losses(self.box.log(self.session)) == self.reference
-        assert len(self.reference) == STEPS
+            assert await self._goes_on(fault)
+        said = losses(self.box.log(self.session))
+        assert list(said) == list(range(len(said)))
+        assert self.reference.items() >= said.items()
 
     async def _goes_on(self, fault: Fault) -> bool:
-        """Whether it trains on to its end. What CRIU was at work on when it was killed may end by
-        what CRIU had changed in it; it comes back from the store then."""
-
-        await until(lambda: "done" in self.box.log(self.session) or self._told("process.exited"))
+        """Whether it trains on for two more steps. What CRIU was at work on when it was killed may
+        end by what CRIU had changed in it; it comes back from the store then."""
+        before = self._seen()
+        assert before + 2 < len(self.reference), "the training was too short for its faults"
+        await until(lambda: self._seen() >= before + 2 or self._told("process.exited"))
         over = self._told("process.exited")
         assert not over or fault.who == "criu", "it ended"
         return not over
 
     def _told(self, event: str) -> bool:
         return (self.session, event) in [(session, type) for session, type, _ in self.box.events]
-
-    async def _check_base(self) -> None:
-        """The session can go back to the checkpoint from before the fault."""
-        box = self.box
-        await self._end()
-        await self._resume(self.base["id"], incarnation=2)
-        before = len(box.log(self.session))  # what it printed since then stays in its log
-        await self._attach()
-        await until(lambda: losses(box.log(self.session)[before:]) != {})
-        again = losses(box.log(self.session)[before:])
-        first, last = self.base_steps
-        assert first < min(again) <= last + 1
-        assert self.reference.items() >= again.items()
 
     async def _end(self) -> None:
         """End what is here of the session; its checkpoints stay."""

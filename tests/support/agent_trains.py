@@ -48,13 +48,15 @@ def _run_natively(steps: int) -> dict[int, str]:
     return found
 
 
-async def start_training(box: AgentBox, *stops: int, pause_s: float = 0.0) -> str:
-    """A session that trains and waits before each of the steps `stops`; between steps it pauses for
-    `pause_s`, until `hurry`."""
+async def start_training(
+    box: AgentBox, *stops: int, pause_s: float = 0.0, steps: int = STEPS
+) -> str:
+    """Start a session that trains for `steps` steps and waits before each of the steps `stops`;
+    between steps it pauses for `pause_s`, until `hurry`."""
     (box.work / "hurry").unlink(missing_ok=True)
     for step in stops:
         (box.work / f"stop-{step}").touch()
-    argv = [sys.executable, TRAINING, "cuda", str(STEPS), str(box.work), str(pause_s)]
+    argv = [sys.executable, TRAINING, "cuda", str(steps), str(box.work), str(pause_s)]
     session = await box.start(argv)
     await box.event("device.need", session)
     return session
