@@ -108,6 +108,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run all tests of that tier (tests/support/tiers.py), of several if given again",
     )
     parser.addoption(
+        "--part",
+        choices=[part.value for part in tiers.Part],
+        help="of a full run, only what goes together (tests/support/tiers.py)",
+    )
+    parser.addoption(
         "--changed",
         nargs="?",
         const="HEAD",
@@ -193,6 +198,8 @@ def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     elif is_default(config):
         usual = (item.nodeid for item in items if not item.get_closest_marker("full"))
         kept = tiers.choose_default(usual, matrix.seed())
+    if part := config.getoption("--part"):
+        kept = {nodeid for nodeid in kept if tiers.find_part(nodeid) == part}
     changed, touched = config.stash.get(_CHANGE, ([], None))
     if touched is not None:
         whole = {item.nodeid for item in items if item.nodeid.partition("::")[0] in changed}

@@ -11,7 +11,8 @@ A tier says what its tests need, not where their files lie:
     tools      lint, documentation, builds, sanitizers (see also `./dev lint`, `./dev docs`)
     gpu        an NVIDIA GPU
 
-`./dev test` runs what `DEFAULT` says, in 20 minutes on two cores; `./dev test --full` everything.
+`./dev test` runs what `DEFAULT` says, in 20 minutes on two cores; `./dev test --full` everything,
+part by part.
 What was asked for by path or by `--tier` runs whole.
 """
 
@@ -244,14 +245,42 @@ DEFAULT: Mapping[str, Take] = {
 """Tier, folder, file or test -> what the default run takes of it. The most exact entry counts."""
 
 
-def _fits(entry: str, nodeid: str) -> bool:
+class Part(enum.StrEnum):
+    """What of a full run goes together."""
+
+    MAIN = "main"
+    """Side by side, with the whole machine."""
+    CAMPAIGN = "campaign"
+    """By itself, as its bounds are in seconds; it leaves nearly half of two cores idle."""
+    PATIENT = "patient"
+    """Beside the campaign, at idle priority: nothing in it depends on how long anything takes."""
+
+
+PARTS: Mapping[str, Part] = {
+    "tests/faults/test_chaos.py": Part.CAMPAIGN,
+    "tests/libraries": Part.PATIENT,
+    "tests/integration/checkpoint": Part.PATIENT,
+    "tests/integration/proxy_device/test_collectives_killed.py": Part.PATIENT,
+    "tests/integration/proxy_device/test_fuzz.py": Part.PATIENT,
+    "tests/integration/proxy_device/test_sanitized.py": Part.PATIENT,
+    "tests/integration/proxy_gpu": Part.PATIENT,
+    "tests/integration/proxy_sweep": Part.PATIENT,
+    "tests/integration/proxy_worker/test_compile.py": Part.PATIENT,
+    "tests/integration/scheduler/test_openapi_conformance.py": Part.PATIENT,
+    "tests/integration/setup": Part.PATIENT,
+    "tests/unit": Part.PATIENT,
+}
+"""Folder or file -> part of a full run; all others are of the main one."""
+
+
+def fits(entry: str, nodeid: str) -> bool:
     """Whether `nodeid` is at or below that folder, file or test function."""
     return nodeid == entry or nodeid.startswith((f"{entry}/", f"{entry}::", f"{entry}["))
 
 
 def find_tiers(nodeid: str) -> list[Tier]:
     """The tiers that the table gives a file or test, the most exact one first."""
-    return [TIERS[e] for e in sorted(TIERS, key=len, reverse=True) if _fits(e, nodeid)]
+    return [TIERS[e] for e in sorted(TIERS, key=len, reverse=True) if fits(e, nodeid)]
 
 
 def find_tier(nodeid: str) -> Tier:
@@ -264,9 +293,14 @@ def find_tier(nodeid: str) -> Tier:
     return found[0]
 
 
+def find_part(nodeid: str) -> Part:
+    """Find the part of a full run that a test goes with."""
+    return next((part for entry, part in PARTS.items() if fits(entry, nodeid)), Part.MAIN)
+
+
 def find_take(nodeid: str) -> Take:
     """What the default run takes where that test is."""
-    entries = [e for e in DEFAULT if _fits(e, nodeid)]
+    entries = [e for e in DEFAULT if fits(e, nodeid)]
     return DEFAULT[max(entries, key=len) if entries else find_tier(nodeid).value]
 
 

@@ -38,6 +38,13 @@ def test_what_the_default_run_takes_is_said_of_each_tier_and_of_what_there_is() 
     assert set(Tier) - set(DEFAULT) == set()
 
 
+def test_each_part_of_a_full_run_is_there_and_no_test_is_in_two() -> None:
+    assert [entry for entry in tiers.PARTS if not exists(entry)] == []
+    assert {tiers.find_part(f) for f in FILES} == set(tiers.Part)
+    doubled = [f for f in FILES if sum(tiers.fits(e, f) for e in tiers.PARTS) > 1]
+    assert doubled == []
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Cases of a small tree of tests, with a table for it."""
