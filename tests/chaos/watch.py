@@ -70,6 +70,7 @@ class Watch:
                 subject.see(found[subject.session])
         if found or self.cluster:
             self._keep_time()
+        self._look_for_strangers(found)
         for subject in self.subjects:
             self._look_at(subject)
             if isinstance(subject, CsvWriter):
@@ -100,6 +101,25 @@ class Watch:
         self._calm = everybody and not self.world.off and not self.world.disk.trouble
         self._calm = self._calm and not self.world.stopped and not self.world.is_starting
         return found
+
+    def _look_for_strangers(self, found: dict[str, Json]) -> None:
+        """Each session that has not ended was begun by somebody here: by its subject, which knows
+        it after a moment, or as a fork, which has an end of its own."""
+        ours = {session for s in self.subjects for session in (s.session, *s.history)}
+        strange = [
+            session
+            for session, doc in found.items()
+            if session not in ours and not doc["forked_from"] and session not in self.world.ended
+        ]
+        for session in strange:
+            since = self._odd.setdefault((session, "stranger"), self.world.calm_s)
+            if self.world.calm_s - since > PATIENCE_S:
+                doc = found[session]
+                text = f"nobody began {doc['name']} of {doc['user']}: {doc['reason']}"
+                self.world.timeline.violate("leak", session, text, "stranger")
+                self.world.timeline.count("leaked")
+        for key in [k for k in self._odd if k[1] == "stranger" and k[0] not in strange]:
+            del self._odd[key]
 
     def _keep_time(self) -> None:
         now = self.world.timeline.now

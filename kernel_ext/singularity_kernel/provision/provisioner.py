@@ -199,6 +199,8 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         self._process: ProcessIdentity | None = None
         """The kernel's own process when it runs on this machine as this user: the way to it while
         the scheduler is away."""
+        self.end: dict[str, Any] | None = None
+        """What the scheduler said of the session when it had ended."""
         self._running = False
         self._exit_code: int | None = None
         self._ending = False
@@ -265,7 +267,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         self.pid = launch.get("pid")
         self._epoch = created.get("epoch")
         self._process, self._follower = None, Follower(self._epoch)
-        self._running, self._exit_code, self._ending = True, None, False
+        self._running, self._exit_code, self.end, self._ending = True, None, None, False
         self._asked_at = time.monotonic()
         self.connection_info = _connection(self.connection_info, launch.get("connection"))
         forget_keys(self.parent, self.connection_info)
@@ -386,6 +388,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         await self._follower.look(self._client(), session, self)
         state = session.get("process_state")
         if state in ENDED:
+            self.end = session
             code = session.get("exit_code")
             failed = state != "completed"
             self._exit_code = code if code is not None else (EXIT_UNKNOWN if failed else 0)
@@ -550,7 +553,7 @@ class SingularityProvisioner(LocalProvisioner):  # type: ignore[misc]
         await super().load_provisioner_info({**provisioner_info, "connection_info": connection})
         ours = provisioner_info["singularity"]
         self.mode, self.session_id = Mode(ours["mode"]), ours["session"]
-        self._running, self._exit_code = self.session_id is not None, None
+        self._running, self._exit_code, self.end = self.session_id is not None, None, None
 
 
 def mode() -> Mode:

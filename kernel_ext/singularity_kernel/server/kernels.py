@@ -28,13 +28,14 @@ from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelMana
 from singularity_proxy.errors import SingularityError, Unavailable
 from singularity_scheduler.client import ServiceClient
 from tornado.ioloop import IOLoop
-from traitlets import Float, Integer
+from traitlets import Float, Integer, default
 
 from singularity_kernel.provision.pauses import pauses
 from singularity_kernel.provision.provisioner import Mode, SingularityProvisioner
 
 from .apart import Apart
 from .calling import call_back
+from .closing import ServedKernelManager
 from .forks import Forks
 from .found import Asked, newest
 from .leaving import leave
@@ -77,6 +78,10 @@ class SingularityKernelManager(AsyncMappingKernelManager):  # type: ignore[misc]
         folder, for a page that is away. Beyond that the oldest is dropped, and the log says so.
         0: none.""",
     )
+
+    @default("kernel_manager_class")  # type: ignore[untyped-decorator]
+    def _default_kernel_manager_class(self) -> str:
+        return f"{ServedKernelManager.__module__}.{ServedKernelManager.__name__}"
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

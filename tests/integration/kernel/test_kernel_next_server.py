@@ -122,3 +122,29 @@ def test_no_output_is_lost_or_doubled_between_one_server_and_the_next(
             assert last.ask(f"api/kernels/{page.kernel}", "DELETE").status == 204
 
     asyncio.run(story())
+
+
+def test_a_session_that_somebody_closes_elsewhere_is_not_started_again(
+    platform: Scheduler, tmp_path: Path
+) -> None:
+    """Its kernel is gone from the server, as one is that Jupyter's culler ends."""
+    with start(tmp_path, platform) as running:
+        assert running.ask("api/kernels", "POST", {"name": "singularity"}).status == 201
+        [session] = platform.sessions
+        closed = {"code": "closed", "args": {"by": "operator", "why": ""}}
+        session.json |= {"reason_code": "ended_not_kept", "reason_args": {"after": closed}}
+        session.end()
+        wait_until(
+            lambda: running.ask("api/kernels").body == [],
+            why="the kernel of a closed session is still listed",
+        )
+        assert platform.sessions == [session]
+
+
+def test_a_kernel_that_dies_is_started_again(platform: Scheduler, tmp_path: Path) -> None:
+    with start(tmp_path, platform) as running:
+        assert running.ask("api/kernels", "POST", {"name": "singularity"}).status == 201
+        [session] = platform.sessions
+        session.end()
+        wait_until(lambda: len(platform.sessions) == 2, why="the kernel was not started again")
+        assert len(running.ask("api/kernels").body) == 1

@@ -11,16 +11,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from chaos import faults, growth, processes, programs, report, schedule, settle, verbs
+from chaos import faults, growth, processes, programs, report, schedule, settle, verbs, watch
 from chaos.campaign import Result, sum_up
 from chaos.clock import Clock
 from chaos.notebooks import Idle
 from chaos.subjects import Lines, Lost, Subject
 from chaos.tab import Cell, Tab
 from chaos.timeline import Timeline, Violation
+from chaos.world import PATIENCE_S
 from jupyter_client.session import Session
 from singularity_proxy.errors import Unavailable
 from singularity_spawner.proc import Process
@@ -358,3 +360,21 @@ def test_a_count_may_jump_to_that_of_a_checkpoint_once(now: int) -> None:
     again = asyncio.run(notebook.judge_count(4, now, "visit", cell))
     told = [v.rule for v in world.timeline.violations]
     assert (again, told) == (("visit 9 instead of 5", []) if now == 9 else ("", ["once"]))
+
+
+def test_a_session_that_nobody_began_is_a_leak() -> None:
+    """As one is that takes the place of a fork which was ended."""
+    subject = SimpleNamespace(name="user1/idle", session="now", history=["before"])
+    world = SimpleNamespace(timeline=Timeline(), calm_s=0.0, ended={"ended": 0.0}, nodes=["node-1"])
+    look = watch.Watch(world, [subject])  # type: ignore[arg-type, list-item]
+    ours = {name: {"forked_from": None} for name in ("now", "before", "ended")}
+    fork = {"fork": {"forked_from": "now"}}
+    stranger = {"forked_from": None, "name": "idle.ipynb", "user": "user1", "reason": "it runs"}
+    for world.calm_s in (0.0, 300.0):
+        look._look_for_strangers({**ours, **fork})
+    assert world.timeline.violations == []
+    for world.calm_s in (300.0, 300.0 + PATIENCE_S + 1.0):
+        assert world.timeline.violations == []
+        look._look_for_strangers({**ours, "another": stranger})
+    [violation] = world.timeline.violations
+    assert (violation.rule, violation.subject) == ("leak", "another")
