@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 from jupyterhub.spawner import Spawner, SpawnException
+from jupyterhub.utils import format_exception
 from singularity_spawner import SingularitySpawnerMixin, removals
 from singularity_spawner.options import ServerOptions
 from support.hub_scheduler import TOKEN, scheduler
@@ -113,6 +114,7 @@ async def test_a_bad_choice_is_refused_and_not_kept(service, options, reason):
     assert caught.value.reason == reason
     assert caught.value.status_code == 400
     assert caught.value.message.endswith("nothing was started.")
+    assert format_exception(caught.value)[0] == caught.value.message, "what the form shows"
     assert not spawner.running
     assert not spawner.orm_spawner.user_options, "the next start without options must work"
     await hub_start(spawner, spawner.orm_spawner.user_options or {})
