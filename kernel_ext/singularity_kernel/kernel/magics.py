@@ -46,20 +46,24 @@ SUBMIT = "submit"
 WHERE = ("device", "node", "cluster")
 """Options of migrate."""
 
-VERB_HELP = " ".join(
-    (
-        "status: state and reason, tier, devices, memory, last checkpoint, who waits.",
-        *(row.magic.help for row in ROWS if row.magic and row.magic.help),
-        "checkpoints: what is stored. why: why it is in its state. history: what happened so far.",
-        """submit NOTEBOOK: start a notebook as a batch run; --notebook: this one, as it was saved
-        last; on a cell (%%%%singularity submit): that cell. It takes -p NAME VALUE and the other
-        options of `jupyter singularity submit` for parameters, -o, -k, --name, --tier, --devices,
-        --share, --priority, --virtual-cluster and --env.
-        run: on a cell (%%%%singularity run --ranks 4 ARGUMENTS): run it as a script in so many
-        processes, each with a virtual device of its own and the variables of torchrun; default:
-        one for each device.""",
-    )
+HELP = "help"
+
+VERB_HELP = (
+    "status: state and reason, tier, devices, memory, last checkpoint, who waits.",
+    *(row.magic.help for row in ROWS if row.magic and row.magic.help),
+    "checkpoints: what is stored.",
+    "why: why it is in its state.",
+    "history: what happened so far.",
+    "submit NOTEBOOK: start a notebook as a batch run; --notebook: this one, as it was saved last; "
+    "on a cell (%%singularity submit): that cell. It takes -p NAME VALUE and the other options of "
+    "`jupyter singularity submit` for parameters, -o, -k, --name, --tier, --devices, --share, "
+    "--priority, --virtual-cluster and --env.",
+    "run: on a cell (%%singularity run --ranks 4 ARGUMENTS): run it as a script in so many "
+    "processes, each with a virtual device of its own and the variables of torchrun; default: one "
+    "for each device.",
+    "help: this list.",
 )
+"""What each verb does, after its name; one sentence may be about two."""
 
 
 def describe_words() -> str:
@@ -81,7 +85,7 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         "verb",
         nargs="?",
         default="status",
-        help=VERB_HELP,
+        help=" ".join(VERB_HELP).replace("%", "%%"),
     )  # type: ignore[untyped-decorator]
     @argument("name", nargs="*", help=describe_words())  # type: ignore[untyped-decorator]
     @argument(
@@ -109,6 +113,9 @@ class SingularityMagics(Magics):  # type: ignore[misc]
             )
         options = parse_argstring(self.singularity, line)
         verb = options.verb
+        if verb == HELP:
+            display(Table("%singularity", [_split_help(each) for each in VERB_HELP]))
+            return
         if verb not in VERBS:
             raise UsageError(_unknown_verb(verb))
         arguments = _arguments(verb, options)
@@ -126,7 +133,7 @@ class SingularityMagics(Magics):  # type: ignore[misc]
             return
         if verb == "status":
             # A cell runs, this one: the report of its start may still be under way.
-            answer = {**answer, "busy": True, "idle_since": None}
+            answer = {**answer, "busy": True}
             answer["memory"] = device_memory(answer.get("devices") or ())
         display(present(verb, answer, datetime.now(timezone.utc)))
 
@@ -151,8 +158,14 @@ def _run(line: str, cell: str | None) -> None:
     run_cell(line, cell, os.environ)
 
 
+def _split_help(sentence: str) -> tuple[str, str]:
+    """Return the names that a sentence of the help begins with, and what it says of them."""
+    names, _, said = sentence.partition(": ")
+    return names, said
+
+
 def _unknown_verb(verb: str) -> str:
-    known = (*VERBS, SUBMIT, RUN)
+    known = (*VERBS, SUBMIT, RUN, HELP)
     near = difflib.get_close_matches(verb, known, n=1, cutoff=0.5)
     knows = f"knows {', '.join(known)}."
     hint = f"did you mean '{near[0]}'? It {knows}" if near else f"it {knows}"
@@ -214,7 +227,8 @@ def present(verb: str, answer: Any, now: datetime) -> Table | Sentence:
         return Sentence(str(answer.get("sentence", "")))
     if verb == "history":
         entries = answer.get("history", []) if isinstance(answer, dict) else answer
-        return Table("History", history_rows(entries, now), empty="nothing happened yet")
+        title = f"History, times in {now.tzname()}"
+        return Table(title, history_rows(entries, now), empty="nothing happened yet")
     if verb == "status":
         title = " ".join(str(answer[k]) for k in ("id", "name") if answer.get(k))
         return Table(f"Session {title}", status_rows(answer, now))
