@@ -3,6 +3,7 @@ import * as React from 'react';
 import { Announcer } from '../src/model/words/announce';
 import { nextOf, readBack } from '../src/model/sessions/back';
 import { Feed } from '../src/model/server/feed';
+import { countText } from '../src/model/sessions/filter';
 import { IChange } from '../src/model/sessions/history';
 import { IPage } from '../src/model/server/load';
 import { Refused } from '../src/model/server/refused';
@@ -43,6 +44,8 @@ class Server implements ISidebarSource {
   changes: IChange[] = [];
   archive: ISession[] = [];
   refusal: Error | null = null;
+  /** Whether nothing of a log is there yet. */
+  waits = false;
   log_ = 'event: log\ndata: {"text": "epoch 1\\n", "next": 8}\n\nevent: end\ndata: {}\n\n';
   asked: string[] = [];
 
@@ -68,6 +71,9 @@ class Server implements ISidebarSource {
     this.asked.push('log');
     if (this.refusal) {
       throw this.refusal;
+    }
+    if (this.waits) {
+      await new Promise(() => undefined);
     }
     yield this.log_;
   }
@@ -164,6 +170,49 @@ test('a card says what a session is, why, and what one can do', async () => {
   page.button('Checkpoint train.ipynb').click();
   page.button('All actions for train.ipynb').click();
   expect(asked).toEqual(['checkpoint a1', 'menu a1']);
+});
+
+test('a card says what the state means, and whether a cell runs, which it does not say', async () => {
+  const line = () => page.query('.jp-Singularity-line').textContent;
+  sessions.replace([DOCUMENT]);
+  await showPanel();
+  expect(line()).toBe('running · standard · idle');
+  expect(page.query('.jp-Singularity-state').title).toBe('Its process runs and holds its devices');
+  await page.do(() => sessions.take('session', { ...DOCUMENT, busy: true }));
+  expect(line()).toBe('running · standard · busy');
+  await page.do(() => sessions.take('session', { ...DOCUMENT, state: 'parked', devices: [] }));
+  expect(line()).toBe('parked · standard');
+  await page.do(() => sessions.take('session', { ...DOCUMENT, kind: 'batch' }));
+  expect(line()).toBe('running · standard batch');
+});
+
+test('the sentence on a card begins with what is not above it already', async () => {
+  sessions.replace([{ ...DOCUMENT, state: 'waiting', devices: [] }]);
+  const told = 'alice/train.ipynb is waiting: its code called a device: it waits for bob/eval.';
+  await showPanel(async () => told);
+  const reason = page.query('.jp-Singularity-reason');
+  expect(reason.textContent).toBe('its code called a device: it waits for bob/eval.');
+  expect(reason.title).toBe(told);
+});
+
+test('the line above the list counts who has devices, who waits and who rests', async () => {
+  const as = (id: string, changes: object) => ({ ...DOCUMENT, id, devices: [], ...changes });
+  const over = { process_state: 'completed', state: 'completed' };
+  sessions.replace([
+    as('a', { devices: ['cpu:0'] }),
+    as('b', { devices: ['cpu:1'], state: 'resizing' }),
+    as('c', { state: 'waiting' }),
+    as('d', { state: 'queued' }),
+    as('e', { state: 'ready' }),
+    as('f', { state: 'parked' }),
+    as('g', { state: 'suspended' }),
+    as('h', over)
+  ]);
+  expect(countText(sessions.all, TEXTS)).toBe('2 with devices, 2 waiting, 3 at rest, 1 ended');
+  expect(countText([sessions.get('a')!], TEXTS)).toBe('1 with a device');
+  void feed.start(); // it tells of the same ones that all run
+  await showPanel();
+  expect(page.query('.jp-Singularity-link').textContent).toBe('8 with devices');
 });
 
 test('a transfer has a bar that is read aloud', async () => {
@@ -375,6 +424,17 @@ test('the log is shown as text to read, with the way to the output of a run', as
   expect(page.query('[role=tabpanel]').textContent).toContain('The session has ended');
   await page.do(() => page.button('Open output notebook').click());
   expect(asked).toEqual(['output a1']);
+});
+
+test('the log of a run that waits says that it has not started', async () => {
+  sessions.replace([{ ...DOCUMENT, kind: 'batch', process_state: 'queued', state: 'queued' }]);
+  server.waits = true;
+  await showPanel();
+  await page.do(() => sidebar.show('a1', 'log'));
+  const part = page.query('[role=tabpanel]');
+  expect(part.textContent).toBe('It has not started yet; what it prints will be here.');
+  await page.do(() => sessions.take('session', DOCUMENT));
+  expect(part.textContent).toBe('asking the scheduler');
 });
 
 test('a log that there is not says so, and is asked for when the session goes on', async () => {

@@ -5,6 +5,12 @@ export const AGAIN_MS = 30_000;
 
 const ASKED = new Set(['queued', 'waiting']);
 
+/** The sentence of `why` about a session, without its name and its state, which stand above it. */
+export function briefSentence(session: ISession, sentence: string): string {
+  const head = `${session.user}/${session.name} is ${session.state}: `;
+  return sentence.startsWith(head) ? sentence.slice(head.length) : sentence;
+}
+
 /** Why sessions wait and until when, asked for those that somebody looks at. */
 export class Whys {
   constructor(private readonly _ask: (session: string) => Promise<string>) {}

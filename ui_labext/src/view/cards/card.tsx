@@ -3,7 +3,10 @@ import * as React from 'react';
 import { IProgress, ISession } from '../../model/sessions/session';
 import { ISample } from '../../model/server/usage';
 import { BUTTONS, isOffered, Verb, verbCaption, verbLabel } from '../../model/words/verbs';
+import { briefSentence } from '../../model/words/whys';
+import { stateMeaning } from '../../model/words/state_table';
 import {
+  activityText,
   checkpointText,
   ITexts,
   look,
@@ -98,15 +101,18 @@ export function Card(props: {
       </div>
       <div className="jp-Singularity-line">
         <p className="jp-Singularity-facts">
-          <span className={`jp-Singularity-state jp-mod-${look(session.state).colour}`}>
+          <span
+            className={`jp-Singularity-state jp-mod-${look(session.state).colour}`}
+            title={stateMeaning(session.state, texts)}
+          >
             {stateWord(session.state, texts)}
           </span>
-          {` · ${[kind, nodes].filter(Boolean).join(' · ')}`}
+          {` · ${[kind, nodes, activityText(session, texts)].filter(Boolean).join(' · ')}`}
         </p>
         {session.devices.length > 0 && <Spark samples={samples} now={now} texts={texts} />}
       </div>
       <p className="jp-Singularity-reason" title={reason}>
-        {reason}
+        {briefSentence(session, reason)}
       </p>
       <p className="jp-Singularity-devices" title={facts}>
         {facts}
