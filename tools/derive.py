@@ -258,7 +258,7 @@ def write_state_table() -> str:
     return (
         f"// {NOTE.replace('the tables in `model`', '`core/values/states.py`')}\n\n"
         "import { ITexts } from './words';\n\n"
-        "/** What a state means, in a sentence; \"\": it is one that this page does not know. */\n"
+        '/** What a state means, in a sentence; "": it is one that this page does not know. */\n'
         "export function stateMeaning(state: string, texts: ITexts): string {\n"
         f"  switch (state) {{\n{''.join(write_cases(meanings))}"
         "    default:\n      return '';\n  }\n}\n"
