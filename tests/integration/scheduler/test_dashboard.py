@@ -199,9 +199,14 @@ async def test_an_admin_cordons_and_drains_and_is_told_why_not(tmp_path: Path) -
         )
         page = await v.see("nodes/node-2")
         assert "is cordoned by root (a &lt;fan&gt; &amp; &#34;more&#34;)" in page
+        assert "No sessions are on it now." in await v.see("nodes/node-2/drain")
         session = await p.holder("alice", name="big", devices=2)
         asks = await v.see("nodes/node-1/drain")
-        assert "alice/big" in asks
+        assert "1 session is on it now: alice/big" in asks
+        assert "Finish within (minutes, optional)" in asks
+        page = await v.see("nodes/node-1")
+        log = f'href="{PREFIX}dashboard/log?session={session}"'
+        assert page.count(f"<a {log}>alice/big</a>") == 3, "at both devices and in the list"
         refused = await v.post("nodes/node-1/drain", reason="a fan", minutes="5")
         assert refused.status_code == 409
         assert "node node-1 was not drained and goes on: no other node can take" in refused.text

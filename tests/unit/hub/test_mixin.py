@@ -146,6 +146,17 @@ async def test_the_form_keeps_the_last_valid_choice_and_shows_free_devices(servi
 
 
 @pytest.mark.asyncio
+async def test_the_form_says_what_waits_in_the_store(service):
+    spawner = make(service.url, args=["--SingularityKernels.x=1"])
+    assert "singularity-waits" not in await spawner.get_options_form()
+    service.notebooks = [{"session": "aaaaaaaaaaaa"}]
+    html = await spawner.get_options_form()
+    assert "1 notebook waits in the store. It comes back when it is opened." in html
+    spawner.hibernate = False
+    assert "in the store" not in await spawner.get_options_form()
+
+
+@pytest.mark.asyncio
 async def test_the_form_works_while_the_service_is_away():
     spawner = make("http://127.0.0.1:1/services/singularity/")
     assert "does not answer just now" in await spawner.get_options_form()
