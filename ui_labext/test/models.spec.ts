@@ -270,8 +270,8 @@ test('what can be done with a checkpoint depends on it and on the session', () =
 test('who goes back reads what is lost and what is kept', () => {
   expect(restoreText(sample(), stored(), false, NOW, TEXTS)).toBe(
     'Go back to checkpoint "good" (5 min ago)? Everything the session did since then is undone: ' +
-      'variables, device state, the running cell. Its present state is stored first, so this can ' +
-      'be undone as well.'
+      'variables, device state, the running cell. Outputs in the notebook stay as they are. Its ' +
+      'present state is stored first, so this can be undone as well.'
   );
   expect(restoreText(sample(), stored(), true, NOW, TEXTS)).toContain('is given up');
   const device = stored({ level: 'device', restorable: false });

@@ -31,7 +31,7 @@ export function restoreText(
     );
   }
   const back = texts.__(
-    'Go back to checkpoint %1 (%2)? Everything the session did since then is undone: variables, device state, the running cell.',
+    'Go back to checkpoint %1 (%2)? Everything the session did since then is undone: variables, device state, the running cell. Outputs in the notebook stay as they are.',
     name,
     age
   );
