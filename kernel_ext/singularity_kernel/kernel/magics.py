@@ -8,7 +8,6 @@ another node and hours later (see `asking`).
 
 from __future__ import annotations
 
-import difflib
 import os
 from datetime import datetime, timezone
 from typing import Any
@@ -19,7 +18,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 from singularity_proxy.errors import BadRequest, SingularityError
 from singularity_scheduler.client.verbs import VERBS
-from singularity_scheduler.client.words import kept, parse_duration
+from singularity_scheduler.client.words import find_nearest, kept, parse_duration
 from singularity_scheduler.model.arguments import Form
 from singularity_scheduler.model.verbs import BY_NAME
 from singularity_scheduler.model.verbs import VERBS as ROWS
@@ -107,6 +106,8 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         if word == RUN:
             _run(rest, cell)
             return
+        if word in ("-h", "--help"):
+            line = HELP
         if cell is not None:
             raise UsageError(
                 f"%%singularity only has '{SUBMIT}' and '{RUN}': use %singularity {line}"
@@ -166,9 +167,9 @@ def _split_help(sentence: str) -> tuple[str, str]:
 
 def _unknown_verb(verb: str) -> str:
     known = (*VERBS, SUBMIT, RUN, HELP)
-    near = difflib.get_close_matches(verb, known, n=1, cutoff=0.5)
+    near = find_nearest(verb, known)
     knows = f"knows {', '.join(known)}."
-    hint = f"did you mean '{near[0]}'? It {knows}" if near else f"it {knows}"
+    hint = f"did you mean '{near}'? It {knows}" if near else f"it {knows}"
     return f"%singularity has no verb '{verb}'; {hint}"
 
 

@@ -277,6 +277,7 @@ def test_history_and_why(notebook: Notebook) -> None:
 
 def test_help_is_a_line_for_each_verb(notebook: Notebook) -> None:
     lines = notebook.text("%singularity help").splitlines()
+    assert lines == notebook.text("%singularity --help").splitlines()
     assert lines[0] == "%singularity"
     rows = dict(line.strip().split("  ", 1) for line in lines[1:])
     known = {name.split()[0] for names in rows for name in names.split(", ")}
@@ -289,6 +290,9 @@ def test_help_is_a_line_for_each_verb(notebook: Notebook) -> None:
     ("line", "sentence"),
     [
         ("prak", "did you mean 'park'?"),
+        ("Park", "did you mean 'park'?"),
+        ("pause", "did you mean 'park'?"),
+        ("show", "did you mean 'status'?"),
         ("xyzzy", "has no verb 'xyzzy'; it knows status, park"),
         ("status lunch", "'status' takes no name"),
         ("restore", "'restore' needs the name or id of a checkpoint"),
