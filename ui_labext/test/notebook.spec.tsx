@@ -160,6 +160,29 @@ describe('the notice above a notebook', () => {
     expect(notice(live(loss, true), live(loss), null, back)).toBeUndefined();
   });
 
+  test('warns of what others took and of what waits, not of a session that rests', () => {
+    expect(notice(null, parked)?.isCalm).toBe(true);
+    expect(notice(null, sample({ state: 'suspended' }))?.isCalm).toBe(true);
+    expect(notice(running, parked, TAKEN)?.isCalm).toBe(false);
+    expect(notice(running, sample({ state: 'parked', held_back: true }))?.isCalm).toBe(false);
+    expect(notice(null, sample({ state: 'waiting' }), TAKEN)?.isCalm).toBe(false);
+    const banner = new Banner(TEXTS, () => undefined);
+    banner.tell(notice(null, parked) ?? null);
+    expect(banner.hasClass('jp-mod-calm')).toBe(true);
+    banner.tell(notice(running, parked, TAKEN) ?? null);
+    expect(banner.hasClass('jp-mod-calm')).toBe(false);
+    banner.dispose();
+  });
+
+  test('says that devices were taken because they were idle', () => {
+    const idle = { ...TAKEN, rule: 'preempt.idle', tier: 'basic', place: null, highS: null };
+    expect(notice(running, parked, idle)?.text).toBe(
+      'Your device was idle and went to alice/train (basic). Nothing is lost. Run any cell to come back.'
+    );
+    const two = sample({ state: 'parked', virtual_devices: 2 });
+    expect(notice(running, two, idle)?.text).toContain('Your 2 devices were idle and went to ');
+  });
+
   test('counts no seconds of what is there at once', () => {
     const soon = { ...TAKEN, highS: 0.4 };
     expect(notice(running, parked, soon)?.text).toContain('you are next, within a second.');

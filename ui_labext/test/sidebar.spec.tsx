@@ -10,6 +10,7 @@ import { Refused } from '../src/model/server/refused';
 import { ISession } from '../src/model/sessions/session';
 import { Sessions } from '../src/model/sessions/sessions';
 import { ISidebarSource, Sidebar } from '../src/model/sessions/sidebar';
+import { IStanding } from '../src/model/sessions/standing';
 import { IStored, readStored } from '../src/model/sessions/stored';
 import { FirstReports } from '../src/model/server/usage';
 import { Whys } from '../src/model/words/whys';
@@ -18,7 +19,7 @@ import { DETAILS_HEIGHT } from '../src/view/cards/details';
 import { Panel } from '../src/view/panel';
 import { rowByKey, topOf, visible } from '../src/view/cards/virtual';
 import { Page } from './support/page';
-import { DOCUMENT, sample, TEXTS } from './support/samples';
+import { DOCUMENT, sample, TEXTS, why } from './support/samples';
 
 const STORED = {
   id: 'c1',
@@ -93,6 +94,8 @@ let sessions: Sessions;
 let sidebar: Sidebar;
 let feed: Feed;
 let asked: string[];
+/** What there is to know of the turn of those that wait. */
+let turn: Partial<IStanding>;
 
 beforeEach(() => {
   page.open();
@@ -101,6 +104,7 @@ beforeEach(() => {
   sidebar = new Sidebar(server, sessions);
   feed = new Feed({ open: () => opened(), list: async () => null }, sessions);
   asked = [];
+  turn = {};
 });
 
 afterEach(async () => {
@@ -114,12 +118,12 @@ async function* opened(): AsyncIterable<string> {
   await new Promise(() => undefined);
 }
 
-async function showPanel(why = async () => ''): Promise<void> {
+async function showPanel(ask = async () => ''): Promise<void> {
   await page.show(
     <Panel
       sessions={sessions}
       feed={feed}
-      whys={new Whys(why)}
+      whys={new Whys(async () => why(await ask(), turn))}
       sidebar={sidebar}
       announcer={new Announcer(sessions, TEXTS)}
       reports={new FirstReports(async () => null, sessions.usage)}
@@ -193,6 +197,15 @@ test('the sentence on a card begins with what is not above it already', async ()
   const reason = page.query('.jp-Singularity-reason');
   expect(reason.textContent).toBe('its code called a device: it waits for bob/eval.');
   expect(reason.title).toBe(told);
+});
+
+test('a card says first when a session goes on', async () => {
+  sessions.replace([{ ...DOCUMENT, state: 'waiting', devices: [] }]);
+  turn = { place: 1, highS: 35 };
+  await showPanel(async () => 'alice/train.ipynb is waiting: bob/eval has both devices.');
+  expect(page.query('.jp-Singularity-reason').textContent).toBe(
+    'you are next, about 35 s: bob/eval has both devices.'
+  );
 });
 
 test('the line above the list counts who has devices, who waits and who rests', async () => {

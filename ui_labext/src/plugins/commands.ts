@@ -136,7 +136,7 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
         try {
           await showDialog({
             title: session.name,
-            body: await api.why(session.id),
+            body: (await api.why(session.id)).sentence,
             buttons: [Dialog.okButton()]
           });
         } catch (error) {

@@ -71,7 +71,7 @@ export function Panel(props: {
       <>
         <Card
           session={session}
-          why={whys.sentence(session)}
+          why={whys.of(session)}
           samples={sessions.usage.samples(id)}
           now={now}
           texts={texts}

@@ -1,6 +1,7 @@
 import { hasEnded, IPlanned, ISession } from '../sessions/session';
 import { IStanding } from '../sessions/standing';
-import { duration, ITexts, stateWord } from './words';
+import { whenText } from './waits';
+import { ITexts, stateWord } from './words';
 
 /** A change that comes by itself is announced this long before. */
 export const AHEAD_MS = 120_000;
@@ -20,6 +21,8 @@ export interface INotice {
   at: number | null;
   /** What can be done about it. */
   offers: 'keep' | 'resume' | null;
+  /** Nobody took anything and nothing waits: it is no warning. */
+  isCalm?: boolean;
   /** Of one that was taken: when the last report was made before that; null: there was none. */
   lossAt?: number | null;
   /** Goes by itself at the end of a cell: of one that begins at this time (ms since 1970) or later,
@@ -36,23 +39,6 @@ export function isTaken(session: ISession): boolean {
   return TAKEN.has(session.state);
 }
 
-/** "you are next, about 3 min"; empty: nothing is known. */
-function whenText(standing: IStanding | null, texts: ITexts): string {
-  if (!standing) {
-    return '';
-  }
-  const { place, highS } = standing;
-  const parts = [
-    place === 1 ? texts.__('you are next') : place ? texts.__('place %1 in the queue', place) : '',
-    highS === null
-      ? ''
-      : highS < 1
-        ? texts.__('within a second')
-        : texts.__('about %1', duration(highS, texts))
-  ];
-  return parts.filter(Boolean).join(', ');
-}
-
 /** Who has the devices, or why they are gone. */
 function whoText(session: ISession, standing: IStanding | null, texts: ITexts): string {
   if (!standing?.by || !standing.rule.startsWith('preempt.')) {
@@ -60,15 +46,25 @@ function whoText(session: ISession, standing: IStanding | null, texts: ITexts): 
   }
   const to = standing.tier ? `${standing.by} (${standing.tier})` : standing.by;
   const when = whenText(standing, texts);
+  const count = Math.max(1, session.virtualDevices);
   return [
-    texts._n(
-      'Your device went to %2.',
-      'Your %1 devices went to %2.',
-      Math.max(1, session.virtualDevices),
-      to
-    ),
+    standing.rule === 'preempt.idle'
+      ? texts._n(
+          'Your device was idle and went to %2.',
+          'Your %1 devices were idle and went to %2.',
+          count,
+          to
+        )
+      : texts._n('Your device went to %2.', 'Your %1 devices went to %2.', count, to),
     when ? texts.__('Nothing is lost; %1.', when) : texts.__('Nothing is lost.')
   ].join(' ');
+}
+
+/** Whether a session that is away went there without being sent by somebody else, and nothing of it
+ * waits: it comes back when it is wanted. */
+function isCalm(session: ISession, standing: IStanding | null): boolean {
+  const taken = Boolean(standing?.rule.startsWith('preempt.'));
+  return !taken && !session.heldBack && !WAITS.has(session.state);
 }
 
 function takenNotice(
@@ -90,6 +86,7 @@ function takenNotice(
     text: `${whoText(session, standing, texts)} ${back}`,
     at: null,
     offers: session.heldBack ? 'resume' : null,
+    isCalm: isCalm(session, standing),
     lossAt
   };
 }

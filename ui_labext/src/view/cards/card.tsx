@@ -3,7 +3,7 @@ import * as React from 'react';
 import { IProgress, ISession } from '../../model/sessions/session';
 import { ISample } from '../../model/server/usage';
 import { BUTTONS, isOffered, Verb, verbCaption, verbLabel } from '../../model/words/verbs';
-import { briefSentence } from '../../model/words/whys';
+import { cardReason, IWhy } from '../../model/words/whys';
 import { stateMeaning } from '../../model/words/state_table';
 import {
   activityText,
@@ -47,8 +47,8 @@ function Progress(props: { progress: IProgress; texts: ITexts }): JSX.Element {
 /** One session: what it is, why, what it has, what one can do. */
 export function Card(props: {
   session: ISession;
-  /** Why it waits, with the estimate; "": its reason is all there is. */
-  why: string;
+  /** Why it waits, with the estimate; null: its reason is all there is. */
+  why: IWhy | null;
   samples: readonly ISample[];
   now: number;
   texts: ITexts;
@@ -65,7 +65,6 @@ export function Card(props: {
   const kind = session.kind === 'batch' ? texts.__('%1 batch', session.tier) : session.tier;
   const { part } = session;
   const nodes = part ? texts.__('%1 of %2 nodes', part.number + 1, part.parts) : '';
-  const reason = why || session.reason;
   return (
     <div
       className="jp-Singularity-card"
@@ -111,8 +110,8 @@ export function Card(props: {
         </p>
         {session.devices.length > 0 && <Spark samples={samples} now={now} texts={texts} />}
       </div>
-      <p className="jp-Singularity-reason" title={reason}>
-        {briefSentence(session, reason)}
+      <p className="jp-Singularity-reason" title={why?.sentence || session.reason}>
+        {cardReason(session, why, texts)}
       </p>
       <p className="jp-Singularity-devices" title={facts}>
         {facts}
