@@ -13,6 +13,7 @@ from singularity_scheduler.client.words import (
     age,
     checkpoint_note,
     kept,
+    made_at,
     parse_time,
     plan,
     plural,
@@ -137,8 +138,11 @@ def _several(count: Any) -> str:
 def loss_words(loss: Json) -> str:
     """What came back from the store and what could not, in one sentence without its full stop."""
     lost = ", ".join(map(str, loss.get("lost") or ()))
+    checkpoint = str(loss.get("checkpoint"))
+    at = made_at(checkpoint)
+    where = f"the checkpoint of {at}" if at else f"checkpoint {checkpoint}"
     parts = [
-        f"it came back from checkpoint {loss.get('checkpoint')}, {loss.get('level')} state",
+        f"it came back from {where}, {loss.get('level')} state",
         "what it did after that is undone" if loss.get("rolled_back") else "",
         f"not brought back: {lost}" if lost else "nothing is lost",
     ]

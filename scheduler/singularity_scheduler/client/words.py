@@ -18,6 +18,9 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+_ID = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)-[0-9a-f]{8}", re.ASCII)
+"""Of a checkpoint; it stands for the name of one that nobody named."""
+
 MEANT: dict[str, tuple[str, ...]] = {
     "copy": ("fork",),
     "delete": ("cancel",),
@@ -107,6 +110,15 @@ def checkpoint_note(stored: Mapping[str, Any], now: datetime) -> str:
         return f"could not be proved: {stored['unproved']}"
     proved = f"proved {age(stored['proved_at'], now)} ago" if stored.get("proved_at") else ""
     return ", ".join(part for part in (proved, str(stored.get("reason") or "")) if part)
+
+
+def made_at(checkpoint: str) -> str:
+    """When the checkpoint with this id was made, for people; "" for what is no such id."""
+    found = _ID.fullmatch(checkpoint)
+    if found is None:
+        return ""
+    year, month, day, hour, minute, second = found.groups()
+    return f"{year}-{month}-{day} {hour}:{minute}:{second} UTC"
 
 
 def parse_time(text: object) -> datetime | None:

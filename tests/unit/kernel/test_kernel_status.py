@@ -104,6 +104,14 @@ def test_the_last_checkpoint_says_whether_it_comes_back() -> None:
     assert rows(last_checkpoint=last)["Last checkpoint"] == "a1, process state, proved 0 s ago"
 
 
+def test_a_return_is_told_with_the_time_of_its_checkpoint() -> None:
+    loss = {"checkpoint": "20260501T115016-d4aae8b5", "level": "process", "lost": []}
+    assert rows(loss=loss)["Last return"] == (
+        "it came back from the checkpoint of 2026-05-01 11:50:16 UTC, process state; "
+        "nothing is lost"
+    )
+
+
 def test_a_place_in_the_queue_is_shown_while_it_waits() -> None:
     found = rows(queue={"place": 2, "ahead": ["x"]}, waiting_since="2026-05-01T11:59:30Z")
     assert found["Queue"] == "place 2, 1 ahead, since 30 s ago"
