@@ -96,8 +96,8 @@ async def test_a_notebook_says_that_it_was_taken_and_is_back(app: str, tmp_path:
             (urgent,) = await submit(server, "urgent", options="--tier premium")
             await page.do("button", "parked")
             taken = await page.do("banner", "went to")
-            said = r"Your device (was idle and )?went to alice/urgent\.ipynb \(premium\)\. Nothing is"
-            assert re.search(said, taken["text"]), taken["text"]
+            to = r"alice/urgent\.ipynb \(premium\)\. Nothing is lost"
+            assert re.search(rf"Your device (was idle and )?went to {to}", taken["text"])
             assert "Run any cell to come back." in taken["text"]
             await page.do("run", 'print("again", float(x.sum()))')
             prompt = await page.do("prompt")
