@@ -83,7 +83,7 @@ def came_back(
     lost: tuple[str, ...],
     rolled_back: bool,
 ) -> Clauses:
-    checked = f", {'1 hash' if hashes == 1 else f'{hashes} hashes'} checked"
+    checked = ", contents checked" if hashes else ""
     start = f"came back on node {node} from {stored(name)}{checked}{attempt(number, attempts)}"
     gone = (f"not brought back: {', '.join(lost)}",) if lost else ()
     if rolled_back:
