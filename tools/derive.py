@@ -1,4 +1,4 @@
-"""Writes the code that is made of the tables in `singularity_scheduler.model`.
+"""Writes the code that is made of the tables in `singularity_scheduler.model`, and of its states.
 
 python tools/derive.py            # writes the methods of the client and the tables of JupyterLab
 python tools/derive.py --check    # exit code 1 and the names when a file is out of date
@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scheduler"), str(ROOT / "proxy")]
 
+from singularity_scheduler.core.values.states import WORDS  # noqa: E402
 from singularity_scheduler.model.arguments import Argument, Form  # noqa: E402
 from singularity_scheduler.model.buttons import CANCEL, Button  # noqa: E402
 from singularity_scheduler.model.fields import NULL, SessionField  # noqa: E402
@@ -197,13 +198,22 @@ def write_verb_table() -> str:
         "/** When a verb makes sense. */\nexport type Condition =\n"
         + "\n".join(f"  | '{word}'" for word in dict.fromkeys(b.offered.value for _, b in shown))
         + ";\n",
-        "/** In the order of menus. */\nexport const VERBS: readonly Verb[] = [\n"
-        + ",\n".join(f"  '{name}'" for name, _ in shown)
-        + "\n];\n",
-        "/** Those with a button on the card; the others are in its menu. */\n"
-        "export const BUTTONS: readonly Verb[] = ["
-        + ", ".join(f"'{name}'" for name, button in shown if button.on_card)
-        + "];\n",
+        write_list("In the order of menus.", "VERBS", (name for name, _ in shown)),
+        write_list(
+            "Those with a button on the card; the others are in its menu.",
+            "BUTTONS",
+            (name for name, button in shown if button.on_card),
+        ),
+        write_list(
+            "Those that a menu has a line above.",
+            "SECTION_STARTS",
+            (name for name, button in shown if button.new_section),
+        ),
+        write_list(
+            "Those that ask something before they are done.",
+            "ASKS",
+            (name for name, button in shown if button.asks or button.ask),
+        ),
         "/** The keys that each verb takes. */\n"
         "export const KEYS: Record<Verb, readonly string[]> = {\n"
         + ",\n".join(f"  {name}: [{keys[name]}]" for name, _ in shown)
@@ -240,6 +250,19 @@ def write_verb_table() -> str:
         ),
     ]
     return "\n".join(parts)
+
+
+def write_state_table() -> str:
+    """Return the TypeScript module with what each state means."""
+    meanings = ((state, f"{meaning[0].upper()}{meaning[1:]}") for state, meaning in WORDS.items())
+    return (
+        f"// {NOTE.replace('the tables in `model`', '`core/values/states.py`')}\n\n"
+        "import { ITexts } from './words';\n\n"
+        '/** What a state means, in a sentence; "": it is one that this page does not know. */\n'
+        "export function stateMeaning(state: string, texts: ITexts): string {\n"
+        f"  switch (state) {{\n{''.join(write_cases(meanings))}"
+        "    default:\n      return '';\n  }\n}\n"
+    )
 
 
 def write_session_fields() -> str:
@@ -292,6 +315,16 @@ def write_camel(key: str) -> Iterator[str]:
     yield from (word.capitalize() for word in others)
 
 
+def write_list(says: str, name: str, verbs: Iterable[str]) -> str:
+    """Return a list of verbs, as prettier writes it."""
+    quoted = [f"'{verb}'" for verb in verbs]
+    head = f"export const {name}: readonly Verb[] = ["
+    line = f"{head}{', '.join(quoted)}];"
+    if len(line) > WIDTH:
+        line = f"{head}\n" + ",\n".join(f"  {verb}" for verb in quoted) + "\n];"
+    return f"/** {says} */\n{line}\n"
+
+
 def write_function(
     says: str, name: str, texts: Iterable[tuple[str, str]], otherwise: str = ""
 ) -> str:
@@ -333,6 +366,7 @@ def derive() -> Iterator[tuple[str, str]]:
         f"{CLIENT}/blocking.py": write_blocking(),
         f"{CLIENT}/said.py": write_said(),
         f"{LAB}/words/verb_table.ts": write_verb_table(),
+        f"{LAB}/words/state_table.ts": write_state_table(),
         f"{LAB}/sessions/declared.ts": write_session_fields(),
     }
     yield from made.items()

@@ -43,8 +43,10 @@ def render(
     cluster: ClusterView | None,
     max_devices: int,
     allowed_tiers: Collection[str] = TIER_NAMES,
+    waits: str = "",
 ) -> str:
-    """The form's HTML with `chosen` preselected; `cluster` is None while the service is away."""
+    """The form's HTML with `chosen` preselected; `cluster` is None while the service is away.
+    `waits`: a sentence about notebooks that the server will have again; "": there are none."""
     limit = min(max_devices, cluster.largest) if cluster and cluster.largest else max_devices
     rows = []
     for tier in TIERS:
@@ -66,7 +68,8 @@ def render(
         now = cluster.sentence()
     devices = min(chosen.devices, limit)
     return (
-        '<fieldset class="mb-3"><legend class="fs-5">Service level</legend>'
+        (f'<p id="singularity-waits">{escape(waits)}</p>' if waits else "")
+        + '<fieldset class="mb-3"><legend class="fs-5">Service level</legend>'
         + "".join(rows)
         + "</fieldset>"
         '<div class="mb-3">'

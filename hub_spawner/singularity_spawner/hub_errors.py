@@ -21,8 +21,10 @@ def spawn_refused(sentence: str, *, reason: str, status: int = 400) -> Exception
         from jupyterhub.spawner import SpawnException
     except ImportError:
         return _refusal(sentence, reason, status)
-    error: Exception = SpawnException(sentence, reason=reason, status_code=status)
-    return error
+    error: Any = SpawnException(sentence, reason=reason, status_code=status)
+    # The form shows this instead of the exception's text, which begins with its class.
+    error.jupyterhub_message = sentence
+    return error  # type: ignore[no-any-return]
 
 
 def _refusal(sentence: str, reason: str, status: int) -> Exception:

@@ -219,10 +219,12 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
     async def _render_form(self) -> str:
         """The Hub calls it (as ``options_form(spawner)``) each time the spawn page is shown."""
         view: form.ClusterView | None = None
+        waits = ""
         client = self._client(timeout=2.0)
         if client is not None:
             try:
                 view = form.cluster_view(await client.cluster(), self._elastic())
+                waits = await self._what_waits()
             except SingularityError as error:
                 self._hub_log.warning("The spawn form cannot show free devices: %s", error.message)
         preselected = self.default_choice()
@@ -235,6 +237,7 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
             cluster=view,
             max_devices=self.max_devices,
             allowed_tiers=self.allowed_tiers,
+            waits=waits,
         )
 
     def _elastic(self) -> bool:
@@ -275,7 +278,8 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
             assert self.choice is not None
             await self._admit(self.choice, story)
             await removals.finished(self.user.name, self.name or "", self.service_timeout)
-            await self._tell_what_waits(story)
+            if sentence := await self._what_waits():
+                story.say(20, sentence)
             await self.before_start(story)
             story.say(40, "Starting the notebook server.")
             started = super().start()
@@ -288,17 +292,17 @@ class SingularitySpawnerMixin(Configurable):  # type: ignore[misc]
         story.end()
         return result
 
-    async def _tell_what_waits(self, story: StartStory) -> None:
+    async def _what_waits(self) -> str:
+        """Say how many notebooks of this server wait in the store; "": none, or it is not known."""
         client = self._client(timeout=2.0)
         if client is None or not self.hibernating:
-            return
+            return ""
         try:
             waiting = await client.suspended(self.user.name, self.name or "")
         except SingularityError as error:
             self._hub_log.debug("What waits for the server is not known: %s", error)
-            return
-        if sentence := hibernation.waiting_sentence(waiting):
-            story.say(20, sentence)
+            return ""
+        return hibernation.waiting_sentence(waiting)
 
     async def before_start(self, story: StartStory) -> None:
         """For subclasses: work after the service said yes and before the server starts."""

@@ -91,7 +91,7 @@ async def test_an_admin_drains_a_node_and_a_user_sees_own_sessions(tmp_path: Pat
             asked = await page.do("click", "Drain")
             assert asked["title"] == f"Drain {home}?"
             assert "alice/" in asked["text"]
-            await page.do("fill", "Why, for everybody to read", "a fan")
+            await page.do("fill", "Reason, shown to everybody", "a fan")
             await page.do("tick", "may wait in the store")
             await nothing_serious(page, "nodes/drain")
             done = await page.do("press", "Drain")
@@ -153,7 +153,7 @@ async def test_an_admin_drains_a_node_and_a_user_sees_own_sessions(tmp_path: Pat
             await page.do("push", "Try now")
             await page.do("see", "#link", "the scheduler answered 500). It is tried again.")
             await page.do("fault", "")
-            assert (await page.do("see", "#link", "Follows what happens."))["stayed"]
+            assert (await page.do("see", "#link", "Live: changes appear by themselves."))["stayed"]
             await page.do("see", "#rows", "parked")
             # What the browser itself says of the refusals; nothing else went wrong.
             told = ("status of 403", "status of 409", "status of 500")

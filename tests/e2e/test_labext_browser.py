@@ -103,7 +103,7 @@ async def test_a_person_sees_the_session_of_a_notebook(tmp_path: Path) -> None:
             assert running["title"] == session["reason"]
 
             shown = await page.do("panel")
-            assert shown["status"] == "1 running, 1 in all"
+            assert shown["status"] == "1 with a device"
             assert session["name"] in shown["text"]
             assert session["reason"] in shown["text"]
 
@@ -118,7 +118,7 @@ async def test_a_person_sees_the_session_of_a_notebook(tmp_path: Path) -> None:
             await page.do("nobanner")
 
             asked = await page.do("verb", "Checkpoint", "before lr")
-            assert "Name; one without" in asked["text"]
+            assert "Name (optional)" in asked["text"]
             await page.do("see", 'ago: "before lr"')
             assert (await service.checkpoints(session["id"]))[0]["name"] == "before lr"
 
@@ -150,7 +150,7 @@ async def test_a_person_sees_the_session_of_a_notebook(tmp_path: Path) -> None:
             await page.do("shot", "panel", "1920", "1080")
             await page.do("theme", "JupyterLab Dark")
             await page.do("shot", "dark", "1280", "800")
-            asked = await page.do("verb", "Cancel")
+            asked = await page.do("verb", "End session…")
             assert "Its variables are lost" in asked["text"]
             await page.do("see", "cancelled")
             # What the browser itself says of the refused migration; nothing else went wrong.

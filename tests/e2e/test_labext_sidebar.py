@@ -151,7 +151,7 @@ async def test_a_person_goes_back_forks_and_follows_a_run(tmp_path: Path) -> Non
             assert "Devices, the last 5 min" in (await page.do("spark", session["name"]))["text"]
 
             kept = await page.do("choose", session["name"], "Keep alive", "30 min")
-            assert {"30 min", "2 h", "4 h", "No longer"} <= {*kept["items"]}
+            assert {"30 min", "2 h", "4 h", "Stop keeping it"} <= {*kept["items"]}
             assert (await page.do("escape", session["name"]))["focused"]
             tiers = await page.do("choose", session["name"], "Change tier", "basic")
             assert "premium" not in tiers["items"]

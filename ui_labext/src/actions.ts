@@ -14,11 +14,11 @@ import { IBack } from './model/sessions/back';
 import { otherTiers } from './model/words/choices';
 import { inWords, sentence } from './model/server/refused';
 import { ISession, otherSizes } from './model/sessions/session';
-import { canFork, canRestore, IStored, storedName } from './model/sessions/stored';
+import { canFork, canRestore, IStored, storedNames } from './model/sessions/stored';
 import { OpenTiers } from './model/words/tiers';
 import { ASKED, askedText, KEEP_S, KEYS, Said, target, Verb, verbLabel } from './model/words/verbs';
 import { cancelText, restoreText } from './model/words/warnings';
-import { ageText, duration, sizeText } from './model/words/words';
+import { duration, sizeText } from './model/words/words';
 
 /** Why there is nothing to choose from, as a sentence. */
 class Nothing extends Error {}
@@ -136,7 +136,10 @@ export class Actions {
         if (known) {
           return said;
         }
-        const label = trans.__('Device ("cuda:1") or node; empty: any other device');
+        const label = trans.__(
+          'Device or node to go to, such as %1; empty: any other device',
+          session.devices[0] ?? 'cpu:0'
+        );
         const okLabel = verbLabel(verb, trans);
         const { button, value } = await InputDialog.getText({ title, label, okLabel });
         return button.accept ? target(value ?? '') : null;
@@ -199,7 +202,9 @@ export class Actions {
   }
 
   private async _name(title: string, okLabel: string): Promise<Said | null> {
-    const label = this._trans.__('Name; one without a name may be deleted when newer ones exist');
+    const label = this._trans.__(
+      'Name (optional); checkpoints without one make room for newer ones'
+    );
     const { button, value } = await InputDialog.getText({ title, label, okLabel });
     const name = value?.trim();
     return button.accept ? (name ? { name } : {}) : null;
@@ -207,7 +212,7 @@ export class Actions {
 
   private async _keep(title: string): Promise<Said | null> {
     const items = KEEP_S.map(seconds => duration(seconds, this._trans));
-    const never = this._trans.__('no longer');
+    const never = this._trans.__('Stop keeping it');
     const { button, value } = await InputDialog.getItem({
       title,
       label: this._trans.__('From now on, though it may be idle'),
@@ -268,9 +273,7 @@ export class Actions {
         this._trans.__('It has no checkpoint for this; nothing was done: store one first.')
       );
     }
-    const names = fitting.map(
-      each => `${storedName(each)}, ${ageText(each.at, Date.now(), this._trans)}`
-    );
+    const names = storedNames(fitting, Date.now(), this._trans);
     const { button, value } = await InputDialog.getItem({
       title,
       label: this._trans.__('Checkpoint'),

@@ -11,7 +11,8 @@ import { IOutput, readOutput } from './model/server/output';
 import { IPlans, readPlans } from './model/server/plans';
 import { Own, Refused } from './model/server/refused';
 import { ISession, readSession } from './model/sessions/session';
-import { IStanding, readStanding } from './model/sessions/standing';
+import { readStanding } from './model/sessions/standing';
+import { IWhy } from './model/words/whys';
 import { IStored, readStored } from './model/sessions/stored';
 import { call, Said, Verb } from './model/words/verbs';
 
@@ -47,15 +48,11 @@ export class Api implements ISource, ILogSource {
     return this._json('sessions', { signal }, LIMIT_MS);
   }
 
-  /** Why a session is in its state, as a sentence. */
-  async why(session: string): Promise<string> {
+  /** Why a session is in its state, and when it may have devices again. */
+  async why(session: string): Promise<IWhy> {
     const answer = await this._json(`${of(session)}/why`, {}, LIMIT_MS);
-    return isObject(answer) ? text(answer.sentence) : '';
-  }
-
-  /** Who took a session's devices, and when it may have some again. */
-  async standing(session: string): Promise<IStanding> {
-    return readStanding(await this._json(`${of(session)}/why`, {}, LIMIT_MS));
+    const sentence = isObject(answer) ? text(answer.sentence) : '';
+    return { sentence, standing: readStanding(answer) };
   }
 
   /** What the store has of a session, newest first. */

@@ -3,17 +3,17 @@ import { TranslationBundle } from '@jupyterlab/translation';
 import { MenuSvg } from '@jupyterlab/ui-components';
 import { Menu } from '@lumino/widgets';
 
+import { describeEntry } from './entry';
 import { Choice, choices } from './model/words/choices';
+import { entriesOf } from './model/words/entries';
 import { ISession } from './model/sessions/session';
 import { OpenTiers } from './model/words/tiers';
-import { isOffered, verbLabel, VERBS } from './model/words/verbs';
+import { verbCaption, verbLabel } from './model/words/verbs';
 import { OUTPUT_COMMAND, verbCommand, WHY_COMMAND } from './plugins/names';
 
-/** Lumino gives an entry that opens a menu no role: screen readers do not take it for an entry. (Nor
- * its lines between entries, which can have the focus; so there is none here.) */
 class Renderer extends MenuSvg.Renderer {
-  override createItemARIA(data: Menu.IRenderData): ReturnType<Menu.Renderer['createItemARIA']> {
-    return { role: 'menuitem', ...super.createItemARIA(data) };
+  override renderItem(data: Menu.IRenderData): ReturnType<Menu.Renderer['renderItem']> {
+    return describeEntry(super.renderItem(data), data.item);
   }
 }
 
@@ -28,17 +28,30 @@ export function openMenu(
   more: readonly string[] = []
 ): void {
   const args = { session: session.id };
-  const menu = new MenuSvg({ commands, renderer: new Renderer() });
+  const renderer = new Renderer();
+  const menu = new MenuSvg({ commands, renderer });
   menu.title.label = session.name;
-  for (const verb of VERBS.filter(each => isOffered(each, session))) {
+  const others = [WHY_COMMAND, ...(session.run?.output ? [OUTPUT_COMMAND] : [])];
+  for (const entry of entriesOf(session, [...others, ...more])) {
+    if (entry === 'line') {
+      menu.addItem({ type: 'separator' });
+      continue;
+    }
+    if ('command' in entry) {
+      const { command } = entry;
+      menu.addItem(others.includes(command) ? { command, args } : { command });
+      continue;
+    }
+    const { verb } = entry;
     const command = verbCommand(verb);
     const offered = choices(verb, session, tiers.of(session.user));
     if (!offered) {
       menu.addItem({ command, args });
       continue;
     }
-    const submenu = new MenuSvg({ commands });
+    const submenu = new MenuSvg({ commands, renderer });
     submenu.title.label = verbLabel(verb, trans);
+    submenu.title.caption = verbCaption(verb, trans);
     const fill = (wanted: readonly Choice[]) => {
       submenu.clearItems();
       wanted.forEach(choice => submenu.addItem({ command, args: { ...args, ...choice } }));
@@ -59,11 +72,6 @@ export function openMenu(
       });
     }
   }
-  menu.addItem({ command: WHY_COMMAND, args });
-  if (session.run?.output) {
-    menu.addItem({ command: OUTPUT_COMMAND, args });
-  }
-  more.forEach(command => menu.addItem({ command }));
   menu.aboutToClose.connect(() => at.focus());
   const { left, bottom } = at.getBoundingClientRect();
   menu.open(left, bottom);

@@ -85,7 +85,7 @@ describe('a page that follows', () => {
 });
 
 it('says how current it is', () => {
-  expect(said({ state: 'live', known: 1, why: '' })).toBe('Follows what happens.');
+  expect(said({ state: 'live', known: 1, why: '' })).toBe('Live: changes appear by themselves.');
   expect(said({ state: 'lost', known: null, why: 'the scheduler does not answer' })).toBe(
     'No connection to the scheduler (the scheduler does not answer). It is tried again.'
   );
@@ -146,7 +146,7 @@ describe('a page whose service is in trouble', () => {
   });
 
   it('says nothing while all is well', () => {
-    expect(line().textContent).toBe('Follows what happens.');
+    expect(line().textContent).toBe('Live: changes appear by themselves.');
     expect(line().dataset.state).toBe('live');
     expect(button().hidden).toBe(true);
     expect(document.getElementById('rows')!.textContent).toBe('load 1');
@@ -162,7 +162,7 @@ describe('a page whose service is in trouble', () => {
     expect(line().dataset.state).toBe('lost');
     failure = null;
     await pass(RETRY_MS + GAP_MS);
-    expect(line().textContent).toBe('Follows what happens.');
+    expect(line().textContent).toBe('Live: changes appear by themselves.');
     expect(document.getElementById('rows')!.textContent).toBe('load 3');
   });
 

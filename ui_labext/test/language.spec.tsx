@@ -23,7 +23,7 @@ import { SessionButton } from '../src/view/button';
 import { Panel } from '../src/view/panel';
 import { Status } from '../src/view/status';
 import { Page } from './support/page';
-import { DOCUMENT, sample, TEXTS } from './support/samples';
+import { DOCUMENT, sample, TEXTS, why } from './support/samples';
 
 const { messages, pseudo, untranslated } = jest.requireActual<{
   messages: () => { context: string; one: string; many: string }[];
@@ -145,7 +145,7 @@ async function showPanel(sidebar: Sidebar, sessions: Sessions, feed: Feed): Prom
       key={(panels += 1)}
       sessions={sessions}
       feed={feed}
-      whys={new Whys(async () => 'SENTENCE')}
+      whys={new Whys(async () => why('SENTENCE', { place: 1, highS: 40 }))}
       sidebar={sidebar}
       announcer={new Announcer(sessions, PSEUDO)}
       reports={new FirstReports(async () => null, sessions.usage)}

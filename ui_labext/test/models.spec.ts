@@ -5,10 +5,17 @@ import { ILogSource, KEEP, Log, plain } from '../src/model/server/log';
 import { first, Plans, readPlans } from '../src/model/server/plans';
 import { Refused } from '../src/model/server/refused';
 import { IPlanned } from '../src/model/sessions/session';
-import { canFork, canRestore, IStored, readStored } from '../src/model/sessions/stored';
+import {
+  canFork,
+  canRestore,
+  IStored,
+  readStored,
+  storedName,
+  storedNames
+} from '../src/model/sessions/stored';
 import { AGAIN_MS, FirstReports, PAST_MS, Usage } from '../src/model/server/usage';
 import { cancelText, restoreText } from '../src/model/words/warnings';
-import { placedText } from '../src/model/words/words';
+import { clock, placedText } from '../src/model/words/words';
 import { sample, TEXTS } from './support/samples';
 
 const NOW = Date.UTC(2026, 0, 1, 10, 5);
@@ -263,12 +270,32 @@ test('what can be done with a checkpoint depends on it and on the session', () =
 test('who goes back reads what is lost and what is kept', () => {
   expect(restoreText(sample(), stored(), false, NOW, TEXTS)).toBe(
     'Go back to checkpoint "good" (5 min ago)? Everything the session did since then is undone: ' +
-      'variables, device state, the running cell. Its present state is stored first, so this can ' +
-      'be undone as well.'
+      'variables, device state, the running cell. Outputs in the notebook stay as they are. Its ' +
+      'present state is stored first, so this can be undone as well.'
   );
   expect(restoreText(sample(), stored(), true, NOW, TEXTS)).toContain('is given up');
   const device = stored({ level: 'device', restorable: false });
   expect(restoreText(sample(), device, false, NOW, TEXTS)).toContain('variables stay as they are');
+});
+
+test('a checkpoint without a name is known by its time, and never by an id alone', () => {
+  const bare = stored({ name: '' });
+  const [early, same] = [
+    stored({ name: '', at: '2026-01-01T09:00:00Z' }),
+    stored({ name: '', id: 'c2' })
+  ];
+  expect(storedName(stored(), NOW, TEXTS)).toBe('good');
+  expect(storedName(bare, NOW, TEXTS)).toBe(`of ${clock(bare.at!)}`);
+  expect(restoreText(sample(), bare, false, NOW, TEXTS)).toContain(
+    `Go back to checkpoint of ${clock(bare.at!)} (5 min ago)?`
+  );
+  expect(storedNames([stored(), bare, early], NOW, TEXTS)).toEqual([
+    'good, 5 min ago',
+    `of ${clock(bare.at!)}, 5 min ago`,
+    `of ${clock(early.at!)}, 65 min ago`
+  ]);
+  const alike = storedNames([bare, same], NOW, TEXTS);
+  expect(alike.map(name => name.slice(-5))).toEqual([' (c1)', ' (c2)']);
 });
 
 test('who ends a session reads what is lost and what is kept', () => {

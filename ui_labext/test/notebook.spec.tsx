@@ -6,7 +6,7 @@ import { ASK_MS, Behind } from '../src/model/sessions/behind';
 import { Feed } from '../src/model/server/feed';
 import { Followed } from '../src/model/sessions/followed';
 import { kernelStatus } from '../src/model/sessions/kernel';
-import { AHEAD_MS, INotice, nextNotice } from '../src/model/words/notice';
+import { AHEAD_MS, INotice, nextNotice, READ_MS } from '../src/model/words/notice';
 import { ISession } from '../src/model/sessions/session';
 import { Sessions } from '../src/model/sessions/sessions';
 import { IStanding, readStanding, STANDING_MS, Standings } from '../src/model/sessions/standing';
@@ -95,7 +95,7 @@ describe('the notice above a notebook', () => {
     const back = notice(away, sample({ loss })) ?? null;
     expect(back?.kind).toBe('returned');
     expect(back?.text).toBe(
-      'Your session is back. Back: variables. Not back: a socket. ' +
+      'Your session is back: variables. Not as it was: a socket. ' +
         'What it did after the checkpoint is undone.'
     );
     expect(notice(sample({ loss }), sample({ loss }), null, back)).toBeUndefined();
@@ -110,11 +110,82 @@ describe('the notice above a notebook', () => {
     expect(way?.text).toMatch(/ It goes on by itself\.$/); // nobody has to run a cell for it
     const there = sample({ state: 'parked', loss });
     const back = notice(resuming, there, null, way) ?? null;
-    expect(back?.text).toBe('Your session is back. Back: variables. Nothing was lost.');
+    expect(back?.text).toBe('Your session is back: variables. Nothing was lost.');
     expect(notice(there, there, null, back)).toBeUndefined();
     const again = sample({ state: 'suspending', loss });
     expect(notice(there, again, null, back)?.kind).toBe('taken');
     expect(notice(null, there)?.kind).toBe('taken'); // of a page that was just opened
+  });
+
+  const RETURN = { back: ['2 processes'], lost: [], rolled_back: false, at: '2026-01-01' };
+  const live = (loss: object, busy = false, more = {}) => sample({ loss, busy, ...more });
+
+  test('of what came back is not true of the session that follows it', () => {
+    const back = notice(sample({ state: 'resuming' }), live(RETURN)) ?? null;
+    expect(back?.text).toBe('Your session is back: 2 processes. Nothing was lost.');
+    const restarted = sample({ id: 'b2', state: 'ready', device_state: 'none', devices: [] });
+    expect(notice(null, restarted, null, back)).toBeNull();
+    expect(notice(null, sample({ id: 'b2' }), null, back)).toBeNull();
+    const parked = sample({ id: 'b2', state: 'parked', reason: 'parked by ada' });
+    expect(notice(null, parked, null, back)?.text).toContain('parked by ada');
+  });
+
+  test('of what came back is not true of a session that has ended since', () => {
+    const back = notice(sample({ state: 'resuming' }), live(RETURN)) ?? null;
+    const failed = sample({ loss: RETURN, state: 'failed', process_state: 'failed' });
+    expect(notice(live(RETURN), failed, null, back)).toBeNull();
+    expect(notice(null, failed)).toBeUndefined();
+  });
+
+  test('that all came back goes with the end of a cell, but not of the one that called it', () => {
+    const [rests, busy] = [live(RETURN), live(RETURN, true)];
+    const back = notice(sample({ state: 'resuming' }), rests) ?? null;
+    expect(notice(rests, busy, null, back)).toBeUndefined();
+    expect(notice(busy, rests, null, back)).toBeUndefined();
+    const later = (before: ISession, now: ISession, shown: INotice | null) =>
+      nextNotice(before, now, null, shown, NOW + READ_MS, TEXTS);
+    const begun = later(rests, busy, back) ?? null;
+    expect(begun).toMatchObject({ text: back?.text, key: back?.key });
+    expect(later(busy, busy, begun)).toBeUndefined();
+    expect(later(busy, rests, begun)).toBeNull();
+    const attaching = live(RETURN, true, { state: 'attaching' });
+    expect(later(rests, attaching, back)).toEqual(begun);
+  });
+
+  test('that says what is not as it was stays until it was read', () => {
+    const loss = { ...RETURN, lost: ['a.csv was changed', 'a socket'] };
+    const back = notice(sample({ state: 'resuming' }), live(loss)) ?? null;
+    expect(back?.text).toContain('Not as it was: a.csv was changed; a socket.');
+    expect(notice(live(loss), live(loss, true), null, back)).toBeUndefined();
+    expect(notice(live(loss, true), live(loss), null, back)).toBeUndefined();
+  });
+
+  test('warns of what others took and of what waits, not of a session that rests', () => {
+    expect(notice(null, parked)?.isCalm).toBe(true);
+    expect(notice(null, sample({ state: 'suspended' }))?.isCalm).toBe(true);
+    expect(notice(running, parked, TAKEN)?.isCalm).toBe(false);
+    expect(notice(running, sample({ state: 'parked', held_back: true }))?.isCalm).toBe(false);
+    expect(notice(null, sample({ state: 'waiting' }), TAKEN)?.isCalm).toBe(false);
+    const banner = new Banner(TEXTS, () => undefined);
+    banner.tell(notice(null, parked) ?? null);
+    expect(banner.hasClass('jp-mod-calm')).toBe(true);
+    banner.tell(notice(running, parked, TAKEN) ?? null);
+    expect(banner.hasClass('jp-mod-calm')).toBe(false);
+    banner.dispose();
+  });
+
+  test('says that devices were taken because they were idle', () => {
+    const idle = { ...TAKEN, rule: 'preempt.idle', tier: 'basic', place: null, highS: null };
+    expect(notice(running, parked, idle)?.text).toBe(
+      'Your device was idle and went to alice/train (basic). Nothing is lost. Run any cell to come back.'
+    );
+    const two = sample({ state: 'parked', virtual_devices: 2 });
+    expect(notice(running, two, idle)?.text).toContain('Your 2 devices were idle and went to ');
+  });
+
+  test('counts no seconds of what is there at once', () => {
+    const soon = { ...TAKEN, highS: 0.4 };
+    expect(notice(running, parked, soon)?.text).toContain('you are next, within a second.');
   });
 
   const at = (ms: number) => new Date(NOW + ms).toISOString();

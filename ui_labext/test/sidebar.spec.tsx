@@ -3,12 +3,14 @@ import * as React from 'react';
 import { Announcer } from '../src/model/words/announce';
 import { nextOf, readBack } from '../src/model/sessions/back';
 import { Feed } from '../src/model/server/feed';
+import { countText } from '../src/model/sessions/filter';
 import { IChange } from '../src/model/sessions/history';
 import { IPage } from '../src/model/server/load';
 import { Refused } from '../src/model/server/refused';
 import { ISession } from '../src/model/sessions/session';
 import { Sessions } from '../src/model/sessions/sessions';
 import { ISidebarSource, Sidebar } from '../src/model/sessions/sidebar';
+import { IStanding } from '../src/model/sessions/standing';
 import { IStored, readStored } from '../src/model/sessions/stored';
 import { FirstReports } from '../src/model/server/usage';
 import { Whys } from '../src/model/words/whys';
@@ -17,7 +19,7 @@ import { DETAILS_HEIGHT } from '../src/view/cards/details';
 import { Panel } from '../src/view/panel';
 import { rowByKey, topOf, visible } from '../src/view/cards/virtual';
 import { Page } from './support/page';
-import { DOCUMENT, sample, TEXTS } from './support/samples';
+import { DOCUMENT, sample, TEXTS, why } from './support/samples';
 
 const STORED = {
   id: 'c1',
@@ -43,6 +45,8 @@ class Server implements ISidebarSource {
   changes: IChange[] = [];
   archive: ISession[] = [];
   refusal: Error | null = null;
+  /** Whether nothing of a log is there yet. */
+  waits = false;
   log_ = 'event: log\ndata: {"text": "epoch 1\\n", "next": 8}\n\nevent: end\ndata: {}\n\n';
   asked: string[] = [];
 
@@ -69,6 +73,9 @@ class Server implements ISidebarSource {
     if (this.refusal) {
       throw this.refusal;
     }
+    if (this.waits) {
+      await new Promise(() => undefined);
+    }
     yield this.log_;
   }
 
@@ -87,6 +94,8 @@ let sessions: Sessions;
 let sidebar: Sidebar;
 let feed: Feed;
 let asked: string[];
+/** What there is to know of the turn of those that wait. */
+let turn: Partial<IStanding>;
 
 beforeEach(() => {
   page.open();
@@ -95,6 +104,7 @@ beforeEach(() => {
   sidebar = new Sidebar(server, sessions);
   feed = new Feed({ open: () => opened(), list: async () => null }, sessions);
   asked = [];
+  turn = {};
 });
 
 afterEach(async () => {
@@ -108,12 +118,12 @@ async function* opened(): AsyncIterable<string> {
   await new Promise(() => undefined);
 }
 
-async function showPanel(why = async () => ''): Promise<void> {
+async function showPanel(ask = async () => ''): Promise<void> {
   await page.show(
     <Panel
       sessions={sessions}
       feed={feed}
-      whys={new Whys(why)}
+      whys={new Whys(async () => why(await ask(), turn))}
       sidebar={sidebar}
       announcer={new Announcer(sessions, TEXTS)}
       reports={new FirstReports(async () => null, sessions.usage)}
@@ -164,6 +174,58 @@ test('a card says what a session is, why, and what one can do', async () => {
   page.button('Checkpoint train.ipynb').click();
   page.button('All actions for train.ipynb').click();
   expect(asked).toEqual(['checkpoint a1', 'menu a1']);
+});
+
+test('a card says what the state means, and whether a cell runs, which it does not say', async () => {
+  const line = () => page.query('.jp-Singularity-line').textContent;
+  sessions.replace([DOCUMENT]);
+  await showPanel();
+  expect(line()).toBe('running · standard · idle');
+  expect(page.query('.jp-Singularity-state').title).toBe('Its process runs and holds its devices');
+  await page.do(() => sessions.take('session', { ...DOCUMENT, busy: true }));
+  expect(line()).toBe('running · standard · busy');
+  await page.do(() => sessions.take('session', { ...DOCUMENT, state: 'parked', devices: [] }));
+  expect(line()).toBe('parked · standard');
+  await page.do(() => sessions.take('session', { ...DOCUMENT, kind: 'batch' }));
+  expect(line()).toBe('running · standard batch');
+});
+
+test('the sentence on a card begins with what is not above it already', async () => {
+  sessions.replace([{ ...DOCUMENT, state: 'waiting', devices: [] }]);
+  const told = 'alice/train.ipynb is waiting: its code called a device: it waits for bob/eval.';
+  await showPanel(async () => told);
+  const reason = page.query('.jp-Singularity-reason');
+  expect(reason.textContent).toBe('its code called a device: it waits for bob/eval.');
+  expect(reason.title).toBe(told);
+});
+
+test('a card says first when a session goes on', async () => {
+  sessions.replace([{ ...DOCUMENT, state: 'waiting', devices: [] }]);
+  turn = { place: 1, highS: 35 };
+  await showPanel(async () => 'alice/train.ipynb is waiting: bob/eval has both devices.');
+  expect(page.query('.jp-Singularity-reason').textContent).toBe(
+    'you are next, about 35 s: bob/eval has both devices.'
+  );
+});
+
+test('the line above the list counts who has devices, who waits and who rests', async () => {
+  const as = (id: string, changes: object) => ({ ...DOCUMENT, id, devices: [], ...changes });
+  const over = { process_state: 'completed', state: 'completed' };
+  sessions.replace([
+    as('a', { devices: ['cpu:0'] }),
+    as('b', { devices: ['cpu:1'], state: 'resizing' }),
+    as('c', { state: 'waiting' }),
+    as('d', { state: 'queued' }),
+    as('e', { state: 'ready' }),
+    as('f', { state: 'parked' }),
+    as('g', { state: 'suspended' }),
+    as('h', over)
+  ]);
+  expect(countText(sessions.all, TEXTS)).toBe('2 with devices, 2 waiting, 3 at rest, 1 ended');
+  expect(countText([sessions.get('a')!], TEXTS)).toBe('1 with a device');
+  void feed.start(); // it tells of the same ones that all run
+  await showPanel();
+  expect(page.query('.jp-Singularity-link').textContent).toBe('8 with devices');
 });
 
 test('a transfer has a bar that is read aloud', async () => {
@@ -375,6 +437,17 @@ test('the log is shown as text to read, with the way to the output of a run', as
   expect(page.query('[role=tabpanel]').textContent).toContain('The session has ended');
   await page.do(() => page.button('Open output notebook').click());
   expect(asked).toEqual(['output a1']);
+});
+
+test('the log of a run that waits says that it has not started', async () => {
+  sessions.replace([{ ...DOCUMENT, kind: 'batch', process_state: 'queued', state: 'queued' }]);
+  server.waits = true;
+  await showPanel();
+  await page.do(() => sidebar.show('a1', 'log'));
+  const part = page.query('[role=tabpanel]');
+  expect(part.textContent).toBe('It has not started yet; what it prints will be here.');
+  await page.do(() => sessions.take('session', DOCUMENT));
+  expect(part.textContent).toBe('asking the scheduler');
 });
 
 test('a log that there is not says so, and is asked for when the session goes on', async () => {

@@ -8,7 +8,7 @@ import { Followed } from '../src/model/sessions/followed';
 import { Sessions } from '../src/model/sessions/sessions';
 import { AGAIN_MS, Whys } from '../src/model/words/whys';
 import { Status } from '../src/view/status';
-import { DOCUMENT, sample, TEXTS } from './support/samples';
+import { DOCUMENT, sample, TEXTS, why } from './support/samples';
 
 let page: HTMLElement;
 let root: Root;
@@ -127,13 +127,13 @@ test('a server that fails is asked for kernels every 30 s at most', async () => 
 
 test('a sentence is asked for again every 30 s at most', async () => {
   let asked = 0;
-  const whys = new Whys(async () => `answer ${(asked += 1)}`);
+  const whys = new Whys(async () => why(`answer ${(asked += 1)}`));
   const waiting = sample({ state: 'waiting' });
   for (let s = 0; s < 61; s++) {
-    whys.sentence(waiting);
+    whys.of(waiting);
     await pass(1000);
   }
   expect(asked).toBe(Math.ceil(61_000 / AGAIN_MS));
-  expect(whys.sentence(waiting)).toBe(`answer ${asked}`);
-  expect(whys.sentence(sample())).toBe('');
+  expect(whys.of(waiting)?.sentence).toBe(`answer ${asked}`);
+  expect(whys.of(sample())).toBeNull();
 });

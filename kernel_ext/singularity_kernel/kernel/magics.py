@@ -8,7 +8,6 @@ another node and hours later (see `asking`).
 
 from __future__ import annotations
 
-import difflib
 import os
 from datetime import datetime, timezone
 from typing import Any
@@ -19,7 +18,7 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 from IPython.display import display
 from singularity_proxy.errors import BadRequest, SingularityError
 from singularity_scheduler.client.verbs import VERBS
-from singularity_scheduler.client.words import kept, parse_duration
+from singularity_scheduler.client.words import find_nearest, kept, parse_duration
 from singularity_scheduler.model.arguments import Form
 from singularity_scheduler.model.verbs import BY_NAME
 from singularity_scheduler.model.verbs import VERBS as ROWS
@@ -46,20 +45,24 @@ SUBMIT = "submit"
 WHERE = ("device", "node", "cluster")
 """Options of migrate."""
 
-VERB_HELP = " ".join(
-    (
-        "status: state and reason, tier, devices, memory, last checkpoint, who waits.",
-        *(row.magic.help for row in ROWS if row.magic and row.magic.help),
-        "checkpoints: what is stored. why: why it is in its state. history: what happened so far.",
-        """submit NOTEBOOK: start a notebook as a batch run; --notebook: this one, as it was saved
-        last; on a cell (%%%%singularity submit): that cell. It takes -p NAME VALUE and the other
-        options of `jupyter singularity submit` for parameters, -o, -k, --name, --tier, --devices,
-        --share, --priority, --virtual-cluster and --env.
-        run: on a cell (%%%%singularity run --ranks 4 ARGUMENTS): run it as a script in so many
-        processes, each with a virtual device of its own and the variables of torchrun; default:
-        one for each device.""",
-    )
+HELP = "help"
+
+VERB_HELP = (
+    "status: state and reason, tier, devices, memory, last checkpoint, who waits.",
+    *(row.magic.help for row in ROWS if row.magic and row.magic.help),
+    "checkpoints: what is stored.",
+    "why: why it is in its state.",
+    "history: what happened so far.",
+    "submit NOTEBOOK: start a notebook as a batch run; --notebook: this one, as it was saved last; "
+    "on a cell (%%singularity submit): that cell. It takes -p NAME VALUE and the other options of "
+    "`jupyter singularity submit` for parameters, -o, -k, --name, --tier, --devices, --share, "
+    "--priority, --virtual-cluster and --env.",
+    "run: on a cell (%%singularity run --ranks 4 ARGUMENTS): run it as a script in so many "
+    "processes, each with a virtual device of its own and the variables of torchrun; default: one "
+    "for each device.",
+    "help: this list.",
 )
+"""What each verb does, after its name; one sentence may be about two."""
 
 
 def describe_words() -> str:
@@ -81,7 +84,7 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         "verb",
         nargs="?",
         default="status",
-        help=VERB_HELP,
+        help=" ".join(VERB_HELP).replace("%", "%%"),
     )  # type: ignore[untyped-decorator]
     @argument("name", nargs="*", help=describe_words())  # type: ignore[untyped-decorator]
     @argument(
@@ -103,12 +106,17 @@ class SingularityMagics(Magics):  # type: ignore[misc]
         if word == RUN:
             _run(rest, cell)
             return
+        if word in ("-h", "--help"):
+            line = HELP
         if cell is not None:
             raise UsageError(
                 f"%%singularity only has '{SUBMIT}' and '{RUN}': use %singularity {line}"
             )
         options = parse_argstring(self.singularity, line)
         verb = options.verb
+        if verb == HELP:
+            display(Table("%singularity", [_split_help(each) for each in VERB_HELP]))
+            return
         if verb not in VERBS:
             raise UsageError(_unknown_verb(verb))
         arguments = _arguments(verb, options)
@@ -126,7 +134,7 @@ class SingularityMagics(Magics):  # type: ignore[misc]
             return
         if verb == "status":
             # A cell runs, this one: the report of its start may still be under way.
-            answer = {**answer, "busy": True, "idle_since": None}
+            answer = {**answer, "busy": True}
             answer["memory"] = device_memory(answer.get("devices") or ())
         display(present(verb, answer, datetime.now(timezone.utc)))
 
@@ -151,11 +159,17 @@ def _run(line: str, cell: str | None) -> None:
     run_cell(line, cell, os.environ)
 
 
+def _split_help(sentence: str) -> tuple[str, str]:
+    """Return the names that a sentence of the help begins with, and what it says of them."""
+    names, _, said = sentence.partition(": ")
+    return names, said
+
+
 def _unknown_verb(verb: str) -> str:
-    known = (*VERBS, SUBMIT, RUN)
-    near = difflib.get_close_matches(verb, known, n=1, cutoff=0.5)
+    known = (*VERBS, SUBMIT, RUN, HELP)
+    near = find_nearest(verb, known)
     knows = f"knows {', '.join(known)}."
-    hint = f"did you mean '{near[0]}'? It {knows}" if near else f"it {knows}"
+    hint = f"did you mean '{near}'? It {knows}" if near else f"it {knows}"
     return f"%singularity has no verb '{verb}'; {hint}"
 
 
@@ -214,7 +228,8 @@ def present(verb: str, answer: Any, now: datetime) -> Table | Sentence:
         return Sentence(str(answer.get("sentence", "")))
     if verb == "history":
         entries = answer.get("history", []) if isinstance(answer, dict) else answer
-        return Table("History", history_rows(entries, now), empty="nothing happened yet")
+        title = f"History, times in {now.tzname()}"
+        return Table(title, history_rows(entries, now), empty="nothing happened yet")
     if verb == "status":
         title = " ".join(str(answer[k]) for k in ("id", "name") if answer.get(k))
         return Table(f"Session {title}", status_rows(answer, now))

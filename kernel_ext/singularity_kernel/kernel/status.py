@@ -9,7 +9,16 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
-from singularity_scheduler.client.words import age, checkpoint_note, kept, plan, plural, size
+from singularity_scheduler.client.words import (
+    age,
+    checkpoint_note,
+    kept,
+    made_at,
+    parse_time,
+    plan,
+    plural,
+    size,
+)
 
 Json = Mapping[str, Any]
 
@@ -18,6 +27,17 @@ def ago(at: str | None, now: datetime) -> str:
     """How long ago the ISO time `at` was: "12 s ago"; "" for None and for what is no time."""
     passed = age(at, now)
     return f"{passed} ago" if passed else ""
+
+
+def moment(at: str | None, now: datetime) -> str:
+    """When the ISO time `at` was, by the clock of `now`, with the day unless that is the same; what
+    is no time as it is."""
+    then = parse_time(at)
+    if then is None:
+        return str(at or "")
+    local = then.astimezone(now.tzinfo)
+    form = "%H:%M:%S" if local.date() == now.date() else "%Y-%m-%d %H:%M:%S"
+    return local.strftime(form)
 
 
 def _devices(status: Json) -> str:
@@ -87,10 +107,9 @@ def status_rows(status: Json, now: datetime) -> list[tuple[str, str]]:
     """Label and text of every line that there is something to say on."""
     state = str(status.get("state") or status.get("process_state") or "unknown")
     reason = str(status.get("reason") or "")
-    idle = ago(status.get("idle_since"), now)
     rows = [
         ("State", _state(state, reason)),
-        ("Activity", f"idle since {idle}" if idle else ("busy" if status.get("busy") else "")),
+        ("Activity", "runs this cell" if status.get("busy") else ""),
         ("Kept", kept(status, now) if status.get("keep_until") else ""),
         ("Planned", plan(status, now)),
         ("Tier", str(status.get("tier") or "")),
@@ -119,8 +138,11 @@ def _several(count: Any) -> str:
 def loss_words(loss: Json) -> str:
     """What came back from the store and what could not, in one sentence without its full stop."""
     lost = ", ".join(map(str, loss.get("lost") or ()))
+    checkpoint = str(loss.get("checkpoint"))
+    at = made_at(checkpoint)
+    where = f"the checkpoint of {at}" if at else f"checkpoint {checkpoint}"
     parts = [
-        f"it came back from checkpoint {loss.get('checkpoint')}, {loss.get('level')} state",
+        f"it came back from {where}, {loss.get('level')} state",
         "what it did after that is undone" if loss.get("rolled_back") else "",
         f"not brought back: {lost}" if lost else "nothing is lost",
     ]
@@ -147,10 +169,10 @@ def checkpoint_rows(stored: Sequence[Json], now: datetime) -> list[tuple[str, st
 
 
 def history_rows(entries: Sequence[Json], now: datetime) -> list[tuple[str, str]]:
-    """When, and what happened and why, oldest first."""
+    """When, by the clock of `now`, and what happened and why, oldest first."""
     return [
         (
-            ago(entry.get("at"), now) or str(entry.get("at") or ""),
+            moment(entry.get("at"), now),
             _state(str(entry.get("state") or ""), str(entry.get("reason") or "")),
         )
         for entry in entries
@@ -173,7 +195,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         body = "".join(
-            f'<tr><th style="text-align:left">{escape(label)}</th>'
+            f'<tr><th style="text-align:left;white-space:nowrap">{escape(label)}</th>'
             f'<td style="text-align:left">{escape(text)}</td></tr>'
             for label, text in self.rows
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -15,6 +16,40 @@ _LENGTH = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]*)")
 
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+_ID = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)-[0-9a-f]{8}", re.ASCII)
+"""Of a checkpoint; it stands for the name of one that nobody named."""
+
+MEANT: dict[str, tuple[str, ...]] = {
+    "copy": ("fork",),
+    "delete": ("cancel",),
+    "end": ("cancel",),
+    "hibernate": ("suspend",),
+    "info": ("show", "status"),
+    "kill": ("cancel",),
+    "list": ("ls",),
+    "log": ("logs", "history"),
+    "move": ("migrate",),
+    "pause": ("park",),
+    "ps": ("ls",),
+    "rm": ("cancel",),
+    "save": ("checkpoint",),
+    "show": ("status",),
+    "status": ("show",),
+    "stop": ("cancel",),
+    "undo": ("restore",),
+}
+"""Words that people know from other programs -> what does that here."""
+
+
+def find_nearest(word: str, known: Collection[str]) -> str | None:
+    """Return which of the `known` words is meant by one that is not known; None: nobody can say."""
+    plain = word.lower()
+    for meant in (plain, *MEANT.get(plain, ())):
+        if meant in known:
+            return meant
+    return next(iter(difflib.get_close_matches(plain, known, n=1)), None)
 
 
 def size(count: float) -> str:
@@ -75,6 +110,15 @@ def checkpoint_note(stored: Mapping[str, Any], now: datetime) -> str:
         return f"could not be proved: {stored['unproved']}"
     proved = f"proved {age(stored['proved_at'], now)} ago" if stored.get("proved_at") else ""
     return ", ".join(part for part in (proved, str(stored.get("reason") or "")) if part)
+
+
+def made_at(checkpoint: str) -> str:
+    """When the checkpoint with this id was made, for people; "" for what is no such id."""
+    found = _ID.fullmatch(checkpoint)
+    if found is None:
+        return ""
+    year, month, day, hour, minute, second = found.groups()
+    return f"{year}-{month}-{day} {hour}:{minute}:{second} UTC"
 
 
 def parse_time(text: object) -> datetime | None:

@@ -279,7 +279,9 @@ def _supply(
     rule, at = takes
     seen = state.experience.steps(Step.PARK, holder.node)
     left = max(0.0, at - now) + (_quantile(seen, 0.5) if seen else 0.0)
-    if rule == "preempt.idle":
+    if rule == "preempt.idle" and at <= now:
+        why = because("idle_gives_up", holder=holder.label)
+    elif rule == "preempt.idle":
         why = because("holder_is_idle", holder=holder.label, keeps=_keeps(state, holder, at))
     elif rule == "preempt.service":
         why = because("turn_ends", holder=holder.label)
@@ -289,7 +291,7 @@ def _supply(
 
 
 def _keeps(state: ClusterState, holder: SessionView, at: float) -> Reason:
-    """Which parameter lets an idle holder keep its devices until then."""
+    """Which parameter lets an idle holder keep its devices until `at`, which is still to come."""
     parameters = state.parameters
     if holder.held_since is not None and at == holder.held_since + parameters.min_run_s:
         return because("had_them_for", limit_s=parameters.min_run_s)

@@ -34,15 +34,22 @@ class Button:
     """It has a button on the session's card; the others are in its menu."""
     command: str = ""
     """The words for a command, where they are not the label and "session"."""
+    asks: bool = False
+    """The page asks something before it is done; one with `ask` does, too."""
+    new_section: bool = False
+    """Menus have a line above it."""
     ask: str = ""
     """What a person is asked for when the argument that is needed was not given; "": the page has
     a question of its own, or there is nothing to ask."""
 
 
 CANCEL = Button(
-    "Cancel",
+    "End session",
     "End it; its variables are lost, but for its newest checkpoint",
     Offered.NOT_ENDED,
-    place=110,
+    place=1000,
+    command="End session",
+    asks=True,
+    new_section=True,
 )
 """Of `cancel`, which is no verb of the API: it deletes the session."""

@@ -155,6 +155,7 @@ VERBS: tuple[Verb, ...] = (
             Offered.LIVE,
             place=70,
             command="Keep session alive",
+            asks=True,
         ),
     ),
     Verb(
@@ -182,6 +183,7 @@ VERBS: tuple[Verb, ...] = (
             Offered.NOT_ENDED,
             place=80,
             command="Change tier of session",
+            asks=True,
         ),
     ),
     Verb(
@@ -292,6 +294,8 @@ VERBS: tuple[Verb, ...] = (
             "Go on with other devices or on another node",
             Offered.LIVE_OR_SUSPENDED,
             place=40,
+            asks=True,
+            new_section=True,
         ),
     ),
     Verb(
@@ -331,6 +335,7 @@ VERBS: tuple[Verb, ...] = (
             "Go on with more or fewer physical devices; what its code sees stays the same",
             Offered.RESIZABLE,
             place=50,
+            asks=True,
         ),
     ),
     Verb(
@@ -359,6 +364,7 @@ VERBS: tuple[Verb, ...] = (
             Offered.LIVE,
             place=10,
             on_card=True,
+            asks=True,
         ),
     ),
     Verb(
@@ -391,7 +397,14 @@ VERBS: tuple[Verb, ...] = (
             "first.",
             _STORED,
         ),
-        button=Button("Restore", "Go back to one of its checkpoints", Offered.RETURNABLE, place=90),
+        button=Button(
+            "Restore",
+            "Go back to one of its checkpoints",
+            Offered.RETURNABLE,
+            place=90,
+            asks=True,
+            new_section=True,
+        ),
     ),
     Verb(
         "fork",
@@ -419,6 +432,7 @@ VERBS: tuple[Verb, ...] = (
             "Begin a second session where a checkpoint of this one is",
             Offered.FORKABLE,
             place=100,
+            asks=True,
         ),
     ),
     Verb(

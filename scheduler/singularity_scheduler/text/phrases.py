@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from singularity_scheduler.client.words import duration
+from singularity_scheduler.client.words import duration, made_at
 from singularity_scheduler.core.reasons.refusals import choices
 
 from .said import Said
@@ -75,6 +75,13 @@ def nearest(word: str, names: Iterable[str]) -> str:
     """Return what to say in place of a `word` that is none of `names`."""
     found = choices(word, names)
     return instead_of(found["near"], found["there"])
+
+
+def stored(name: str) -> str:
+    """Return how a sentence names a checkpoint: "checkpoint 'before lr'", and one that has only its
+    id in the place of a name by its time: "the checkpoint of 2026-11-25 13:50:16 UTC"."""
+    at = made_at(name)
+    return f"the checkpoint of {at}" if at else f"checkpoint '{name}'"
 
 
 def short(seconds: float) -> str:

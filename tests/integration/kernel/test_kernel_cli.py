@@ -222,9 +222,10 @@ def test_install_puts_all_files_where_jupyter_looks(tmp_path: Path) -> None:
     for _ in range(2):  # idempotent
         done = cli("install", "--prefix", str(tmp_path), "--json")
         assert done.returncode == 0, done.stderr
-    spec, config, *page = (Path(path) for path in json.loads(done.stdout))
+    spec, logo, config, *page = (Path(path) for path in json.loads(done.stdout))
     assert {path.is_relative_to(tmp_path / EXTENSION) for path in page} == {True}
     assert spec == tmp_path / "share/jupyter/kernels/singularity/kernel.json"
+    assert logo == spec.with_name("logo-svg.svg")
     assert config.parent == tmp_path / "etc/jupyter/jupyter_server_config.d"
     enabled = json.loads(config.read_text())["ServerApp"]["jpserver_extensions"]
     assert enabled == {"singularity_labext": True}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from jupyter_client.blocking import BlockingKernelClient
 from singularity_proxy.errors import BadRequest, Conflict
+from singularity_scheduler.client.verbs import VERBS
 from support.kernel_agent import Agent, Cut, agent
 from support.kernel_relay import Channels, client, ipykernel, relay, wait_until
 
@@ -274,10 +275,24 @@ def test_history_and_why(notebook: Notebook) -> None:
     assert notebook.text("%singularity why") == "It waits for a device."
 
 
+def test_help_is_a_line_for_each_verb(notebook: Notebook) -> None:
+    lines = notebook.text("%singularity help").splitlines()
+    assert lines == notebook.text("%singularity --help").splitlines()
+    assert lines[0] == "%singularity"
+    rows = dict(line.strip().split("  ", 1) for line in lines[1:])
+    known = {name.split()[0] for names in rows for name in names.split(", ")}
+    assert known == {*VERBS, "submit", "run", "help"}
+    assert rows["keep"].strip().startswith("keep it alive for a while")
+    assert "%%singularity run --ranks 4" in rows["run"]
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
         ("prak", "did you mean 'park'?"),
+        ("Park", "did you mean 'park'?"),
+        ("pause", "did you mean 'park'?"),
+        ("show", "did you mean 'status'?"),
         ("xyzzy", "has no verb 'xyzzy'; it knows status, park"),
         ("status lunch", "'status' takes no name"),
         ("restore", "'restore' needs the name or id of a checkpoint"),

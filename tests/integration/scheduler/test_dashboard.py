@@ -199,9 +199,14 @@ async def test_an_admin_cordons_and_drains_and_is_told_why_not(tmp_path: Path) -
         )
         page = await v.see("nodes/node-2")
         assert "is cordoned by root (a &lt;fan&gt; &amp; &#34;more&#34;)" in page
+        assert "No sessions are on it now." in await v.see("nodes/node-2/drain")
         session = await p.holder("alice", name="big", devices=2)
         asks = await v.see("nodes/node-1/drain")
-        assert "alice/big" in asks
+        assert "1 session is on it now: alice/big" in asks
+        assert "Finish within (minutes, optional)" in asks
+        page = await v.see("nodes/node-1")
+        log = f'href="{PREFIX}dashboard/log?session={session}"'
+        assert page.count(f"<a {log}>alice/big</a>") == 3, "at both devices and in the list"
         refused = await v.post("nodes/node-1/drain", reason="a fan", minutes="5")
         assert refused.status_code == 409
         assert "node node-1 was not drained and goes on: no other node can take" in refused.text
@@ -250,6 +255,48 @@ async def test_the_end_of_a_session_is_taken_back_where_it_is_listed(tmp_path: P
         assert (await p.client().get_session(closed))["state"] == "suspended"
         assert "alice took its end back" in await alice.see("sessions")
         assert (await alice.post(f"sessions/{closed}/reopen")).status_code == 409
+
+
+async def test_a_session_is_steered_from_its_page(tmp_path: Path) -> None:
+    async with (
+        platform(tmp_path, nodes=("node-1", "node-2"), devices=2) as p,
+        visitor(p, "alice") as alice,
+        visitor(p, "bob") as bob,
+        visitor(p, "admin") as root,
+    ):
+        session = await p.holder("alice", name='a <b> "c" ü%20.ipynb')
+        here = f"{PREFIX}dashboard/sessions/{session}/"
+        page = await root.see(f"log?session={session}")
+        offered = re.findall(rf'href="{here}(\w+)">([^<]+)&hellip;', page)
+        assert offered == [("suspend", "Suspend"), ("park", "Park"), ("end", "End session")]
+        assert "alice/a &lt;b&gt; &#34;c&#34; ü%20.ipynb is running: " in page
+        asks = await root.see(f"sessions/{session}/park")
+        assert "Free its devices until the next device call; nothing is lost." in asks
+        done = await root.post(f"sessions/{session}/park")
+        assert (done.status_code, done.headers["Location"]) == (
+            303,
+            f"{PREFIX}dashboard/log?session={session}",
+        )
+        assert (await p.client().get_session(session))["state"] == "parked"
+        page = await alice.see(f"log?session={session}")
+        assert "parked by root" in page
+        assert re.findall(rf'href="{here}(\w+)"', page) == ["resume", "suspend", "end"]
+        again = await alice.post(f"sessions/{session}/park")
+        assert (again.status_code, "parked" in again.text) == (409, True)
+        for verb in ("park", "end"):
+            assert (await bob.get(f"sessions/{session}/{verb}")).status_code == 404
+            assert (await bob.post(f"sessions/{session}/{verb}")).status_code == 404
+        assert here not in await bob.see(f"log?session={session}")
+        assert (await alice.get(f"sessions/{session}/explode")).status_code == 404
+        assert "variables are lost" in await alice.see(f"sessions/{session}/end")
+        forged = await alice.ask("POST", f"sessions/{session}/end", data={"_xsrf": "any"})
+        assert forged.status_code == 403
+        assert (await alice.post(f"sessions/{session}/end")).status_code == 303
+        over = await p.client().get_session(session)
+        assert over["process_state"] == "completed"
+        assert "closed by alice: ended in the dashboard" in over["reason"]
+        page = await alice.see(f"log?session={session}")
+        assert re.search(r'<section id="subject" data-live>\s*</section>', page), page
 
 
 @attack(

@@ -30,6 +30,7 @@ from singularity_proxy.capsule.tree import has_ended, state_of
 from singularity_proxy.errors import BadRequest, Conflict
 from singularity_scheduler.agent import processes
 from singularity_scheduler.agent.processes import end_marked, reap_orphans
+from singularity_scheduler.agent.rights.owners import how_it_ended
 
 
 def spec(path: Path, *argv: str, **changes: object) -> CapsuleSpec:
@@ -227,6 +228,15 @@ def test_a_long_log_keeps_its_end(tmp_path: Path) -> None:
     assert last_words(str(log)) == "next"
     log.write_text(text + "------\n======\n\n")
     assert last_words(str(log)) == "next"
+
+
+def test_a_kernels_greeting_is_not_told_as_the_reason_of_its_end() -> None:
+    greeting = "--existing /tmp/singularity-1/kernel.json"
+    assert how_it_ended(3, greeting) == "its process ended with exit code 3"
+    assert how_it_ended(-9, greeting) == "its process was ended by signal 9"
+    assert how_it_ended(1, "MemoryError") == "its process ended with exit code 1 (MemoryError)"
+    assert how_it_ended(1) == "its process ended with exit code 1"
+    assert how_it_ended(None) == "its process ended"
 
 
 def test_the_environment_of_a_capsule() -> None:

@@ -9,7 +9,9 @@ from datetime import datetime, timezone
 
 import pytest
 from singularity_proxy.errors import Conflict
+from singularity_scheduler.cli.framework.app import unknown_command
 from singularity_scheduler.cli.framework.base import ServiceApp
+from singularity_scheduler.cli.framework.commands import COMMANDS
 from singularity_scheduler.cli.look import history, logs, ls, nodes, show, why
 from singularity_scheduler.cli.look.board import STAYS_S, Board
 from singularity_scheduler.cli.look.logs import how_it_ended, keep_lines, last_lines
@@ -17,6 +19,8 @@ from singularity_scheduler.cli.moves import checkpoint, migrate, resume
 from singularity_scheduler.cli.moves.migrate import target
 from singularity_scheduler.cli.sessions import cancel
 from singularity_scheduler.cli.sessions.verbs import APPS
+from singularity_scheduler.client.verbs import VERBS
+from singularity_scheduler.client.words import MEANT, find_nearest
 from support.cli_double import Double, session
 
 Captured = pytest.CaptureFixture[str]
@@ -29,6 +33,35 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Double:
     made = Double(session(1), session(2), failed)
     monkeypatch.setattr(ServiceApp, "client", lambda self, timeout=None: made)
     return made
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("stop", "cancel"),
+        ("kill", "cancel"),
+        ("status", "show"),
+        ("LS", "ls"),
+        ("list", "ls"),
+        ("Suspned", "suspend"),
+        ("docter", "doctor"),
+        ("show", "show"),
+        ("é", None),
+        ("%s", None),
+    ],
+)
+def test_who_knows_other_programs_is_told_what_does_it_here(word: str, meant: str | None) -> None:
+    assert find_nearest(word, COMMANDS) == meant
+    if meant != word:
+        sentence = unknown_command(word)
+        assert sentence.startswith(f"there is no command '{word}'; ")
+        assert sentence.endswith(f"did you mean '{meant}'?") == (meant is not None)
+
+
+def test_words_of_other_programs_lead_to_commands_or_verbs() -> None:
+    known = {*COMMANDS, *VERBS}
+    assert not [word for word, meant in MEANT.items() if not known.issuperset(meant)]
+    assert not [word for word in MEANT if word in COMMANDS and word in VERBS]
 
 
 # ---- ls ------------------------------------------------------------------------------------------

@@ -125,6 +125,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Double:
             ("fork", FIRST, "k1", "b"),
             0,
         ),
+        (fork.main, ["--name", "b"], {"id": SECOND}, ("fork", FIRST, None, "b"), 0),
     ],
 )
 def test_what_is_asked_and_how_it_ends(

@@ -53,6 +53,15 @@ def test_what_may_be_several_is_refused_with_their_ids(word: str) -> None:
     assert "nothing was done" in error.value.message
 
 
+@pytest.mark.parametrize(
+    ("word", "way_out"),
+    [("3f9c", "give more of the id"), ("train.ipynb", "give the id of one instead of its name")],
+)
+def test_what_may_be_several_says_what_to_give_instead(word: str, way_out: str) -> None:
+    with pytest.raises(BadRequest, match=f"nothing was done: {way_out}$"):
+        found(word)
+
+
 def test_the_parts_of_one_gang_are_one() -> None:
     """What is asked of one of them concerns all."""
     gang = {"gang": "ab", "parts": 2, "sessions": []}

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import pytest_asyncio
 from jupyterhub.spawner import Spawner, SpawnException
+from jupyterhub.utils import format_exception
 from singularity_spawner import SingularitySpawnerMixin, removals
 from singularity_spawner.options import ServerOptions
 from support.hub_scheduler import TOKEN, scheduler
@@ -113,6 +114,7 @@ async def test_a_bad_choice_is_refused_and_not_kept(service, options, reason):
     assert caught.value.reason == reason
     assert caught.value.status_code == 400
     assert caught.value.message.endswith("nothing was started.")
+    assert format_exception(caught.value)[0] == caught.value.message, "what the form shows"
     assert not spawner.running
     assert not spawner.orm_spawner.user_options, "the next start without options must work"
     await hub_start(spawner, spawner.orm_spawner.user_options or {})
@@ -141,6 +143,17 @@ async def test_the_form_keeps_the_last_valid_choice_and_shows_free_devices(servi
     assert "1 of 2 cpu devices free now." in html
     spawner.user_options = {"tier": "gold"}
     assert 'value="standard"' in await spawner.get_options_form()
+
+
+@pytest.mark.asyncio
+async def test_the_form_says_what_waits_in_the_store(service):
+    spawner = make(service.url, args=["--SingularityKernels.x=1"])
+    assert "singularity-waits" not in await spawner.get_options_form()
+    service.notebooks = [{"session": "aaaaaaaaaaaa"}]
+    html = await spawner.get_options_form()
+    assert "1 notebook waits in the store. It comes back when it is opened." in html
+    spawner.hibernate = False
+    assert "in the store" not in await spawner.get_options_form()
 
 
 @pytest.mark.asyncio

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from ipykernel.kernelapp import IPKernelApp
 from IPython.core.interactiveshell import InteractiveShellABC
+from singularity_kernel.install import KERNELSPEC, install
 from singularity_kernel.provision.environment import (
     session_environment,
     with_extension,
@@ -19,6 +21,7 @@ from singularity_kernel.provision.environment import (
     with_word_of_it,
 )
 from singularity_proxy.layers import Layer
+from singularity_scheduler.service import dashboard
 from traitlets.config import Config
 
 
@@ -139,3 +142,12 @@ def test_what_a_user_s_configuration_runs_first_is_run(section: str) -> None:
 def test_what_a_kernel_s_command_line_runs_first_is_run(option: str) -> None:
     own = [option, "x = 1"] if option == "-c" else [f"{option}x = 1"]
     assert started(with_word_of_it([*OTHER, *own]), {}) == ["x = 1"]
+
+
+def test_the_kernel_has_the_platforms_logo_in_the_launcher(tmp_path: Path) -> None:
+    written = install(tmp_path)
+    spec, logo = (tmp_path / KERNELSPEC / name for name in ("kernel.json", "logo-svg.svg"))
+    assert {spec, logo} <= set(written)
+    icon = Path(dashboard.__file__).with_name("static") / "icon.svg"
+    assert logo.read_bytes() == icon.read_bytes(), "one logo everywhere"
+    assert ElementTree.parse(logo).getroot().get("viewBox") == "0 0 16 16"

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 from singularity_kernel.kernel.memory import device_memory
-from singularity_kernel.kernel.status import Sentence, Table, ago, checkpoint_rows, status_rows
+from singularity_kernel.kernel.status import (
+    Sentence,
+    Table,
+    ago,
+    checkpoint_rows,
+    history_rows,
+    status_rows,
+)
 from singularity_proxy.wire.ring import RingFile, RingState
 from singularity_scheduler.client.words import size
 
@@ -50,6 +57,24 @@ def test_the_state_is_not_said_twice() -> None:
     assert rows(state="ready")["State"] == "ready"
 
 
+def test_the_cell_that_asks_is_named_as_what_keeps_the_session_busy() -> None:
+    assert rows(busy=True)["Activity"] == "runs this cell"
+
+
+def test_a_history_has_the_clocks_time_and_the_day_where_that_is_another() -> None:
+    told = history_rows(
+        [
+            {"at": "2026-04-30T23:59:59Z", "state": "waiting", "reason": "no device is free"},
+            {"at": "2026-05-01T13:00:05+02:00", "state": "running", "reason": ""},
+            {"at": "yesterday", "state": "parked", "reason": ""},
+            {"state": "ready", "reason": ""},
+        ],
+        NOW,
+    )
+    assert [when for when, _ in told] == ["2026-04-30 23:59:59", "11:00:05", "yesterday", ""]
+    assert told[0][1] == "waiting: no device is free"
+
+
 def test_devices_are_shown_virtual_to_physical() -> None:
     assert rows(devices=["cpu:1", "cpu:0"])["Devices"] == "cuda:0 -> cpu:1, cuda:1 -> cpu:0"
     assert rows(devices=[])["Devices"].startswith("2 virtual devices; none held now")
@@ -77,6 +102,14 @@ def test_a_checkpoint_says_whether_it_comes_back() -> None:
 def test_the_last_checkpoint_says_whether_it_comes_back() -> None:
     last = {"id": "a1", "level": "process", "reason": "", "proved_at": NOW.isoformat()}
     assert rows(last_checkpoint=last)["Last checkpoint"] == "a1, process state, proved 0 s ago"
+
+
+def test_a_return_is_told_with_the_time_of_its_checkpoint() -> None:
+    loss = {"checkpoint": "20260501T115016-d4aae8b5", "level": "process", "lost": []}
+    assert rows(loss=loss)["Last return"] == (
+        "it came back from the checkpoint of 2026-05-01 11:50:16 UTC, process state; "
+        "nothing is lost"
+    )
 
 
 def test_a_place_in_the_queue_is_shown_while_it_waits() -> None:

@@ -8,13 +8,15 @@ from collections import Counter
 
 import pytest
 from singularity_scheduler.core.policy import decide
+from singularity_scheduler.core.reasons.reason import because
 from singularity_scheduler.core.state.cluster import ClusterState
 from singularity_scheduler.core.values import events as ev
 from singularity_scheduler.core.values.administration import Administration
 from singularity_scheduler.core.values.requested import Kind, SessionSpec, Tier
 from singularity_scheduler.core.values.states import DeviceState
 from singularity_scheduler.explain.estimate import Basis, Estimate, estimate
-from singularity_scheduler.text.phrases import short, span
+from singularity_scheduler.text.phrases import short, span, stored
+from singularity_scheduler.text.reasons import render
 from support.scheduler_core import AT_ONCE, devices_of, outcome
 
 TAKES_S = {ev.Start: 0.8, ev.Attach: 0.5, ev.Park: 1.5, ev.End: 0.1}
@@ -112,3 +114,21 @@ def test_waits_end_when_it_was_said_more_often_than_not() -> None:
 def test_spans_are_read_by_people(low: float, high: float, said: str) -> None:
     assert span(low, high) == said
     assert short(59.6) == "60 s"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("before lr", "checkpoint 'before lr'"),
+        ("20261125T135016-d4aae8b5", "the checkpoint of 2026-11-25 13:50:16 UTC"),
+        ("20261125T135016-d4aae8b5 ", "checkpoint '20261125T135016-d4aae8b5 '"),
+        ("\u06620261125T135016-d4aae8b5", "checkpoint '\u06620261125T135016-d4aae8b5'"),
+    ],
+)
+def test_a_checkpoint_without_a_name_is_known_by_its_time(name: str, said: str) -> None:
+    assert stored(name) == said
+
+
+def test_reasons_name_no_checkpoint_by_its_id() -> None:
+    called = because("called", by="ada", name="20261125T135016-d4aae8b5")
+    assert "from the checkpoint of 2026-11-25 13:50:16 UTC" in render(called)

@@ -29,11 +29,12 @@ from singularity_scheduler.core.values.requested import Kind, Priority, SessionS
 from singularity_scheduler.core.values.rules import RULES
 from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from singularity_scheduler.explain import precedence
-from singularity_scheduler.explain.estimate import FEWEST
+from singularity_scheduler.explain.estimate import FEWEST, estimate
 from singularity_scheduler.explain.why import HISTORY_DEPTH, explain, told
 from singularity_scheduler.service.schemas import sessions as session_schemas
 from singularity_scheduler.text.meanings import PRECEDENCE
 from singularity_scheduler.text.phrases import short, span
+from singularity_scheduler.text.reasons import render
 from support.scheduler_core import World, outcome, reads
 
 FACTS = Draft202012Validator(session_schemas.FACTS)
@@ -164,6 +165,19 @@ def test_one_that_could_not_be_parked_gives_its_devices_at_the_next_try() -> Non
     assert world["h"].word == "parking", "as it was said"
 
 
+def test_an_idle_holder_whose_devices_a_higher_tier_may_take_at_once_is_no_failed_park() -> None:
+    world = World(1, parameters=KEEPS)
+    world.holding("h")
+    world.idle("h")
+    world.create("top", Tier.PREMIUM)
+    made = estimate(world.state, replace(world["top"], device_state=DeviceState.WAITING), world.now)
+    assert made is not None
+    assert made.facts["why"] == "alice/h is idle and gives its devices up at once"
+    assert made.high_s == 0.0
+    lines = told(world.state, world.do(ev.DeviceNeeded("top")), world.now).history
+    assert not [line for line in lines if "another try" in reads(line)]
+
+
 def test_one_that_was_served_more_gives_its_devices_when_its_turn_ends() -> None:
     world = World(1)
     world.holding("h")
@@ -253,6 +267,8 @@ def test_its_own_way_takes_what_it_took_before() -> None:
         "expected in less than 1 s, as an attach takes about 1.0 s on node local (1 measured)."
     )
     assert facts["estimate"]["high_s"] == pytest.approx(0.8)
+    quick = because("step_takes", step="attach", usual_s=0.2, node="local", samples=3)
+    assert render(quick) == "an attach takes less than 1 s on node local (3 measured)"
 
 
 def test_an_idle_holder_says_until_when_it_keeps_its_devices() -> None:

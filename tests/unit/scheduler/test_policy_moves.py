@@ -421,7 +421,7 @@ def test_restore_stores_the_present_first_and_starts_a_new_incarnation() -> None
     assert world["a"].loss.lost == ("1 open socket",)
     [line] = [c for c in world.history if c.rule == "process.resumed"]
     assert reads(line) == (
-        "came back on node local from checkpoint 'good', 31 hashes checked; what it did after that "
+        "came back on node local from checkpoint 'good', contents checked; what it did after that "
         "checkpoint is undone; not brought back: 1 open socket"
     )
     # And the undo can be undone.

@@ -78,6 +78,23 @@ def test_front_page_and_readme_have_one_support_table() -> None:
     assert table == support_table(DOCS / "index.md")
 
 
+def test_front_page_and_readme_say_first_what_it_is() -> None:
+    title, tagline, what, *_ = (ROOT / "README.md").read_text().split("\n\n")
+    assert title == "# jupyter-singularity"
+    assert [title, tagline, what] == (DOCS / "index.md").read_text().split("\n\n")[:3]
+    assert what.startswith("Singularity shares the accelerators of one or more machines between ")
+    assert all(word in what for word in ("JupyterHub", "in the middle of a cell", "variables"))
+
+
+def test_the_long_cell_of_the_tutorial_lasts_until_the_terminal_has_been_used() -> None:
+    page = (DOCS / "tutorial" / "first-notebook.md").read_text()
+    middle = page.partition("## Take it away in the middle")[2]
+    cell = re.search(r"```python\n(.*?)```", middle, re.DOTALL)
+    assert cell is not None
+    assert middle.index("open a terminal") < cell.start(), "nobody is quick enough after it"
+    assert "time.time() + 60" in cell[1]
+
+
 def test_readme_shows_administrators_pip_then_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert text.split("```bash\n")[1].startswith("pip install ")

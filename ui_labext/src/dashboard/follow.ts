@@ -13,7 +13,7 @@ export function said(link: ILink, trouble = '', shown = 0): string {
     return `What is shown is of ${clock(shown)} (${trouble}). It is tried again.`;
   }
   if (link.state === 'live') {
-    return 'Follows what happens.';
+    return 'Live: changes appear by themselves.';
   }
   if (link.state === 'connecting') {
     return 'Connecting to the scheduler.';

@@ -34,7 +34,7 @@ export const bannerPlugin: JupyterFrontEndPlugin<void> = {
     registry: ISettingRegistry | null
   ): void => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const standings = new Standings(session => api.standing(session));
+    const standings = new Standings(async session => (await api.why(session)).standing);
     const plans = new Plans(() => api.planned());
     let wanted = true;
     registry?.load(bannerPlugin.id).then(

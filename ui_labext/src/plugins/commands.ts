@@ -9,6 +9,7 @@ import { IBack, nextOf } from '../model/sessions/back';
 import { inWords, sentence } from '../model/server/refused';
 import { ISession } from '../model/sessions/session';
 import {
+  ASKS,
   commandLabel,
   isOffered,
   KEYS,
@@ -109,9 +110,11 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
         return sizeText(args.devices, trans);
       }
       if (verb === 'keep' && typeof args.for_s === 'number') {
-        return args.for_s ? duration(args.for_s, trans) : trans.__('No longer');
+        return args.for_s ? duration(args.for_s, trans) : trans.__('Stop keeping it');
       }
-      return typeof args.session === 'string' ? verbLabel(verb, trans) : commandLabel(verb, trans);
+      const name =
+        typeof args.session === 'string' ? verbLabel(verb, trans) : commandLabel(verb, trans);
+      return ASKS.includes(verb) ? trans.__('%1…', name) : name;
     };
     for (const verb of VERBS) {
       const known = trans.__('As in the body of the REST operation; it is asked for if missing.');
@@ -133,7 +136,7 @@ export const commandsPlugin: JupyterFrontEndPlugin<void> = {
         try {
           await showDialog({
             title: session.name,
-            body: await api.why(session.id),
+            body: (await api.why(session.id)).sentence,
             buttons: [Dialog.okButton()]
           });
         } catch (error) {

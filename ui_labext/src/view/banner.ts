@@ -62,6 +62,7 @@ export class Banner extends Widget {
       this._dismissed = '';
     }
     this.toggleClass('jp-mod-returned', notice?.kind === 'returned');
+    this.toggleClass('jp-mod-calm', notice?.isCalm === true);
     const labels = { keep: this._texts.__('Keep alive'), resume: this._texts.__('Resume') };
     this._offer.hidden = !notice?.offers;
     this._offer.textContent = notice?.offers ? labels[notice.offers] : '';

@@ -3,8 +3,8 @@ import { useEffect } from 'react';
 
 import { Announcer } from '../model/words/announce';
 import { Feed, linkText } from '../model/server/feed';
-import { chosen } from '../model/sessions/filter';
-import { hasEnded, ISession } from '../model/sessions/session';
+import { chosen, countText } from '../model/sessions/filter';
+import { ISession } from '../model/sessions/session';
 import { Sessions } from '../model/sessions/sessions';
 import { Sidebar } from '../model/sessions/sidebar';
 import { FirstReports } from '../model/server/usage';
@@ -56,12 +56,11 @@ export function Panel(props: {
 
   const shown = chosen(sessions.all, past.value?.items ?? [], filter, now, texts);
   const byId = new Map(shown.map(session => [session.id, session]));
-  const running = sessions.all.filter(session => !hasEnded(session)).length;
   const line = linkText(feed.link, sessions.unreadable, texts);
   const none = sessions.all.length
     ? texts.__('no session fits the filter')
     : texts.__('no session yet: run a notebook');
-  const counts = texts.__('%1 running, %2 in all', running, sessions.all.length);
+  const counts = countText(sessions.all, texts);
   const row = (id: string, state: IRowState) => {
     const session = byId.get(id);
     if (!session) {
@@ -72,7 +71,7 @@ export function Panel(props: {
       <>
         <Card
           session={session}
-          why={whys.sentence(session)}
+          why={whys.of(session)}
           samples={sessions.usage.samples(id)}
           now={now}
           texts={texts}

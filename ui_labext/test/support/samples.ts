@@ -1,4 +1,6 @@
 import { ISession, readSession } from '../../src/model/sessions/session';
+import { IStanding } from '../../src/model/sessions/standing';
+import { IWhy } from '../../src/model/words/whys';
 import { ITexts } from '../../src/model/words/words';
 
 function fill(text: string, args: unknown[]): string {
@@ -10,6 +12,12 @@ export const TEXTS: ITexts = {
   __: (text, ...args) => fill(text, args),
   _n: (one, many, count, ...args) => fill(count === 1 ? one : many, [count, ...args])
 };
+
+/** What is said of why a session waits, of whose turn nothing is known. */
+export function why(sentence: string, turn: Partial<IStanding> = {}): IWhy {
+  const standing = { by: '', tier: '', rule: '', place: null, highS: null, ...turn };
+  return { sentence, standing };
+}
 
 /** The JSON of a session, as the scheduler sends it. */
 export const DOCUMENT = {

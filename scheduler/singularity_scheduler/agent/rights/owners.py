@@ -55,13 +55,20 @@ def find_owner(request: LaunchRequest, uid: int) -> ProcessIdentity | None:
     return owner
 
 
-def how_it_ended(exit_code: int | None) -> str:
-    """For people."""
+GREETING_END = "--existing "
+"""How the last line begins that ipykernel prints when it starts: it is there for every kernel that
+printed nothing else, and says nothing of an end."""
+
+
+def how_it_ended(exit_code: int | None, words: str = "") -> str:
+    """Return how a process ended, for people. `words`: the last line in its log."""
     if exit_code is None:
         return "its process ended"
     if exit_code < 0:
-        return f"its process was ended by signal {-exit_code}"
-    return f"its process ended with exit code {exit_code}"
+        how = f"its process was ended by signal {-exit_code}"
+    else:
+        how = f"its process ended with exit code {exit_code}"
+    return f"{how} ({words})" if words and not words.startswith(GREETING_END) else how
 
 
 def ended_by_itself(exit_code: int | None) -> bool:

@@ -347,7 +347,7 @@ class Lifecycle:
         live.record.exit_code = code
         log_path = os.path.join(self._node.settings.session_dir(live.record.session), CAPSULE_LOG)
         words = last_words(log_path, live.record.uid) if code else ""
-        self._end_soon(live, how_it_ended(code) + (f" ({words})" if words else ""))
+        self._end_soon(live, how_it_ended(code, words))
 
     def _read_exit_code(self, record: SessionRecord) -> int | None:
         return read_exit_code(self._node.settings.session_dir(record.session), record.uid)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from singularity_proxy.errors import BadRequest
+
+from singularity_scheduler.client.words import find_nearest
 
 from .base import CommandApp
 from .commands import COMMANDS
@@ -49,6 +50,6 @@ def unknown_command(word: str) -> str:
     """The sentence about a word that is no command, with the nearest one that is."""
     if word in COMMANDS:
         return f"options stand behind the command: jupyter singularity {word} ..."
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"it knows {', '.join(COMMANDS)}"
+    near = find_nearest(word, COMMANDS)
+    hint = f"did you mean '{near}'?" if near else f"it knows {', '.join(COMMANDS)}"
     return f"there is no command '{word}'; {hint}"

@@ -30,7 +30,11 @@ class ForkApp(CheckpointWordApp):
     offers_ended = True
 
     called = Unicode(config=True, help="Name of the new session. Empty: that of the first one.")
-    aliases = {"called": "ForkApp.called", **CheckpointWordApp.aliases}
+    aliases = {
+        "called": "ForkApp.called",
+        "name": "ForkApp.called",  # as `submit` has it
+        **CheckpointWordApp.aliases,
+    }
     asks_for_loss = True
 
     def call(self, client: ServiceClient, session: str) -> Awaitable[dict[str, Any]]:

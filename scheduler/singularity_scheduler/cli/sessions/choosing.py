@@ -48,9 +48,10 @@ def only(word: str, found: Sequence[Mapping[str, Any]]) -> str:
     if len(found) > 1:
         names = [f"{s['user']}'s {texts.label(s)}" for s in found[:NAMED]]
         more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        by_id = BEGINNING.fullmatch(word) and all(str(s["id"]).startswith(word) for s in found)
         raise BadRequest(
             f"'{word}' may be {len(found)} sessions: {', '.join(names)}{more}; nothing was done: "
-            "give more of the id",
+            f"give {'more of the id' if by_id else 'the id of one instead of its name'}",
             sessions=[s["id"] for s in found],
         )
     return str(found[0]["id"])

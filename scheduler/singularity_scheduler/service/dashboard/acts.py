@@ -1,5 +1,5 @@
-"""The pages that change something. What changes a node asks first, then says what the scheduler
-said; taking the end of a session back needs no question."""
+"""The pages that change something. What changes a node or a session asks first, then says what the
+scheduler said; taking the end of a session back needs no question."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from singularity_proxy.errors import BadRequest, NotFound, SingularityError
 
 from singularity_scheduler.core.values import administration as adm
 from singularity_scheduler.core.values.administration import DutyEvent
+from singularity_scheduler.core.values.model import SessionView
+from singularity_scheduler.text.reasons import render
 
 from .page import Page
+from .queue_rows import END, SESSION_ASKS
 from .views import node_values
 
 MAX_REASON = 500
 MAX_MINUTES = 30 * 1440
+END_GRACE_S = 5.0
+"""Between the request to end and the kill, for a session that is ended here."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +126,55 @@ class ChangeNode(Page):
         )
 
 
+class ChangeSession(Page):
+    """GET asks, POST does it: with sessions of one's own, an administrator's with anybody's."""
+
+    async def get(self, session: str, verb: str) -> None:
+        self._ask(await self._find(session, verb), verb)
+
+    async def post(self, session: str, verb: str) -> None:
+        view = await self._find(session, verb)
+        desk, who = self.controller.desk, self.caller.name
+        try:
+            if verb == END:
+                await desk.end(view, who, "ended in the dashboard", END_GRACE_S)
+            else:
+                await desk.act(view, verb, {}, who)
+        except SingularityError as error:
+            self.set_status(error.http_status)
+            self._ask(await self.controller.find(view.id), verb, error.message)
+            return
+        self.redirect(self.link("log", session=view.id), status=303)
+
+    async def _find(self, session: str, verb: str) -> SessionView:
+        if verb not in SESSION_ASKS:
+            there = ", ".join(SESSION_ASKS)
+            raise NotFound(f"a session cannot be asked to '{verb}' here: there are {there}")
+        return await find_seen(self, session)
+
+    def _ask(self, view: SessionView, verb: str, refused: str = "") -> None:
+        self.show(
+            "ask_session.html",
+            view=view,
+            button=SESSION_ASKS[verb],
+            reason=render(view.why),
+            refused=refused,
+        )
+
+
+async def find_seen(page: Page, session: str) -> SessionView:
+    """Return a session that the caller of a page may see; those of others count as not there."""
+    view = await page.controller.find(session)
+    if page.caller.sees not in (None, view.user):
+        raise NotFound(f"there is no session {session}", session=session)
+    return view
+
+
 class Reopen(Page):
     """POST takes the end of a session back; what cannot be taken back is said."""
 
     async def post(self, session: str) -> None:
-        view = await self.controller.find(session)
-        if self.caller.sees not in (None, view.user):
-            raise NotFound(f"there is no session {session}", session=session)
+        view = await find_seen(self, session)
         await self.controller.desk.reopen(view, self.caller.name)
         self.redirect(self.link("sessions"), status=303)
 

@@ -25,6 +25,7 @@ def routes(services: Services, prefix: str) -> list[tuple[Any, ...]]:
         rf"{name}/(?P<verb>[a-z]+)": acts.ChangeNode,
         "sessions": views.ShowSessions,
         r"sessions/(?P<session>[^/]+)/reopen": acts.Reopen,
+        r"sessions/(?P<session>[^/]+)/(?P<verb>[a-z]+)": acts.ChangeSession,
         "queue": views.ShowQueue,
         "day": views.ShowDay,
         "usage": usage_views.ShowUsage,

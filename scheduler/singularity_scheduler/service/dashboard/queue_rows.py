@@ -1,4 +1,5 @@
-"""Who waits, in what order, why, and when it is expected; and sessions as rows of a table. Pure."""
+"""Who waits, in what order, why, and when it is expected; sessions as rows of a table, and what is
+offered to do with them. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ from singularity_scheduler.client.words import duration, size
 from singularity_scheduler.core.state.cluster import ClusterState
 from singularity_scheduler.core.values.model import SessionView
 from singularity_scheduler.core.values.requested import Tier
+from singularity_scheduler.core.values.states import DeviceState, ProcessState
 from singularity_scheduler.explain.estimate import estimate, waited_s
 from singularity_scheduler.explain.why import text
+from singularity_scheduler.model.buttons import CANCEL, Button
+from singularity_scheduler.model.verbs import BY_NAME
 from singularity_scheduler.service.schemas.documents import may_wait, queue_document, undo_document
 from singularity_scheduler.text.phrases import span
 
@@ -147,3 +151,24 @@ def session_row(state: ClusterState, view: SessionView, now: float) -> SessionRo
         stored,
         undo_document(view) is not None,
     )
+
+
+END = "end"
+SESSION_ASKS: dict[str, Button] = {
+    **{name: button for name in ("resume", "suspend", "park") if (button := BY_NAME[name].button)},
+    END: CANCEL,
+}
+"""What the page of a session offers, in order, in the words that JupyterLab has for it."""
+
+
+def list_offered(view: SessionView) -> list[str]:
+    """Return what makes sense for a session as it is; the scheduler has the last word."""
+    live = view.process_state is ProcessState.LIVE
+    away = view.device_state in (DeviceState.NONE, DeviceState.PARKED)
+    fits = {
+        "resume": view.held_back or view.process_state is ProcessState.SUSPENDED or (live and away),
+        "suspend": live,
+        "park": live and view.device_state is DeviceState.HELD,
+        END: not view.final,
+    }
+    return [verb for verb in SESSION_ASKS if fits[verb]]

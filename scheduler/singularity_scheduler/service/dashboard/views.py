@@ -13,12 +13,12 @@ from singularity_scheduler.service.operations.administer import clusters_documen
 from singularity_scheduler.service.operations.administer_nodes import node_document
 from singularity_scheduler.service.operations.archive import ACTIVE_WORDS
 from singularity_scheduler.service.schemas.documents import device_document
-from singularity_scheduler.text.reasons import render_duty
+from singularity_scheduler.text.reasons import render, render_duty
 
 from . import charts
 from .cluster_map import Only, cluster_map, square
 from .page import Page
-from .queue_rows import queue, session_row, waiting_by_tier
+from .queue_rows import SESSION_ASKS, list_offered, queue, session_row, waiting_by_tier
 from .series import TIERS
 
 SESSIONS_PER_PAGE = 50
@@ -193,12 +193,21 @@ class ShowLog(Page):
         self.show(
             "log.html",
             filters=filters,
+            subject=self._subject(filters.session),
             lines=lines,
             trouble=trouble,
             rules=sorted(RULES),
             first=at is None,
             following=following and checks.make_cursor(following, scope),
         )
+
+    def _subject(self, session: str) -> dict[str, Any] | None:
+        """The one session that is asked for and has not ended, with what can be done with it."""
+        view = self.controller.state.sessions.get(session)
+        if view is None or self.caller.sees not in (None, view.user):
+            return None
+        asks = [(verb, SESSION_ASKS[verb].label) for verb in list_offered(view)]
+        return {"view": view, "reason": render(view.why), "asks": asks}
 
 
 class ShowMetrics(Page):

@@ -52,8 +52,8 @@ def step_not_measured(step: str, node: str) -> str:
 
 
 def step_takes(step: str, usual_s: float, node: str, samples: int) -> str:
-    measured = f"{samples} measured"
-    return f"{_STEPS[step]} takes about {short(usual_s)} on node {node} ({measured})"
+    about = short(usual_s) if usual_s < 1 else f"about {short(usual_s)}"
+    return f"{_STEPS[step]} takes {about} on node {node} ({samples} measured)"
 
 
 def when_there_is_room(why: Said) -> str:
@@ -71,6 +71,10 @@ def devices_are_freed(holder: str, why: Said) -> str:
 def holder_is_idle(holder: str, keeps: Said) -> str:
     """`keeps`: what lets it keep its devices until then."""
     return f"{holder} is idle and others may take its devices after {keeps}, if it stays idle"
+
+
+def idle_gives_up(holder: str) -> str:
+    return f"{holder} is idle and gives its devices up at once"
 
 
 def had_them_for(limit_s: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from singularity_scheduler.client.words import duration, size
 from singularity_scheduler.text.meanings import PRECEDENCE
-from singularity_scheduler.text.phrases import count, holder, listed, needed, short
+from singularity_scheduler.text.phrases import count, holder, listed, needed, short, stored
 from singularity_scheduler.text.phrases import part as part_of
 from singularity_scheduler.text.said import Said
 
@@ -98,7 +98,7 @@ def goes_to_store() -> str:
 
 def is_in_checkpoint(name: str, stored_bytes: int, age_s: float) -> str:
     what = f"{size(stored_bytes)}, {duration(age_s)} old"
-    return f"everything of it is in checkpoint '{name}' ({what})"
+    return f"everything of it is in {stored(name)} ({what})"
 
 
 def is_in_memory(node: str, done: bool) -> str:

@@ -4,7 +4,7 @@ function for each code; its arguments are those of the code."""
 from __future__ import annotations
 
 from singularity_scheduler.client.words import duration, size
-from singularity_scheduler.text.phrases import attempt, count, duty, needed
+from singularity_scheduler.text.phrases import attempt, count, duty, needed, stored
 from singularity_scheduler.text.phrases import part as part_of
 from singularity_scheduler.text.said import Clauses, Said
 
@@ -31,7 +31,7 @@ def suspended(name: str, stored_bytes: int, ms: float, held_by: str | None) -> C
     back = "resume or the next request from its notebook brings it back"
     if held_by is not None:
         back = f"only resume brings it back, as {held_by} preempted it"
-    return (f"everything of it is in checkpoint '{name}' ({size(stored_bytes)}{took})", back)
+    return (f"everything of it is in {stored(name)} ({size(stored_bytes)}{took})", back)
 
 
 def hibernating(sentence: Said | str) -> Clauses:
@@ -54,7 +54,7 @@ def server_is_gone() -> str:
 
 
 def called(by: str, name: str | None) -> str:
-    where = f" from checkpoint '{name}'" if name is not None else ""
+    where = f" from {stored(name)}" if name is not None else ""
     return f"called back by {by}{where}"
 
 
@@ -83,8 +83,8 @@ def came_back(
     lost: tuple[str, ...],
     rolled_back: bool,
 ) -> Clauses:
-    checked = f", {'1 hash' if hashes == 1 else f'{hashes} hashes'} checked"
-    start = f"came back on node {node} from checkpoint '{name}'{checked}{attempt(number, attempts)}"
+    checked = ", contents checked" if hashes else ""
+    start = f"came back on node {node} from {stored(name)}{checked}{attempt(number, attempts)}"
     gone = (f"not brought back: {', '.join(lost)}",) if lost else ()
     if rolled_back:
         return (start, "what it did after that checkpoint is undone", *gone)
@@ -146,14 +146,14 @@ def makes_room(waiter: str, here: str, least: int, most: int) -> Clauses:
 def putting_back(by: str, name: str, discard: bool) -> Clauses:
     rest = "is given up" if discard else "is stored first, so this can be undone"
     return (
-        f"the device state of checkpoint '{name}' is put back for {by}",
+        f"the device state of {stored(name)} is put back for {by}",
         f"the present one {rest}",
     )
 
 
 def put_back(name: str, back: tuple[str, ...], lost: tuple[str, ...]) -> Clauses:
     return (
-        f"the device state of checkpoint '{name}' is back: {', '.join(back)}",
+        f"the device state of {stored(name)} is back: {', '.join(back)}",
         f"not brought back: {', '.join(lost)}",
     )
 
@@ -164,17 +164,17 @@ def not_put_back(sentence: str) -> str:
 
 def going_back(by: str, name: str, discard: bool) -> str:
     rest = "is given up" if discard else "is put into the store first, so this can be undone"
-    return f"going back to checkpoint '{name}' for {by}: its present state {rest}"
+    return f"going back to {stored(name)} for {by}: its present state {rest}"
 
 
 def forked(by: str, name: str, source: str, source_id: str) -> str:
-    return f"forked by {by} from checkpoint '{name}' of {source} ({source_id})"
+    return f"forked by {by} from {stored(name)} of {source} ({source_id})"
 
 
 def reopened(by: str, name: str, age_s: float, runs: bool) -> Clauses:
     then = "it goes on by itself" if runs else "resume, or opening its notebook, brings it back"
     return (
-        f"{by} took its end back: it is as of checkpoint '{name}', {duration(age_s)} old, and what "
+        f"{by} took its end back: it is as of {stored(name)}, {duration(age_s)} old, and what "
         "it did since is lost",
         then,
     )
@@ -219,7 +219,7 @@ def leaves_in_time(after: Said, in_s: float | None, name: str | None, age_s: flo
     if name is None:
         rest = "its variables are lost, because it has no checkpoint to go on from"
     else:
-        rest = f"it goes on from checkpoint '{name}', {duration(age_s)} old"
+        rest = f"it goes on from {stored(name)}, {duration(age_s)} old"
     return (*after.clauses, f"{gone}, {rest}")
 
 
@@ -255,7 +255,7 @@ def requeued_lost(node: str, here: str) -> str:
 
 
 def _from(name: str, age_s: float) -> str:
-    what = f"checkpoint '{name}', {duration(age_s)} old"
+    what = f"{stored(name)}, {duration(age_s)} old"
     return f"it goes on from {what}, and what it did since is lost"
 
 

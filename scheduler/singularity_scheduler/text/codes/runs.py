@@ -4,7 +4,7 @@ code; its arguments are those of the code."""
 from __future__ import annotations
 
 from singularity_scheduler.client.words import duration
-from singularity_scheduler.text.phrases import attempt, figure
+from singularity_scheduler.text.phrases import attempt, figure, stored
 from singularity_scheduler.text.phrases import part as part_of
 from singularity_scheduler.text.said import Clauses, Said
 
@@ -165,14 +165,14 @@ def ended_while_away() -> str:
 
 def ended_kept(after: Said, name: str, age_s: float, for_s: float) -> Clauses:
     """`name`: of the checkpoint that is kept; "": it has none of its own."""
-    what = f"checkpoint '{name}'" if name else "its newest checkpoint"
+    what = stored(name) if name else "its newest checkpoint"
     kept = f"is kept for {duration(for_s)}: reopen brings it back from there"
     return (*after.clauses, f"{what}, {duration(age_s)} old, {kept}")
 
 
 def ended_not_kept(after: Said, level: str | None, name: str) -> Clauses:
     """`level` and `name`: of the newest checkpoint without its process; None: there is none."""
-    kept = (f"its {level} state of checkpoint '{name}' is kept",) if level is not None else ()
+    kept = (f"its {level} state of {stored(name)} is kept",) if level is not None else ()
     none = "there is no checkpoint of its process, so this cannot be taken back"
     return (*after.clauses, none, *kept)
 
@@ -192,7 +192,7 @@ def _which(number: int, attempts: int) -> str:
 
 
 def attempt_from(number: int, attempts: int, name: str, age_s: float, how: Said) -> Clauses:
-    start = f"goes on from checkpoint '{name}', {duration(age_s)} old, because {how.head}"
+    start = f"goes on from {stored(name)}, {duration(age_s)} old, because {how.head}"
     return (f"{_which(number, attempts)} {start}", *how.clauses[1:])
 
 

@@ -41,6 +41,24 @@ export function groupOf(session: ISession): Group {
   return WAITING.has(session.state) ? 'waiting' : PAUSED.has(session.state) ? 'paused' : 'running';
 }
 
+/** How many sessions have devices, wait, rest and have ended: "1 with a device, 2 waiting". */
+export function countText(sessions: readonly ISession[], texts: ITexts): string {
+  const [held, waiting, ended] = [
+    (session: ISession) => !hasEnded(session) && session.devices.length > 0,
+    (session: ISession) => !session.devices.length && groupOf(session) === 'waiting',
+    hasEnded
+  ].map(fits => sessions.filter(fits).length) as [number, number, number];
+  const rest = sessions.length - held - waiting - ended;
+  return [
+    held ? texts._n('%1 with a device', '%1 with devices', held) : '',
+    waiting ? texts.__('%1 waiting', waiting) : '',
+    rest ? texts.__('%1 at rest', rest) : '',
+    ended ? texts.__('%1 ended', ended) : ''
+  ]
+    .filter(Boolean)
+    .join(', ');
+}
+
 export function groupWord(group: Group, texts: ITexts): string {
   switch (group) {
     case 'any':

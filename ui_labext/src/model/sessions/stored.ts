@@ -1,6 +1,6 @@
 import { count, isObject, text } from '../server/json';
 import { hasEnded, ICheckpoint, ISession, readCheckpoint } from './session';
-import { ageText, ITexts } from '../words/words';
+import { ageText, ITexts, moment } from '../words/words';
 
 /** A checkpoint as the list of them has it. */
 export interface IStored extends ICheckpoint {
@@ -29,9 +29,19 @@ export function readStored(value: unknown): IStored | null {
   };
 }
 
-/** The name of a checkpoint, or its id where it has none. */
-export function storedName(stored: ICheckpoint): string {
-  return stored.name || stored.id;
+/** The name of a checkpoint, or of when it is where it has none: at `now`, as people read it. */
+export function storedName(stored: ICheckpoint, now: number, texts: ITexts): string {
+  return (
+    stored.name || (stored.at === null ? stored.id : texts.__('of %1', moment(stored.at, now)))
+  );
+}
+
+/** Names of checkpoints to choose from, each with its age, and with its id where two read alike. */
+export function storedNames(all: readonly IStored[], now: number, texts: ITexts): string[] {
+  const names = all.map(each => `${storedName(each, now, texts)}, ${ageText(each.at, now, texts)}`);
+  return names.map((name, n) =>
+    names.indexOf(name) === names.lastIndexOf(name) ? name : `${name} (${all[n]?.id})`
+  );
 }
 
 /** What is in a checkpoint, as people read it. */

@@ -14,8 +14,8 @@ export type Verb =
   | 'tier'
   | 'restore'
   | 'fork'
-  | 'cancel'
-  | 'reopen';
+  | 'reopen'
+  | 'cancel';
 
 /** When a verb makes sense. */
 export type Condition =
@@ -41,12 +41,27 @@ export const VERBS: readonly Verb[] = [
   'tier',
   'restore',
   'fork',
-  'cancel',
-  'reopen'
+  'reopen',
+  'cancel'
 ];
 
 /** Those with a button on the card; the others are in its menu. */
 export const BUTTONS: readonly Verb[] = ['checkpoint', 'suspend', 'resume', 'reopen'];
+
+/** Those that a menu has a line above. */
+export const SECTION_STARTS: readonly Verb[] = ['migrate', 'restore', 'cancel'];
+
+/** Those that ask something before they are done. */
+export const ASKS: readonly Verb[] = [
+  'checkpoint',
+  'migrate',
+  'resize',
+  'keep',
+  'tier',
+  'restore',
+  'fork',
+  'cancel'
+];
 
 /** The keys that each verb takes. */
 export const KEYS: Record<Verb, readonly string[]> = {
@@ -60,8 +75,8 @@ export const KEYS: Record<Verb, readonly string[]> = {
   tier: ['tier'],
   restore: ['checkpoint', 'discard'],
   fork: ['checkpoint', 'name'],
-  cancel: [],
-  reopen: []
+  reopen: [],
+  cancel: []
 };
 
 /** When each verb is offered. */
@@ -76,8 +91,8 @@ export const OFFERED: Record<Verb, Condition> = {
   tier: 'notEnded',
   restore: 'returnable',
   fork: 'forkable',
-  cancel: 'notEnded',
-  reopen: 'reopenable'
+  reopen: 'reopenable',
+  cancel: 'notEnded'
 };
 
 /** The key that a person is asked for with a line of text, where it is missing. */
@@ -106,10 +121,10 @@ export function verbLabel(verb: Verb, texts: ITexts): string {
       return texts.__('Restore');
     case 'fork':
       return texts.__('Fork');
-    case 'cancel':
-      return texts.__('Cancel');
     case 'reopen':
       return texts.__('Take back');
+    case 'cancel':
+      return texts.__('End session');
   }
 }
 
@@ -122,6 +137,8 @@ export function commandLabel(verb: Verb, texts: ITexts): string {
       return texts.__('Change tier of session');
     case 'reopen':
       return texts.__('Take back the end of session');
+    case 'cancel':
+      return texts.__('End session');
     default:
       return texts.__('%1 session', verbLabel(verb, texts));
   }
@@ -152,10 +169,10 @@ export function verbCaption(verb: Verb, texts: ITexts): string {
       return texts.__('Go back to one of its checkpoints');
     case 'fork':
       return texts.__('Begin a second session where a checkpoint of this one is');
-    case 'cancel':
-      return texts.__('End it; its variables are lost, but for its newest checkpoint');
     case 'reopen':
       return texts.__('Take its end back: it is suspended again as of its newest checkpoint');
+    case 'cancel':
+      return texts.__('End it; its variables are lost, but for its newest checkpoint');
   }
 }
 

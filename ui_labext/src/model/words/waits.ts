@@ -1,5 +1,6 @@
 import { ISession } from '../sessions/session';
-import { ITexts } from './words';
+import { IStanding } from '../sessions/standing';
+import { duration, ITexts } from './words';
 
 /** States in which a cell that was run does not go on: it waits for a device, or its process is
  * in the store. */
@@ -31,4 +32,21 @@ export function cellsWait(session: ISession | null, texts: ITexts): string {
     default:
       return texts.__('Waits until the session is back: %1', session.reason);
   }
+}
+
+/** "you are next, about 3 min"; empty: nothing is known. */
+export function whenText(standing: IStanding | null, texts: ITexts): string {
+  if (!standing) {
+    return '';
+  }
+  const { place, highS } = standing;
+  const parts = [
+    place === 1 ? texts.__('you are next') : place ? texts.__('place %1 in the queue', place) : '',
+    highS === null
+      ? ''
+      : highS < 1
+        ? texts.__('within a second')
+        : texts.__('about %1', duration(highS, texts))
+  ];
+  return parts.filter(Boolean).join(', ');
 }

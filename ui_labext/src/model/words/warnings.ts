@@ -21,17 +21,17 @@ export function restoreText(
   now: number,
   texts: ITexts
 ): string {
-  const name = storedName(stored);
+  const name = stored.name ? `"${stored.name}"` : storedName(stored, now, texts);
   const age = ageText(stored.at, now, texts);
   if (!stored.restorable && stored.level === 'device') {
     return texts.__(
-      'Put the device state of checkpoint "%1" (%2) back? What is on its devices now is stored first. Python variables stay as they are.',
+      'Put the device state of checkpoint %1 (%2) back? What is on its devices now is stored first. Python variables stay as they are.',
       name,
       age
     );
   }
   const back = texts.__(
-    'Go back to checkpoint "%1" (%2)? Everything the session did since then is undone: variables, device state, the running cell.',
+    'Go back to checkpoint %1 (%2)? Everything the session did since then is undone: variables, device state, the running cell. Outputs in the notebook stay as they are.',
     name,
     age
   );

@@ -59,6 +59,15 @@ export function stateWord(state: string, texts: ITexts): string {
   return (Object.hasOwn(words, state) && words[state]?.()) || state;
 }
 
+/** Whether a notebook that is there runs a cell, which its state does not say; "": it does not
+ * matter. */
+export function activityText(session: ISession, texts: ITexts): string {
+  if (session.kind !== 'interactive' || !['running', 'ready'].includes(session.state)) {
+    return '';
+  }
+  return session.busy ? texts.__('busy') : texts.__('idle');
+}
+
 /** 1536 -> "1.5 KiB". */
 export function bytes(count: number): string {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];

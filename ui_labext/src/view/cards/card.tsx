@@ -3,7 +3,10 @@ import * as React from 'react';
 import { IProgress, ISession } from '../../model/sessions/session';
 import { ISample } from '../../model/server/usage';
 import { BUTTONS, isOffered, Verb, verbCaption, verbLabel } from '../../model/words/verbs';
+import { cardReason, IWhy } from '../../model/words/whys';
+import { stateMeaning } from '../../model/words/state_table';
 import {
+  activityText,
   checkpointText,
   ITexts,
   look,
@@ -44,8 +47,8 @@ function Progress(props: { progress: IProgress; texts: ITexts }): JSX.Element {
 /** One session: what it is, why, what it has, what one can do. */
 export function Card(props: {
   session: ISession;
-  /** Why it waits, with the estimate; "": its reason is all there is. */
-  why: string;
+  /** Why it waits, with the estimate; null: its reason is all there is. */
+  why: IWhy | null;
   samples: readonly ISample[];
   now: number;
   texts: ITexts;
@@ -62,7 +65,6 @@ export function Card(props: {
   const kind = session.kind === 'batch' ? texts.__('%1 batch', session.tier) : session.tier;
   const { part } = session;
   const nodes = part ? texts.__('%1 of %2 nodes', part.number + 1, part.parts) : '';
-  const reason = why || session.reason;
   return (
     <div
       className="jp-Singularity-card"
@@ -98,15 +100,18 @@ export function Card(props: {
       </div>
       <div className="jp-Singularity-line">
         <p className="jp-Singularity-facts">
-          <span className={`jp-Singularity-state jp-mod-${look(session.state).colour}`}>
+          <span
+            className={`jp-Singularity-state jp-mod-${look(session.state).colour}`}
+            title={stateMeaning(session.state, texts)}
+          >
             {stateWord(session.state, texts)}
           </span>
-          {` · ${[kind, nodes].filter(Boolean).join(' · ')}`}
+          {` · ${[kind, nodes, activityText(session, texts)].filter(Boolean).join(' · ')}`}
         </p>
         {session.devices.length > 0 && <Spark samples={samples} now={now} texts={texts} />}
       </div>
-      <p className="jp-Singularity-reason" title={reason}>
-        {reason}
+      <p className="jp-Singularity-reason" title={why?.sentence || session.reason}>
+        {cardReason(session, why, texts)}
       </p>
       <p className="jp-Singularity-devices" title={facts}>
         {facts}

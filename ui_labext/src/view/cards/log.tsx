@@ -10,7 +10,13 @@ import { Trouble } from '../trouble';
 /** Who is this near to the end, in px, sees new lines as they come. */
 const NEAR = 24;
 
+/** States of a session that has printed nothing, as it has not begun. */
+const BEFORE = new Set(['queued', 'starting']);
+
 function stateText(log: Log, session: ISession, texts: ITexts): string {
+  if (log.state === 'loading' && BEFORE.has(session.state)) {
+    return texts.__('It has not started yet; what it prints will be here.');
+  }
   if (log.state === 'loading') {
     return texts.__('asking the scheduler');
   }

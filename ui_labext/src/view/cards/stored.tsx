@@ -27,7 +27,7 @@ function Checkpoint(props: {
   actions: IStoredActions;
 }): JSX.Element {
   const { stored, session, now, texts, actions } = props;
-  const name = storedName(stored);
+  const name = storedName(stored, now, texts);
   const when = stored.at === null ? '' : moment(stored.at, now);
   const size = stored.storedBytes
     ? texts.__('%1, %2 in the store', bytes(stored.bytes), bytes(stored.storedBytes))
