@@ -220,9 +220,9 @@ def mark_damaged(draft: Draft, session: str, checkpoint: str, sentence: str) -> 
 
 def unproved(view: SessionView, before: float) -> list[CheckpointRef]:
     """Those made before that time of which nobody has tried yet whether they come back, oldest
-    first. Those of a set are none: nothing comes back from one of them alone."""
+    first. Each of a set is tried alone: what is proved never runs, so it meets no other part."""
     known = [c for c in view.checkpoints if c.at < before and not c.proof_at]
-    return [c for c in known if c.whole and not c.set_id]
+    return [c for c in known if c.whole]
 
 
 def stands_still(view: SessionView) -> bool:
