@@ -87,9 +87,17 @@ _OWN_FOLDERS = (sys.prefix, str(Path(__file__).resolve().parents[2]))
 _PGROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
 
 
+_SOURCE = Path(__file__).with_name("holder.cpp")
+
+
 def holder_program() -> Path:
     """The holder, built first if needed; raises `Unsupported` where it cannot be."""
-    return build.build_program(Path(__file__).with_name("holder.cpp"))
+    return build.build_program(_SOURCE)
+
+
+def find_holder() -> Path | None:
+    """Return the holder if it is built already."""
+    return build.find_program(_SOURCE)
 
 
 class NamespaceCapsule(Capsule):
@@ -454,6 +462,13 @@ def probe(keep: Sequence[str] = ()) -> tuple[NamespaceLauncher | None, str]:
     return None, f"capsules have no namespaces: {missing_right() or why}."
 
 
+def probe_sealed(holder: Path) -> str:
+    """Return why no capsule that leaves no trace (`CapsuleSpec.views`) can be made here, as a
+    clause; "": one can. Called by the doctor; runs `true` in one. Raises `CutShort`."""
+    own = os.geteuid() != 0
+    return missing_right() or ask_again(lambda: _try(holder, own, sealed=True))
+
+
 def _holder() -> Path:
     try:
         return holder_program()
@@ -463,16 +478,21 @@ def _holder() -> Path:
         raise
 
 
-def _try(holder: Path, user_namespace: bool) -> str:
+def _try(holder: Path, user_namespace: bool, *, sealed: bool = False) -> str:
     """ "" when a capsule can be started, else why not. Raises `CutShort`."""
-    with tempfile.TemporaryDirectory(prefix="capsule-") as folder:
+    with tempfile.TemporaryDirectory(prefix="capsule-") as made:
         report, write = os.pipe()
+        folder = os.path.realpath(made)  # a view is made of no path with links
         words = ["--report", str(write), "--log", f"{folder}/log", "--tmp", folder, "--shm"]
+        words += ["--cwd", "/", "--keep", folder]
+        if sealed:
+            os.mkdir(view := f"{folder}/view")
+            words += ["--writable", "--sealed", str(os.getpid()), "--view", view]
         if user_namespace:
             words.append("--user")
         try:
             done = run_probe(
-                [holder, "run", *words, "--cwd", "/", "--keep", folder, "--", "true"],
+                [holder, "run", *words, "--", "true"],
                 10,
                 env=stripped_environment({}),
                 stdout=subprocess.DEVNULL,

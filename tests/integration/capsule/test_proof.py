@@ -66,6 +66,14 @@ async def test_an_agent_that_is_not_root_proves_too(short_dir: Path) -> None:
     }
 
 
+async def test_this_machine_says_that_it_can_make_such_capsules() -> None:
+    """As the doctor asks; all others here make them."""
+    seen = Path("/proc/self/mountinfo")
+    mounts = await asyncio.to_thread(seen.read_text)
+    assert await asyncio.to_thread(namespace.probe_sealed, namespace.holder_program()) == ""
+    assert await asyncio.to_thread(seen.read_text) == mounts
+
+
 async def test_an_image_that_is_not_whole_is_told(tmp_path: Path) -> None:
     async with Places() as place:
         running = await place.python(BUSY)
