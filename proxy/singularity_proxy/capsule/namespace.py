@@ -1,4 +1,4 @@
-"""Capsules in a pid and mount namespace of their own: `NamespaceLauncher`.
+"""Capsules in a pid, mount and IPC namespace of their own: `NamespaceLauncher`.
 
 A process image needs it: every process must get its pid back at a restore, so the pids must be the
 capsule's own. It also keeps users apart: a capsule sees neither the processes nor the /tmp nor the
@@ -15,6 +15,8 @@ What is different inside, besides that:
   a worker which yields (sched_yield) the only core that it shares with its device proxy yields to
   nobody; it goes to sleep after the spin of `wire/ring.h` then. docs/explanation/capsules.md has
   the measured price.
+* System V semaphores, queues and shared memory are the capsule's own and end with it, so that it is
+  known whose they are: no process image holds them (`images/system_v.py`).
 * Pid 1 stops everything when the time is over that the agent gave the capsule (`lease_word`).
 * A uid that the agent gave out can become no other one (no_new_privs): setuid programs such as sudo
   do not work there, as they did not before for a uid without a password entry. A capsule of the
