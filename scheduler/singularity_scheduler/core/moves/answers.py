@@ -84,6 +84,9 @@ def note_suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
     if view is None or view.process_state is not ProcessState.SUSPENDING:
         return
     if _answers(view, event):
+        if event.damaged:
+            checkpoints.mark_damaged(draft, view.id, view.restore_from, event.sentence)
+            view = draft.get(view.id) or view
         _go_on_there(draft, view, event.sentence)
         gang_store.answered(draft, event.session)
 

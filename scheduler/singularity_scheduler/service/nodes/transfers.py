@@ -125,14 +125,20 @@ class Transfers:
                 )
                 return
             if self._awaits(action, ProcessState.SUSPENDING):
-                self._failed(action.session, error)
-                await self._report(
-                    ev.SuspendFailed(action.session, action.epoch, action.seq, error.message)
-                )
+                await self._report_not_stored(action, error)
                 if isinstance(error, NotFound):
                     self.unknown(action.node)
             return
         await self._report(ev.Suspended(action.session, action.epoch, action.seq, reference, ms))
+
+    async def _report_not_stored(
+        self, action: ev.Suspend | ev.Fence, error: SingularityError
+    ) -> None:
+        self._failed(action.session, error)
+        damaged = is_damage(error) and bool(_back_to(self._look(action.session)))
+        await self._report(
+            ev.SuspendFailed(action.session, action.epoch, action.seq, error.message, damaged)
+        )
 
     async def _published(self, action: ev.Suspend) -> CheckpointRef | None:
         """The checkpoint of a suspend whose answer was lost, if the store has it."""
@@ -233,10 +239,7 @@ class Transfers:
         except SingularityError as error:
             log.error("session %s: %s", action.session, error.message)
             if self._awaits(action, ProcessState.SUSPENDING):
-                self._failed(action.session, error)
-                await self._report(
-                    ev.SuspendFailed(action.session, action.epoch, action.seq, error.message)
-                )
+                await self._report_not_stored(action, error)
             return
         await self._report(ev.Fenced(action.session, action.epoch, action.seq, action.node))
 
