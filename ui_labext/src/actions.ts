@@ -14,7 +14,7 @@ import { IBack } from './model/sessions/back';
 import { otherTiers } from './model/words/choices';
 import { inWords, sentence } from './model/server/refused';
 import { ISession, otherSizes } from './model/sessions/session';
-import { canFork, canRestore, IStored, storedName } from './model/sessions/stored';
+import { canFork, canRestore, causeText, IStored, storedName } from './model/sessions/stored';
 import { OpenTiers } from './model/words/tiers';
 import { ASKED, askedText, KEEP_S, KEYS, Said, target, Verb, verbLabel } from './model/words/verbs';
 import { cancelText, restoreText } from './model/words/warnings';
@@ -268,8 +268,11 @@ export class Actions {
         this._trans.__('It has no checkpoint for this; nothing was done: store one first.')
       );
     }
-    const names = fitting.map(
-      each => `${storedName(each)}, ${ageText(each.at, Date.now(), this._trans)}`
+    const now = Date.now();
+    const names = fitting.map(each =>
+      [storedName(each), causeText(each, now, this._trans), ageText(each.at, now, this._trans)]
+        .filter(Boolean)
+        .join(', ')
     );
     const { button, value } = await InputDialog.getItem({
       title,

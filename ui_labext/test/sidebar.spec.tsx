@@ -28,6 +28,7 @@ const STORED = {
   stored_bytes: 2 ** 29,
   reason: '',
   damaged: null,
+  cause: '',
   proved_at: '2026-01-01T10:01:00Z',
   unproved: null,
   restorable: true
@@ -303,6 +304,26 @@ test('a checkpoint has its size, what is in it, and what can be done with it', a
   await page.do(() => page.button('Restore w').click());
   expect(asked).toEqual(['restore a1 c1', 'fork a1 c1', 'restore a1 c3']);
   expect(page.all('button').some(b => b.getAttribute('aria-label') === 'Fork w')).toBe(false);
+});
+
+test('a checkpoint without a name has what it was made for in its place', async () => {
+  sessions.replace([DOCUMENT]);
+  const made = ['restore', 'suspend', 'drain', 'move', 'periodic', 'unheard of'];
+  server.known = made.map(cause => stored({ id: cause, name: '', cause }));
+  server.known.push(stored({ id: 'named', cause: 'drain' }));
+  await showPanel();
+  await page.do(() => sidebar.show('a1', 'checkpoints'));
+  const names = page.all('.jp-Singularity-stored strong').map(x => x.textContent);
+  expect(names[1]).toMatch(/^suspended .*\d\d/);
+  names.splice(1, 1);
+  expect(names).toEqual([
+    'before restore',
+    'drain',
+    'before a move',
+    'by itself',
+    'without a name',
+    'before lr'
+  ]);
 });
 
 test('the list is asked for anew when there is another checkpoint', async () => {

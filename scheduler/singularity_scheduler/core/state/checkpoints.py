@@ -283,6 +283,7 @@ def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
             view.seq,
             name=event.name,
             level=event.level,
+            cause=cause_of(event),
         )
     )
 
@@ -292,6 +293,11 @@ def why_taken(event: ev.CheckpointAsked) -> tuple[Reason, str]:
     if event.due is not None:
         return event.due, "checkpoint.periodic"
     return move_reasons.checkpoint_asked(event.by), "user.checkpoint"
+
+
+def cause_of(event: ev.CheckpointAsked) -> str:
+    """What such a checkpoint is made for, one of `stored.CAUSES`."""
+    return "" if event.due is None else "periodic"
 
 
 def raise_unsupported(view: SessionView, trouble: str) -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from singularity_proxy.errors import (
@@ -269,7 +270,7 @@ class Transfers:
                 epoch=action.epoch,
                 seq=action.seq,
             )
-        reference = reference_of({"name": action.name or "", **answer})
+        reference = _taken(action, answer)
         await self._report(ev.CheckpointTaken(action.session, reference))
         return reference
 
@@ -297,7 +298,7 @@ class Transfers:
                         "gang goes on from another place; what was stored before is kept",
                         session=action.session,
                     )
-            return reference_of({"name": action.name or "", **storing.result()})
+            return _taken(action, storing.result())
         finally:
             storing.cancel()
 
@@ -328,7 +329,7 @@ class Transfers:
                 ) from None
             raise
         if answer["before"] is not None:
-            before = reference_of(answer["before"])
+            before = replace(reference_of(answer["before"]), cause="restore")
             await self._report(ev.CheckpointTaken(action.session, before))
         loss = loss_of(answer["loss"], action.checkpoint)
         await self._report(ev.ContentsBack(action.session, loss))
@@ -417,6 +418,12 @@ def reference_of(told: Json) -> CheckpointRef:
         incarnation=int(told.get("incarnation") or 1),
         reason=str(told.get("reason") or ""),
     )
+
+
+def _taken(action: ev.TakeCheckpoint, answer: Json) -> CheckpointRef:
+    """The checkpoint that an agent tells it has made for `action`."""
+    reference = reference_of({"name": action.name or "", **answer})
+    return replace(reference, cause=action.cause)
 
 
 def _back_to(view: SessionView | None) -> dict[str, str]:

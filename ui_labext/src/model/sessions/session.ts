@@ -36,6 +36,8 @@ export interface ICheckpoint {
   provedAt: number | null;
   /** Why it did not come back when that was tried; empty: it did, or nobody has tried. */
   unproved: string;
+  /** What it was made for, a word of the API; empty: somebody asked for it. */
+  cause: string;
 }
 
 /** With what the end of a session can be taken back. */
@@ -159,7 +161,8 @@ export function readCheckpoint(value: unknown): ICheckpoint | null {
     level: text(value.level),
     bytes: count(value.bytes),
     provedAt: time(value.proved_at),
-    unproved: text(value.unproved)
+    unproved: text(value.unproved),
+    cause: text(value.cause)
   };
 }
 

@@ -1,6 +1,6 @@
 import { count, isObject, text } from '../server/json';
 import { hasEnded, ICheckpoint, ISession, readCheckpoint } from './session';
-import { ageText, ITexts } from '../words/words';
+import { ageText, ITexts, moment } from '../words/words';
 
 /** A checkpoint as the list of them has it. */
 export interface IStored extends ICheckpoint {
@@ -32,6 +32,26 @@ export function readStored(value: unknown): IStored | null {
 /** The name of a checkpoint, or its id where it has none. */
 export function storedName(stored: ICheckpoint): string {
   return stored.name || stored.id;
+}
+
+/** What a checkpoint without a name was made for; empty: somebody asked for it. */
+export function causeText(stored: ICheckpoint, now: number, texts: ITexts): string {
+  switch (stored.name ? '' : stored.cause) {
+    case 'periodic':
+      return texts.__('by itself');
+    case 'restore':
+      return texts.__('before restore');
+    case 'move':
+      return texts.__('before a move');
+    case 'drain':
+      return texts.__('drain');
+    case 'suspend':
+      return stored.at === null
+        ? texts.__('suspended')
+        : texts.__('suspended %1', moment(stored.at, now));
+    default:
+      return '';
+  }
 }
 
 /** What is in a checkpoint, as people read it. */
