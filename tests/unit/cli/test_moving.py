@@ -159,9 +159,9 @@ def test_what_takes_long_is_waited_for_and_its_loss_is_told(
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"{FIRST} (nb1.ipynb) is ready: came back"
     assert [line.split("  ")[1] for line in out[1:]] == [
-        *("Level", "Came back", "Not brought back", "Rolled back", "Checked")
+        *("Rolled back", "Not brought back", "Came back", "Level", "Checked")
     ]
-    assert "1 open socket" in out[3]
+    assert "1 open socket" in out[2]
 
 
 def test_under_way() -> None:

@@ -83,7 +83,7 @@ function takenNotice(
   };
 }
 
-/** What came back, and what did not, at the session's last return from the store. */
+/** What was lost, and what came back, at the session's last return from the store. */
 function lossText(session: ISession, texts: ITexts): string {
   const { loss } = session;
   const back = loss?.back.length ? texts.__('Back: %1.', loss.back.join(', ')) : '';
@@ -91,7 +91,7 @@ function lossText(session: ISession, texts: ITexts): string {
     ? texts.__('Not back: %1.', loss.lost.join(', '))
     : texts.__('Nothing was lost.');
   const undone = loss?.rolledBack ? texts.__('What it did after the checkpoint is undone.') : '';
-  return [texts.__('Your session is back.'), back, lost, undone].filter(Boolean).join(' ');
+  return [texts.__('Your session is back.'), undone, lost, back].filter(Boolean).join(' ');
 }
 
 /** Whether somebody can prevent it by keeping the session alive. */
