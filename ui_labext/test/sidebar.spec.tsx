@@ -558,6 +558,7 @@ test('the end of a session is taken back on its card', async () => {
 test('with what an end can be taken back is read, and nothing is made up', () => {
   expect(sample({ undo_end: UNDO }).undo).toEqual({
     checkpoint: 'c1',
+    name: '',
     until: Date.UTC(2026, 0, 2, 10)
   });
   expect(sample({ undo_end: { ...UNDO, until: null } }).undo?.until).toBeNull();

@@ -44,6 +44,8 @@ export interface ICheckpoint {
 export interface IUndo {
   /** Id of a checkpoint. */
   checkpoint: string;
+  /** Its name; empty: none. */
+  name: string;
   /** Until when it is kept; null: as long as nobody deletes it. */
   until: number | null;
 }
@@ -170,7 +172,11 @@ function readUndo(value: unknown): IUndo | null {
   if (!isObject(value) || !text(value.checkpoint)) {
     return null;
   }
-  return { checkpoint: text(value.checkpoint), until: time(value.until) };
+  return {
+    checkpoint: text(value.checkpoint),
+    name: text(value.name),
+    until: time(value.until)
+  };
 }
 
 function readRun(value: unknown): IRun | null {
