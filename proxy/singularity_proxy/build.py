@@ -59,6 +59,7 @@ FLAGS = [
     "-DTORCH_API_INCLUDE_EXTENSION_H",
     "-ffile-prefix-map=.=singularity_proxy",  # torch says of each kernel in which file it is
 ]
+PROGRAM_FLAGS = ["-std=c++20", "-O2", "-g0", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"]
 LIBRARIES = ("torch_cpu", "torch_python", "c10")
 COMPILERS = ("g++", "c++", "clang++")
 SANITIZE = "SINGULARITY_SANITIZE"
@@ -211,14 +212,10 @@ def build_program(source: Path) -> Path:
     possible, because it starts faster and then asks nothing of a folder it may not see. Raises
     Unsupported with one sentence when it cannot be compiled here.
     """
-    options = ["-std=c++20", "-O2", "-g0", "-fno-exceptions", "-fno-rtti", "-Wall", "-Wextra"]
-    parts = [source, *sorted(source.parent.glob("*.h"))]
-    key = f"{platform.machine()} {' '.join(options)}\n".encode()
-    key += b"".join(part.read_bytes() for part in parts)
-    name = f"{source.stem}-{hashlib.blake2b(key, digest_size=10).hexdigest()}"
+    name = _program_name(source)
     if found := _find_file(name):
         return found
-    command = [*_compiler(), *options]
+    command = [*_compiler(), *PROGRAM_FLAGS]
     with _writable_folder() as folder, _lock(folder):
         if found := _find_file(name):
             return found
@@ -229,6 +226,18 @@ def build_program(source: Path) -> Path:
             except Unsupported:  # no static C library
                 _run([*command, *last])
         return folder / name
+
+
+def find_program(source: Path) -> Path | None:
+    """Return the program that `build_program` has made of `source`; None: not yet."""
+    return _find_file(_program_name(source))
+
+
+def _program_name(source: Path) -> str:
+    parts = [source, *sorted(source.parent.glob("*.h"))]
+    key = f"{platform.machine()} {' '.join(PROGRAM_FLAGS)}\n".encode()
+    key += b"".join(part.read_bytes() for part in parts)
+    return f"{source.stem}-{hashlib.blake2b(key, digest_size=10).hexdigest()}"
 
 
 def load() -> ModuleType:

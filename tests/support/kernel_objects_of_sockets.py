@@ -362,6 +362,47 @@ def system_v_memory() -> Check:
 
 
 @kind
+def system_v_memory_alone() -> Check:
+    """Nobody is attached to it, so that no process shows it."""
+    libc.shmat.restype = ctypes.c_void_p
+    id = libc.shmget(0, 4096, 0o1600)
+    assert id >= 0, os.strerror(ctypes.get_errno())
+
+    def check() -> None:
+        assert libc.shmat(id, None, 0) not in (None, ctypes.c_void_p(-1).value)
+        libc.shmctl(id, 0, None)
+
+    return check
+
+
+@kind
+def system_v_semaphores() -> Check:
+    id = libc.semget(0, 1, 0o1600)
+    assert id >= 0, os.strerror(ctypes.get_errno())
+    assert libc.semctl(id, 0, 16, 3) == 0  # SETVAL
+
+    def check() -> None:
+        same(libc.semctl(id, 0, 12), 3)  # GETVAL
+        libc.semctl(id, 0, 0)
+
+    return check
+
+
+@kind
+def system_v_queue() -> Check:
+    id = libc.msgget(0, 0o1600)
+    assert id >= 0, os.strerror(ctypes.get_errno())
+    assert libc.msgsnd(id, struct.pack("l4s", 1, b"data"), 4, 0) == 0
+
+    def check() -> None:
+        buffer = ctypes.create_string_buffer(64)
+        same(libc.msgrcv(id, buffer, 16, 0, 0), 4)
+        libc.msgctl(id, 0, None)
+
+    return check
+
+
+@kind
 def terminal_with_a_program() -> Check:
     pid, master = pty.fork()
     if pid == 0:

@@ -1,4 +1,5 @@
-"""Device proxies whose native code is built with the address and undefined-behaviour sanitizers."""
+"""Device proxies and holders of capsules whose native code is built with the address and
+undefined-behaviour sanitizers."""
 
 from __future__ import annotations
 
@@ -43,6 +44,15 @@ def environment() -> dict[str, str]:
         "handle_sigbus=0:detect_stack_use_after_return=0",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     }
+
+
+def build_holder(folder: Path) -> Path:
+    """Build the holder of capsules with the sanitizers, which end it at its first mistake."""
+    program = folder / "holder"
+    flags = ["-std=c++20", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    source = build.PACKAGE / "capsule/holder.cpp"
+    subprocess.run(["g++", *flags, str(source), "-o", str(program)], check=True)
+    return program
 
 
 def _library(name: str) -> str:

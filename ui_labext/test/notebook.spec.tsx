@@ -95,8 +95,8 @@ describe('the notice above a notebook', () => {
     const back = notice(away, sample({ loss })) ?? null;
     expect(back?.kind).toBe('returned');
     expect(back?.text).toBe(
-      'Your session is back: variables. Not as it was: a socket. ' +
-        'What it did after the checkpoint is undone.'
+      'Your session is back. What it did after the checkpoint is undone. ' +
+        'Not as it was: a socket. Back: variables.'
     );
     expect(notice(sample({ loss }), sample({ loss }), null, back)).toBeUndefined();
   });
@@ -110,7 +110,7 @@ describe('the notice above a notebook', () => {
     expect(way?.text).toMatch(/ It goes on by itself\.$/); // nobody has to run a cell for it
     const there = sample({ state: 'parked', loss });
     const back = notice(resuming, there, null, way) ?? null;
-    expect(back?.text).toBe('Your session is back: variables. Nothing was lost.');
+    expect(back?.text).toBe('Your session is back. Nothing was lost. Back: variables.');
     expect(notice(there, there, null, back)).toBeUndefined();
     const again = sample({ state: 'suspending', loss });
     expect(notice(there, again, null, back)?.kind).toBe('taken');
@@ -122,7 +122,7 @@ describe('the notice above a notebook', () => {
 
   test('of what came back is not true of the session that follows it', () => {
     const back = notice(sample({ state: 'resuming' }), live(RETURN)) ?? null;
-    expect(back?.text).toBe('Your session is back: 2 processes. Nothing was lost.');
+    expect(back?.text).toBe('Your session is back. Nothing was lost. Back: 2 processes.');
     const restarted = sample({ id: 'b2', state: 'ready', device_state: 'none', devices: [] });
     expect(notice(null, restarted, null, back)).toBeNull();
     expect(notice(null, sample({ id: 'b2' }), null, back)).toBeNull();

@@ -30,6 +30,7 @@ const STORED = {
   stored_bytes: 2 ** 29,
   reason: '',
   damaged: null,
+  cause: '',
   proved_at: '2026-01-01T10:01:00Z',
   unproved: null,
   restorable: true
@@ -367,6 +368,26 @@ test('a checkpoint has its size, what is in it, and what can be done with it', a
   expect(page.all('button').some(b => b.getAttribute('aria-label') === 'Fork w')).toBe(false);
 });
 
+test('a checkpoint without a name has what it was made for in its place', async () => {
+  sessions.replace([DOCUMENT]);
+  const made = ['restore', 'suspend', 'drain', 'move', 'periodic', 'unheard of'];
+  server.known = made.map(cause => stored({ id: cause, name: '', cause }));
+  server.known.push(stored({ id: 'named', cause: 'drain' }));
+  await showPanel();
+  await page.do(() => sidebar.show('a1', 'checkpoints'));
+  const names = page.all('.jp-Singularity-stored strong').map(x => x.textContent);
+  expect(names[1]).toMatch(/^suspended .*\d\d/);
+  names.splice(1, 1);
+  expect(names).toEqual([
+    'before restore',
+    'drain',
+    'before a move',
+    'by itself',
+    'without a name',
+    'before lr'
+  ]);
+});
+
 test('the list is asked for anew when there is another checkpoint', async () => {
   sessions.replace([DOCUMENT]);
   await showPanel();
@@ -610,6 +631,7 @@ test('the end of a session is taken back on its card', async () => {
 test('with what an end can be taken back is read, and nothing is made up', () => {
   expect(sample({ undo_end: UNDO }).undo).toEqual({
     checkpoint: 'c1',
+    name: '',
     until: Date.UTC(2026, 0, 2, 10)
   });
   expect(sample({ undo_end: { ...UNDO, until: null } }).undo?.until).toBeNull();

@@ -35,7 +35,7 @@ test('a state of a newer server is shown as it is', () => {
   expect(stateWord('constructor', TEXTS)).toBe('constructor');
 });
 
-test('devices, checkpoint and progress in words', () => {
+test('devices and checkpoints in words', () => {
   const now = Date.UTC(2026, 0, 1, 10, 5);
   expect(deviceText(sample(), TEXTS)).toBe('cpu:0');
   expect(deviceText(sample({ devices: [], virtual_devices: 2, state: 'waiting' }), TEXTS)).toBe(
@@ -49,6 +49,26 @@ test('devices, checkpoint and progress in words', () => {
   expect(checkpointText(stored({ name: 'good' }), now, TEXTS)).toBe('checkpoint stored: "good"');
   expect(checkpointText(stored({}), now, TEXTS)).toBe('checkpoint stored');
   expect(checkpointText(sample({ last_checkpoint: null }), now, TEXTS)).toBe('no checkpoint');
+});
+
+test('an ended session says where it can go back to', () => {
+  const now = Date.UTC(2026, 0, 1, 10, 5);
+  const said = (id: string, name: string) =>
+    checkpointText(
+      sample({
+        undo_end: { checkpoint: 'k1', name, until: null },
+        last_checkpoint: { id, name, at: '2026-01-01T10:00:00Z' }
+      }),
+      now,
+      TEXTS
+    );
+  expect(said('k1', 'good')).toBe('go back to "good", 5 min ago');
+  expect(said('k1', '')).toBe('go back to its checkpoint, 5 min ago');
+  // The newest one is another, which nothing comes back from.
+  expect(said('k2', '')).toBe('go back to its checkpoint');
+});
+
+test('progress in words', () => {
   const progress = { bytesDone: 1024, bytesTotal: 2048, rate: 512, etaS: 2 };
   expect(progressText(progress, TEXTS)).toBe('1.0 KiB of 2.0 KiB, 2 s left, 512 B/s');
 });

@@ -11,6 +11,7 @@ from typing import Any
 
 from singularity_scheduler.client.words import (
     age,
+    checkpoint_cause,
     checkpoint_note,
     kept,
     made_at,
@@ -67,6 +68,7 @@ def _checkpoint(status: Json, now: datetime) -> str:
     parts = [str(last.get("id", "")), ago(last.get("at"), now)]
     if last.get("name"):
         parts.insert(0, f"'{last['name']}'")
+    parts.append(checkpoint_cause(last, now))
     if last.get("bytes") is not None:
         parts.append(size(last["bytes"]))
     if last.get("level"):
@@ -157,6 +159,7 @@ def checkpoint_rows(stored: Sequence[Json], now: datetime) -> list[tuple[str, st
     for one in stored:
         parts = [
             str(one.get("id")) if one.get("name") else "",
+            checkpoint_cause(one, now),
             f"{one.get('level')} state",
             size(one.get("bytes") or 0),
             f"{size(one.get('stored_bytes') or 0)} stored",

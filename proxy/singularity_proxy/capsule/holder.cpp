@@ -6,7 +6,7 @@
 //   holder enter --pidfd FD [--user] [--sealed 1] [--uid N --gid N [--root [--own-files [--handles]]]] [--last-pid N]
 //                -- PROGRAM ARGUMENT...
 //
-// `run` is two processes. The inner one is pid 1 of a new pid and mount namespace: it reaps for ever
+// `run` is two processes. The inner one is pid 1 of a new pid, mount and IPC namespace: it reaps for ever
 // and ends when the main process (always pid kMainPid) has ended, whether it started that process or
 // CRIU restored it (`--idle`). The outer one stays in the namespaces of the caller and ends exactly
 // as the main process did: pid 1 could not, because it cannot be killed by a signal of its own. If
@@ -17,9 +17,9 @@
 // When that time is over pid 1 stops everything, and lets it go on when the agent has moved the time:
 // an agent that is dead or hangs cannot do it, and another node may start the session by then.
 //
-// `--sealed` is for a tree that must leave no trace (a checkpoint that is being proved): it has no network and
-// no IPC of the machine, everything is read-only but what is `--writable`, below each `--view` what is written
-// goes to memory and away, and all of it ends with the process PARENT. seal.h has these.
+// `--sealed` is for a tree that must leave no trace (a checkpoint that is being proved): it has no network of
+// the machine, everything is read-only but what is `--writable`, below each `--view` what is written goes to
+// memory and away, and all of it ends with the process PARENT. seal.h has these.
 //
 // `enter` runs a program (CRIU) in the namespaces of a holder, and can say from which pid on the
 // namespace goes on counting. With `--root` the program has the user's uid and yet all rights: to read
@@ -125,6 +125,11 @@ Options parse(char** words) {
     }
   }
   fail("options", EINVAL);
+}
+
+// System V objects belong to no process, so an IPC namespace of its own is what says whose they are.
+int namespaces(const Options& o) {
+  return CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | (o.user ? CLONE_NEWUSER : 0) | (o.sealed ? CLONE_NEWNET : 0);
 }
 
 bool write_file(const char* path, const char* text) {
@@ -400,8 +405,7 @@ void map_user(pid_t child) {
 [[noreturn]] void run(Options o) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) fail("socketpair");
-  const unsigned long flags =
-      CLONE_NEWPID | CLONE_NEWNS | (o.user ? CLONE_NEWUSER : 0) | (o.sealed ? seal::kNamespaces : 0) | SIGCHLD;
+  const unsigned long flags = static_cast<unsigned long>(namespaces(o)) | SIGCHLD;
   const pid_t inner = static_cast<pid_t>(syscall(SYS_clone, flags, nullptr, nullptr, nullptr, nullptr));
   if (inner < 0) fail("clone");
   if (inner == 0) {
@@ -439,8 +443,7 @@ void map_user(pid_t child) {
 }
 
 [[noreturn]] void enter(const Options& o) {
-  const int flags = CLONE_NEWPID | CLONE_NEWNS | (o.user ? CLONE_NEWUSER : 0);
-  if (setns(o.pidfd, flags | (o.sealed ? static_cast<int>(seal::kNamespaces) : 0))) fail("setns");
+  if (setns(o.pidfd, namespaces(o))) fail("setns");
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) fail("socketpair");
   const pid_t child = fork();

@@ -1,4 +1,4 @@
-"""Capsules in a pid and mount namespace of their own: `NamespaceLauncher`.
+"""Capsules in a pid, mount and IPC namespace of their own: `NamespaceLauncher`.
 
 A process image needs it: every process must get its pid back at a restore, so the pids must be the
 capsule's own. It also keeps users apart: a capsule sees neither the processes nor the /tmp nor the
@@ -15,6 +15,8 @@ What is different inside, besides that:
   a worker which yields (sched_yield) the only core that it shares with its device proxy yields to
   nobody; it goes to sleep after the spin of `wire/ring.h` then. docs/explanation/capsules.md has
   the measured price.
+* System V semaphores, queues and shared memory are the capsule's own and end with it, so that it is
+  known whose they are: no process image holds them (`images/system_v.py`).
 * Pid 1 stops everything when the time is over that the agent gave the capsule (`lease_word`).
 * A uid that the agent gave out can become no other one (no_new_privs): setuid programs such as sudo
   do not work there, as they did not before for a uid without a password entry. A capsule of the
@@ -87,9 +89,17 @@ _OWN_FOLDERS = (sys.prefix, str(Path(__file__).resolve().parents[2]))
 _PGROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
 
 
+_SOURCE = Path(__file__).with_name("holder.cpp")
+
+
 def holder_program() -> Path:
     """The holder, built first if needed; raises `Unsupported` where it cannot be."""
-    return build.build_program(Path(__file__).with_name("holder.cpp"))
+    return build.build_program(_SOURCE)
+
+
+def find_holder() -> Path | None:
+    """Return the holder if it is built already."""
+    return build.find_program(_SOURCE)
 
 
 class NamespaceCapsule(Capsule):
@@ -454,6 +464,13 @@ def probe(keep: Sequence[str] = ()) -> tuple[NamespaceLauncher | None, str]:
     return None, f"capsules have no namespaces: {missing_right() or why}."
 
 
+def probe_sealed(holder: Path) -> str:
+    """Return why no capsule that leaves no trace (`CapsuleSpec.views`) can be made here, as a
+    clause; "": one can. Called by the doctor; runs `true` in one. Raises `CutShort`."""
+    own = os.geteuid() != 0
+    return missing_right() or ask_again(lambda: _try(holder, own, sealed=True))
+
+
 def _holder() -> Path:
     try:
         return holder_program()
@@ -463,16 +480,21 @@ def _holder() -> Path:
         raise
 
 
-def _try(holder: Path, user_namespace: bool) -> str:
+def _try(holder: Path, user_namespace: bool, *, sealed: bool = False) -> str:
     """ "" when a capsule can be started, else why not. Raises `CutShort`."""
-    with tempfile.TemporaryDirectory(prefix="capsule-") as folder:
+    with tempfile.TemporaryDirectory(prefix="capsule-") as made:
         report, write = os.pipe()
+        folder = os.path.realpath(made)  # a view is made of no path with links
         words = ["--report", str(write), "--log", f"{folder}/log", "--tmp", folder, "--shm"]
+        words += ["--cwd", "/", "--keep", folder]
+        if sealed:
+            os.mkdir(view := f"{folder}/view")
+            words += ["--writable", "--sealed", str(os.getpid()), "--view", view]
         if user_namespace:
             words.append("--user")
         try:
             done = run_probe(
-                [holder, "run", *words, "--cwd", "/", "--keep", folder, "--", "true"],
+                [holder, "run", *words, "--", "true"],
                 10,
                 env=stripped_environment({}),
                 stdout=subprocess.DEVNULL,

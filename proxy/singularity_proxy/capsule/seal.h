@@ -19,8 +19,6 @@
 
 namespace seal {
 
-constexpr unsigned long kNamespaces = CLONE_NEWNET | CLONE_NEWIPC;
-
 // Room for what is written below all views together. CRIU copies a file whole that it opens for writing, and
 // a file that does not fit makes the proof impossible, not the checkpoint bad.
 constexpr char kViewOptions[] = "size=256m,mode=0700";

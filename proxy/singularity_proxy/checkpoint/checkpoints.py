@@ -196,6 +196,13 @@ class Checkpoints:
         reader = self._reader(summary, self._manifest(summary))
         return reader.verify(but=but, progress=progress, cancel=cancel, threads=threads)
 
+    def check_chunks(self, session: str, checkpoint: str | None = None) -> None:
+        """Raise DamagedCheckpoint when a chunk of a checkpoint is missing or has another length.
+        None is read but those that were found damaged before. Raises NotFound, KeyUnavailable."""
+        summary = self.find(session, checkpoint)
+        reader = self._reader(summary, self._manifest(summary))
+        reader.check_stored(self._sizes(), read_damaged(self.store, self._keys))
+
     # ---- removing --------------------------------------------------------------------------------
 
     def delete(
@@ -336,13 +343,16 @@ class Checkpoints:
         older = lambda: self._older(summary)  # noqa: E731
         return Reader(self.store, self._keys, codec, summary, manifest, older)
 
+    def _sizes(self) -> dict[str, int]:
+        """Id of a chunk -> its bytes, of all that the store has of this user."""
+        return {e.key.rpartition("/")[2]: e.size for e in self.store.list(self._keys.chunks)}
+
     def _older(self, summary: Summary) -> Summary | None:
         """The next older checkpoint whose chunks are all there and not known to be damaged."""
         complete = self.head(summary.session).complete
         ids = [c.id for c in complete]
         before = complete[: ids.index(summary.id)] if summary.id in ids else ()
-        bad = read_damaged(self.store, self._keys)
-        sizes = {e.key.rpartition("/")[2]: e.size for e in self.store.list(self._keys.chunks)}
+        bad, sizes = read_damaged(self.store, self._keys), self._sizes()
         for candidate in reversed(before):
             session = self._keys.session(candidate.session)
             try:

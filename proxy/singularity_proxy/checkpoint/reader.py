@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -140,6 +140,18 @@ class Reader:
         checked = self._each(numbers, one, cancel, threads)
         meter.finish()
         return checked
+
+    def check_stored(self, sizes: Mapping[str, int], doubted: Collection[str]) -> None:
+        """Raise DamagedCheckpoint when a chunk is not among `sizes` (id -> bytes in the store), or
+        with another size. Those that are `doubted` are read as well."""
+        chunks = self._manifest.chunks
+        for number, chunk in enumerate(chunks):
+            if chunk.id not in sizes:
+                raise self._damaged(number, "it is missing")
+            if sizes[chunk.id] != chunk.stored:
+                raise self._damaged(number, "its length is wrong")
+        read = [number for number, chunk in enumerate(chunks) if chunk.id in doubted]
+        self._each(read, lambda number, data: None, None, None)
 
     # ---- inside ----------------------------------------------------------------------------------
 

@@ -241,7 +241,7 @@ class CommandServer:
         reason = str(params.get("reason") or "ended by the scheduler")
         published, back_to = live.record.published, params.get("back_to")
         if isinstance(back_to, str) and live.record.alive:
-            await check_return(self._node, live, back_to)
+            await check_return(self._node, live, back_to, discards=True)
         elsewhere = params.get("keep") is True  # it goes on from the store
         code = await self._lifecycle.end(live, reason, float(grace_s), elsewhere=elsewhere)
         self._lifecycle.forget(live)

@@ -121,6 +121,26 @@ def made_at(checkpoint: str) -> str:
     return f"{year}-{month}-{day} {hour}:{minute}:{second} UTC"
 
 
+_CAUSES = {
+    "periodic": "by itself",
+    "restore": "before restore",
+    "move": "before a move",
+    "drain": "drain",
+    "suspend": "suspended",
+}
+
+
+def checkpoint_cause(stored: Mapping[str, Any], now: datetime) -> str:
+    """What a checkpoint of the API that has no name was made for: "before restore", "suspended
+    14:02". "" for one that somebody asked for, or that has a name."""
+    words, at = _CAUSES.get(str(stored.get("cause")), ""), parse_time(stored.get("at"))
+    if stored.get("name") or not words or at is None or stored["cause"] != "suspend":
+        return "" if stored.get("name") else words
+    then = at.astimezone()
+    day = "" if then.date() == now.astimezone().date() else f"{then:%b} {then.day} "
+    return f"{words} {day}{then:%H:%M}"
+
+
 def parse_time(text: object) -> datetime | None:
     """The moment of an ISO 8601 text; None for None and for what is none."""
     try:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jupyter_client.asynchronous import AsyncKernelClient
-from singularity_proxy.errors import ImageFailed
+from singularity_proxy.errors import DamagedCheckpoint, ImageFailed
 from support.agent import AgentBox
 from support.agent_kernels import NO_HISTORY, client_of, run, start_kernel
-from support.agent_moves import checkpoint, gone, resume, suspend
+from support.agent_moves import checkpoint, gone, listed, resume, suspend
 from support.capsules import needs_criu
 
 pytestmark = [needs_criu, pytest.mark.asyncio]
@@ -111,3 +112,48 @@ async def test_a_return_is_refused_while_the_session_still_runs() -> None:
             await gone(box, session)
         finally:
             client.stop_channels()
+
+
+def largest_chunk(box: AgentBox) -> Path:
+    chunks = [p for p in (box.root / "state/store").rglob("chunks/**/*") if p.is_file()]
+    return max(chunks, key=lambda path: path.stat().st_size)
+
+
+@pytest.mark.parametrize(("kind", "discard"), [("missing", False), ("flipped", True)])
+async def test_a_damaged_checkpoint_is_refused_while_the_session_still_runs(
+    kind: str, discard: bool
+) -> None:
+    """What is missing is seen without reading; all is read before a state is given up for it."""
+    async with AgentBox() as box:
+        session, info = await start_kernel(box, NO_HISTORY)
+        client = await client_of(info)
+        try:
+            made = await checkpoint(box, session, 1)
+            assert await run(client, "x = 7; print(x)") == "7\n"
+            path = largest_chunk(box)
+            if kind == "missing":
+                path.unlink()
+            else:
+                data = bytearray(path.read_bytes())
+                data[len(data) // 2] ^= 1
+                path.chmod(0o600)
+                path.write_bytes(data)
+            before = box.everything_of(session)
+            ends = {"session": session, "reason": "undone", "grace_s": 0.0, "keep": True}
+            leaving = (
+                box.call("session.end", back_to=made["id"], **ends)
+                if discard
+                else suspend(box, session, 1, seq=2, back_to=made["id"])
+            )
+            with pytest.raises(DamagedCheckpoint) as caught:
+                await leaving
+            said = caught.value.message
+            assert f"checkpoint {made['id']} of session {session} is damaged in " in said
+            assert said.endswith("; the session was not touched")
+            assert "\n" not in said
+            assert box.everything_of(session) == before
+            assert await run(client, "print(x)") == "7\n"
+            assert [one["id"] for one in await listed(box, session)] == [made["id"]]
+        finally:
+            client.stop_channels()
+        await box.end(session)

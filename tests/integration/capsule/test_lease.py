@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from singularity_proxy import build
 from singularity_proxy.capsule.images import image
 from singularity_proxy.capsule.lease_word import LeaseWord
 from singularity_proxy.capsule.namespace import NamespaceCapsule
@@ -20,6 +19,7 @@ from singularity_proxy.capsule.tree import state_of
 from singularity_scheduler.agent.rights.leases import boot_clock
 from support.capsules import Place, Places, needs_criu, needs_namespaces
 from support.processes import stop_process
+from support.sanitizer import build_holder
 
 pytestmark = needs_namespaces
 
@@ -221,11 +221,7 @@ async def test_the_user_cannot_reach_the_word() -> None:
 
 
 def test_a_sanitized_pid_1_makes_no_mistake(tmp_path: Path) -> None:
-    source = build.PACKAGE / "capsule/holder.cpp"
-    program = tmp_path / "holder"
-    flags = ["-std=c++20", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    command = ["g++", *flags, str(source), "-o", str(program)]
-    subprocess.run(command, check=True)
+    program = build_holder(tmp_path)
     word = LeaseWord(str(tmp_path / "lease"))
     lease, report = os.open(word.path, os.O_RDONLY), os.pipe()
     names = tmp_path / "errors"

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy.capsule import namespace
+from singularity_proxy.capsule.namespace import NamespaceLauncher
 from singularity_proxy.capsule.tree import is_stopped, namespace_of
 from singularity_proxy.errors import ImageFailed
-from support import kernel_objects, proofs
+from support import capsules, kernel_objects, proofs
 from support.capsules import Places, needs_criu
 from support.matrix import some_of
 from support.proofs import BUSY, Taken, fingerprint
+from support.sanitizer import build_holder
 from support.uids import needs_own_uids, run_without_root
 
 pytestmark = [needs_criu, pytest.mark.asyncio]
@@ -64,6 +66,38 @@ async def test_an_agent_that_is_not_root_proves_too(short_dir: Path) -> None:
         "frozen": True,
         "unchanged": True,
     }
+
+
+async def test_this_machine_says_that_it_can_make_such_capsules() -> None:
+    """As the doctor asks; all others here make them."""
+    seen = Path("/proc/self/mountinfo")
+    mounts = await asyncio.to_thread(seen.read_text)
+    assert await asyncio.to_thread(namespace.probe_sealed, namespace.holder_program()) == ""
+    assert await asyncio.to_thread(seen.read_text) == mounts
+
+
+async def test_a_sanitized_holder_makes_no_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where it seals a capsule nor where it lets CRIU in: it would have ended."""
+    program = await asyncio.to_thread(build_holder, tmp_path)
+    async with Places() as place:
+        running = await place.python(BUSY)
+        await place.logged("ready")
+        taken = Taken(place, tmp_path / "taken")
+        await taken.take(running)
+        await asyncio.to_thread(running.thaw)
+        user_namespace = running.user_namespace
+        launcher = NamespaceLauncher(program, user_namespace=user_namespace)
+        monkeypatch.setattr(capsules, "LAUNCHER", launcher)
+        monkeypatch.setattr(namespace, "holder_program", lambda: program)
+        capsule = await taken.sealed()
+        assert taken.rehearsal.views
+        assert os.readlink(f"/proc/{capsule.init.pid}/exe") == str(program)
+        await taken.prove(capsule)
+        assert capsule.watch.alive
+        await capsule.end(0)
+        assert await asyncio.to_thread(namespace.probe_sealed, program) == ""
 
 
 async def test_an_image_that_is_not_whole_is_told(tmp_path: Path) -> None:

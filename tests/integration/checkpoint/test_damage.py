@@ -74,6 +74,28 @@ def test_a_missing_chunk_is_found(stores: StoreBox, tmp_path: Path) -> None:
     assert caught.value.fields["older"] == first.id
 
 
+def test_what_is_not_there_is_found_without_reading_it(stores: StoreBox, tmp_path: Path) -> None:
+    box = stores.user()
+    first, second = two_checkpoints(box, tmp_path / "src")
+    box.check_chunks("s")
+    entry = chunk_entry(box, second, "different")
+    whole = box.store.get(entry.key)
+    box.store.put(entry.key, [whole[:-1]])
+    with pytest.raises(DamagedCheckpoint, match="its length is wrong") as caught:
+        box.check_chunks("s")
+    assert caught.value.fields["part"] == "different"
+    box.store.put(entry.key, [whole])
+    box.check_chunks("s")  # what was found damaged is read, and is not any more
+    flip(box, entry.key, -1)
+    with pytest.raises(DamagedCheckpoint):
+        box.check_chunks("s")
+    box.store.delete(entry.key)
+    with pytest.raises(DamagedCheckpoint, match="it is missing") as caught:
+        box.check_chunks("s")
+    assert caught.value.fields["older"] == first.id
+    box.check_chunks("s", first.id)
+
+
 def test_an_older_checkpoint_that_shares_the_damage_is_not_offered(
     folder_store: StoreBox, tmp_path: Path
 ) -> None:

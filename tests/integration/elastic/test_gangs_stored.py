@@ -180,3 +180,30 @@ async def test_torchrun_comes_back_with_its_rendezvous(
         await gang.resume(stored, gang.boxes[::-1])
         await gang.goes_on()
         await finish(gang, out, undisturbed)
+
+
+async def test_each_part_is_proved_alone_while_all_go_on(
+    out: Path, undisturbed: Numbers, tmp_path: Path
+) -> None:
+    """A proof needs no other part: nothing of it runs, so nobody meets."""
+    store = str(tmp_path / "store")
+    async with two_nodes(store, store) as gang:
+        await gang.start(ours(training(out, STEPS)))
+        await gang.attach()
+        await gang.goes_on()
+        async with gang.standing():
+            kept = await asyncio.gather(
+                *(
+                    checkpoint(box, session, gang.epoch, standing=True)
+                    for box, session in zip(gang.boxes, gang.sessions, strict=True)
+                )
+            )
+        await gang.goes_on()
+        told = await asyncio.gather(
+            *(
+                box.call("checkpoints.prove", session=session, user="alice", id=one["id"])
+                for box, session, one in zip(gang.boxes, gang.sessions, kept, strict=True)
+            )
+        )
+        assert [(one["proved"], one["why"]) for one in told] == [(True, ""), (True, "")]
+        await finish(gang, out, undisturbed)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from singularity_proxy.errors import BadRequest, Conflict, NoSpace, Unsupported
-from singularity_scheduler.service.nodes import gang_cuts
+from singularity_scheduler.service.nodes import gang_cuts, proofs
 from singularity_scheduler.service.nodes.gang_barrier import PartAt
 from support.scheduler_service import Platform, platform, until
 
@@ -244,3 +244,32 @@ async def test_a_set_is_kept_over_a_restart(tmp_path: Path, stands: list[list[st
         await p.start()
         await p.ready()
         assert [sets_of(p, sid) for sid in sessions] == before
+
+
+@pytest.mark.asyncio
+async def test_the_parts_of_a_set_are_proved_each_where_it_is(
+    tmp_path: Path, stands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proofs, "LOOK_S", 0.01)
+    monkeypatch.setattr(proofs, "SETTLED_S", -60.0)
+    controller = {"prove_every_s": 0.02}
+    async with platform(tmp_path, nodes=("n1", "n2"), controller=controller) as p:
+        sessions = await computing(p)
+        await p.client().checkpoint(sessions[0], "best")
+        for sid in sessions:
+            await until(lambda sid=sid: calls(p, "checkpoints.prove", sid), "proved by itself")
+        for sid in sessions:
+            where = [m for m, told in part_of(p, sid).calls if told.get("session") == sid]
+            assert "checkpoints.prove" in where, "on the node of its part"
+        await until(
+            lambda: all(
+                c.proved_at
+                for sid in sessions
+                for c in p.controller.state.sessions[sid].checkpoints
+            ),
+            "noted",
+        )
+        assert sets_of(p, sessions[0]) == sets_of(p, sessions[1]) != [""], "still one set"
+        for sid in sessions:
+            [stored] = await p.client().checkpoints(sid)
+            assert (bool(stored["proved_at"]), stored["unproved"]) == (True, None)

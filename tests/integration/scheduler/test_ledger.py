@@ -59,7 +59,7 @@ async def test_a_ledger_of_the_first_version_is_taken_over(place: str) -> None:
     engine = create_engine(parse(place))
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '0023'"))
-        for column in ("proof_at", "proof_fault"):
+        for column in ("proof_at", "proof_fault", "cause"):
             connection.execute(text(f"ALTER TABLE checkpoints DROP COLUMN {column}"))
     ledger = await Ledger.open(place)
     try:
@@ -73,7 +73,7 @@ async def test_a_ledger_of_the_first_version_is_taken_over(place: str) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("version", "whose"),
-    [("0022", "an unreleased version from before"), ("0025", "a newer version")],
+    [("0022", "an unreleased version from before"), ("0026", "a newer version")],
 )
 async def test_a_ledger_of_another_version_is_refused_and_stays_as_it_is(
     place: str, version: str, whose: str
@@ -97,7 +97,7 @@ async def test_a_ledger_of_another_version_is_refused_and_stays_as_it_is(
             await Ledger.open(place)
         said = caught.value.message
         assert f"was written by {whose}" in said
-        assert f"its tables are of version {version}, this one reads 0023 to 0024" in said
+        assert f"its tables are of version {version}, this one reads 0023 to 0025" in said
         assert "nothing was changed" in said
         assert everything() == before
     finally:
@@ -135,6 +135,7 @@ async def test_checkpoints_and_reports_come_back_as_they_were(place: str) -> Non
         assert view == world["a"]
         assert [c.id for c in view.checkpoints] == ["k1", "k2", "k3"]
         assert [c.proof_fault for c in view.checkpoints] == ["", "it is gone", ""]
+        assert [c.cause for c in view.checkpoints] == ["", "", "restore"]
         assert [c.proved_at is None for c in view.checkpoints] == [False, True, True]
         assert view.loss is not None
         assert (view.loss.lost, view.kernel_id, view.every_steps) == (

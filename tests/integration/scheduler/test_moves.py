@@ -11,6 +11,7 @@ import pytest
 from singularity_proxy.errors import (
     BadRequest,
     Conflict,
+    DamagedCheckpoint,
     Forbidden,
     ImageFailed,
     NoSpace,
@@ -178,6 +179,54 @@ async def test_a_return_that_cannot_be_is_refused_before_the_session_leaves(
         await client.suspend(session)
         [*_, asked] = [c for a in p.agents.values() for m, c in a.calls if m == "session.suspend"]
         assert "back_to" not in asked, "it is on its way nowhere"
+
+
+@pytest.mark.parametrize(("discard", "method"), [(False, "session.suspend"), (True, "session.end")])
+@pytest.mark.asyncio
+async def test_a_checkpoint_that_is_found_damaged_before_the_session_leaves_is_marked(
+    discard: bool, method: str, tmp_path: Path
+) -> None:
+    async with two(tmp_path) as p:
+        client = p.client()
+        session = await p.holder(name="a")
+        await client.checkpoint(session, "older")
+        await client.checkpoint(session, "newer")
+        agent = p.agents[(await p.controller.find(session)).node]
+        why = "checkpoint k0002 is damaged in image/pages-1.img: it is missing"
+        agent.refuse[method] = DamagedCheckpoint(why)
+        with pytest.raises(DamagedCheckpoint, match="it is missing"):
+            await client.restore(session, "newer", discard=discard)
+        goes_on = await client.get_session(session)
+        assert (goes_on["state"], goes_on["incarnation"]) == ("running", 1)
+        known = {c["name"]: c for c in await client.checkpoints(session)}
+        assert known["newer"]["damaged"] == why
+        assert [name for name, c in known.items() if c["restorable"]] == ["older"]
+        with pytest.raises(Conflict, match="'older'"):
+            await client.restore(session, "newer")
+        back = await client.restore(session, "older")
+        assert (back["state"], back["incarnation"]) == ("running", 2)
+
+
+@pytest.mark.asyncio
+async def test_of_two_returns_at_once_one_is_done_and_the_other_refused(tmp_path: Path) -> None:
+    async with two(tmp_path) as p:
+        client = p.client()
+        session = await p.holder(name="a")
+        for name in ("one", "two"):
+            await client.checkpoint(session, name)
+        told = await asyncio.gather(
+            *(client.restore(session, name) for name in ("one", "two")), return_exceptions=True
+        )
+        [back] = [one for one in told if isinstance(one, dict)]
+        [refused] = [one for one in told if not isinstance(one, dict)]
+        assert isinstance(refused, Conflict)
+        assert refused.message.startswith("alice/a is ")
+        assert "\n" not in refused.message
+        assert (back["state"], back["incarnation"]) == ("running", 2)
+        calls = [c for agent in p.agents.values() for m, c in agent.calls if m == "session.resume"]
+        assert len(calls) == 1, "nothing came back twice"
+        now = await client.get_session(session)
+        assert (now["state"], now["incarnation"]) == ("running", 2)
 
 
 @pytest.mark.asyncio

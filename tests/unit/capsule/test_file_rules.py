@@ -16,7 +16,7 @@ from singularity_proxy.capsule.files.kinds import (
     kind_of,
     parse_locks,
 )
-from singularity_proxy.capsule.files.reconcile import classify
+from singularity_proxy.capsule.files.reconcile import Plan, Reconciled, Told, classify
 from singularity_proxy.capsule.files.record import Descriptor, OpenFile
 from singularity_proxy.capsule.files.rules import RULES, Action, FileClass, Found, Way, decide
 
@@ -32,6 +32,22 @@ WRITES = set(FileClass) - MEMORY - {FileClass.READ}
 def test_the_table_is_complete() -> None:
     for file_class, found, way, foreign in EVERY:
         assert decide(file_class, found, way, foreign=foreign) in Action
+
+
+def test_what_a_person_lost_is_told_first() -> None:
+    order = [
+        Told("/1", FileClass.TRANSACTION, Found.CHANGED, Action.SEVER, Way.ROLLBACK),
+        Told("/2", FileClass.APPENDED, Found.MISSING, Action.ANEW, Way.ROLLBACK),
+        Told("/3", FileClass.IN_PLACE, Found.CHANGED, Action.SEVER, Way.ROLLBACK),
+        Told("/4", FileClass.CONTAINER, Found.CHANGED, Action.SEVER, Way.ROLLBACK),
+        Told("/5", FileClass.IN_PLACE, Found.CHANGED, Action.READ, Way.ROLLBACK),
+        Told("/6", FileClass.READ, Found.SAME, Action.KEEP, Way.ROLLBACK, unlocked=True),
+        Told("/7", FileClass.APPENDED, Found.LONGER, Action.CUT, Way.ROLLBACK, copy="/copy"),
+        Told("/8", FileClass.APPENDED, Found.CHANGED, Action.END, Way.ROLLBACK),
+    ]
+    told = [order[number] for number in (7, 6, 5, 4, 2, 3, 1, 0)]
+    said = Reconciled(told, Plan()).sentences()
+    assert said == [one.sentence() for one in order]
 
 
 def test_only_a_rollback_without_others_cuts_and_only_what_merely_grew() -> None:

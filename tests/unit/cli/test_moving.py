@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -10,7 +11,12 @@ from singularity_scheduler.cli.framework.base import ServiceApp
 from singularity_scheduler.cli.framework.completing_words import earlier_words
 from singularity_scheduler.cli.look import checkpoints
 from singularity_scheduler.cli.look.board import Board
-from singularity_scheduler.cli.look.views import cannot_store, progress_text, speed
+from singularity_scheduler.cli.look.views import (
+    cannot_store,
+    checkpoint_table,
+    progress_text,
+    speed,
+)
 from singularity_scheduler.cli.moves import (
     checkpoint,
     fork,
@@ -154,9 +160,9 @@ def test_what_takes_long_is_waited_for_and_its_loss_is_told(
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"{FIRST} (nb1.ipynb) is ready: came back"
     assert [line.split("  ")[1] for line in out[1:]] == [
-        *("Level", "Came back", "Not brought back", "Rolled back", "Checked")
+        *("Rolled back", "Not brought back", "Came back", "Level", "Checked")
     ]
-    assert "1 open socket" in out[3]
+    assert "1 open socket" in out[2]
 
 
 def test_under_way() -> None:
@@ -194,6 +200,13 @@ def test_the_table_of_checkpoints(double: Double, capsys: Captured) -> None:
     assert checkpoints.main(["--delete", "x"]) == 64
     assert checkpoint.main([FIRST, " "]) == 64
     assert restore.main([FIRST]) == 64
+
+
+def test_what_a_checkpoint_was_made_for_stands_in_brackets() -> None:
+    now = datetime(2026, 11, 21, 10, 5, tzinfo=timezone.utc)
+    kept = [stored(1, cause="restore"), stored(2, cause="drain", name="mine"), stored(3)]
+    lines = checkpoint_table(kept, now, True, "").rows
+    assert [line[0] for line in lines] == ["(before restore)", "mine", ""]
 
 
 def test_completion_of_checkpoints() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,25 @@ def test_a_checkpoint_says_whether_it_comes_back() -> None:
     ):
         [(word, text)] = checkpoint_rows([{**one, **more}], NOW)
         assert (word, text) == ("good", f"k1, process state, 1 B, 1 B stored{said}")
+
+
+def test_a_checkpoint_without_a_name_says_what_it_was_made_for() -> None:
+    one = {"id": "k1", "name": "", "level": "process", "bytes": 1, "stored_bytes": 1}
+    then = NOW - timedelta(hours=1)
+    for cause, said in (
+        ("", ""),
+        ("periodic", "by itself, "),
+        ("restore", "before restore, "),
+        ("move", "before a move, "),
+        ("drain", "drain, "),
+        ("suspend", f"suspended {then.astimezone():%H:%M}, "),
+    ):
+        [(word, text)] = checkpoint_rows([{**one, "at": then.isoformat(), "cause": cause}], NOW)
+        assert (word, text) == ("k1", f"{said}process state, 1 B, 1 B stored, 1 h ago")
+    older = {**one, "at": "2026-03-02T10:00:00Z", "cause": "suspend"}
+    assert checkpoint_rows([older], NOW)[0][1].startswith("suspended Mar ")
+    [(word, text)] = checkpoint_rows([{**older, "name": "mine"}], NOW)
+    assert (word, text.split(", ")[1]) == ("mine", "process state")
 
 
 def test_the_last_checkpoint_says_whether_it_comes_back() -> None:

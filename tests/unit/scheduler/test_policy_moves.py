@@ -67,7 +67,7 @@ def test_suspend_takes_everything_and_frees_the_devices_only_then() -> None:
     reference = whole("k1", name="before lunch")
     world.do(ev.Suspended("a", action.epoch, action.seq, reference, 2100.0))
     assert (world["a"].word, world["a"].devices) == ("suspended", ())
-    assert world["a"].last_checkpoint == reference
+    assert world["a"].last_checkpoint == replace(reference, cause="suspend")
     assert reads(world["a"]) == (
         "everything of it is in checkpoint 'before lunch' (1 GiB in 2.1 s); resume or the next "
         "request from its notebook brings it back"
@@ -605,6 +605,30 @@ def test_retention_keeps_names_the_newest_and_what_is_needed() -> None:
     world.do(ev.EndAsked("a", "alice"))
     world.answer()
     assert world.state.sessions == {}
+
+
+def test_a_checkpoint_says_what_it_was_made_for() -> None:
+    world = two_nodes()
+    world.holding("a")
+    world.do(ev.SuspendAsked("a", "alice"))
+    world.answer()
+    world.do(ev.ResumeAsked("a", "alice", node="n1"))
+    world.answer()
+    world.do(ev.MigrateAsked("a", "alice", node="n2"))
+    world.answer()
+    world.do(ev.RestoreAsked("a", "alice", world["a"].checkpoints[0].id))
+    world.answer()
+    world.do(ev.SuspendAsked("a", "alice", "mine"))
+    world.answer()
+    causes = [(c.name, c.cause) for c in world["a"].checkpoints]
+    assert causes == [("", "suspend"), ("", "move"), ("", "restore"), ("mine", "suspend")]
+    world.holding("b")
+    world.do(ev.CheckpointAsked("b", "alice"))
+    world.do(
+        ev.CheckpointAsked("b", "the scheduler", due=checkpoints.due(world["b"], 1e9, 1, 0, 0))
+    )
+    actions = [a for a in world.pending if isinstance(a, ev.TakeCheckpoint)]
+    assert [a.cause for a in actions] == ["", "periodic"]
 
 
 def test_when_a_checkpoint_is_due_by_itself() -> None:

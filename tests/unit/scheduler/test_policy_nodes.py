@@ -191,6 +191,14 @@ def test_force_ends_what_cannot_be_stored_at_the_deadline_and_says_so():
     assert duty(world, "n1") is NodeDuty.DRAINED
 
 
+def test_a_checkpoint_of_who_leaves_a_drained_node_says_so():
+    world = nodes(1, 1)
+    world.holding("a")
+    tell(world, "n1", DutyEvent.DRAIN)
+    world.answer()
+    assert [c.cause for c in world["a"].checkpoints] == ["drain"]
+
+
 def test_a_store_that_fails_is_tried_again_later():
     world = nodes(1, 1)
     world.holding("a")

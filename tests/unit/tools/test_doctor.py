@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
+from singularity_proxy.capsule import namespace
 from singularity_proxy.capsule.images.criu import Criu
 from singularity_scheduler.cli.local import doctor
 
@@ -102,6 +104,77 @@ def test_criu_that_does_not_work_is_degraded(monkeypatch: pytest.MonkeyPatch) ->
     assert doctor.check_criu().state == "degraded"
     monkeypatch.setattr(doctor.criu, "probe", lambda: Criu(False, None, None, "None here."))
     assert doctor.check_criu().state == "missing"
+
+
+def holder_that_says(folder: Path, line: str, code: int = 0) -> Path:
+    """A holder that reports `line` to whoever started it."""
+    program = folder / "holder"
+    find = 'while [ "$1" != --report ]; do shift; done'
+    program.write_text(f"#!/bin/sh\n{find}\necho '{line}' >/proc/self/fd/$2\nexit {code}\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "state", "sentence"),
+    [
+        ("init 5", 0, "ok", "Checkpoints can be proved here, in capsules that leave no trace."),
+        (
+            f"error clone {errno.EPERM}",
+            125,
+            "missing",
+            "No checkpoint can be proved here, because no capsule that leaves no trace can be "
+            "made: 'clone' is refused here (Operation not permitted).",
+        ),
+        (
+            f"error view {errno.ENODEV}",
+            125,
+            "missing",
+            "No checkpoint can be proved here, because no capsule that leaves no trace can be "
+            "made: 'view' is refused here (No such device).",
+        ),
+        (
+            f"error clone {errno.ENOMEM}",
+            125,
+            "degraded",
+            "Whether checkpoints can be proved here could not be found out: 'clone' failed "
+            "(Cannot allocate memory).",
+        ),
+    ],
+)
+def test_whether_checkpoints_can_be_proved(
+    line: str,
+    code: int,
+    state: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    works = Criu(True, "/usr/sbin/criu", "4.2", "It works.")
+    monkeypatch.setattr(doctor.criu, "probe", lambda: works)
+    monkeypatch.setattr(namespace, "missing_right", lambda: "")
+    monkeypatch.setattr(namespace, "ask_again", lambda probe: probe())
+    holder = holder_that_says(tmp_path, line, code)
+    monkeypatch.setattr(namespace, "find_holder", lambda: holder)
+    check = doctor.check_proofs()
+    assert (check.state, check.sentence, check.required) == (state, sentence, False)
+
+
+def test_no_proofs_without_criu_a_holder_or_a_right(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor.criu, "probe", lambda: Criu(False, None, None, "None here."))
+    assert doctor.check_proofs().sentence == "No checkpoint can be proved here: None here."
+    monkeypatch.setattr(doctor.criu, "probe", lambda: Criu(True, "criu", "4.2", "It works."))
+    monkeypatch.setattr(doctor.build, "cache_folders", lambda: [tmp_path])
+    check = doctor.check_proofs()
+    assert (check.state, "--program capsule/holder.cpp" in check.sentence) == ("degraded", True)
+    assert list(tmp_path.iterdir()) == [], "nothing is built"
+    monkeypatch.setenv("CXX", "/nonexistent/c++")
+    assert doctor.check_proofs().state == "missing"
+    monkeypatch.setattr(namespace, "find_holder", lambda: tmp_path / "holder")
+    monkeypatch.setattr(namespace, "missing_right", lambda: "root has no CAP_SYS_ADMIN here")
+    assert doctor.check_proofs().sentence.endswith("made: root has no CAP_SYS_ADMIN here.")
 
 
 @pytest.mark.root

@@ -73,6 +73,12 @@ class Told:
     foreign: bool = False
     unlocked: bool = False
 
+    @property
+    def rank(self) -> int:
+        """The lower, the more a person misses it; a transaction that is given up comes first."""
+        gave_up = self.file_class is FileClass.TRANSACTION and self.action is Action.SEVER
+        return 0 if gave_up else 1 + _RANKS.index(self.action)
+
     def sentence(self) -> str:
         how = _HOW[self.found]
         match self.action:
@@ -112,6 +118,9 @@ class Told:
             return f"{self.path} {how} after the checkpoint; the session goes on at its end"
         return f"{self.path} {how} after the checkpoint and is left so"
 
+
+_RANKS = [Action.ANEW, Action.SEVER, Action.READ, Action.KEEP, Action.ASIDE, Action.CUT, Action.END]
+"""From what is gone, or cannot be used as it was, to what only has more in it now."""
 
 _HOW = {
     Found.SAME: "is as it was",
@@ -168,7 +177,8 @@ class Reconciled:
     plan: Plan
 
     def sentences(self) -> list[str]:
-        return [one.sentence() for one in self.told]
+        """What became of each, what a person misses most first."""
+        return [one.sentence() for one in sorted(self.told, key=lambda one: one.rank)]
 
 
 def reconcile(

@@ -16,6 +16,7 @@ from singularity_proxy.errors import ImageFailed
 
 from .format import VARINT, fields, messages
 from .io_rings import with_io_ring
+from .system_v import find_objects
 
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 _PID, _THREADS = 1, 5
@@ -32,6 +33,12 @@ def check_tree(capsule: NamespaceCapsule) -> None:
     ring = with_io_ring(inside)
     if ring is not None:
         raise _refused(f"its process {_name(ring, inside[ring])} uses io_uring")
+    try:
+        objects = find_objects(capsule)
+    except OSError as error:
+        raise _refused(f"its System V objects cannot be looked at ({error})") from None
+    if objects:
+        raise _refused(f"it has {objects} (ipcs shows it), which no image holds")
     main = capsule.main()
     below = {main, *(m.identity for m in descendants(main))} if main else set()
     for member in capsule.members():

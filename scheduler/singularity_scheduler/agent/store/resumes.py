@@ -567,7 +567,7 @@ def _loss(
     rolled_back = _rolls_back(request, summary)
     # The one to the relay is made again, and nothing on it is lost.
     others = [one for one in opened.tcp if one.remote != told["tunnel"]]
-    lost = [*replace(opened, tcp=others).lost(), *reconciled.sentences()]
+    lost = [*reconciled.sentences(), *replace(opened, tcp=others).lost()]
     if rolled_back:
         at = datetime.fromisoformat(summary.at)
         lost.insert(0, f"what the session did after {at:%Y-%m-%d %H:%M:%S} UTC")

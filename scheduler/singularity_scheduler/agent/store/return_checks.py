@@ -13,6 +13,7 @@ from singularity_proxy.capsule.files import record as open_files
 from singularity_proxy.capsule.files.rules import Way
 from singularity_proxy.capsule.namespace import NamespaceCapsule
 from singularity_proxy.capsule.sockets import socket_inodes
+from singularity_proxy.checkpoint.checkpoints import Checkpoints
 from singularity_proxy.checkpoint.manifest import Summary
 from singularity_proxy.errors import NoSpace, SingularityError
 
@@ -26,9 +27,12 @@ _IN_FOLDER, _IN_MEMORY = ("image", "scratch", "record"), ("device", "ring")
 """The kinds of parts, by where a resume puts them."""
 
 
-async def check_return(node: Node, live: LiveSession, checkpoint: str) -> None:
+async def check_return(
+    node: Node, live: LiveSession, checkpoint: str, *, discards: bool = False
+) -> None:
     """Raise `SingularityError` when `checkpoint` of the session cannot come back on this node: its
-    machine, torch, libraries, files, ports or room. Nothing is changed."""
+    chunks, machine, torch, libraries, files, ports or room. Nothing is changed. `discards`: what
+    the session is now is given up for it, so all of it is read, and not only looked for."""
     record = live.record
     request = ResumeRequest(
         session=record.session,
@@ -49,6 +53,14 @@ async def check_return(node: Node, live: LiveSession, checkpoint: str) -> None:
         summary, told = await Resumer(node).look(request)
         await asyncio.to_thread(_check_room, node, live, summary)
         await asyncio.to_thread(_check_opened, node, live, told)
+
+        def check(box: Checkpoints) -> None:
+            if discards:
+                box.verify(record.session, summary.id)
+            else:
+                box.check_chunks(record.session, summary.id)
+
+        await node.stores.call(record.user, check)
     except SingularityError as error:
         error.message += "; the session was not touched"
         raise

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from singularity_proxy import build
+from singularity_proxy.capsule import namespace
 from singularity_proxy.capsule.images import criu
 from singularity_proxy.errors import SingularityError
+from singularity_proxy.probes import CutShort
 
 from singularity_scheduler import compiled
 from singularity_scheduler.cli.framework.base import ReportApp
@@ -227,6 +229,42 @@ def check_criu() -> Check:
     )
 
 
+def check_proofs() -> Check:
+    """Whether a checkpoint can be proved: brought back in a capsule that leaves no trace."""
+    found = criu.probe()
+    if not found.ok:
+        return Check("proofs", "missing", f"No checkpoint can be proved here: {found.reason}")
+    holder = namespace.find_holder()
+    if holder is None and _compiler() is None:
+        return Check(
+            "proofs",
+            "missing",
+            "No checkpoint can be proved here: the holder of capsules is not built, and there is "
+            "no compiler to do it.",
+        )
+    if holder is None:
+        return Check(
+            "proofs",
+            "degraded",
+            "Whether checkpoints can be proved here is seen when the holder of capsules is built, "
+            "by the first node agent "
+            "(python -m singularity_proxy.build --program capsule/holder.cpp does it now).",
+        )
+    try:
+        why = namespace.probe_sealed(holder)
+    except CutShort as error:
+        sentence = f"Whether checkpoints can be proved here could not be found out: {error}."
+        return Check("proofs", "degraded", sentence)
+    if why:
+        return Check(
+            "proofs",
+            "missing",
+            "No checkpoint can be proved here, because no capsule that leaves no trace can be "
+            f"made: {why}.",
+        )
+    return Check("proofs", "ok", "Checkpoints can be proved here, in capsules that leave no trace.")
+
+
 def check_node() -> Check:
     from singularity_spawner.platform import tools  # the only part of the doctor that needs it
 
@@ -353,6 +391,7 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     check_engine,
     check_accelerators,
     check_criu,
+    check_proofs,
     check_node,
     check_jupyter,
     check_shm,

@@ -10,7 +10,14 @@ from typing import Any
 
 from singularity_scheduler.cli.framework import texts
 from singularity_scheduler.cli.framework.tables import Card, Column, Table
-from singularity_scheduler.client.words import checkpoint_note, duration, kept, plan, squashing
+from singularity_scheduler.client.words import (
+    checkpoint_cause,
+    checkpoint_note,
+    duration,
+    kept,
+    plan,
+    squashing,
+)
 from singularity_scheduler.model.session import SHOWN
 
 Json = Mapping[str, Any]
@@ -257,6 +264,7 @@ def checkpoint_text(session: Json, now: datetime) -> str:
     parts = [texts.clean(last.get("id")), _ago(last.get("at"), now)]
     if last.get("name"):
         parts.insert(0, f"'{texts.clean(last['name'])}'")
+    parts.append(checkpoint_cause(last, now))
     if last.get("bytes") is not None:
         parts.append(texts.size(last["bytes"]))
     if last.get("level"):
@@ -282,7 +290,7 @@ def checkpoint_table(stored: Sequence[Json], now: datetime, one: bool, empty: st
     rows = [
         [
             *([] if one else [str(c.get("session") or "")]),
-            texts.clean(c.get("name")),
+            texts.clean(c.get("name") or _in_brackets(checkpoint_cause(c, now))),
             texts.clean(c.get("id")),
             str(c.get("level") or ""),
             texts.size(int(c.get("bytes") or 0)),
@@ -294,6 +302,11 @@ def checkpoint_table(stored: Sequence[Json], now: datetime, one: bool, empty: st
     ]
     bad = [bool(c.get("damaged") or c.get("unproved")) for c in stored]
     return Table(columns, rows, empty, ["red" if one else "" for one in bad])
+
+
+def _in_brackets(words: str) -> str:
+    """So that nobody takes them for a name."""
+    return f"({words})" if words else ""
 
 
 def _attempt(session: Json, run: Json) -> str:

@@ -43,16 +43,16 @@ def under_way(session: Mapping[str, Any]) -> bool:
 
 
 def loss_text(loss: Mapping[str, Any] | None) -> str:
-    """The report of a restore in lines; empty when there is none."""
+    """The report of a restore in lines, what a person lost first; empty when there is none."""
     if not loss:
         return ""
     count = int(loss.get("hashes_checked") or 0)
     hashes = "1 hash" if count == 1 else f"{count} hashes"
     rows = [
-        ("Level", texts.clean(loss.get("level"))),
-        ("Came back", ", ".join(map(texts.clean, loss.get("back") or ()))),
-        ("Not brought back", ", ".join(map(texts.clean, loss.get("lost") or ())) or "nothing"),
         ("Rolled back", "yes, to that checkpoint" if loss.get("rolled_back") else "no"),
+        ("Not brought back", ", ".join(map(texts.clean, loss.get("lost") or ())) or "nothing"),
+        ("Came back", ", ".join(map(texts.clean, loss.get("back") or ()))),
+        ("Level", texts.clean(loss.get("level"))),
         ("Checked", hashes),
     ]
     return "\n".join(f"  {label:<16}  {text}" for label, text in rows if text)

@@ -78,6 +78,7 @@ def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
                 level="process",
                 cut=cut,
                 set_id=set_id(views[0]),
+                cause=checkpoints.cause_of(event),
             )
         )
 

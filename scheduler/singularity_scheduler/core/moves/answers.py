@@ -44,9 +44,19 @@ def note_suspended(draft: Draft, event: ev.Suspended) -> None:
             draft.put(checkpoints.drop(draft, has, {event.checkpoint.id}))
         return
     view = replace(view, suspend_s=event.ms / 1000)
-    view = checkpoints.add(draft, view, event.checkpoint)
-    _leave_node(draft, view, move_reasons.suspended(view, event.checkpoint, event.ms))
+    stored = replace(event.checkpoint, cause=_find_cause(draft, view))
+    view = checkpoints.add(draft, view, stored)
+    _leave_node(draft, view, move_reasons.suspended(view, stored, event.ms))
     gang_store.answered(draft, event.session, event.checkpoint.id)
+
+
+def _find_cause(draft: Draft, view: SessionView) -> str:
+    """Return what a session goes to the store for, one of `stored.CAUSES`."""
+    if view.rollback and view.undo:
+        return "restore"
+    if draft.duty(view.node).leaving:
+        return "drain"
+    return "move" if view.moving else "suspend"
 
 
 def note_fenced(draft: Draft, event: ev.Fenced) -> None:
@@ -84,6 +94,9 @@ def note_suspend_failed(draft: Draft, event: ev.SuspendFailed) -> None:
     if view is None or view.process_state is not ProcessState.SUSPENDING:
         return
     if _answers(view, event):
+        if event.damaged:
+            checkpoints.mark_damaged(draft, view.id, view.restore_from, event.sentence)
+            view = draft.get(view.id) or view
         _go_on_there(draft, view, event.sentence)
         gang_store.answered(draft, event.session)
 

@@ -220,9 +220,9 @@ def mark_damaged(draft: Draft, session: str, checkpoint: str, sentence: str) -> 
 
 def unproved(view: SessionView, before: float) -> list[CheckpointRef]:
     """Those made before that time of which nobody has tried yet whether they come back, oldest
-    first. Those of a set are none: nothing comes back from one of them alone."""
+    first. Each of a set is tried alone: what is proved never runs, so it meets no other part."""
     known = [c for c in view.checkpoints if c.at < before and not c.proof_at]
-    return [c for c in known if c.whole and not c.set_id]
+    return [c for c in known if c.whole]
 
 
 def stands_still(view: SessionView) -> bool:
@@ -283,6 +283,7 @@ def asked(draft: Draft, view: SessionView, event: ev.CheckpointAsked) -> None:
             view.seq,
             name=event.name,
             level=event.level,
+            cause=cause_of(event),
         )
     )
 
@@ -292,6 +293,11 @@ def why_taken(event: ev.CheckpointAsked) -> tuple[Reason, str]:
     if event.due is not None:
         return event.due, "checkpoint.periodic"
     return move_reasons.checkpoint_asked(event.by), "user.checkpoint"
+
+
+def cause_of(event: ev.CheckpointAsked) -> str:
+    """What such a checkpoint is made for, one of `stored.CAUSES`."""
+    return "" if event.due is None else "periodic"
 
 
 def raise_unsupported(view: SessionView, trouble: str) -> NoReturn:

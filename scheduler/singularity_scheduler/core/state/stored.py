@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+CAUSES = ("", "periodic", "restore", "move", "drain", "suspend")
+"""What a checkpoint was made for. "": somebody asked for it, or nobody knows any more; "restore":
+its session went back to an older one; "drain": its node is emptied."""
+
 
 @dataclass(frozen=True)
 class CheckpointRef:
@@ -39,6 +43,8 @@ class CheckpointRef:
     """When it was tried whether it comes back (UNIX seconds); 0.0: never."""
     proof_fault: str = ""
     """Why it did not; "": it did, or that was never tried."""
+    cause: str = ""
+    """One of `CAUSES`."""
 
     @property
     def whole(self) -> bool:

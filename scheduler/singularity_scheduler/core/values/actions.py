@@ -53,6 +53,8 @@ class TakeCheckpoint(Action):
     """Of a part of a gang: the sessions that are stored with it, as of `Suspend`."""
     set_id: str = ""
     """The set that they become; "": it is of no gang."""
+    cause: str = ""
+    """One of `stored.CAUSES`."""
 
 
 @dataclass(frozen=True)

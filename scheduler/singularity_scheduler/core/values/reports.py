@@ -95,8 +95,11 @@ class Suspended(OfLease):
 
 @dataclass(frozen=True)
 class SuspendFailed(OfLease):
+    """`damaged`: the checkpoint that it was to go back to is not what was stored."""
+
     seq: int
     sentence: str
+    damaged: bool = False
 
 
 @dataclass(frozen=True)

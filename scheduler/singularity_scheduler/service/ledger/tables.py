@@ -192,6 +192,7 @@ checkpoints = Table(
     Column("undo_until", Float, nullable=False, server_default="0"),
     Column("proof_at", Float, nullable=False, server_default="0"),
     Column("proof_fault", Text, nullable=False, server_default=""),
+    Column("cause", String(32), nullable=False, server_default=""),
     Index("checkpoints_dropped", "dropped"),
 )
 """What the store has of each session. A dropped one is deleted there as soon as a node can do it;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from singularity_proxy.errors import (
@@ -125,14 +126,20 @@ class Transfers:
                 )
                 return
             if self._awaits(action, ProcessState.SUSPENDING):
-                self._failed(action.session, error)
-                await self._report(
-                    ev.SuspendFailed(action.session, action.epoch, action.seq, error.message)
-                )
+                await self._report_not_stored(action, error)
                 if isinstance(error, NotFound):
                     self.unknown(action.node)
             return
         await self._report(ev.Suspended(action.session, action.epoch, action.seq, reference, ms))
+
+    async def _report_not_stored(
+        self, action: ev.Suspend | ev.Fence, error: SingularityError
+    ) -> None:
+        self._failed(action.session, error)
+        damaged = is_damage(error) and bool(_back_to(self._look(action.session)))
+        await self._report(
+            ev.SuspendFailed(action.session, action.epoch, action.seq, error.message, damaged)
+        )
 
     async def _published(self, action: ev.Suspend) -> CheckpointRef | None:
         """The checkpoint of a suspend whose answer was lost, if the store has it."""
@@ -233,10 +240,7 @@ class Transfers:
         except SingularityError as error:
             log.error("session %s: %s", action.session, error.message)
             if self._awaits(action, ProcessState.SUSPENDING):
-                self._failed(action.session, error)
-                await self._report(
-                    ev.SuspendFailed(action.session, action.epoch, action.seq, error.message)
-                )
+                await self._report_not_stored(action, error)
             return
         await self._report(ev.Fenced(action.session, action.epoch, action.seq, action.node))
 
@@ -266,7 +270,7 @@ class Transfers:
                 epoch=action.epoch,
                 seq=action.seq,
             )
-        reference = reference_of({"name": action.name or "", **answer})
+        reference = _taken(action, answer)
         await self._report(ev.CheckpointTaken(action.session, reference))
         return reference
 
@@ -294,7 +298,7 @@ class Transfers:
                         "gang goes on from another place; what was stored before is kept",
                         session=action.session,
                     )
-            return reference_of({"name": action.name or "", **storing.result()})
+            return _taken(action, storing.result())
         finally:
             storing.cancel()
 
@@ -325,7 +329,7 @@ class Transfers:
                 ) from None
             raise
         if answer["before"] is not None:
-            before = reference_of(answer["before"])
+            before = replace(reference_of(answer["before"]), cause="restore")
             await self._report(ev.CheckpointTaken(action.session, before))
         loss = loss_of(answer["loss"], action.checkpoint)
         await self._report(ev.ContentsBack(action.session, loss))
@@ -414,6 +418,12 @@ def reference_of(told: Json) -> CheckpointRef:
         incarnation=int(told.get("incarnation") or 1),
         reason=str(told.get("reason") or ""),
     )
+
+
+def _taken(action: ev.TakeCheckpoint, answer: Json) -> CheckpointRef:
+    """The checkpoint that an agent tells it has made for `action`."""
+    reference = reference_of({"name": action.name or "", **answer})
+    return replace(reference, cause=action.cause)
 
 
 def _back_to(view: SessionView | None) -> dict[str, str]:

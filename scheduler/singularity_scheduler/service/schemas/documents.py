@@ -155,6 +155,7 @@ def checkpoint_document(reference: CheckpointRef) -> Json:
         "sent_bytes": reference.sent_bytes,
         "incarnation": reference.incarnation,
         "reason": reference.reason,
+        "cause": reference.cause,
         "damaged": reference.damaged or None,
         "proved_at": iso(reference.proved_at),
         "unproved": reference.proof_fault or None,

@@ -4,6 +4,7 @@ and what is known of their checkpoints and of why they wait."""
 from __future__ import annotations
 
 from singularity_scheduler.client import values
+from singularity_scheduler.core.state.stored import CAUSES
 from singularity_scheduler.core.steps import goals
 from singularity_scheduler.explain import precedence
 from singularity_scheduler.explain.estimate import Basis
@@ -228,6 +229,13 @@ STORED_CHECKPOINT = record(
         "sent_bytes": {**COUNT, "description": "What had to be sent for it."},
         "incarnation": COUNT,
         "reason": {**TEXT, "description": "Why its level is not higher."},
+        "cause": {
+            "type": "string",
+            "enum": list(CAUSES),
+            "description": "What it was made for: periodic, by itself; restore, before the session "
+            "went back to an older one; move, to another node; drain, its node was emptied; "
+            "suspend; empty: somebody asked for it.",
+        },
         "damaged": {**nullable(TEXT), "description": "What was found wrong with it."},
         "proved_at": {
             **nullable(TIME),

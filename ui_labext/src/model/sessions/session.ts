@@ -36,12 +36,16 @@ export interface ICheckpoint {
   provedAt: number | null;
   /** Why it did not come back when that was tried; empty: it did, or nobody has tried. */
   unproved: string;
+  /** What it was made for, a word of the API; empty: somebody asked for it. */
+  cause: string;
 }
 
 /** With what the end of a session can be taken back. */
 export interface IUndo {
   /** Id of a checkpoint. */
   checkpoint: string;
+  /** Its name; empty: none. */
+  name: string;
   /** Until when it is kept; null: as long as nobody deletes it. */
   until: number | null;
 }
@@ -159,7 +163,8 @@ export function readCheckpoint(value: unknown): ICheckpoint | null {
     level: text(value.level),
     bytes: count(value.bytes),
     provedAt: time(value.proved_at),
-    unproved: text(value.unproved)
+    unproved: text(value.unproved),
+    cause: text(value.cause)
   };
 }
 
@@ -167,7 +172,11 @@ function readUndo(value: unknown): IUndo | null {
   if (!isObject(value) || !text(value.checkpoint)) {
     return null;
   }
-  return { checkpoint: text(value.checkpoint), until: time(value.until) };
+  return {
+    checkpoint: text(value.checkpoint),
+    name: text(value.name),
+    until: time(value.until)
+  };
 }
 
 function readRun(value: unknown): IRun | null {

@@ -36,12 +36,37 @@ export function storedName(stored: ICheckpoint, now: number, texts: ITexts): str
   );
 }
 
-/** Names of checkpoints to choose from, each with its age, and with its id where two read alike. */
+/** Names of checkpoints to choose from, each with what it was made for and its age, and with its id
+ * where two read alike. */
 export function storedNames(all: readonly IStored[], now: number, texts: ITexts): string[] {
-  const names = all.map(each => `${storedName(each, now, texts)}, ${ageText(each.at, now, texts)}`);
+  const names = all.map(each =>
+    [storedName(each, now, texts), causeText(each, now, texts), ageText(each.at, now, texts)]
+      .filter(Boolean)
+      .join(', ')
+  );
   return names.map((name, n) =>
     names.indexOf(name) === names.lastIndexOf(name) ? name : `${name} (${all[n]?.id})`
   );
+}
+
+/** What a checkpoint without a name was made for; empty: somebody asked for it. */
+export function causeText(stored: ICheckpoint, now: number, texts: ITexts): string {
+  switch (stored.name ? '' : stored.cause) {
+    case 'periodic':
+      return texts.__('by itself');
+    case 'restore':
+      return texts.__('before restore');
+    case 'move':
+      return texts.__('before a move');
+    case 'drain':
+      return texts.__('drain');
+    case 'suspend':
+      return stored.at === null
+        ? texts.__('suspended')
+        : texts.__('suspended %1', moment(stored.at, now));
+    default:
+      return '';
+  }
 }
 
 /** What is in a checkpoint, as people read it. */

@@ -91,17 +91,15 @@ function takenNotice(
   };
 }
 
-/** What came back, and what did not, at the session's last return from the store. */
+/** What was lost, and what came back, at the session's last return from the store. */
 function lossText(session: ISession, texts: ITexts): string {
   const { loss } = session;
-  const back = loss?.back.length
-    ? texts.__('Your session is back: %1.', loss.back.join(', '))
-    : texts.__('Your session is back.');
+  const back = loss?.back.length ? texts.__('Back: %1.', loss.back.join(', ')) : '';
   const lost = loss?.lost.length
     ? texts.__('Not as it was: %1.', loss.lost.join('; '))
     : texts.__('Nothing was lost.');
   const undone = loss?.rolledBack ? texts.__('What it did after the checkpoint is undone.') : '';
-  return [back, lost, undone].filter(Boolean).join(' ');
+  return [texts.__('Your session is back.'), undone, lost, back].filter(Boolean).join(' ');
 }
 
 /** A report of a return as it is after a change; null: it has been there for long enough. One that

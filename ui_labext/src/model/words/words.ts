@@ -1,4 +1,4 @@
-import { IProgress, ISession, physicalDevices } from '../sessions/session';
+import { IProgress, ISession, IUndo, physicalDevices } from '../sessions/session';
 
 /** The part of JupyterLab's `TranslationBundle` that is used here. */
 export interface ITexts {
@@ -198,8 +198,22 @@ export function checkpointAge(session: ISession, now: number, texts: ITexts): st
     : texts.__('checkpoint %1', ageText(checkpoint.at, now, texts));
 }
 
-/** The same with its name: last, as it may be long. */
+/** Where the end of a session can be taken back to, and how old that is. */
+function wayBack(session: ISession, undo: IUndo, now: number, texts: ITexts): string {
+  const { checkpoint } = session;
+  const back = undo.name
+    ? texts.__('go back to "%1"', undo.name)
+    : texts.__('go back to its checkpoint');
+  return checkpoint?.id === undo.checkpoint && checkpoint.at !== null
+    ? texts.__('%1, %2', back, ageText(checkpoint.at, now, texts))
+    : back;
+}
+
+/** The same with its name: last, as it may be long. Of a session that has ended: the way back. */
 export function checkpointText(session: ISession, now: number, texts: ITexts): string {
+  if (session.undo) {
+    return wayBack(session, session.undo, now, texts);
+  }
   const age = checkpointAge(session, now, texts);
   const name = session.checkpoint?.name;
   return name ? texts.__('%1: "%2"', age, name) : age;

@@ -5,6 +5,7 @@ import { ISession } from '../../model/sessions/session';
 import {
   canFork,
   canRestore,
+  causeText,
   IStored,
   levelText,
   proofText,
@@ -36,7 +37,9 @@ function Checkpoint(props: {
   return (
     <li className={stored.damaged || stored.unproved ? 'jp-mod-damaged' : ''}>
       <div className="jp-Singularity-entryHead">
-        <strong title={stored.id}>{stored.name || texts.__('without a name')}</strong>
+        <strong title={stored.id}>
+          {stored.name || causeText(stored, now, texts) || texts.__('without a name')}
+        </strong>
         <span title={when}>{ageText(stored.at, now, texts)}</span>
       </div>
       <p>{[levelText(stored.level, texts), size].filter(Boolean).join(' · ')}</p>
