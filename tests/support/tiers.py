@@ -253,7 +253,7 @@ class Part(enum.StrEnum):
     CAMPAIGN = "campaign"
     """By itself, as its bounds are in seconds; it leaves nearly half of two cores idle."""
     PATIENT = "patient"
-    """Beside the campaign, at idle priority: nothing in it depends on how long anything takes."""
+    """Beside the campaign, on what it leaves: nothing in it depends on how long anything takes."""
 
 
 PARTS: Mapping[str, Part] = {

@@ -265,47 +265,62 @@ def test_a_missing_compiler_is_named(checkout: Path) -> None:
 
 PYTEST = """#!/usr/bin/env bash
 for word; do [[ $word != --part=* ]] || part=${word#--part=}; done
-echo "$part $(chrt -p $$ | sed -n 's/.*policy: //p')" >>ran
-if [[ $part == campaign ]]; then until grep -q patient ran; do sleep 0.02; done; fi
+grep -qs $$ groups/*/cgroup.procs && beside=' in an idle group' || beside=''
+echo "$part$beside" >>ran
+if [[ -e groups && $part == campaign ]]; then until grep -q patient ran; do sleep 0.02; done; fi
 exit "$(cat "$part" 2>/dev/null || echo 0)"
 """
 
 
 def run_parts(checkout: Path, code: int, **statuses: int) -> list[str]:
-    """The parts of a full run in the order in which they began, each with its class of
-    scheduling; `statuses` are what pytest exits with, by part."""
+    """The parts of a full run in the order in which they began, and which ran in an idle group;
+    `statuses` are what pytest exits with, by part."""
     (checkout / "python").write_text(PYTEST)
     (checkout / "ran").unlink(missing_ok=True)
     for part in ("main", "campaign", "patient"):
         (checkout / part).write_text(str(statuses.get(part, 0)))
-    run(checkout, "run_full_tests --full", code)
+    # Files of a folder stand for those that the kernel makes in a new group.
+    program = """
+        CGROUPS=(groups)
+        mkdir() { command mkdir "$@" && touch "$1/cpu.idle" "$1/cgroup.procs"; }
+        rmdir() { cp "$1/cpu.idle" idle; rm "$1"/*; command rmdir "$1"; }
+        run_full_tests --full
+    """
+    run(checkout, program, code)
     return (checkout / "ran").read_text().splitlines()
 
 
 @pytest.fixture
-def usual() -> str:
-    """The class of scheduling of this run itself, which may be a patient one."""
-    return run(Path.cwd(), "chrt -p $$ | sed -n 's/.*policy: //p'").strip()
+def groups(checkout: Path) -> Path:
+    """A folder in which groups can be made."""
+    (checkout / "groups").mkdir()
+    return checkout / "groups"
 
 
 def test_patient_tests_run_beside_the_campaign_when_it_leaves_a_processor(
-    checkout: Path, usual: str
+    checkout: Path, groups: Path
 ) -> None:
     main, *beside = run_parts(checkout, 0)
-    assert main == f"main {usual}"
-    assert sorted(beside) == [f"campaign {usual}", "patient SCHED_IDLE"]
+    assert main == "main"
+    assert sorted(beside) == ["campaign", "patient in an idle group"]
+    assert (checkout / "idle").read_text() == "1\n"
+    assert list(groups.iterdir()) == []
+
+
+def test_patient_tests_run_before_the_campaign_where_no_group_can_be_made(checkout: Path) -> None:
+    assert run_parts(checkout, 0) == ["main", "patient", "campaign"]
 
 
 @pytest.mark.parametrize("part", ["main", "campaign", "patient"])
-def test_a_full_run_fails_where_a_part_fails(checkout: Path, part: str) -> None:
+def test_a_full_run_fails_where_a_part_fails(checkout: Path, groups: Path, part: str) -> None:
     run_parts(checkout, 1, **{part: 1})
     others = {"main": 5, "campaign": 5, "patient": 5} | {part: 0}
     run_parts(checkout, 0, **others)
     run_parts(checkout, 1, **others | {part: 1})
 
 
-def test_a_full_run_that_is_interrupted_or_has_no_tests_says_so(checkout: Path, usual: str) -> None:
-    assert run_parts(checkout, 2, main=2) == [f"main {usual}"]
+def test_a_full_run_that_is_interrupted_or_has_no_tests_says_so(checkout: Path) -> None:
+    assert run_parts(checkout, 2, main=2) == ["main"]
     assert len(run_parts(checkout, 5, main=5, campaign=5, patient=5)) == 3
 
 
