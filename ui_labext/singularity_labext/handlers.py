@@ -135,7 +135,7 @@ class SessionHandler(_Handler):
         if part:
             raise web.HTTPError(405)
         try:
-            answer = await self.client.end_session(session, "cancelled in JupyterLab")
+            answer = await self.client.end_session(session, "ended in JupyterLab")
         except SingularityError as error:
             self.refuse(error)
             return

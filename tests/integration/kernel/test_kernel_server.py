@@ -258,7 +258,7 @@ def test_verbs_are_relayed_with_their_words(jupyter: Server, platform: Scheduler
     platform.refusal = None
     assert jupyter.ask(f"{path}/why", "DELETE").status == 405
     assert jupyter.ask(path, "DELETE").status == 200
-    assert session.ends[-1]["reason"] == "cancelled in JupyterLab"
+    assert session.ends[-1]["reason"] == "ended in JupyterLab"
     jupyter.ask(f"api/kernels/{started.body['id']}", "DELETE")
 
 
