@@ -27,6 +27,12 @@ KINDS: list[tuple[object, ...]] = [
     ),
     ("quantized", "no", "refused with a sentence; quantize on the host"),
     ("lists (`torch._foreach_*`, fused optimizers)", "yes", ""),
+    (
+        "sent to other processes of the session (`torch.multiprocessing`)",
+        "as copies",
+        "strided, sparse and nested ones; what `share_memory_()` was called on is refused with a "
+        "sentence",
+    ),
 ]
 
 DISTRIBUTED: list[tuple[object, ...]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -44,43 +45,91 @@ CALLS = {
     "fill of halves": ("x.half().fill_({})", "1e4", "1e6"),
     "mask of halves": ("x.half().masked_fill(x > 0, {})", "-1e4", "-1e9"),
     "fill of bytes": ("n.byte().fill_({})", "200", "300"),
+    "fill of new halves": ("torch.full((2,), {}, dtype=torch.half, device=device)", "1e4", "1e6"),
+    "mask by a number of the host": ("h.masked_fill(h > 0, torch.tensor({}))", "1e4", "1e6"),
+    "mask by a number of the device": (
+        "h.masked_fill(h > 0, torch.tensor({}, device=device))",
+        "1e4",
+        "1e6",
+    ),
+    "index_fill": ("h.index_fill(0, n[:1], torch.tensor({}, device=device))", "1e4", "1e6"),
+    "powers of a list": ("torch._foreach_pow([n], {})", "2", "-1"),
+    "powers in a list": ("torch._foreach_pow([n], [{}])", "2", "-1"),
+    "linspace": ("torch.linspace(x[0], {}, 3, dtype=torch.half)", "x[0] + 1", "x[0] + 1e6"),
+    "logspace": ("torch.logspace(x[0], {}, 3, dtype=torch.half)", "x[0] + 1", "x[0] + 1e6"),
     "copy": ("{}.copy_(x[:-1])", "y[1:]", "x[1:]"),
     "out": ("torch.add(x[:-1], 1.0, out={})", "y[1:]", "x[1:]"),
+    "out of parts": ("torch.split_copy(x, 3, out=[{}[:3], {}[2:5]])", "y", "x"),
 }
 """What -> a call, a word with which it works, and one with which it is refused."""
 
+VALUES = {
+    "multinomial": ("torch.multinomial(at({}), 1)", "[0.5, 0.5]", "[-0.5, 0.5]"),
+    "normal of deviations": ("torch.normal(0.0, at({}))", "[0.5, 0.5]", "[-0.5, 0.5]"),
+    "normal of means": ("torch.normal(at([1.0, 2.0]), at({}))", "[0.5, 0.5]", "[-0.5, 0.5]"),
+    "histc of values": ("torch.histc(at({}))", "[0.5, 0.7]", "[0.5, float('inf')]"),
+    "cholesky": ("torch.cholesky(at({}))", "[[1.0, 0.0], [0.0, 1.0]]", "[[1.0, 0.0], [0.0, -1.0]]"),
+    "cholesky_inverse": (
+        "torch.cholesky_inverse(at({}))", "[[1.0, 0.0], [0.0, 1.0]]", "[[0.0, 0.0], [0.0, 1.0]]"),
+    "sorter": ("torch.searchsorted(at([1.0, 2.0]), at([1.5]), sorter=at({}))", "[0, 1]", "[0, 7]"),
+    "segment_reduce": (
+        "torch.segment_reduce(at([1.0, 2.0]), 'sum', lengths=at({}))", "[1, 1]", "[1, 9]"),
+    "fake_quantize": (
+        "torch.fake_quantize_per_channel_affine(at([[1.0]]), at([0.1]), at({}).int(), 0, 0, 9)",
+        "[1]", "[70]"),
+}  # fmt: skip
+"""What -> a call of which CUDA's own code reads values of the device, values, and refused ones."""
 
-@pytest.mark.parametrize("what", CALLS)
-def test_a_wrong_number_or_overlap_is_refused_at_its_own_line(
-    session: Standalone, what: str
-) -> None:
-    call, good, bad = CALLS[what]
+
+@pytest.fixture(scope="module")
+def caught(session: Standalone) -> dict[str, list[list[str] | None]]:
+    """Call -> the errors at its own line, natively and proxied: their type and text."""
     out = run(
         session,
-        f"""
+        """
+        import json, warnings
         import torch
         from torch.nn import functional as F
 
-        def caught(device):
+        warnings.simplefilter("ignore")
+
+        def caught(device, call, good, bad):
             torch.manual_seed(1)
             x, y = torch.rand(6, device=device), torch.rand(6, device=device)
             m, n = torch.rand(2, 3, device=device), torch.arange(1, 5, device=device)
+            h = torch.ones(6, dtype=torch.half, device=device)
+            names = {**globals(), **locals(), "at": lambda v: torch.tensor(v, device=device)}
             for _ in range(3):
-                {call.format(good)}
+                eval(call.replace("{}", good), names)
             try:
-                {call.format(bad)}
+                eval(call.replace("{}", bad), names)
             except Exception as error:
                 x.sum().item()
                 return type(error).__name__, str(error)
-            return "nothing"
+            try:
+                torch.cuda.synchronize()
+            except Exception as error:
+                return "too late", str(error)
+            return None
 
-        print(caught("cpu"))
-        print(caught("cuda"))
-        """,
+        calls = CALLS
+        found = {}
+        for what, words in calls.items():
+            found[what] = [caught(device, *words) for device in ("cpu", "cuda")]
+        print(json.dumps(found))
+        """.replace("CALLS", repr(CALLS | VALUES)),
     )
-    native, proxied = out.splitlines()
+    found: dict[str, list[list[str] | None]] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize("what", CALLS | VALUES)
+def test_a_wrong_number_or_overlap_is_refused_at_its_own_line(
+    caught: dict[str, list[list[str] | None]], what: str
+) -> None:
+    native, proxied = caught[what]
     assert proxied == native
-    assert native != "'nothing'"
+    assert native is not None
 
 
 WARNING = {

@@ -17,7 +17,6 @@ KNOWN_FAILURES = {
     "cuda_array_interface": REFUSED,
     "cuda_graphs": REFUSED,
     "dlpack": REFUSED,
-    "ipc_share": REFUSED,
     "quantized": "refused with a sentence: quantized tensors are not sent",
 }
 """Check -> why it cannot pass yet. A check that starts to pass must leave this table."""

@@ -199,12 +199,18 @@ void Encoder::list(c10::ArrayRef<IValue> items) {
     return;
   }
   count(Tag::scalar_list, items.size());
-  for (const IValue& item : items) number(item, false);
+  for (const IValue& item : items) number(item, op_.numbers_in_key);
+}
+
+c10::ScalarType Encoder::type_of_numbers() const {
+  if (!inputs_.empty()) return c10::typeMetaToScalarType(inputs_[0]->dtype());
+  if (op_.dtype_argument < 0 || !arguments_[op_.dtype_argument].isInt()) return c10::ScalarType::Undefined;
+  return arguments_[op_.dtype_argument].toScalarType();
 }
 
 void Encoder::number(const IValue& v, bool in_key) {
   Buffer& out = in_key ? key_ : values_;
-  if (!in_key && !inputs_.empty() && !is_in_range(v, c10::typeMetaToScalarType(inputs_[0]->dtype()))) may_fail_ = true;
+  if (!in_key && !is_in_range(v, type_of_numbers())) may_fail_ = true;
   if (v.isDouble()) {
     tag(in_key ? Tag::real : Tag::value_real);
     out.put<double>(v.toDouble());
@@ -237,6 +243,14 @@ void Encoder::look_for_overlap(const Tensor& written) {
     const auto [to_begin, to_end] = extent_of(*to);
     if (from_begin < to_end && to_begin < from_end) may_fail_ = true;
   }
+}
+
+// A number to fill with is refused by a type that cannot hold it; what else is read may always be.
+bool Encoder::may_be_refused(const Tensor& read) const {
+  if (!read.defined()) return false;
+  if (op_.schema->arguments()[op_.read_argument].name() != "value") return true;
+  if (read.is_cpu() && read.numel() == 1) return !is_in_range(read.item(), type_of_numbers());
+  return read.scalar_type() != type_of_numbers();
 }
 
 void Encoder::optional_tensors(c10::ArrayRef<IValue> items) {

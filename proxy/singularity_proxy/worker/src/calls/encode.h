@@ -82,8 +82,17 @@ class Encoder {
   // Of a tensor that is written and another one that shares a part of its memory. After all arguments.
   void look_for_overlaps() {
     if (inputs_.size() < 2) return;
-    for (const uint16_t i : op_.written)
-      if (arguments_[i].isTensor()) look_for_overlap(arguments_[i].toTensor());
+    for (const uint16_t i : op_.written) {
+      const c10::IValue& v = arguments_[i];
+      if (v.isTensor()) look_for_overlap(v.toTensor());
+      else if (op_.has_out && v.isTensorList())  // CUDA does not look at the lists of torch._foreach_*_
+        for (const c10::IValue& item : v.toListRef()) look_for_overlap(item.toTensor());
+    }
+  }
+  // Of the tensor whose values CUDA reads before it begins. After all arguments.
+  void look_at_read_argument() {
+    if (C10_UNLIKELY(op_.read_argument >= 0) && arguments_[op_.read_argument].isTensor())
+      may_fail_ = may_fail_ || may_be_refused(arguments_[op_.read_argument].toTensor());
   }
 
   void argument(size_t index) {
@@ -118,6 +127,9 @@ class Encoder {
   void optional_tensors(c10::ArrayRef<c10::IValue> items);
   void number(const c10::IValue& v, bool in_key);
   void look_for_overlap(const at::Tensor& written);
+  bool may_be_refused(const at::Tensor& read) const;
+  // The type that a number of the call becomes, as far as arguments say.
+  c10::ScalarType type_of_numbers() const;
 
   Channel& c_;
   Buffer& key_;

@@ -1,6 +1,7 @@
 #include "operators.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "devices_of_calls.h"
@@ -33,13 +34,23 @@ Operator* add_graph(std::string packed, uint16_t arguments, int device) {
 
 void free_graph(Operator& op) { channel(op.graph_device).free_storage({kGraphId | op.index, nullptr, 0}); }
 
+namespace {
+
+// "Tensor_Tensor" of "Tensor_Tensor_out".
+std::string without_out(const std::string& overload) {
+  const size_t end = overload.rfind("_out");
+  return end != std::string::npos && end + 4 == overload.size() ? overload.substr(0, end) : overload;
+}
+
+}  // namespace
+
 Operator* add_operator(const c10::OperatorHandle& handle) {
   static const std::set<std::string> kValuesDecideShape = {"aten::arange", "aten::range", "aten::linspace",
                                                            "aten::logspace"};
   // CUDA looks at their numbers before it begins: in the key a number that was not there before is waited
   // for, and a wrong one raised at its own line.
   static const std::set<std::string> kChecksNumbers = {
-      "bernoulli",  "cauchy",      "celu",           "_cdist_forward", "elu_backward", "exponential",
+      "_foreach_pow", "bernoulli",  "cauchy",      "celu",           "_cdist_forward", "elu_backward", "exponential",
       "geometric",  "hardtanh",    "histc",          "huber_loss",     "huber_loss_backward", "leaky_relu_backward",
       "log_normal", "multi_margin_loss", "native_dropout", "normal",   "norm",         "pow",
       "renorm",     "rrelu_with_noise", "smooth_l1_loss", "smooth_l1_loss_backward", "softshrink", "std",
@@ -47,6 +58,17 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
   // Their failure must be raised at their own line: nothing later would notice it.
   static const std::set<std::string> kMustNotFailLate = {
       "aten::_linalg_check_errors", "aten::_assert_async", "aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_eig"};
+  // CUDA reads values of their tensors on the host, and refuses some: it waits for the GPU as well.
+  static const std::set<std::string> kReadsValues = {
+      "aten::cholesky", "aten::cholesky_inverse", "aten::fake_quantize_per_channel_affine_cachemask", "aten::histc",
+      "aten::multinomial", "aten::segment_reduce"};
+  static const std::set<std::string> kOverloadsThatReadValues = {
+      "aten::linspace.Tensor_Tensor", "aten::linspace.Tensor_Scalar", "aten::linspace.Scalar_Tensor",
+      "aten::logspace.Tensor_Tensor", "aten::logspace.Tensor_Scalar", "aten::logspace.Scalar_Tensor",
+      "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor"};
+  // The same, of one argument.
+  static const std::map<std::string, std::string> kReadArgument = {
+      {"index_fill", "value"}, {"masked_fill", "value"}, {"searchsorted", "sorter"}};
   // In place, and yet the result may be larger.
   static const std::set<std::string> kResizesItsInput = {"aten::addbmm_"};
   auto* op = new Operator();
@@ -57,12 +79,18 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
   op->overload = schema.overload_name();
   op->schema = &schema;
   op->arguments = static_cast<uint16_t>(schema.arguments().size());
-  const bool in_key = kValuesDecideShape.count(op->name) || kChecksNumbers.count(functional_name(handle));
+  const std::string functional = functional_name(handle);
+  op->numbers_in_key = kValuesDecideShape.count(op->name) || kChecksNumbers.count(functional);
+  const auto read = kReadArgument.find(functional);
   for (const auto& a : schema.arguments()) {
     auto type = a.type();
     if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
-    op->is_value.push_back(!in_key && (type->kind() == c10::TypeKind::NumberType || type->kind() == c10::TypeKind::FloatType));
-    if (a.alias_info() && a.alias_info()->isWrite()) op->written.push_back(static_cast<uint16_t>(op->is_value.size() - 1));
+    const auto index = static_cast<int16_t>(op->is_value.size());
+    if (a.name() == "dtype") op->dtype_argument = index;
+    if (read != kReadArgument.end() && a.name() == read->second && type->kind() == c10::TypeKind::TensorType)
+      op->read_argument = index;
+    op->is_value.push_back(!op->numbers_in_key && (type->kind() == c10::TypeKind::NumberType || type->kind() == c10::TypeKind::FloatType));
+    if (a.alias_info() && a.alias_info()->isWrite()) op->written.push_back(static_cast<uint16_t>(index));
     op->is_host.push_back(may_stay_on_host(op->name, a.name()));
     if (a.is_out()) op->has_out = true;
     op->takes_guests |= op->is_host.back() || (session_device_count() > 1 && type->kind() == c10::TypeKind::GeneratorType);
@@ -85,7 +113,8 @@ Operator* add_operator(const c10::OperatorHandle& handle) {
       if (schema.arguments()[i].is_out()) op->result_alias.push_back(static_cast<int>(i));
   }
   op->always_sync = handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape) ||
-                    kMustNotFailLate.count(op->name);
+                    kMustNotFailLate.count(op->name) || kReadsValues.count(op->name) ||
+                    kOverloadsThatReadValues.count(op->name + "." + without_out(op->overload));
   op->is_composed = !op->takes_guests && handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
                     !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   op->constant_result = op->name == "aten::_fused_sdp_choice";

@@ -68,6 +68,9 @@ struct Operator {
   bool takes_guests = false;   // large host tensors, or generators of other devices (guests.h)
   bool is_composed = false;    // on CUDA it is made of other operators, which look at the devices themselves
   bool no_results = false;     // returns nothing, but its out= arguments may get another shape
+  bool numbers_in_key = false; // a number that was not there before decides the result's shape, or is refused
+  int16_t dtype_argument = -1;  // names the type of what a factory makes
+  int16_t read_argument = -1;   // CUDA reads this tensor's values on the host, and may refuse them
   int graph_device = -1;       // of a captured graph: the virtual device it runs on
   CacheEntry* last = nullptr;  // of `cache`, that was used last: often it is the next one too
   c10::SmallVector<uint8_t, 16> is_value;   // per argument: the number goes outside of the key

@@ -112,6 +112,7 @@ void ship(Operator& op, Stack* stack) {
     Encoder encoder(c, op, arguments);
     for (int i = 0; i < op.arguments; i++) encoder.argument(i);
     encoder.look_for_overlaps();
+    encoder.look_at_read_argument();
     const bool in_place = op.in_place && !encoder.saw_sparse();  // sparse ones may have new indices
     if (several) c.flush_frees();
     else c.flush_many_frees();
