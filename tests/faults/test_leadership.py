@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -111,6 +112,23 @@ def record(url: str) -> list[int]:
         database.close()
 
 
+async def stop_between_writes(pid: int, url: str) -> None:
+    """Stop a service while it does not write: nobody else could write to an SQLite file that a
+    stopped process holds locked, whoever leads."""
+    while True:
+        stop_process(pid)
+        if not url.startswith("sqlite"):
+            return
+        with contextlib.closing(sqlite3.connect(url.partition(":///")[2], timeout=0)) as ledger:
+            try:
+                ledger.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                os.kill(pid, signal.SIGCONT)
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
 @pytest.mark.asyncio
 async def test_a_leader_that_stood_still_does_nothing_any_more(ledger_url: str) -> None:
     async with pair(ledger_url) as p:
@@ -127,7 +145,7 @@ async def test_a_leader_that_stood_still_does_nothing_any_more(ledger_url: str) 
         p.node.need(made["id"])
         await until(lambda: bool(p.node.sessions[made["id"]]["devices"]), "it has its device")
 
-        stop_process(a.pid)
+        await stop_between_writes(a.pid, ledger_url)
         await b.ready(1)
         kept = await p.client("B").get_session(made["id"])
         assert (kept["id"], kept["devices"]) == (made["id"], ["cpu:0"])

@@ -204,7 +204,7 @@ time.sleep(600)
             assert part.read_text() == "PAR1 1\n2\n"
             assert "Bad file descriptor" in place.log()
             assert actions == [Action.KEEP, Action.READ, Action.END]
-            assert "because others write to it" in done.sentences()[0]
+            assert "because others write to it" in done.told[0].sentence()
             assert len(list(place.home.iterdir())) == 3
 
 

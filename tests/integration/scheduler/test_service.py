@@ -158,6 +158,7 @@ async def test_verbs_by_rest_and_by_magic(tmp_path: Path) -> None:
             "restorable": False,
             "proved_at": None,
             "unproved": None,
+            "cause": "",
         }
         assert (await p.agent.command(session, "why"))["sentence"].startswith("alice/a is running")
         lines = await p.agent.command(session, "history", limit=2)
@@ -470,6 +471,8 @@ async def test_health_says_what_is_wrong(tmp_path: Path) -> None:
         assert await health() == (200, {"status": "ok", "nodes": 1, "detail": "ready"})
         await p.agent.stop()
         await until(lambda: bool(p.controller.node_trouble), "away")
+        nodes = p.controller.state.nodes
+        await until(lambda: not any(node.connected for node in nodes.values()), "it is counted out")
         assert await health() == (
             503,
             {"status": "degraded", "nodes": 0, "detail": "node local does not answer"},
