@@ -25,7 +25,7 @@ from typing import Any
 
 ADDRESS = (
     "device memory has no handle that another process could open: "
-    "send the tensor, which arrives as a copy"
+    "send the tensor, which arrives as a copy, or tensor.cpu()"
 )
 SHARED = (
     "share_memory_() was called on this tensor, and device memory cannot be shared between "
@@ -46,7 +46,7 @@ class SharingRefused(RuntimeError):
     """Something of a device was to be sent to another process, and cannot be."""
 
 
-class _NoHandle(SharingRefused):
+class NoHandle(SharingRefused):
     """torch asked for the address of device memory."""
 
 
@@ -144,7 +144,7 @@ def _storages(torch: Any) -> None:
     share = cls.share_memory_
 
     def no_handle(*_: Any, **__: Any) -> Any:
-        raise _NoHandle(ADDRESS)
+        raise NoHandle(ADDRESS)
 
     @functools.wraps(share)
     def share_memory_(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,7 +188,7 @@ def _reductions(torch: Any) -> None:
     def reduce_tensor(tensor: Any) -> tuple[Any, ...]:
         try:
             return of_tensor(tensor)  # type: ignore[no-any-return]
-        except _NoHandle:  # checked, and neither sparse nor nested
+        except NoHandle:  # checked, and neither sparse nor nested
             storage = tensor._typed_storage()
         except Exception as error:
             if tensor.device.type != "cuda":
