@@ -1,3 +1,5 @@
+import { nextOf, readBack } from '../src/model/sessions/back';
+import { rowByKey, topOf, visible } from '../src/view/cards/virtual';
 import { chosen, EVERYTHING } from '../src/model/sessions/filter';
 import { readHistory } from '../src/model/sessions/history';
 import { IPage, Load, Paged } from '../src/model/server/load';
@@ -16,7 +18,7 @@ import {
 import { AGAIN_MS, FirstReports, PAST_MS, Usage } from '../src/model/server/usage';
 import { cancelText, restoreText } from '../src/model/words/warnings';
 import { clock, placedText } from '../src/model/words/words';
-import { sample, TEXTS } from './support/samples';
+import { sample, TEXTS, UNDO } from './support/samples';
 
 const NOW = Date.UTC(2026, 0, 1, 10, 5);
 
@@ -374,4 +376,52 @@ test('plans are asked for with each kernel, and again as the server says', async
   await settle(60_000);
   plans.of('k1');
   expect(asked).toBe(4);
+});
+
+const CLOSED = { height: 100, count: 1000, open: -1, openHeight: 500 };
+
+test.each([
+  [0, 600, CLOSED, [0, 10]],
+  [5000, 600, CLOSED, [46, 60]],
+  [9_999_999, 600, { ...CLOSED, count: 3 }, [2, 3]],
+  [0, 600, { ...CLOSED, count: 0 }, [0, 0]],
+  [0, 600, { ...CLOSED, open: 0 }, [0, 6]],
+  [400, 600, { ...CLOSED, open: 2 }, [0, 10]],
+  [5000, 600, { ...CLOSED, open: 0 }, [42, 56]]
+])('rows in sight: %d px down, %d px high, %j', (top, height, rows, expected) => {
+  expect(visible(top, height, rows)).toEqual(expected);
+});
+
+test('rows behind an open one are further down', () => {
+  expect([0, 1, 2, 3].map(row => topOf(row, { ...CLOSED, open: 1 }))).toEqual([0, 100, 600, 700]);
+  expect(['ArrowDown', 'ArrowUp', 'Home', 'End', 'x'].map(key => rowByKey(key, 2, 3))).toEqual([
+    2,
+    1,
+    0,
+    2,
+    null
+  ]);
+});
+
+test('with what an end can be taken back is read, and nothing is made up', () => {
+  expect(sample({ undo_end: UNDO }).undo).toEqual({
+    checkpoint: 'c1',
+    name: '',
+    until: Date.UTC(2026, 0, 2, 10)
+  });
+  expect(sample({ undo_end: { ...UNDO, until: null } }).undo?.until).toBeNull();
+  for (const nothing of [undefined, null, 'c1', {}, { checkpoint: 7 }]) {
+    expect(sample({ undo_end: nothing }).undo).toBeNull();
+  }
+});
+
+test('a notebook that is back takes no other kernel away', () => {
+  const back = readBack({ id: 'a1', kernel: { id: 'k', path: 'a.ipynb' } });
+  expect(back).toEqual({ kernel: 'k', path: 'a.ipynb' });
+  expect(nextOf(back, false, false)).toBe('open');
+  expect(nextOf(back, true, false)).toBe('connect');
+  expect(nextOf(back, true, true)).toBe('say');
+  for (const other of [null, {}, { kernel: null }, { kernel: { id: 'k', path: null } }]) {
+    expect(nextOf(readBack(other), false, false)).toBe('say');
+  }
 });

@@ -1,7 +1,6 @@
 import * as React from 'react';
 
 import { Announcer } from '../src/model/words/announce';
-import { nextOf, readBack } from '../src/model/sessions/back';
 import { Feed } from '../src/model/server/feed';
 import { countText } from '../src/model/sessions/filter';
 import { IChange } from '../src/model/sessions/history';
@@ -17,9 +16,8 @@ import { Whys } from '../src/model/words/whys';
 import { CARD_HEIGHT } from '../src/view/cards/card';
 import { DETAILS_HEIGHT } from '../src/view/cards/details';
 import { Panel } from '../src/view/panel';
-import { rowByKey, topOf, visible } from '../src/view/cards/virtual';
 import { Page } from './support/page';
-import { DOCUMENT, sample, TEXTS, why } from './support/samples';
+import { DOCUMENT, OVER, sample, TEXTS, UNDO, why } from './support/samples';
 
 const STORED = {
   id: 'c1',
@@ -250,31 +248,6 @@ test('of a thousand sessions only those in sight are drawn', async () => {
   expect(shown()).not.toContain('s0001');
   // The one that Tab leads to is always there.
   expect(shown()).toContain('s0000');
-});
-
-const CLOSED = { height: 100, count: 1000, open: -1, openHeight: 500 };
-
-test.each([
-  [0, 600, CLOSED, [0, 10]],
-  [5000, 600, CLOSED, [46, 60]],
-  [9_999_999, 600, { ...CLOSED, count: 3 }, [2, 3]],
-  [0, 600, { ...CLOSED, count: 0 }, [0, 0]],
-  [0, 600, { ...CLOSED, open: 0 }, [0, 6]],
-  [400, 600, { ...CLOSED, open: 2 }, [0, 10]],
-  [5000, 600, { ...CLOSED, open: 0 }, [42, 56]]
-])('rows in sight: %d px down, %d px high, %j', (top, height, rows, expected) => {
-  expect(visible(top, height, rows)).toEqual(expected);
-});
-
-test('rows behind an open one are further down', () => {
-  expect([0, 1, 2, 3].map(row => topOf(row, { ...CLOSED, open: 1 }))).toEqual([0, 100, 600, 700]);
-  expect(['ArrowDown', 'ArrowUp', 'Home', 'End', 'x'].map(key => rowByKey(key, 2, 3))).toEqual([
-    2,
-    1,
-    0,
-    2,
-    null
-  ]);
 });
 
 test('keys lead from card to card, and into the list that is not drawn', async () => {
@@ -610,9 +583,6 @@ test('a lost connection is one line, and opened again on demand', async () => {
   expect(times).toBe(2);
 });
 
-const UNDO = { checkpoint: 'c1', name: '', until: '2026-01-02T10:00:00.000+00:00' };
-const OVER = { state: 'completed', process_state: 'completed', device_state: 'none', devices: [] };
-
 test('the end of a session is taken back on its card', async () => {
   sessions.replace([
     { ...DOCUMENT, ...OVER, id: 'closed', name: 'closed.ipynb', undo_end: UNDO },
@@ -625,28 +595,5 @@ test('the end of a session is taken back on its card', async () => {
   expect(asked).toEqual(['reopen closed']);
   for (const name of ['gone.ipynb', 'live.ipynb']) {
     expect(() => page.button(`Take back ${name}`)).toThrow('no button');
-  }
-});
-
-test('with what an end can be taken back is read, and nothing is made up', () => {
-  expect(sample({ undo_end: UNDO }).undo).toEqual({
-    checkpoint: 'c1',
-    name: '',
-    until: Date.UTC(2026, 0, 2, 10)
-  });
-  expect(sample({ undo_end: { ...UNDO, until: null } }).undo?.until).toBeNull();
-  for (const nothing of [undefined, null, 'c1', {}, { checkpoint: 7 }]) {
-    expect(sample({ undo_end: nothing }).undo).toBeNull();
-  }
-});
-
-test('a notebook that is back takes no other kernel away', () => {
-  const back = readBack({ id: 'a1', kernel: { id: 'k', path: 'a.ipynb' } });
-  expect(back).toEqual({ kernel: 'k', path: 'a.ipynb' });
-  expect(nextOf(back, false, false)).toBe('open');
-  expect(nextOf(back, true, false)).toBe('connect');
-  expect(nextOf(back, true, true)).toBe('say');
-  for (const other of [null, {}, { kernel: null }, { kernel: { id: 'k', path: null } }]) {
-    expect(nextOf(readBack(other), false, false)).toBe('say');
   }
 });

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from singularity_proxy.capsule import namespace
-from singularity_proxy.capsule.namespace import NamespaceLauncher
+from singularity_proxy.capsule.namespace import NamespaceCapsule, NamespaceLauncher
 from singularity_proxy.capsule.tree import is_stopped, namespace_of
 from singularity_proxy.errors import ImageFailed
 from support import capsules, kernel_objects, proofs
@@ -24,6 +24,16 @@ pytestmark = [needs_criu, pytest.mark.asyncio]
 
 VERDICTS = json.loads(Path(kernel_objects.__file__).with_suffix(".json").read_text())
 BACK = [one["kind"] for one in VERDICTS if one["verdict"] == "back"]
+
+
+async def take_busy(place: Places, folder: Path) -> tuple[NamespaceCapsule, Taken]:
+    """Start a tree that works all the time, and take an image of it below `folder`; the tree stands
+    still."""
+    running = await place.python(BUSY)
+    await place.logged("ready")
+    taken = Taken(place, folder / "taken")
+    await taken.take(running)
+    return running, taken
 
 
 async def test_a_proof_touches_nothing_of_the_tree_that_it_is_of(tmp_path: Path) -> None:
@@ -82,10 +92,7 @@ async def test_a_sanitized_holder_makes_no_mistake(
     """Neither where it seals a capsule nor where it lets CRIU in: it would have ended."""
     program = await asyncio.to_thread(build_holder, tmp_path)
     async with Places() as place:
-        running = await place.python(BUSY)
-        await place.logged("ready")
-        taken = Taken(place, tmp_path / "taken")
-        await taken.take(running)
+        running, taken = await take_busy(place, tmp_path)
         await asyncio.to_thread(running.thaw)
         user_namespace = running.user_namespace
         launcher = NamespaceLauncher(program, user_namespace=user_namespace)
@@ -102,10 +109,7 @@ async def test_a_sanitized_holder_makes_no_mistake(
 
 async def test_an_image_that_is_not_whole_is_told(tmp_path: Path) -> None:
     async with Places() as place:
-        running = await place.python(BUSY)
-        await place.logged("ready")
-        taken = Taken(place, tmp_path / "taken")
-        await taken.take(running)
+        running, taken = await take_busy(place, tmp_path)
         await asyncio.to_thread(running.thaw)
         (taken.image / "pstree.img").unlink()
         capsule = await taken.sealed()
@@ -118,10 +122,7 @@ async def test_an_image_that_is_not_whole_is_told(tmp_path: Path) -> None:
 
 async def test_a_process_too_few_is_told(tmp_path: Path) -> None:
     async with Places() as place:
-        running = await place.python(BUSY)
-        await place.logged("ready")
-        taken = Taken(place, tmp_path / "taken")
-        await taken.take(running)
+        _, taken = await take_busy(place, tmp_path)
         taken.processes += 1
         capsule = await taken.sealed()
         with pytest.raises(ImageFailed, match="2 processes came back where the session had 3"):

@@ -55,6 +55,13 @@ def meets(gang: Gang, number: int) -> int:
     return int(json.loads(ports.read_text())["master_port"])
 
 
+async def train(gang: Gang, out: Path) -> None:
+    """Start a training on the devices of both nodes and wait until it has made steps."""
+    await gang.start(ours(training(out, STEPS)))
+    await gang.attach()
+    await gang.goes_on()
+
+
 async def finish(gang: Gang, out: Path, undisturbed: Numbers) -> None:
     for reason in await gang.ended():
         assert "exit code 0" in reason, gang.log()
@@ -67,9 +74,7 @@ async def test_each_part_comes_back_at_the_other_node(
 ) -> None:
     store = str(tmp_path / "store")
     async with two_nodes(store, store) as gang:
-        await gang.start(ours(training(out, STEPS)))
-        await gang.attach()
-        await gang.goes_on()
+        await train(gang, out)
         first, second = gang.boxes
         part0, part1 = gang.sessions
 
@@ -129,9 +134,7 @@ async def test_one_part_stays_and_the_other_one_comes_back(
     own.symlink_to(tmp_path / "store")
     quiet = ["--NodeAgent.joint_barrier_s=1"]
     async with two_nodes(str(own), str(tmp_path / "store"), options=quiet) as gang:
-        await gang.start(ours(training(out, STEPS)))
-        await gang.attach()
-        await gang.goes_on()
+        await train(gang, out)
         first, second = gang.boxes
         part0, part1 = gang.sessions
 
@@ -188,9 +191,7 @@ async def test_each_part_is_proved_alone_while_all_go_on(
     """A proof needs no other part: nothing of it runs, so nobody meets."""
     store = str(tmp_path / "store")
     async with two_nodes(store, store) as gang:
-        await gang.start(ours(training(out, STEPS)))
-        await gang.attach()
-        await gang.goes_on()
+        await train(gang, out)
         async with gang.standing():
             kept = await asyncio.gather(
                 *(

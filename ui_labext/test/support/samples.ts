@@ -59,3 +59,12 @@ export function sample(changes: Record<string, unknown> = {}): ISession {
   }
   return session;
 }
+
+/** Of a document: that an end can be taken back, and what a session is that has ended. */
+export const UNDO = { checkpoint: 'c1', name: '', until: '2026-01-02T10:00:00.000+00:00' };
+export const OVER = {
+  state: 'completed',
+  process_state: 'completed',
+  device_state: 'none',
+  devices: []
+};
